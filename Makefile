@@ -1,0 +1,93 @@
+# Everything below works on a fresh clone: what is missing is set up first, in .venv.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := compile
+.PHONY: setup opencl compile test lint bench suite clean
+
+VENV := .venv
+# pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
+STAMP := $(VENV)/.setup
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export DEBIAN_FRONTEND := noninteractive
+
+# as_root COMMAND...: fails without a word where neither root nor a sudo without password is at hand.
+define AS_ROOT
+as_root() {
+  if [ "$$(id -u)" = 0 ]; then "$$@"; elif sudo -n true 2>/dev/null; then sudo -n "$$@"; else return 1; fi
+}
+apt_install() {
+  command -v apt-get >/dev/null && as_root apt-get update -qq && as_root apt-get install -y -qq --no-install-recommends "$$@"
+}
+endef
+
+# A name on PATH need not be a working Python (pyenv's shims), so every candidate is tried out.
+define FIND_PYTHON
+find_python() {
+  for candidate in python3.12 python3.11 python3 /usr/bin/python3.12 /usr/bin/python3.11 /usr/bin/python3; do
+    if "$$candidate" -c "import sys, venv$$1; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))" 2>/dev/null; then
+      echo "$$candidate"; return
+    fi
+  done
+}
+endef
+
+## setup: the environment in .venv; does nothing when it is up to date
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(AS_ROOT)
+	$(FIND_PYTHON)
+	if ! $(VENV)/bin/python -m pip --version >/dev/null 2>&1; then
+	  python=$$(find_python ", ensurepip")
+	  if [ -z "$$python" ]; then
+	    apt_install python3 python3-venv >/dev/null || true
+	    python=$$(find_python ", ensurepip")
+	  fi
+	  if [ -z "$$python" ]; then
+	    echo "make setup: needs Python 3.11 or 3.12 with venv (Debian: apt-get install python3 python3-venv)" >&2
+	    exit 1
+	  fi
+	  "$$python" -m venv --clear $(VENV)
+	fi
+	echo "make setup: installing into $(VENV), about a minute" >&2
+	$(VENV)/bin/python -m pip install -qq -e '.[dev]'
+	touch $(STAMP)
+
+## opencl: a CPU device to verify kernels on; says so in one line when it cannot be had
+opencl: $(STAMP)
+	@$(AS_ROOT)
+	reason() { $(VENV)/bin/python -c 'from codegen.opencl_runner import opencl_available as a; print(a() or "")'; }
+	if [ -n "$$(reason)" ]; then
+	  apt_install pocl-opencl-icd >/dev/null || true
+	  why=$$(reason)
+	  if [ -n "$$why" ]; then echo "make opencl: $$why; kernels will be compiled but not verified" >&2; fi
+	fi
+
+## compile: the example convolution for a V100
+compile: $(STAMP)
+	@$(VENV)/bin/roller compile examples/conv2d.json --device v100
+
+## test: the tests, kernels run on the CPU included
+test: $(STAMP) opencl
+	@$(VENV)/bin/pytest -q
+
+## lint: style, types and the order of the layers
+lint: $(STAMP)
+	@$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+## bench: how long construction and compilation take here
+bench: $(STAMP)
+	@$(VENV)/bin/pytest -q bench/
+
+## suite: the thesis's 119 operators for a V100, in out/roller119
+suite: $(STAMP)
+	@$(VENV)/bin/roller compile bench/suites/roller119.json --device v100 --out out/roller119
+
+clean:
+	@rm -rf $(VENV) out build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .benchmarks

@@ -1,0 +1,1 @@
+"""Suites of operators and the measurements made on them."""

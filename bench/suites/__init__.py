@@ -1,0 +1,29 @@
+"""The operator suites, JSON files in the format that ``roller compile`` reads.
+
+``roller119`` holds the 119 operators of the thesis's evaluation, ``modern`` shapes of today's networks and odd sizes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hal import InputError
+
+_DIRECTORY = Path(__file__).parent
+
+
+def suite_names() -> tuple[str, ...]:
+    """The suites there are, by name."""
+    return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.json")))
+
+
+def suite_path(name: str) -> Path:
+    """The file of a suite: ``"roller119"`` -> ``bench/suites/roller119.json``."""
+    if name not in suite_names():
+        raise InputError("suite", f"there is no suite {name!r}", f"use one of {', '.join(suite_names())}")
+    return _DIRECTORY / f"{name}.json"
+
+
+def load_suite(name: str) -> bytes:
+    """The text of a suite, ready for ``sokoban``'s reader."""
+    return suite_path(name).read_bytes()

@@ -1,0 +1,118 @@
+"""rTile: a tile of an operator's axes, with the data tiles it implies (thesis 6.3.1, figure 6.3).
+
+Sizes are plain Python integers here: construction asks about one tile at a time, a few hundred times per operator, and
+a handful of multiplications is faster than any array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from sokoban import KernelForm, data_dimension
+
+#: Access map of one operand: (element bytes, per dimension its (axis position, coefficient) pairs).
+AccessMap = tuple[int, tuple[tuple[tuple[int, int], ...], ...]]
+
+
+@dataclass(frozen=True)
+class TileSpace:
+    """The axes of an operator in one order, and its operands' access maps over them, ready for integer arithmetic.
+
+    Attributes:
+        axes: spatial axes in output order, then reduction axes.
+        sizes: their extents.
+        spatial_count: how many of them are spatial.
+        inputs: access maps of the body's loads.
+        input_names: their tensors.
+        output_bytes: bytes of one output element.
+    """
+
+    form: KernelForm
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    spatial_count: int
+    inputs: tuple[AccessMap, ...]
+    input_names: tuple[str, ...]
+    output_bytes: int
+
+    @staticmethod
+    def of(form: KernelForm) -> TileSpace:
+        axes = (*form.spatial, *form.reduced)
+        position = {axis: i for i, axis in enumerate(axes)}
+        inputs = []
+        for load in form.body_loads:
+            dimensions = tuple(
+                tuple((position[axis], abs(c)) for axis, c in data_dimension(index).terms) for index in load.indices
+            )
+            inputs.append((form.expr.tensor_by_name[load.tensor].element_bytes, dimensions))
+        return TileSpace(
+            form,
+            axes,
+            tuple(form.sizes[axis] for axis in axes),
+            len(form.spatial),
+            tuple(inputs),
+            tuple(load.tensor for load in form.body_loads),
+            form.expr.output.element_bytes,
+        )
+
+    @cached_property
+    def points(self) -> int:
+        """Evaluations of the body in the whole operator."""
+        total = 1
+        for size in self.sizes:
+            total *= size
+        return total
+
+
+@dataclass(frozen=True)
+class RTile:
+    """A tile ``shape`` over the axes of ``space``, with ``storage_padding`` elements per staged input's row."""
+
+    space: TileSpace
+    shape: tuple[int, ...]
+    storage_padding: tuple[int, ...] = ()
+
+    def replace(self, axis: int, size: int) -> RTile:
+        """The tile with one axis changed."""
+        return RTile(self.space, (*self.shape[:axis], size, *self.shape[axis + 1 :]), self.storage_padding)
+
+    @cached_property
+    def input_data_tiles(self) -> tuple[tuple[int, ...], ...]:
+        """GetInputDataTiles: shape of every input's data tile, in the order of ``space.input_names``."""
+        return tuple(data_tile(access, self.shape) for access in self.space.inputs)
+
+    @cached_property
+    def output_data_tile(self) -> tuple[int, ...]:
+        """GetOutputDataTiles: the spatial part of the shape."""
+        return self.shape[: self.space.spatial_count]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return dict(zip(self.space.axes, self.shape, strict=True))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}={s}" for a, s in zip(self.space.axes, self.shape, strict=True)) + "]"
+
+
+def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents of the data tile an operand needs for a tile shape: ``1 + sum(c * (size - 1))`` per dimension."""
+    extents = []
+    for terms in access[1]:
+        extent = 1
+        for axis, coefficient in terms:
+            extent += coefficient * (shape[axis] - 1)
+        extents.append(extent)
+    return tuple(extents)
+
+
+def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
+    """Number of elements of :func:`data_tile`."""
+    total = 1
+    for terms in access[1]:
+        extent = 1
+        for axis, coefficient in terms:
+            extent += coefficient * (shape[axis] - 1)
+        total *= extent
+    return total

@@ -1,0 +1,31 @@
+"""Tensor expressions, tile schedules and the RATIONAL cost model (thesis chapter 5)."""
+
+from sokoban.expression import Axis, Load, Reduction, Statement, Tensor, TensorExpr
+from sokoban.kernel_form import KernelForm, kernel_form
+from sokoban.rational import STAGES, Estimate, EstimateTable, estimate, estimate_schedules
+from sokoban.regions import compute_workload, data_dimension, memory_footprint, subtensor_sizes
+from sokoban.schedule import TileSchedule, sizes
+from sokoban.table import ScheduleTable
+
+__all__ = [
+    "STAGES",
+    "Axis",
+    "Estimate",
+    "EstimateTable",
+    "KernelForm",
+    "Load",
+    "Reduction",
+    "ScheduleTable",
+    "Statement",
+    "Tensor",
+    "TensorExpr",
+    "TileSchedule",
+    "compute_workload",
+    "data_dimension",
+    "estimate",
+    "estimate_schedules",
+    "kernel_form",
+    "memory_footprint",
+    "sizes",
+    "subtensor_sizes",
+]

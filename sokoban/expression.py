@@ -1,0 +1,250 @@
+"""Tensor expressions: affine accesses, statements, and the operator they form together (thesis 5.5.1, 6.3.1).
+
+An operator is a short list of statements. Every statement defines one tensor, element by element, over named axes::
+
+    C[i, j] = sum(k, A[i, k] * B[k, j])
+    D[i, j] = relu(C[i, j] + bias[j])
+
+A finished :class:`TensorExpr` is normalised: a statement is either *one* reduction (its value is a
+:class:`Reduction`) or point-wise (no reduction anywhere inside). Everything is frozen and hashable, so that results
+can be cached by the expression itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+#: Function name -> number of arguments. The whole vocabulary of :class:`Call`.
+FUNCTIONS: Mapping[str, int] = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "pow": 2, "min": 2, "max": 2,
+    "lt": 2, "le": 2, "gt": 2, "ge": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "not": 1, "select": 3,
+    "abs": 1, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "sigmoid": 1, "erf": 1,
+    "sin": 1, "cos": 1, "floor": 1, "ceil": 1, "relu": 1, "gelu": 1, "silu": 1,
+}  # fmt: skip
+
+#: Reduction name -> the value that changes nothing.
+REDUCTION_IDENTITY: Mapping[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One loop axis: ``name`` counts 0 … ``size`` - 1."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class AffineIndex:
+    """``offset + sum(coefficient * axis)`` with integer coefficients, none of them zero, axes sorted by name."""
+
+    terms: tuple[tuple[str, int], ...] = ()
+    offset: int = 0
+
+    @staticmethod
+    def of(terms: Mapping[str, int], offset: int = 0) -> AffineIndex:
+        return AffineIndex(tuple(sorted((a, c) for a, c in terms.items() if c)), offset)
+
+    @staticmethod
+    def axis(name: str) -> AffineIndex:
+        return AffineIndex(((name, 1),))
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(axis for axis, _ in self.terms)
+
+    @property
+    def is_plain_axis(self) -> bool:
+        """A single axis, coefficient one, no offset."""
+        return self.offset == 0 and len(self.terms) == 1 and self.terms[0][1] == 1
+
+    def coefficient(self, axis: str) -> int:
+        return next((c for a, c in self.terms if a == axis), 0)
+
+    def bounds(self, sizes: Mapping[str, int]) -> tuple[int, int]:
+        """Smallest and largest value over the box 0 <= axis < sizes[axis], both inclusive (interval algebra)."""
+        low = high = self.offset
+        for axis, coefficient in self.terms:
+            reach = coefficient * (sizes[axis] - 1)
+            low, high = low + min(reach, 0), high + max(reach, 0)
+        return low, high
+
+    def substitute(self, replacements: Mapping[str, AffineIndex]) -> AffineIndex:
+        """Every axis named in ``replacements`` replaced by an index: ``2*h + 1`` with h -> ``i + 3`` is ``2*i + 7``."""
+        terms: dict[str, int] = {}
+        offset = self.offset
+        for axis, coefficient in self.terms:
+            index = replacements.get(axis, AffineIndex.axis(axis))
+            offset += coefficient * index.offset
+            for inner, inner_coefficient in index.terms:
+                terms[inner] = terms.get(inner, 0) + coefficient * inner_coefficient
+        return AffineIndex.of(terms, offset)
+
+    def __str__(self) -> str:
+        parts = [axis if c == 1 else f"{c}*{axis}" for axis, c in self.terms]
+        if self.offset or not parts:
+            parts.append(str(self.offset))
+        return " + ".join(parts).replace("+ -", "- ")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class AxisValue:
+    """An affine index used as a number (masks, window counts)."""
+
+    index: AffineIndex
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One element of a tensor. Outside the tensor it is ``pad``; with ``pad`` None it is never outside."""
+
+    tensor: str
+    indices: tuple[AffineIndex, ...]
+    pad: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of :data:`FUNCTIONS` applied to values. Comparisons give truth values, which only select, and, or,
+    not take."""
+
+    function: str
+    arguments: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """``function`` (see :data:`REDUCTION_IDENTITY`) of ``body`` over ``axes``."""
+
+    function: str
+    axes: tuple[str, ...]
+    body: Value
+
+
+Value = Constant | AxisValue | Load | Call | Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as the statements index it.
+
+    ``external_shape`` is how the caller shapes it where the two differ (a grouped convolution sees its channels as
+    groups x channels per group); same element order, same element count.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    external_shape: tuple[int, ...] | None = None
+
+    @property
+    def caller_shape(self) -> tuple[int, ...]:
+        return self.shape if self.external_shape is None else self.external_shape
+
+    @property
+    def element_count(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        return DTYPE_BYTES[self.dtype]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.element_count * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """``tensor[axes] = value``; the tensor's shape is the sizes of ``axes``, each used once."""
+
+    tensor: str
+    axes: tuple[str, ...]
+    value: Value
+
+    @property
+    def reduction(self) -> Reduction | None:
+        return self.value if isinstance(self.value, Reduction) else None
+
+
+@dataclass(frozen=True)
+class TensorExpr:
+    """One operator: statements in order; the last one defines the output.
+
+    ``tensors`` holds the inputs in order of first use, then every statement's tensor in statement order.
+    ``accumulate`` is the dtype in which values are computed and reduced.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    tensors: tuple[Tensor, ...]
+    statements: tuple[Statement, ...]
+    accumulate: str
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return {axis.name: axis.size for axis in self.axes}
+
+    @cached_property
+    def tensor_by_name(self) -> Mapping[str, Tensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def inputs(self) -> tuple[Tensor, ...]:
+        written = {statement.tensor for statement in self.statements}
+        return tuple(tensor for tensor in self.tensors if tensor.name not in written)
+
+    @property
+    def output(self) -> Tensor:
+        return self.tensor_by_name[self.statements[-1].tensor]
+
+
+def walk(value: Value) -> Iterator[Value]:
+    """``value`` and everything inside it, outermost first."""
+    yield value
+    if isinstance(value, Call):
+        for argument in value.arguments:
+            yield from walk(argument)
+    elif isinstance(value, Reduction):
+        yield from walk(value.body)
+
+
+def loads(value: Value) -> tuple[Load, ...]:
+    """The distinct loads inside ``value`` in order of first use."""
+    return tuple(dict.fromkeys(node for node in walk(value) if isinstance(node, Load)))
+
+
+def used_axes(values: Iterable[Value]) -> tuple[str, ...]:
+    """Names of the axes that indices inside ``values`` use, in order of first use."""
+    names: dict[str, None] = {}
+    for value in values:
+        for node in walk(value):
+            if isinstance(node, Load):
+                names.update(dict.fromkeys(axis for index in node.indices for axis in index.axes))
+            elif isinstance(node, AxisValue):
+                names.update(dict.fromkeys(node.index.axes))
+    return tuple(names)
+
+
+def rewrite(value: Value, replace: Mapping[Value, Value]) -> Value:
+    """``value`` with every sub-value found in ``replace`` exchanged, outermost match first."""
+    if value in replace:
+        return replace[value]
+    if isinstance(value, Call):
+        return Call(value.function, tuple(rewrite(argument, replace) for argument in value.arguments))
+    if isinstance(value, Reduction):
+        return Reduction(value.function, value.axes, rewrite(value.body, replace))
+    return value

@@ -1,0 +1,98 @@
+"""Which axes of an operator form a matrix product, so that a matrix instruction can compute it.
+
+A matrix instruction multiplies a 16x16 fragment of one operand by a 16x16 fragment of the other. An operator fits when
+three of its axes are the rows (m), columns (n) and depth (k) of such a product; all other axes run in steps of one
+around it, as the batch axis of a batched product does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import product
+
+from sokoban.expression import Call, Load
+from sokoban.kernel_form import KernelForm
+
+#: Element types of the operands of a matrix instruction.
+MATRIX_DTYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixRoles:
+    """``output[… m … n …] = sum(k, a[m, k] * b[k, n])``: m comes before n in the output.
+
+    Attributes:
+        m, n, k: axis names.
+        a: the operand that m indexes. b: the operand that n indexes.
+        a_layout: ``"row"`` where k is the innermost dimension of ``a``, ``"col"`` where m is.
+        b_layout: ``"row"`` where n is the innermost dimension of ``b``, ``"col"`` where k is.
+    """
+
+    m: str
+    n: str
+    k: str
+    a: Load
+    b: Load
+    a_layout: str
+    b_layout: str
+
+
+def matrix_roles(form: KernelForm) -> MatrixRoles | None:
+    """The roles of the axes of an operator, None where it is no product of matrices.
+
+    The three axes index their operands plainly, and each operand's innermost dimension is one of them. Where several
+    choices are left, the output's innermost axis is preferred for n, and large axes for all three.
+    """
+    operands = _operands(form)
+    if operands is None:
+        return None
+    best: MatrixRoles | None = None
+    best_rank: tuple[bool, int] = (False, -1)
+    for a, b in (operands, operands[::-1]):
+        for m, n, k in product(form.final.axes, form.final.axes, form.reduced):
+            if form.final.axes.index(m) >= form.final.axes.index(n):
+                continue
+            if not (_takes(a, b, m) and _takes(b, a, n) and _indexes_plainly(a, k) and _indexes_plainly(b, k)):
+                continue
+            if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
+                continue
+            rank = (n == form.final.axes[-1], math.prod(form.sizes[axis] for axis in (m, n, k)))
+            if rank > best_rank:
+                best_rank = rank
+                a_layout = "row" if a.indices[-1].axes[0] == k else "col"
+                b_layout = "row" if b.indices[-1].axes[0] == n else "col"
+                best = MatrixRoles(m, n, k, a, b, a_layout, b_layout)
+    return best
+
+
+def _operands(form: KernelForm) -> tuple[Load, Load] | None:
+    """The two factors that the operator sums the product of, where a matrix instruction takes their types."""
+    reduction = form.reduction
+    if form.kind != "tile" or reduction is None or reduction.function != "sum" or form.expr.accumulate != "float32":
+        return None
+    body = reduction.body
+    if not isinstance(body, Call) or body.function != "mul":
+        return None
+    first, second = body.arguments
+    if not isinstance(first, Load) or not isinstance(second, Load) or first.tensor == second.tensor:
+        return None
+    dtypes = {form.expr.tensor_by_name[load.tensor].dtype for load in (first, second)}
+    if len(dtypes) != 1 or not dtypes <= set(MATRIX_DTYPES):
+        return None
+    for load in (first, second):
+        # A pad value other than zero would be data of the product.
+        if load.pad or not load.indices or not load.indices[-1].is_plain_axis:
+            return None
+    return first, second
+
+
+def _takes(load: Load, other: Load, axis: str) -> bool:
+    """``axis`` indexes ``load`` plainly and ``other`` not at all."""
+    return _indexes_plainly(load, axis) and not any(index.coefficient(axis) for index in other.indices)
+
+
+def _indexes_plainly(load: Load, axis: str) -> bool:
+    """``axis`` is one whole index of ``load`` and has no part in any other."""
+    used = [index for index in load.indices if index.coefficient(axis)]
+    return len(used) == 1 and used[0].is_plain_axis

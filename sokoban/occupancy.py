@@ -1,0 +1,60 @@
+"""Registers, shared memory and how many blocks fit on a unit at once."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal import DeviceSpec
+from sokoban.regions import data_dimension
+from sokoban.table import Ints, ScheduleTable, product
+
+#: Registers a kernel needs besides accumulators and operands: addresses, indices, the fetch in flight. Read off the
+#: compiler's report on this project's own matmul kernels (64 accumulators + 16 operands took 111).
+OVERHEAD_REGISTERS = 30
+
+
+def operand_elements(table: ScheduleTable) -> dict[str, Ints]:
+    """Elements of each body load that a thread reads per point of the inner reduction loop."""
+    ones = np.ones(table.count, dtype=np.int64)
+    tile = {**table.register_tile, **dict.fromkeys(table.step, ones)}
+    return {
+        load.tensor: product([data_dimension(index).extent(tile) for index in load.indices], table.count)
+        for load in table.form.body_loads
+    }
+
+
+def registers_per_thread(table: ScheduleTable) -> Ints:
+    """32-bit registers of one thread: accumulators, one operand fragment each, and the compiler's overhead."""
+    width = 2 if table.form.expr.accumulate == "float64" else 1
+    operands = sum(operand_elements(table).values())
+    values = (table.accumulators + (operands if table.form.reduction else 0)) * width
+    # The tile of a warp is spread over its lanes.
+    values = np.where(table.warp_tile, -(-values // 32), values)
+    return values + OVERHEAD_REGISTERS
+
+
+def shared_bytes(table: ScheduleTable) -> Ints:
+    """Shared memory of one block: the staged data tiles with their padding, and WMMA's output tile."""
+    total = np.zeros(table.count, dtype=np.int64)
+    for load in table.form.body_loads:
+        extents = [data_dimension(index).extent(table.block_tile) for index in load.indices]
+        if not extents:
+            continue
+        extents[-1] = extents[-1] + table.padding[load.tensor]
+        size = product(extents, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        total = total + np.where(table.cached[load.tensor], size, 0)
+    return total
+
+
+def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, shared: Ints) -> Ints:
+    """Resident blocks of one unit: the tightest of threads, registers, shared memory and the block limit; 0 = none."""
+    limits = device.limits
+    warps = -(-table.threads_per_block // device.warp_lanes)
+    by_threads = limits.threads_per_unit // np.maximum(1, warps * device.warp_lanes)
+    granularity = limits.register_allocation_granularity
+    per_warp = -(-registers * device.warp_lanes // granularity) * granularity
+    by_registers = limits.registers_per_unit // np.maximum(1, per_warp * warps)
+    by_shared = limits.shared_bytes_per_unit // np.maximum(1, shared + limits.shared_bytes_reserved_per_block)
+    fits = (shared <= limits.shared_bytes_per_block_opt_in) & (table.threads_per_block <= limits.threads_per_block)
+    resident = np.minimum(np.minimum(by_threads, by_registers), np.minimum(by_shared, limits.blocks_per_unit))
+    return np.where(fits, resident, 0)

@@ -1,0 +1,302 @@
+"""RATIONAL: a kernel as a pipeline whose slowest stage sets the pace (thesis 5.3.3, 5.4.3).
+
+Stages are the arithmetic units, shared memory, the way from L2 to the units, and DRAM. Each has a time for the whole
+kernel, from the work per block and the rate of the layer; waves, resident blocks and the latency of a synchronised
+step say how much of that rate a launch can use. All functions work on a :class:`ScheduleTable`, one entry per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal import DeviceSpec
+from sokoban.banks import wavefronts
+from sokoban.expression import REDUCTION_IDENTITY
+from sokoban.kernel_form import KernelForm, operation_count
+from sokoban.occupancy import blocks_per_unit, operand_elements, registers_per_thread, shared_bytes
+from sokoban.regions import data_dimension
+from sokoban.schedule import TileSchedule
+from sokoban.table import Floats, Ints, ScheduleTable, product
+from sokoban.transactions import dram_bytes, tile_transaction_bytes
+
+#: Pipeline stages in the order in which they are shown.
+STAGES = ("compute", "shared", "l2", "dram", "latency", "block_launch")
+
+#: Latencies where a spec does not give its own: published figures for NVIDIA GPUs lie between 350 and 600 ns.
+DEFAULT_DRAM_LATENCY_SECONDS = 500e-9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted time of one schedule.
+
+    Attributes:
+        seconds: launch overhead included.
+        bound: the stage that sets the pace.
+        stage_seconds: time of every stage for the whole kernel, by name.
+        registers: estimated 32-bit registers per thread.
+        shared_bytes: shared memory per block.
+        blocks_per_unit: resident blocks of a unit.
+        wave_count: rounds of blocks, the last one counted in full.
+    """
+
+    seconds: float
+    bound: str
+    stage_seconds: Mapping[str, float]
+    registers: int
+    shared_bytes: int
+    blocks_per_unit: int
+    wave_count: int
+
+
+@dataclass(frozen=True, eq=False)
+class EstimateTable:
+    """Estimates of all schedules of a table; see :class:`Estimate`. Schedules that cannot run take infinite time."""
+
+    seconds: Floats
+    stage_seconds: Mapping[str, Floats]
+    registers: Ints
+    shared_bytes: Ints
+    blocks_per_unit: Ints
+    wave_count: Ints
+
+    def row(self, position: int) -> Estimate:
+        stages = {name: float(column[position]) for name, column in self.stage_seconds.items()}
+        return Estimate(
+            float(self.seconds[position]),
+            max(stages, key=lambda name: stages[name]),
+            stages,
+            int(self.registers[position]),
+            int(self.shared_bytes[position]),
+            int(self.blocks_per_unit[position]),
+            int(self.wave_count[position]),
+        )
+
+
+def estimate_schedules(form: KernelForm, device: DeviceSpec, schedules: Sequence[TileSchedule]) -> EstimateTable:
+    """Predict every schedule of ``schedules``."""
+    return estimate(ScheduleTable.of(form, schedules), device)
+
+
+def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
+    """Predict every row: the slowest stage, plus the launch."""
+    registers = registers_per_thread(table)
+    shared = shared_bytes(table)
+    resident = blocks_per_unit(table, device, registers, shared)
+    units = device.unit_count
+    per_wave = np.maximum(1, resident) * units
+    waves = -(-table.block_count // per_wave)
+    share = unit_share(table.block_count, units)
+    compute = compute_seconds_per_block(table, device) * share
+    banks = shared_seconds_per_block(table, device) * share
+    fetched = fetched_bytes_per_block(table, device) * table.block_count
+    stored = stored_bytes(table, device)
+    busy = in_flight_fraction(table, device, np.minimum(resident, -(-table.block_count // units)))
+    l2_rate = (device.l2 or device.dram).bandwidth_bytes_per_second
+    l2 = (fetched + stored) / (l2_rate * busy)
+    read = sum(dram_bytes(table, load, device, per_wave) for load in table.form.body_loads)
+    extra = sum(
+        min(table.form.expr.tensor_by_name[load.tensor].size_bytes, 1 << 62) for load in table.form.final_loads
+    )
+    dram = (np.minimum(read, np.maximum(fetched, 1.0)) + stored + extra) / (
+        device.dram.bandwidth_bytes_per_second * busy
+    )
+    stages = {
+        "compute": compute,
+        "shared": banks,
+        "l2": l2,
+        "dram": dram,
+        "latency": latency_seconds(table, device, waves, resident),
+        "block_launch": table.block_count * device.block_launch_seconds,
+    }
+    seconds = np.maximum.reduce(list(stages.values())) + device.launch_overhead_seconds
+    seconds = np.where(resident > 0, seconds, np.inf)
+    return EstimateTable(seconds, stages, registers, shared, resident, waves)
+
+
+def unit_share(blocks: Ints, units: int) -> Ints:
+    """Blocks that the busiest unit runs: ``ceil(blocks / units)``; the others wait for it at the end."""
+    return -(-blocks // units)
+
+
+def compute_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Time of a block's arithmetic on one unit that it has to itself.
+
+    Warps are issued whole (5.4.3: throughput falls to N / (ceil(N / k) k) of the peak). An instruction scheduler
+    issues one instruction per cycle and keeps its lanes busy for ``warp / lanes`` cycles with each FMA: operand reads
+    and addressing are free as long as they fit between.
+    """
+    form = table.form
+    flops_rate = device.sustained_flops(form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32")
+    unit_rate = flops_rate / device.unit_count
+    points = product(table.block.values(), table.count) * _reduced_points(table)
+    warps = -(-table.threads_per_block // device.warp_lanes)
+    lanes_used = table.threads_per_block / (warps * device.warp_lanes)
+    operations = max(1.0, _issue_operations(form))
+    density = issue_efficiency(table, device, operations)
+    scalar = points * operations * 2.0 / unit_rate / lanes_used / density
+    matrix = device.matrix_instruction(form.body_loads[0] and _input_dtype(form)) if table.warp_tile.any() else None
+    if matrix is None:
+        return np.asarray(scalar, dtype=np.float64)
+    return np.where(table.warp_tile, points * 2.0 / (matrix.sustained_flops / device.unit_count), scalar)
+
+
+def _input_dtype(form: KernelForm) -> str:
+    return form.expr.tensor_by_name[form.body_loads[0].tensor].dtype
+
+
+def _reduced_points(table: ScheduleTable) -> Ints:
+    """Points along the reduction per output of a block, whole steps."""
+    return product([table.step_counts[axis] * table.step[axis] for axis in table.step], table.count)
+
+
+def _issue_operations(form: KernelForm) -> float:
+    """Arithmetic instructions per point of the body: a multiply and an add fuse into one."""
+    reduction = form.reduction
+    count = operation_count(form.body) + (1 if reduction else 0)
+    if reduction is not None and reduction.function == "sum" and count >= 2:
+        count -= 1
+    assert reduction is None or reduction.function in REDUCTION_IDENTITY
+    return float(count)
+
+
+def issue_efficiency(table: ScheduleTable, device: DeviceSpec, operations: float) -> Floats:
+    """Share of the arithmetic rate that the inner loop's instruction mix allows, at most one.
+
+    Per point of the reduction a thread issues ``accumulators * operations`` arithmetic instructions, its operand
+    reads (four adjacent words at once where the register tile has them) and about two of addressing and looping.
+    """
+    lanes = device.peak_flops("float32") / (
+        2.0 * device.unit_count * device.clocks.boost_hz * max(1, device.teu.group_size)
+    )
+    cycles = max(1.0, device.warp_lanes / lanes)
+    arithmetic = table.accumulators * operations
+    reads = sum(np.ceil(count / width) for count, width in _operand_reads(table).values())
+    issued = arithmetic + reads + 2.0
+    return np.minimum(1.0, arithmetic * cycles / np.maximum(arithmetic * cycles, issued))
+
+
+def _operand_reads(table: ScheduleTable) -> dict[str, tuple[Ints, Ints]]:
+    """By tensor: elements a thread reads per point of the reduction, and how many of them are adjacent (up to 4)."""
+    reads: dict[str, tuple[Ints, Ints]] = {}
+    elements = operand_elements(table)
+    for load in table.form.body_loads:
+        width = np.ones(table.count, dtype=np.int64)
+        if load.indices:
+            innermost = data_dimension(load.indices[-1])
+            for axis, coefficient in innermost.terms:
+                if axis in table.thread and coefficient == 1:
+                    width = np.where(table.thread[axis] % 4 == 0, 4, np.where(table.thread[axis] % 2 == 0, 2, 1))
+        reads[load.tensor] = (elements[load.tensor], width)
+    return reads
+
+
+def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Time of a block's shared-memory reads: passes of every warp, one per cycle and unit (5.5.2)."""
+    total = np.zeros(table.count)
+    if not any(column.any() for column in table.cached.values()):
+        return total
+    banks, width = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
+    passes_per_second = device.shared.bandwidth_bytes_per_second / device.unit_count / (banks * width)
+    warps = -(-table.threads_per_block // device.warp_lanes)
+    reads = _operand_reads(table)
+    for load in table.form.body_loads:
+        count, vector = reads[load.tensor]
+        passes = wavefronts(table, load, device, vector) * np.ceil(count / vector) * _reduced_points(table) * warps
+        # A fragment of a matrix instruction is read once per warp, at full width.
+        spread = count * table.form.expr.tensor_by_name[load.tensor].element_bytes / (banks * width)
+        passes = np.where(table.warp_tile, spread * _reduced_points(table) * warps, passes)
+        total = total + np.where(table.cached[load.tensor], passes, 0.0)
+    return total / passes_per_second
+
+
+def fetched_bytes_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Bytes a block reads from L2 in transactions, all steps together (W_i of 5.4.3 with real transactions).
+
+    A staged tile is read once per step. Without staging neighbouring threads share lines through L1, so that a block
+    touches its tile once per step too, as long as the lanes of a warp walk the innermost dimension.
+    """
+    transaction = (device.l2 or device.dram).transaction_bytes
+    total = np.zeros(table.count)
+    for load in table.form.body_loads:
+        tile = dict(table.block_tile)
+        repeats = table.step_count.astype(np.float64)
+        for axis in (*table.form.columns, *table.form.reduced):
+            tile.setdefault(axis, np.full(table.count, table.form.sizes[axis], dtype=np.int64))
+        passes = len(table.form.reductions) + 1 if table.form.kind == "rows" else 1
+        coalesced = tile_transaction_bytes(table, load, tile, transaction)
+        if not _lanes_walk_innermost(table, load):
+            scattered = tile_transaction_bytes(table, load, tile, transaction, by_lane=True)
+            coalesced = np.where(table.cached[load.tensor], coalesced, np.maximum(coalesced, scattered / 4))
+        total = total + coalesced * repeats * passes
+    return total
+
+
+def _lanes_walk_innermost(table: ScheduleTable, load: object) -> bool:
+    """Neighbouring threads read neighbouring elements: the last spatial axis, or the reduced one, is innermost."""
+    indices = load.indices  # type: ignore[attr-defined]
+    if not indices:
+        return True
+    form = table.form
+    last = next((axis for axis in reversed(form.spatial) if form.sizes[axis] > 1), None)
+    innermost = indices[-1]
+    if table.reduce_threads.max(initial=1) > 1:
+        return any(innermost.coefficient(axis) for axis in (*form.reduced, *form.columns)) or (
+            last is not None and innermost.coefficient(last) != 0
+        )
+    return last is None or innermost.coefficient(last) != 0 or not any(i.coefficient(last) for i in indices)
+
+
+def stored_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Bytes of the output in transactions, whole kernel."""
+    form = table.form
+    output = form.expr.output
+    last = form.final.axes[-1] if form.final.axes else None
+    if last is None or last not in table.block:
+        return np.full(table.count, float(output.size_bytes))
+    run = np.minimum(table.block[last], form.sizes[last]) * output.element_bytes
+    transaction = device.dram.transaction_bytes
+    waste = np.where(
+        table.block[last] >= form.sizes[last], 1.0, np.ceil(run / transaction) * transaction / np.maximum(1, run)
+    )
+    return output.size_bytes * waste
+
+
+def in_flight_fraction(table: ScheduleTable, device: DeviceSpec, resident: Ints) -> Floats:
+    """Share of the memory rate that the requests in flight can keep up (Little's law), between 0.02 and 1.
+
+    A unit needs ``rate * latency`` bytes in flight; its resident blocks have their next data tiles in flight.
+    """
+    latency = device.dram.latency_seconds or DEFAULT_DRAM_LATENCY_SECONDS
+    needed = device.dram.bandwidth_bytes_per_second / device.unit_count * latency
+    staged = np.zeros(table.count)
+    for load in table.form.body_loads:
+        extents = [data_dimension(index).extent(_with_columns(table)) for index in load.indices]
+        size = product(extents, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        staged = staged + size
+    # A thread keeps a handful of loads in flight, 16 bytes each at the most.
+    reachable = np.minimum(staged, table.threads_per_block * 64.0)
+    idle = np.maximum(1, device.unit_count / np.maximum(1, np.minimum(device.unit_count, table.block_count)))
+    return np.clip(resident * reachable / needed / idle, 0.02, 1.0)
+
+
+def _with_columns(table: ScheduleTable) -> dict[str, Ints]:
+    tile = dict(table.block_tile)
+    for axis in (*table.form.columns, *table.form.reduced):
+        tile.setdefault(axis, np.full(table.count, table.form.sizes[axis], dtype=np.int64))
+    return tile
+
+
+def latency_seconds(table: ScheduleTable, device: DeviceSpec, waves: Ints, resident: Ints) -> Floats:
+    """The longest chain of waiting: every wave walks its steps, and each step waits for memory once.
+
+    Inside a block fetch and compute of a step follow each other (a barrier stands between); other resident blocks
+    fill the gap. One wave of one block per unit therefore takes at least ``steps * (latency + step compute)``.
+    """
+    latency = device.dram.latency_seconds or DEFAULT_DRAM_LATENCY_SECONDS
+    steps = table.step_count.astype(np.float64)
+    alone = compute_seconds_per_block(table, device) + shared_seconds_per_block(table, device)
+    return (steps * latency + alone) * waves

@@ -1,0 +1,127 @@
+"""Tile schedules: one candidate program of an operator, independent of any device or code generator.
+
+A schedule is the thesis's rProgram written down as numbers: the tile at every memory layer, how threads share it, what
+is staged in shared memory and how it is padded there (6.3.1, 6.3.2). Roller constructs schedules, RATIONAL scores
+them, codegen lowers them; all three meet here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+def sizes(mapping: Mapping[str, int]) -> Sizes:
+    """A mapping as the hashable pairs a schedule holds, in the mapping's own order."""
+    return tuple((name, int(size)) for name, size in mapping.items())
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    """One candidate.
+
+    Every spatial axis of size N is cut into ``ceil(N / block)`` blocks, and a block into
+    ``vthreads x threads x thread`` elements, outermost first: a thread owns ``thread`` adjacent elements in each of
+    ``vthreads`` strided places. Every reduction axis is walked in steps of ``step`` elements; at each step the data
+    tiles of the ``cached`` tensors are fetched into shared memory by all threads together. With ``reduce_threads`` the
+    reduction axes are shared among threads too, whose partial results are combined at the end.
+
+    Attributes:
+        block: elements per block, by spatial axis in output order.
+        thread: adjacent elements per thread, by spatial axis.
+        vthreads: strided copies per thread, by spatial axis.
+        step: elements per step, by reduction axis.
+        reduce_threads: threads along each reduction axis; empty when a thread reduces alone.
+        cached: names of the tensors staged in shared memory.
+        vector: elements per cooperative-fetch (or direct) access, by tensor; 1 where absent.
+        padding: elements added to the innermost dimension of a staged data tile, by tensor.
+        unroll: largest number of inner-loop iterations the code generator unrolls.
+        instruction: ``"fma"`` or ``"wmma_16x16x16"``.
+    """
+
+    block: Sizes
+    thread: Sizes
+    vthreads: Sizes = ()
+    step: Sizes = ()
+    reduce_threads: Sizes = ()
+    cached: tuple[str, ...] = ()
+    vector: Sizes = ()
+    padding: Sizes = ()
+    unroll: int = 64
+    instruction: str = "fma"
+
+    @cached_property
+    def block_of(self) -> Mapping[str, int]:
+        return dict(self.block)
+
+    @cached_property
+    def thread_of(self) -> Mapping[str, int]:
+        return dict(self.thread)
+
+    @cached_property
+    def vthreads_of(self) -> Mapping[str, int]:
+        given = dict(self.vthreads)
+        return {axis: given.get(axis, 1) for axis, _ in self.block}
+
+    @cached_property
+    def step_of(self) -> Mapping[str, int]:
+        return dict(self.step)
+
+    @cached_property
+    def reduce_threads_of(self) -> Mapping[str, int]:
+        return dict(self.reduce_threads)
+
+    @cached_property
+    def vector_of(self) -> Mapping[str, int]:
+        return dict(self.vector)
+
+    @cached_property
+    def padding_of(self) -> Mapping[str, int]:
+        return dict(self.padding)
+
+    @cached_property
+    def threads_of(self) -> Mapping[str, int]:
+        """Threads along each spatial axis."""
+        return {
+            axis: block // (self.thread_of[axis] * self.vthreads_of[axis]) for axis, block in self.block
+        }
+
+    @cached_property
+    def register_tile(self) -> Mapping[str, int]:
+        """Elements of the output one thread accumulates, by spatial axis."""
+        return {axis: self.thread_of[axis] * self.vthreads_of[axis] for axis, _ in self.block}
+
+    @property
+    def threads_per_block(self) -> int:
+        threads = math.prod(self.threads_of.values()) * math.prod(self.reduce_threads_of.values())
+        # A WMMA tile belongs to a warp: `thread` is what one warp computes.
+        return threads * 32 if self.instruction.startswith("wmma") else threads
+
+    def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
+        return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of a schedule; :func:`schedule_from_json` reads it back."""
+        out: dict[str, Any] = {
+            "block": dict(self.block),
+            "thread": dict(self.thread),
+            "threads": dict(self.threads_of),
+            "vthreads": dict(self.vthreads_of),
+            "step": dict(self.step),
+            "reduce_threads": dict(self.reduce_threads),
+            "cached": list(self.cached),
+            "vector": dict(self.vector),
+            "padding": dict(self.padding),
+            "unroll": self.unroll,
+            "instruction": self.instruction,
+        }
+        return out
+
+    def with_(self, **changes: Any) -> TileSchedule:
+        """A copy with some fields changed."""
+        return replace(self, **changes)

@@ -1,0 +1,136 @@
+"""Many schedules of one operator as NumPy columns: a candidate is a row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sokoban.kernel_form import KernelForm
+from sokoban.schedule import TileSchedule
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleTable:
+    """Columns of ``count`` schedules of one operator; every array has one entry per schedule.
+
+    Attributes:
+        block, thread, vthreads: elements or counts by spatial axis, as in :class:`TileSchedule`.
+        step: elements by reduction axis.
+        reduce_threads: threads along the reduction, all axes together.
+        cached: whether a tensor is staged in shared memory, by tensor.
+        padding: storage padding of staged tiles in elements, by tensor.
+        warp_tile: threads of a warp share one tile (matrix instructions): ``thread`` is then per warp.
+    """
+
+    form: KernelForm
+    block: Mapping[str, Ints]
+    thread: Mapping[str, Ints]
+    vthreads: Mapping[str, Ints]
+    step: Mapping[str, Ints]
+    reduce_threads: Ints
+    cached: Mapping[str, Bools]
+    padding: Mapping[str, Ints]
+    warp_tile: Bools
+
+    @staticmethod
+    def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
+        """The table of some schedules; their spatial axes must be those of ``form``, in its order."""
+        spatial, reduced = form.spatial, form.reduced
+        tensors = dict.fromkeys(load.tensor for load in form.body_loads)
+        block = np.array([[size for _, size in s.block] for s in schedules], dtype=np.int64)
+        thread = np.array([[size for _, size in s.thread] for s in schedules], dtype=np.int64)
+        ones = (1,) * len(spatial)
+        vthreads = np.array([[n for _, n in s.vthreads] or ones for s in schedules], dtype=np.int64)
+        none = (1,) * len(reduced)
+        step = np.array([[size for _, size in s.step] or none for s in schedules], dtype=np.int64)
+        return ScheduleTable(
+            form,
+            dict(zip(spatial, block.T, strict=True)),
+            dict(zip(spatial, thread.T, strict=True)),
+            dict(zip(spatial, vthreads.T, strict=True)),
+            dict(zip(reduced, step.T, strict=True)) if reduced else {},
+            np.array([math.prod(n for _, n in s.reduce_threads) for s in schedules], dtype=np.int64),
+            {tensor: np.array([tensor in s.cached for s in schedules]) for tensor in tensors},
+            {tensor: np.array([s.padding_of.get(tensor, 0) if s.padding else 0 for s in schedules]) for tensor in tensors},
+            np.array([s.instruction != "fma" for s in schedules]),
+        )
+
+    def repeated(self, times: int) -> ScheduleTable:
+        """All rows again and again: rows 0 … count - 1, then the same once more, ``times`` times in all."""
+
+        def again(columns: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
+            return {name: np.tile(column, times) for name, column in columns.items()}
+
+        return ScheduleTable(
+            self.form,
+            again(self.block),  # type: ignore[arg-type]
+            again(self.thread),  # type: ignore[arg-type]
+            again(self.vthreads),  # type: ignore[arg-type]
+            again(self.step),  # type: ignore[arg-type]
+            np.tile(self.reduce_threads, times),
+            again(self.cached),  # type: ignore[arg-type]
+            again(self.padding),  # type: ignore[arg-type]
+            np.tile(self.warp_tile, times),
+        )
+
+    @property
+    def count(self) -> int:
+        return len(self.reduce_threads)
+
+    @cached_property
+    def register_tile(self) -> Mapping[str, Ints]:
+        return {axis: self.thread[axis] * self.vthreads[axis] for axis in self.block}
+
+    @cached_property
+    def threads(self) -> Mapping[str, Ints]:
+        return {axis: self.block[axis] // self.register_tile[axis] for axis in self.block}
+
+    @cached_property
+    def threads_per_block(self) -> Ints:
+        total = product(self.threads.values(), self.count) * self.reduce_threads
+        return np.where(self.warp_tile, total * 32, total)
+
+    @cached_property
+    def grid(self) -> Mapping[str, Ints]:
+        """Blocks along each spatial axis."""
+        return {axis: -(-self.form.sizes[axis] // block) for axis, block in self.block.items()}
+
+    @cached_property
+    def block_count(self) -> Ints:
+        return product(self.grid.values(), self.count)
+
+    @cached_property
+    def step_counts(self) -> Mapping[str, Ints]:
+        return {axis: -(-self.form.sizes[axis] // step) for axis, step in self.step.items()}
+
+    @cached_property
+    def step_count(self) -> Ints:
+        """Steps of a block along all reduction axes together."""
+        return product(self.step_counts.values(), self.count)
+
+    @cached_property
+    def accumulators(self) -> Ints:
+        """Output elements per thread (per warp for matrix instructions)."""
+        return product(self.register_tile.values(), self.count)
+
+    @cached_property
+    def block_tile(self) -> Mapping[str, Ints]:
+        """The tile of all axes that one step of one block covers."""
+        return {**self.block, **self.step}
+
+
+def product(columns: object, count: int) -> Ints:
+    """Row-wise product of some columns; ones where there are none."""
+    total = np.ones(count, dtype=np.int64)
+    for column in columns:  # type: ignore[attr-defined]
+        total = total * column
+    return total

@@ -1,0 +1,88 @@
+"""Global-memory traffic in whole transactions (thesis 5.5.2, "Underutilized Memory Transactions")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal import DeviceSpec
+from sokoban.expression import Load
+from sokoban.regions import DataDimension, data_dimension
+from sokoban.table import Floats, Ints, ScheduleTable, product
+
+
+def tile_transaction_bytes(
+    table: ScheduleTable, load: Load, tile: dict[str, Ints], transaction_bytes: int, by_lane: bool = False
+) -> Floats:
+    """Bytes moved when a block reads the data tile of ``load`` for ``tile`` once, rounded up to transactions.
+
+    A row of the tile is contiguous; rows that span a whole tensor row continue into the next one. A row whose start
+    is not aligned touches one transaction more, as often as its offset demands. Never more than one transaction per
+    element. With ``by_lane`` every element is fetched on its own.
+    """
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    dimensions = [data_dimension(index) for index in load.indices]
+    if not dimensions:
+        return np.full(table.count, float(transaction_bytes))
+    extents = [np.minimum(d.extent(tile), size) for d, size in zip(dimensions, tensor.shape, strict=True)]
+    elements = product(extents, table.count).astype(np.float64)
+    if by_lane:
+        return elements * transaction_bytes
+    run = ((extents[-1] - 1) * dimensions[-1].stride + 1).astype(np.float64)
+    rows = elements / extents[-1]
+    whole = (extents[-1] >= tensor.shape[-1]) & (dimensions[-1].stride == 1)
+    for position in range(len(dimensions) - 2, -1, -1):
+        run = np.where(whole, run * extents[position], run)
+        rows = np.where(whole, rows / extents[position], rows)
+        whole = whole & (extents[position] >= tensor.shape[position]) & (dimensions[position].stride == 1)
+    run_bytes = run * tensor.element_bytes
+    start = _row_alignment_bytes(table, load, dimensions[-1], tile)
+    # A run of r bytes starting at a multiple of s: on average (T - s) / T of a transaction more than r / T needs.
+    per_row = np.where(
+        start >= transaction_bytes,
+        np.ceil(run_bytes / transaction_bytes),
+        (run_bytes + transaction_bytes - start) / transaction_bytes,
+    )
+    return np.minimum(rows * per_row, elements) * transaction_bytes
+
+
+def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimension, tile: dict[str, Ints]) -> Ints:
+    """Largest power of two, in bytes, that divides the address of every row start of every block's tile."""
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    start = np.zeros(table.count, dtype=np.int64)
+    for axis, coefficient in innermost.terms:
+        start = np.gcd(start, coefficient * innermost.stride * tile[axis])
+    if len(tensor.shape) > 1:
+        start = np.gcd(start, tensor.shape[-1])
+    start = np.gcd(start, innermost.offset) if innermost.offset else start
+    start = np.where(start == 0, 1 << 20, start)
+    return (start & -start) * tensor.element_bytes
+
+
+def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, resident_blocks: Ints) -> Floats:
+    """Bytes of ``load``'s tensor that come from DRAM: compulsory traffic, plus what L2 cannot keep between waves.
+
+    The blocks that run at the same time cover a super-tile, last axis first; they share its data through L2. The
+    next wave reads its own super-tile again, unless the tensor stays in L2 as a whole.
+    """
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    remaining = np.maximum(1, resident_blocks).astype(np.int64)
+    tile = {axis: np.full(table.count, table.form.sizes[axis], dtype=np.int64) for axis in table.step}
+    waves = np.ones(table.count)
+    for axis in reversed(list(table.block)):
+        cover = np.minimum(table.grid[axis], remaining)
+        remaining = np.maximum(1, remaining // np.maximum(1, cover))
+        tile[axis] = np.minimum(cover * table.block[axis], table.form.sizes[axis])
+        waves = waves * np.ceil(table.grid[axis] / cover)
+    for axis in table.form.columns:
+        tile.setdefault(axis, np.full(table.count, table.form.sizes[axis], dtype=np.int64))
+    moved = waves * tile_transaction_bytes(table, load, tile, device.dram.transaction_bytes)
+    compulsory = _touched_bytes(table, load, device)
+    kept = device.l2 is not None and tensor.size_bytes <= device.l2.capacity_bytes / 2
+    return np.full(table.count, compulsory) if kept else np.maximum(moved, compulsory)
+
+
+def _touched_bytes(table: ScheduleTable, load: Load, device: DeviceSpec) -> float:
+    """Bytes of the whole tensor that the operator touches, in transactions."""
+    sizes = {axis: np.full(table.count, size, dtype=np.int64) for axis, size in table.form.sizes.items()}
+    whole = tile_transaction_bytes(table, load, sizes, device.dram.transaction_bytes)
+    return float(min(whole.min(initial=np.inf), table.form.expr.tensor_by_name[load.tensor].size_bytes))

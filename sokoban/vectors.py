@@ -1,0 +1,88 @@
+"""How wide a memory access may be: the largest vector that is contiguous, aligned and inside the tensor as a whole.
+
+A misaligned vector access is an error on a GPU, and a vector that straddles the edge of a tensor falls apart into
+scalars; both are ruled out here, from the affine indices, before any code exists.
+"""
+
+from __future__ import annotations
+
+from sokoban.expression import Load, loads
+from sokoban.kernel_form import KernelForm
+from sokoban.regions import data_dimension
+from sokoban.schedule import TileSchedule
+
+#: Widest access of any accelerator we generate code for.
+VECTOR_BYTES = 16
+
+
+def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: int = 0) -> int:
+    """Elements per access when a block copies the data tile of ``load`` from global to shared memory.
+
+    ``padding`` is the storage padding of the shared tile in elements: the shared side has to stay aligned too.
+    """
+    if not load.indices:
+        return 1
+    tensor = form.expr.tensor_by_name[load.tensor]
+    dimension = data_dimension(load.indices[-1])
+    if dimension.stride != 1 or any(coefficient < 0 for _, coefficient in dimension.terms):
+        return 1
+    tile = {**schedule.block_of, **schedule.step_of}
+    conditions = [dimension.extent({**form.sizes, **tile}), dimension.offset, tensor.shape[-1]]
+    conditions += [coefficient * tile[axis] for axis, coefficient in dimension.terms if axis in tile]
+    conditions.append(conditions[0] + padding)
+    return _largest(tensor.element_bytes, conditions)
+
+
+def store_vector(form: KernelForm, schedule: TileSchedule) -> int:
+    """Elements per access when a thread writes its adjacent outputs, and reads what the final statement needs."""
+    axis = form.final.axes[-1]
+    output = form.expr.output
+    if axis not in schedule.thread_of:
+        return 1
+    conditions = [schedule.thread_of[axis], output.shape[-1]]
+    width_bytes = output.element_bytes
+    direct = list(form.final_loads)
+    if form.reduction is None:
+        direct += [load for load in form.body_loads if load.tensor not in schedule.cached]
+    for load in direct:
+        tensor = form.expr.tensor_by_name[load.tensor]
+        if not load.indices or all(index.coefficient(axis) == 0 for index in load.indices):
+            continue
+        innermost = load.indices[-1]
+        if innermost.coefficient(axis) != 1:
+            return 1
+        width_bytes = max(width_bytes, tensor.element_bytes)
+        conditions += [tensor.shape[-1], innermost.offset]
+        conditions += [c for other, c in innermost.terms if other != axis]
+    return _largest(width_bytes, conditions)
+
+
+def column_vector(form: KernelForm, threads: int) -> int:
+    """Elements per access when the threads of a ``rows`` kernel walk the columns, one contiguous axis in every access."""
+    columns = form.columns or form.reduced
+    if len(columns) != 1:
+        return 1
+    axis = columns[0]
+    width_bytes = form.expr.output.element_bytes if form.columns else 1
+    conditions = [form.sizes[axis], max(1, form.sizes[axis] // max(1, threads))]
+    produced = {statement.tensor for statement in form.reductions}
+    for statement in (*form.reductions, form.final):
+        for load in loads(statement.value):
+            if load.tensor in produced or all(index.coefficient(axis) == 0 for index in load.indices):
+                continue
+            tensor = form.expr.tensor_by_name[load.tensor]
+            width_bytes = max(width_bytes, tensor.element_bytes)
+            innermost = load.indices[-1]
+            if innermost.terms != ((axis, 1),) or innermost.offset:
+                return 1
+            conditions.append(tensor.shape[-1])
+    if form.columns and form.final.axes[-1] != axis:
+        return 1
+    return _largest(width_bytes, conditions)
+
+
+def _largest(element_bytes: int, must_divide: list[int]) -> int:
+    width = max(1, VECTOR_BYTES // element_bytes)
+    while width > 1 and any(number % width for number in must_divide):
+        width //= 2
+    return width

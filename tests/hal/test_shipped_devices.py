@@ -1,0 +1,155 @@
+"""The shipped device files against arithmetic, against each other and against the published JSON Schema."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.resources import files
+
+import jsonschema
+import pytest
+
+import hal
+from hal import DeviceSpec
+
+KiB, MiB = 1024, 1024**2
+
+DEVICES = hal.all_devices()
+GPUS = [device for device in DEVICES if device.kind == "gpu"]
+CUDA = [device for device in GPUS if device.vendor == "NVIDIA"]
+
+FLOAT32_LANES_PER_UNIT = {
+    "sm_37": 192,
+    "sm_60": 64,
+    "sm_61": 128,
+    "sm_70": 64,
+    "sm_75": 64,
+    "sm_80": 64,
+    "sm_89": 128,
+    "sm_90": 128,
+    "gfx906": 64,
+}
+
+# CUDA C++ programming guide: threads, blocks, registers and shared KiB per SM; shared KiB per block when asked for.
+PROGRAMMING_GUIDE = {
+    (3, 7): (2048, 16, 131_072, 112, 48),
+    (6, 0): (2048, 32, 65_536, 64, 48),
+    (6, 1): (2048, 32, 65_536, 96, 48),
+    (7, 0): (2048, 32, 65_536, 96, 96),
+    (7, 5): (1024, 16, 65_536, 64, 64),
+    (8, 0): (2048, 32, 65_536, 164, 163),
+    (8, 9): (1536, 24, 65_536, 100, 99),
+    (9, 0): (2048, 32, 65_536, 228, 227),
+}
+
+# Units, L2 in KiB, and the datasheet's float32 TFLOP/s and DRAM GB/s.
+DATASHEET = {
+    "a100-pcie-40gb": (108, 40 * 1024, 19.5, 1555),
+    "a100-pcie-80gb": (108, 40 * 1024, 19.5, 1935),
+    "h100-sxm-80gb": (132, 50 * 1024, 67, 3350),
+    "h200": (132, 50 * 1024, 67, 4800),
+    "k80": (13, 1536, 8.74 / 2, 480 / 2),
+    "l4": (58, 48 * 1024, 30.3, 300),
+    "mi50": (60, 4 * 1024, 13.3, 1024),
+    "p100-pcie-16gb": (56, 4 * 1024, 9.5, 732),
+    "p4": (20, 2 * 1024, 5.7, 192),
+    "rtx-2080-ti": (68, 5632, 13.45, 616),
+    "t4": (40, 4 * 1024, 8.1, 320),
+    "v100-pcie-16gb": (80, 6 * 1024, 14.0, 900),
+    "v100-sxm2-16gb": (80, 6 * 1024, 15.7, 900),
+}
+
+
+def named(device: DeviceSpec) -> str:
+    return device.name
+
+
+def test_the_promised_boards_are_there() -> None:
+    assert hal.device_names() == tuple(sorted([*DATASHEET, "ipu-mk1"]))
+    assert [device.name for device in DEVICES] == list(hal.device_names())
+
+
+@pytest.mark.parametrize("device", GPUS, ids=named)
+def test_float32_peak_is_lanes_times_two_times_boost_clock(device: DeviceSpec) -> None:
+    lanes = device.unit_count * FLOAT32_LANES_PER_UNIT[device.architecture]
+    assert device.peak_flops("float32") == pytest.approx(lanes * 2 * device.clocks.boost_hz, rel=0.03)
+
+
+@pytest.mark.parametrize("device", GPUS, ids=named)
+def test_units_caches_and_rates_agree_with_the_datasheet(device: DeviceSpec) -> None:
+    units, l2_kib, tflops, dram_gb_per_second = DATASHEET[device.name]
+    assert device.unit_count == units
+    assert device.l2 is not None
+    assert device.l2.capacity_bytes == l2_kib * KiB
+    assert device.peak_flops("float32") == pytest.approx(tflops * 1e12, rel=0.03)
+    share = device.dram.bandwidth_bytes_per_second / (dram_gb_per_second * 1e9)
+    assert 0.7 < share < 0.95, "sustained DRAM bandwidth lies a little under the datasheet's"
+
+
+@pytest.mark.parametrize("device", CUDA, ids=named)
+def test_limits_are_those_of_the_compute_capability(device: DeviceSpec) -> None:
+    assert device.compute_capability is not None
+    threads, blocks, registers, shared_kib, opt_in_kib = PROGRAMMING_GUIDE[device.compute_capability]
+    limits = device.limits
+    assert (limits.threads_per_unit, limits.blocks_per_unit) == (threads, blocks)
+    assert limits.registers_per_unit == registers
+    assert limits.shared_bytes_per_unit == shared_kib * KiB
+    assert limits.shared_bytes_per_block_opt_in == opt_in_kib * KiB
+    assert limits.shared_bytes_per_block == 48 * KiB
+    assert limits.shared_bytes_reserved_per_block == (KiB if device.compute_capability >= (8, 0) else 0)
+    assert (limits.registers_per_thread, limits.register_allocation_granularity) == (255, 256)
+    assert (limits.grid_x, limits.grid_y, limits.grid_z) == (2**31 - 1, 65_535, 65_535)
+    assert (device.warp_lanes, limits.threads_per_block) == (32, 1024)
+
+
+@pytest.mark.parametrize("device", GPUS, ids=named)
+def test_shared_memory_moves_no_more_than_its_banks_deliver(device: DeviceSpec) -> None:
+    shared = device.shared
+    assert shared.bank_count is not None
+    assert shared.bank_width_bytes is not None
+    ceiling = device.unit_count * shared.bank_count * shared.bank_width_bytes * device.clocks.boost_hz
+    assert 0.4 * ceiling < shared.bandwidth_bytes_per_second < ceiling
+
+
+def test_the_numbers_of_the_thesis() -> None:
+    """Sections 5.5.3 and 6.4, and the constants of its artifact."""
+    v100, k80, mi50, ipu = (hal.load_device(name) for name in ("v100-pcie", "k80", "mi50", "ipu"))
+    assert (v100.unit_count, k80.unit_count, ipu.unit_count) == (80, 13, 1216)
+    usable = [device.limits.registers_per_thread_usable for device in (v100, k80, mi50, ipu)]
+    assert usable == [96, 64, 96, 10]
+    assert [device.dram.transaction_bytes for device in (v100, k80, mi50)] == [32, 32, 64]
+    assert [(d.shared.bank_count, d.shared.bank_width_bytes) for d in (v100, k80, mi50)] == [(32, 4), (32, 8), (32, 4)]
+    assert (v100.warp_lanes, k80.warp_lanes, mi50.warp_lanes) == (32, 32, 64)
+    assert (v100.teu.group_size, k80.teu.group_size) == (4, 4)
+    assert [d.limits.shared_bytes_per_block for d in (v100, k80, ipu)] == [48 * KiB, 48 * KiB, 256 * KiB]
+    bandwidths = [device.shared.bandwidth_bytes_per_second for device in (v100, k80, mi50)]
+    assert bandwidths == [12_080e9, 2_540e9, 8e12]
+    assert k80.dram.bandwidth_bytes_per_second == 191e9
+    assert v100.block_launch_seconds == 1.56e-9
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=named)
+def test_only_what_can_be_compiled_claims_a_full_generator(device: DeviceSpec) -> None:
+    expected = {"k80": "cuda-source", "mi50": "opencl-source", "ipu-mk1": None}.get(device.name, "cuda")
+    assert device.code_generator == expected
+    assert (device.code_generator_reason == "") == (expected == "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=named)
+def test_every_number_names_its_source(device: DeviceSpec) -> None:
+    for path, _ in hal.leaves(device):
+        assert len(hal.provenance_of(device, path)) > 15, path
+
+
+@pytest.mark.parametrize("name", hal.device_names())
+def test_the_schema_accepts_the_file(name: str) -> None:
+    schema = hal.device_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    document = tomllib.loads(files("hal").joinpath("devices", f"{name}.toml").read_text("utf-8"))
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+
+
+@pytest.mark.parametrize("changed", [{"unit_count": 0}, {"kind": "tpu"}, {"unit_cuont": 3}, {"clocks": None}])
+def test_the_schema_refuses_what_the_loader_refuses(changed: dict[str, object]) -> None:
+    document = tomllib.loads(files("hal").joinpath("devices", "t4.toml").read_text("utf-8"))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(document | changed, hal.device_schema(), cls=jsonschema.Draft202012Validator)
