@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 _HEADERS = Path(__file__).parent / "emulator"
 _CUDA_INCLUDE = re.compile(r"^\s*#\s*include\s*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
-_CRASHES = {
+_CRASHES: dict[int, str] = {
     signal.SIGSEGV: "an access outside an array",
     signal.SIGBUS: "an access outside an array",
     signal.SIGILL: "a vector access that is not aligned, or an index beyond a shared or local array",
@@ -92,9 +92,7 @@ def run_cuda_on_cpu(
         numbers = [*extents, dynamic_shared_bytes, *(array.nbytes for array in arrays)]
         command = [str(program), str(data), *map(str, numbers)]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise EmulatorError(f"{entry}: still running after {_RUN_TIMEOUT_S} s") from error
         if done.returncode:

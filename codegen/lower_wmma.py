@@ -85,8 +85,9 @@ def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
             return f"padding {padding} of {load.tensor} is no multiple of {OPERAND_PADDING_STEP} elements"
     if schedule.threads_per_block > 1024:
         return f"{schedule.threads_per_block} threads are more than a block has"
-    if strip_bytes(roles, schedule) > STATIC_SHARED_BYTES:
-        return f"{strip_bytes(roles, schedule)} bytes for results on their way out are more than static shared memory has"
+    strip = strip_bytes(roles, schedule)
+    if strip > STATIC_SHARED_BYTES:
+        return f"results on their way out take {strip} bytes, static shared memory has {STATIC_SHARED_BYTES}"
     return None
 
 

@@ -12,14 +12,15 @@ half arithmetic, and a Tensor Core tiling is run with scalar multiply-adds. The 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from codegen.lower import lower
 from codegen.opencl_runner import OpenClError, opencl_available, run_opencl
 from codegen.targets import KERNEL_SUFFIX, LoweringError, opencl_source
-from sokoban.expression import Axis, Load, Statement, Tensor, TensorExpr, loads
+from codegen.verification import Verification
+from sokoban.expression import Axis, Statement, Tensor, TensorExpr, loads
 from sokoban.kernel_form import KernelForm
 from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule
@@ -29,27 +30,6 @@ TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2
 
 #: Elements behind every buffer that no kernel may touch.
 GUARD_ELEMENTS = 256
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What was run and what came out.
-
-    Attributes:
-        passed: the outputs agree and the guards are untouched.
-        method: how the kernel was run: the target, and the twin where there was one.
-        relative_error: largest |out - reference| / (|reference| + rms(reference)); None where nothing ran.
-        tolerance: the bound it was held to.
-        axis_sizes: sizes of the problem that ran.
-        reason: why it did not pass or did not run; empty otherwise.
-    """
-
-    passed: bool
-    method: str
-    relative_error: float | None
-    tolerance: float
-    axis_sizes: Mapping[str, int]
-    reason: str = ""
 
 
 def verify(form: KernelForm, schedule: TileSchedule, *, seed: int = 0, full_size: bool = False) -> Verification:
@@ -176,5 +156,3 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     small = TensorExpr(expr.name, axes, tuple(tensors), statements, expr.accumulate)
     return KernelForm(form.source, small, form.kind, form.reductions, form.final, form.fused)
 
-
-__all__ = ["TOLERANCE", "Load", "Verification", "cut_down", "relative_error", "resize", "verify"]

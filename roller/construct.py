@@ -240,6 +240,13 @@ class _Policies:
             rate = instruction.sustained_flops
         self.model = MicroModel(space, self.device, rate, float(operations))
         start = tuple(dict(multiples).get(i, 1) for i in range(len(space.axes)))
+        if roles is not None and not all(
+            self._sizes(rules, "registers", axis, multiple, 1 << 30) for axis, multiple in multiples
+        ):
+            return
+        self.single = tuple(
+            axis not in dict(multiples) for axis in range(len(space.axes))
+        ) if roles is not None else (False,) * len(space.axes)
         seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         for register_shape, register_reasons in self._register_tiles(start, rules, roles is not None):
             for shared_shape, shared_reasons in self._shared_tiles(register_shape, rules, roles is not None):
@@ -266,7 +273,7 @@ class _Policies:
         largest = 64 if matrix else LARGEST_REGISTER_AXIS
         menu = [
             self._sizes(rules, "registers", axis, start[axis], min(largest, 2 * space.sizes[axis]))
-            if axis < space.spatial_count
+            if axis < space.spatial_count and not self.single[axis]
             else (start[axis],)
             for axis in range(len(space.axes))
         ]
@@ -338,6 +345,10 @@ class _Policies:
         menu, shape = [], list(register_shape)
         for axis, size in enumerate(space.sizes):
             base = register_shape[axis]
+            if self.single[axis]:
+                menu.append((1,))
+                shape[axis] = 1
+                continue
             sizes = self._sizes(rules, "shared", axis, base, 1024 if axis < space.spatial_count else 64)
             if not sizes:
                 # No aligned size within epsilon: the smallest tile that covers the axis, or one register tile.

@@ -248,3 +248,33 @@ def rewrite(value: Value, replace: Mapping[Value, Value]) -> Value:
     if isinstance(value, Reduction):
         return Reduction(value.function, value.axes, rewrite(value.body, replace))
     return value
+
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "pow": "**", "and": "and", "or": "or",
+    "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!=",
+}  # fmt: skip
+
+
+def value_text(value: Value) -> str:
+    """A value in the expression language, fully bracketed: ``(A[m, k] * B[k, n])``."""
+    if isinstance(value, Constant):
+        return f"{value.value:g}"
+    if isinstance(value, AxisValue):
+        return f"({value.index})"
+    if isinstance(value, Load):
+        pad = "" if value.pad is None else f" | pad={value.pad:g}"
+        return f"{value.tensor}[{', '.join(map(str, value.indices))}{pad}]"
+    if isinstance(value, Reduction):
+        return f"{value.function}([{', '.join(value.axes)}], {value_text(value.body)})"
+    arguments = [value_text(argument) for argument in value.arguments]
+    if value.function in _INFIX:
+        return f"({arguments[0]} {_INFIX[value.function]} {arguments[1]})"
+    if value.function == "neg":
+        return f"(-{arguments[0]})"
+    return f"{value.function}({', '.join(arguments)})"
+
+
+def statement_text(statement: Statement) -> str:
+    """A statement in the expression language: ``C[m, n] = sum([k], (A[m, k] * B[k, n]))``."""
+    return f"{statement.tensor}[{', '.join(statement.axes)}] = {value_text(statement.value)}"

@@ -136,8 +136,8 @@ def kernel_form(source: TensorExpr) -> KernelForm:
     Raises:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
-    # Dropping a reduction of one element leaves a point-wise statement, which is inlined in turn.
-    expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(inline_pointwise(source))))
+    # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
+    expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
     reductions = [statement for statement in expr.statements if statement.reduction is not None]
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)

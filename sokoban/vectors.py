@@ -14,6 +14,9 @@ from sokoban.schedule import TileSchedule
 #: Widest access of any accelerator we generate code for.
 VECTOR_BYTES = 16
 
+#: Most elements that arithmetic is vectorised over: TVM's CUDA code for eight half-precision lanes does not compile.
+MAX_LANES = 4
+
 
 def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: int = 0) -> int:
     """Elements per access when a block copies the data tile of ``load`` from global to shared memory.
@@ -54,7 +57,7 @@ def store_vector(form: KernelForm, schedule: TileSchedule) -> int:
         width_bytes = max(width_bytes, tensor.element_bytes)
         conditions += [tensor.shape[-1], innermost.offset]
         conditions += [c for other, c in innermost.terms if other != axis]
-    return _largest(width_bytes, conditions)
+    return min(MAX_LANES, _largest(width_bytes, conditions))
 
 
 def column_vector(form: KernelForm, threads: int) -> int:
@@ -78,7 +81,7 @@ def column_vector(form: KernelForm, threads: int) -> int:
             conditions.append(tensor.shape[-1])
     if form.columns and form.final.axes[-1] != axis:
         return 1
-    return _largest(width_bytes, conditions)
+    return min(MAX_LANES, _largest(width_bytes, conditions))
 
 
 def _largest(element_bytes: int, must_divide: list[int]) -> int:

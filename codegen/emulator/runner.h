@@ -85,16 +85,18 @@ static void run_block(unsigned char* stacks, bool backwards) {
     if (!released) fail("threads of a block wait for each other at different places");
   }
 }
-// The end of an array lies just before a page that cannot be touched, as near as its alignment of 64 bytes allows;
+// 64 MiB before and behind an array cannot be touched. Its end is as near to them as an alignment of 64 bytes allows;
 // the bytes between are checked.
+constexpr size_t guard_bytes = 1 << 26;
 struct Array { unsigned char* start; size_t bytes, slack; };
 static Array place(size_t bytes) {
   size_t page = (size_t)sysconf(_SC_PAGESIZE), rounded = (bytes + 63) / 64 * 64;
   size_t pages = (rounded + page - 1) / page * page;
-  unsigned char* base = (unsigned char*)mmap(nullptr, pages + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED || mprotect(base + page, pages, PROT_READ | PROT_WRITE)) fail("out of memory");
-  memset(base + page, 0xff, pages);
-  return {base + page + pages - rounded, bytes, rounded - bytes};
+  unsigned char* base = (unsigned char*)mmap(nullptr, pages + 2 * guard_bytes, PROT_NONE,
+                                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED || mprotect(base + guard_bytes, pages, PROT_READ | PROT_WRITE)) fail("out of memory");
+  memset(base + guard_bytes, 0xff, pages);
+  return {base + guard_bytes + pages - rounded, bytes, rounded - bytes};
 }
 }  // namespace emulator
 

@@ -1,0 +1,118 @@
+"""One schedule to one finished kernel: source, binary, resources, proof. Runs in a worker process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.verification import Verification
+from sokoban import KernelForm, TileSchedule
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        form: the operator in canonical form.
+        schedule: the schedule to lower.
+        entry: name of the kernel function.
+        generator: ``"cuda"`` (source and cubin), ``"cuda-source"`` or ``"opencl-source"``.
+        architecture: ``"sm_70"`` and the like.
+        wavefront: lanes of a TEU, for OpenCL.
+        verify: run the schedule on a cut-down problem too.
+    """
+
+    form: KernelForm
+    schedule: TileSchedule
+    entry: str
+    generator: str
+    architecture: str
+    wavefront: int
+    verify: bool
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel as text and machine code.
+
+    Attributes:
+        entry: name of the function in the source.
+        source: CUDA C++ or OpenCL C.
+        binary: cubin; None where only source can be made.
+        grid, block: launch extents (x, y, z).
+        shared_bytes: shared memory of a block, all of it.
+        dynamic_shared_bytes: the part of it to give at launch.
+        registers: registers per thread as compiled; None without a binary.
+        spill_bytes: bytes per thread spilled to local memory, stores and loads; None without a binary.
+        verification: the proof; None where none was asked for.
+        error: why there is no kernel; empty where there is one.
+    """
+
+    entry: str
+    source: str
+    binary: bytes | None
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    registers: int | None
+    spill_bytes: int | None
+    verification: Verification | None
+    error: str = ""
+
+
+def warm_up() -> None:
+    """Import what a worker needs, before the first request arrives."""
+    import codegen.device_compiler
+    import codegen.targets
+    import codegen.verify  # noqa: F401
+
+
+def build_kernel(request: BuildRequest) -> BuiltKernel:
+    """Lower, compile and (on request) verify one schedule. Never raises for a schedule that does not build: the
+    result carries the reason."""
+    from codegen.device_compiler import CompileError, compile_cuda
+    from codegen.lower import lower
+    from codegen.prelude import strip_prelude
+    from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source
+
+    form = request.form
+    parameters = [tensor.name for tensor in (*form.expr.inputs, form.expr.output)]
+    registers = spills = binary = None
+    try:
+        lowered = lower(form, request.schedule, entry=request.entry, dynamic_shared=request.generator != "opencl-source")
+        if request.generator == "opencl-source":
+            source = opencl_source(lowered, parameters, request.wavefront)
+        else:
+            source = strip_prelude(cuda_source(lowered, request.architecture, parameters))
+        shared_bytes = lowered.shared_bytes
+        if request.generator == "cuda":
+            compiled = compile_cuda(source, request.architecture, name=request.entry)
+            binary, registers, spills = compiled.cubin, compiled.registers, compiled.spill_bytes
+            shared_bytes = compiled.shared_bytes + lowered.dynamic_shared_bytes
+    except (LoweringError, CompileError, ValueError) as error:
+        return BuiltKernel(request.entry, "", None, (0, 0, 0), (0, 0, 0), 0, 0, None, None, None, str(error))
+    verification = None
+    if request.verify:
+        from codegen.verify import verify
+
+        verification = verify(form, request.schedule)
+    return BuiltKernel(
+        request.entry + KERNEL_SUFFIX,
+        source,
+        binary,
+        lowered.grid,
+        lowered.block,
+        shared_bytes,
+        lowered.dynamic_shared_bytes,
+        registers,
+        spills,
+        verification,
+    )
+
+
+def verify_schedule(form: KernelForm, schedule: TileSchedule) -> Verification:
+    """Run one schedule against the reference; see :func:`codegen.verify.verify`."""
+    from codegen.verify import verify
+
+    return verify(form, schedule)

@@ -1,0 +1,27 @@
+"""The result of a verification; apart from :mod:`codegen.verify`, which needs TVM to obtain one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was run and what came out.
+
+    Attributes:
+        passed: the outputs agree and the guards are untouched.
+        method: how the kernel was run: the target, and the twin where there was one.
+        relative_error: largest |out - reference| / (|reference| + rms(reference)); None where nothing ran.
+        tolerance: the bound it was held to.
+        axis_sizes: sizes of the problem that ran.
+        reason: why it did not pass or did not run; empty otherwise.
+    """
+
+    passed: bool
+    method: str
+    relative_error: float | None
+    tolerance: float
+    axis_sizes: Mapping[str, int]
+    reason: str = ""

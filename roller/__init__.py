@@ -1,0 +1,1 @@
+"""Roller: rTiles, alignment rules, construction and the compile pipeline (thesis chapter 6)."""

@@ -1,0 +1,257 @@
+"""The command line. The library raises InputError; only here are errors printed and exit codes chosen."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hal import DeviceSpec, InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from roller.pipeline import CompiledOperator
+
+#: Exit code for input that cannot be used.
+BAD_INPUT = 2
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Every foreseeable failure as one line on stderr."""
+    try:
+        yield
+    except InputError as error:
+        click.echo(f"roller: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"roller: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("roller: interrupted", err=True)
+        sys.exit(130)
+
+
+class _Group(click.Group):
+    """Usage errors in one line too, like every other error."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["standalone_mode"] = False
+        try:
+            with _errors():
+                return super().main(*args, **kwargs)
+        except click.UsageError as error:
+            hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+            click.echo(f"roller: {' '.join(error.format_message().split())}{hint}", err=True)
+            sys.exit(BAD_INPUT)
+        except click.exceptions.Exit as error:
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("roller: interrupted", err=True)
+            sys.exit(130)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="roller")
+def main() -> None:
+    """GPU kernels constructed from a model of the hardware, and how long they take."""
+
+
+def _device_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--device", "device_name", required=True, metavar="NAME|FILE", help="A board (roller devices) or a spec file."
+    )(command)
+
+
+@main.command("devices")
+@click.argument("name", required=False)
+@click.option("--json/--no-json", "as_json", default=False, help="The spec as JSON.")
+def devices_command(name: str | None, as_json: bool) -> None:
+    """List the known boards, or show one of them (a name or a spec file)."""
+    from roller.show import device_list, device_page, print_table
+
+    if name is None:
+        print_table(device_list())
+        return
+    from hal import load_device
+
+    device = load_device(name)
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(device), indent=2))
+    else:
+        device_page(device)
+
+
+@main.command("compile")
+@click.argument("file", type=click.Path(path_type=Path))
+@_device_option
+@click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Kernels per operator.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Where to write.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
+@click.option("--verify", type=click.IntRange(0, 100), default=1, show_default=True,
+              help="How many kernels, from rank 1 down, to run against the reference.")
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
+def compile_command(
+    file: Path, device_name: str, top_k: int, out: Path, jobs: int | None, verify: int, as_json: bool
+) -> None:
+    """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
+    from hal import load_device
+    from roller.pipeline import check_compilable, compile_operators, worker_pool, write_bundle
+
+    device = load_device(device_name)
+    check_compilable(device)
+    _check_out(out)
+    _check_readable(file)
+    start = time.perf_counter()
+    with _pool(worker_pool(jobs or _cores())) as pool:
+        from sokoban import load_operators
+
+        expressions = load_operators(file)
+        results = compile_operators(expressions, device, top_k=top_k, verify=verify, pool=pool)
+        with _progress(len(expressions), show=not as_json) as advance:
+            finished = []
+            for compiled in results:
+                directory = write_bundle(compiled, device, out)
+                if as_json:
+                    click.echo(_compiled_json(compiled, device, directory))
+                finished.append((compiled, directory))
+                advance(compiled.expr.name)
+    if not as_json:
+        from roller.show import print_compiled
+
+        print_compiled(finished, device, time.perf_counter() - start)
+
+
+@main.command("verify")
+@click.argument("file", type=click.Path(path_type=Path))
+@_device_option
+@click.option("--top-k", type=click.IntRange(1, 100), default=3, show_default=True, help="Schedules per operator.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that verify.  [default: all cores]")
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
+def verify_command(file: Path, device_name: str, top_k: int, jobs: int | None, as_json: bool) -> None:
+    """Run the best schedules of every operator in FILE, cut down to a few tiles, against a float64 reference.
+
+    Exit code 1 when one disagrees or could not run.
+    """
+    from hal import load_device
+    from roller.pipeline import verify_operators, worker_pool
+    from roller.show import print_verified, verified_json
+
+    device = load_device(device_name)
+    _check_readable(file)
+    with _pool(worker_pool(jobs or _cores())) as pool:
+        from sokoban import load_operators
+
+        expressions = load_operators(file)
+        results = []
+        with _progress(len(expressions), show=not as_json) as advance:
+            for name, checks in verify_operators(expressions, device, top_k=top_k, pool=pool):
+                results.append((name, checks))
+                if as_json:
+                    click.echo(verified_json(name, device, checks))
+                advance(name)
+    if not as_json:
+        print_verified(results)
+    if not all(check.passed for _, checks in results for check in checks):
+        sys.exit(1)
+
+
+@main.command("explain")
+@click.argument("file", type=click.Path(path_type=Path))
+@_device_option
+@click.option("--name", "operator", default=None, help="One operator of the list.")
+@click.option("--rank", type=click.IntRange(1, 100), default=1, show_default=True, help="Which program.")
+@click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="How many to compare it with.")
+def explain_command(file: Path, device_name: str, operator: str | None, rank: int, top_k: int) -> None:
+    """Tell how the programs of FILE's operators were constructed and what limits them."""
+    from hal import load_device
+    from roller.construct import construct
+    from roller.explain import explain
+    from sokoban import kernel_form, load_operators
+
+    device = load_device(device_name)
+    expressions = load_operators(file)
+    if operator is not None:
+        named = [expr for expr in expressions if expr.name == operator]
+        if not named:
+            raise InputError("--name", f"{operator!r} is not in {file}", f"try {expressions[0].name}")
+        expressions = named
+    for expr in expressions:
+        construction = construct(kernel_form(expr), device, max(top_k, rank))
+        if rank > len(construction.programs):
+            raise InputError("--rank", f"{expr.name} has {len(construction.programs)} programs", "ask for one of those")
+        click.echo(explain(construction, rank))
+
+
+@main.command("schema")
+@click.argument("kind", type=click.Choice(["operator", "device", "manifest"]))
+def schema_command(kind: str) -> None:
+    """Print the JSON Schema of operator files, device files or manifests."""
+    from roller.schemas import schema_text
+
+    click.echo(schema_text(kind), nl=False)
+
+
+def _compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Path) -> str:
+    from roller.show import compiled_json
+
+    return compiled_json(compiled, device, directory)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _check_readable(file: Path) -> None:
+    """Before any process starts: the commonest mistake is a wrong file name."""
+    if not file.is_file():
+        raise InputError(str(file), "no such file", "give a JSON file with one operator or a list of them")
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise InputError("--out", f"{out} exists and is no directory", "name another one")
+
+
+@contextmanager
+def _pool(pool: Any) -> Iterator[Any]:
+    """The pool, its queue dropped and its processes ended on any error."""
+    try:
+        yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _progress(count: int, *, show: bool) -> Iterator[Callable[[str], None]]:
+    """A progress bar on a terminal's stderr for lists; nothing otherwise."""
+    if not show or count < 2 or not sys.stderr.isatty():
+        yield lambda name: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("compiling", total=count)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The published JSON Schemas, generated from the types that read and write the files."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+def schema(kind: str) -> dict[str, Any]:
+    """The schema of ``"operator"``, ``"device"`` or ``"manifest"`` files."""
+    if kind == "operator":
+        from sokoban import operator_schema
+
+        return operator_schema()
+    if kind == "device":
+        from hal import device_schema
+
+        return device_schema()
+    from codegen import manifest_schema
+
+    return manifest_schema()
+
+
+def schema_text(kind: str) -> str:
+    """The schema as indented JSON, as it stands in this package's ``<kind>.schema.json``."""
+    return json.dumps(schema(kind), indent=2) + "\n"

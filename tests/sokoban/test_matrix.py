@@ -1,0 +1,96 @@
+"""Which operators are matrix products, and which axes play which part."""
+
+import pytest
+
+from sokoban.kernel_form import KernelForm, kernel_form
+from sokoban.matrix import MatrixRoles, matrix_roles
+from sokoban.operators import operator_from_data
+
+
+def form_of(**operator: object) -> KernelForm:
+    return kernel_form(operator_from_data({"dtype": "float16", **operator}))
+
+
+def roles_of(**operator: object) -> MatrixRoles | None:
+    return matrix_roles(form_of(**operator))
+
+
+def summary(roles: MatrixRoles | None) -> tuple[str, ...]:
+    assert roles is not None
+    return (roles.m, roles.n, roles.k, roles.a.tensor, roles.a_layout, roles.b.tensor, roles.b_layout)
+
+
+@pytest.mark.parametrize(("transpose_a", "a_layout"), [(False, "row"), (True, "col")])
+@pytest.mark.parametrize(("transpose_b", "b_layout"), [(False, "row"), (True, "col")])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_matmul_layouts_follow_the_innermost_dimensions(
+    dtype: str, transpose_a: bool, a_layout: str, transpose_b: bool, b_layout: str
+) -> None:
+    roles = roles_of(op="matmul", m=64, n=48, k=32, dtype=dtype, transpose_a=transpose_a, transpose_b=transpose_b)
+    assert summary(roles) == ("m", "n", "k", "A", a_layout, "B", b_layout)
+
+
+def test_batch_axes_stay_outside() -> None:
+    roles = roles_of(op="batch_matmul", b=3, m=64, n=48, k=32)
+    assert summary(roles) == ("m", "n", "k", "A", "row", "B", "row")
+
+
+def test_pointwise_convolution_multiplies_the_weights_from_the_left() -> None:
+    form = form_of(op="conv2d", n=2, c=33, h=15, w=15, f=65, kh=1, kw=1)
+    roles = matrix_roles(form)
+    assert roles is not None
+    assert (roles.a.tensor, roles.b.tensor) == ("W", "X")
+    assert roles.n == form.final.axes[-1]
+    assert (roles.a_layout, roles.b_layout) == ("row", "row")
+
+
+def test_channels_last_pointwise_convolution_multiplies_the_weights_from_the_right() -> None:
+    form = form_of(op="conv2d", n=2, c=40, h=8, w=9, f=65, kh=1, kw=1, layout="NHWC")
+    roles = matrix_roles(form)
+    assert roles is not None
+    assert (roles.a.tensor, roles.b.tensor) == ("X", "W")
+    assert roles.n == form.final.axes[-1]
+
+
+def test_an_output_stored_the_other_way_around_swaps_the_operands() -> None:
+    form = form_of(expr="C[n,m] = sum(k, A[m,k] * B[k,n])", sizes={"m": 64, "n": 48, "k": 32})
+    roles = matrix_roles(form)
+    assert roles is not None
+    assert (roles.a.tensor, roles.b.tensor) == ("B", "A")
+    assert (roles.a_layout, roles.b_layout) == ("col", "col")
+
+
+def test_the_larger_of_two_row_axes_is_taken() -> None:
+    form = form_of(
+        expr="C[i,j,n] = sum(k, A[j,i,k] * B[k,n])",
+        sizes={"i": 16, "j": 64, "n": 48, "k": 32},
+    )
+    roles = matrix_roles(form)
+    assert roles is not None
+    assert form.sizes[roles.m] == 64
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        {"op": "matmul", "m": 64, "n": 64, "k": 64, "dtype": "float32"},
+        {"op": "conv2d", "n": 1, "c": 16, "h": 16, "w": 16, "f": 16, "kh": 3, "kw": 3, "padding": "SAME"},
+        {"op": "conv2d", "n": 1, "c": 16, "h": 16, "w": 16, "f": 16, "kh": 1, "kw": 1, "stride": 2},
+        {"op": "depthwise_conv2d", "n": 1, "c": 16, "h": 16, "w": 16, "kh": 3, "kw": 3},
+        {"op": "softmax", "shape": [64, 64]},
+        {"op": "elementwise", "function": "relu", "shape": [64, 64]},
+        {"op": "reduce", "function": "sum", "shape": [64, 64], "axes": [1]},
+        {"expr": "C[m,n] = max(k, A[m,k] * B[k,n])", "sizes": {"m": 64, "n": 64, "k": 64}},
+        {"expr": "C[m,n] = sum(k, A[m,k] + B[k,n])", "sizes": {"m": 64, "n": 64, "k": 64}},
+        {"expr": "C[m,n] = sum(k, A[m,k] * A[n,k])", "sizes": {"m": 64, "n": 64, "k": 64}},
+        {"expr": "C[m,n] = sum(k, A[m,k] * B[k,n] * 2.0)", "sizes": {"m": 64, "n": 64, "k": 64}},
+        {"expr": "C[m] = sum(k, A[m,k] * B[k])", "sizes": {"m": 64, "k": 64}},
+        {
+            "expr": "C[b,m,n] = sum(k, A[m,k,b] * B[k,n,b])",
+            "sizes": {"b": 8, "m": 32, "n": 32, "k": 32},
+        },
+    ],
+    ids=lambda operator: str(operator.get("expr") or operator["op"]),
+)
+def test_everything_else_has_no_roles(operator: dict[str, object]) -> None:
+    assert roles_of(**operator) is None
