@@ -66,8 +66,8 @@ opencl: $(STAMP)
 	  if [ -n "$$why" ]; then echo "make opencl: $$why; kernels will be compiled but not verified" >&2; fi
 	fi
 
-## compile: the example convolution for a V100
-compile: $(STAMP)
+## compile: the example convolution for a V100, its best kernel verified
+compile: $(STAMP) opencl
 	@$(VENV)/bin/roller compile examples/conv2d.json --device v100
 
 ## test: the tests, kernels run on the CPU included

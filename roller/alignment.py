@@ -59,8 +59,9 @@ class TransactionRule:
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         if layer != "shared" or size >= space.sizes[axis]:
             return True
-        for element_bytes, dimensions in space.inputs:
-            if dimensions and dimensions[-1] == ((axis, 1),) and size * element_bytes % self.transaction_bytes:
+        for access in space.inputs:
+            innermost = access.dimensions[-1:]
+            if innermost == (((axis, 1),),) and size * access.element_bytes % self.transaction_bytes:
                 return False
         return True
 

@@ -143,7 +143,7 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[_Candidate], to
 
 def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     """Storage padding in elements for every staged tile, by tensor: none where no read conflicts, else one vector,
-    else the printed formula.
+    else an odd row, else the printed formula.
 
     The formula of 6.3.1 always pads to a fixed residue, up to doubling narrow rows; where the addresses of a warp
     show no conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better.
@@ -151,8 +151,8 @@ def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     rule = BankRule(device.shared.bank_count or 32, device.shared.bank_width_bytes or 4)
     form, count = table.form, table.count
     padding = dict(table.padding)
-    # Three rows per schedule: without padding, with a vector's worth, with the formula's.
-    options = table.repeated(3)
+    # Four rows per schedule: no padding, a vector's worth, an odd row, the formula's.
+    options = table.repeated(4)
     for load in form.body_loads:
         wanted = table.cached[load.tensor] & ~table.warp_tile
         if not load.indices or not wanted.any():
@@ -162,11 +162,12 @@ def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
         zeros = np.zeros(count, dtype=np.int64)
         rows = innermost.extent(table.block_tile) + zeros
         reads = innermost.extent({**table.register_tile, **dict.fromkeys(table.step, 1)}) + zeros
-        vector = np.where(rows % 4 == 0, max(1, 16 // element_bytes), 1 - rows % 2)
+        vector = np.full(count, max(1, 16 // element_bytes), dtype=np.int64)
+        odd = 1 - rows % 2
         formula = [rule.padding(n, r, element_bytes) for n, r in zip(rows.tolist(), reads.tolist(), strict=True)]
-        pads = np.stack([zeros, vector, np.array(formula, dtype=np.int64)])
+        pads = np.stack([zeros, vector, odd, np.array(formula, dtype=np.int64)])
         padded = replace(options, padding={**options.padding, load.tensor: pads.ravel()})
-        passes = wavefronts(padded, load, device, np.ones(3 * count, dtype=np.int64)).reshape(3, count)
+        passes = wavefronts(padded, load, device, np.ones(4 * count, dtype=np.int64)).reshape(4, count)
         chosen = pads[passes.argmin(axis=0), np.arange(count)]
         padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
     return padding
@@ -214,7 +215,8 @@ class _Policies:
     def has_reuse(self) -> bool:
         """Some operand is read for several outputs: it lacks a spatial axis, or its windows overlap."""
         spatial = [i for i in range(self.space.spatial_count) if self.space.sizes[i] > 1]
-        for _, dimensions in self.space.inputs:
+        for access in self.space.inputs:
+            dimensions = access.dimensions
             used = {axis for terms in dimensions for axis, _ in terms}
             if any(axis not in used for axis in spatial):
                 return True
@@ -465,8 +467,9 @@ class _Policies:
         thread, virtual = [], []
         for axis in spatial:
             size = register_shape[axis]
-            # Four adjacent elements make a 16-byte store; further ones are strided so that lanes stay adjacent.
-            inner = 4 if axis == space.spatial_count - 1 and size % 4 == 0 and roles is None else size
+            # Four adjacent elements make a 16-byte access; further ones are strided, so that lanes stay adjacent on
+            # the last axis and rows that lanes read together lie few enough apart to fall into different banks.
+            inner = 4 if size % 4 == 0 and roles is None else size
             thread.append((space.axes[axis], inner))
             virtual.append((space.axes[axis], size // inner))
         schedule = TileSchedule(
@@ -569,7 +572,7 @@ class _Policies:
         """A reduction with one thread per output, its rows fetched through shared memory in contiguous pieces."""
         axes, sizes = self.form.spatial, self.form.sizes
         reduced = math.prod(sizes[axis] for axis in self.form.reduced)
-        element = max(access[0] for access in self.space.inputs)
+        element = max(access.element_bytes for access in self.space.inputs)
         for outputs in (64, 128, 32, 256):
             budget = self.limits.shared_bytes_per_block // (outputs * element * len(self.space.inputs))
             if budget < 8:

@@ -34,7 +34,7 @@ class MicroModel:
             for access in space.inputs:
                 count = data_tile_elements(access, shape)
                 elements += count
-                held_bytes += access[0] * count
+                held_bytes += access.element_bytes * count
             tiles, outputs = 1, 1
             for axis, extent in enumerate(shape):
                 tiles *= -(-space.sizes[axis] // extent)

@@ -12,8 +12,28 @@ from functools import cached_property
 
 from sokoban import KernelForm, data_dimension
 
-#: Access map of one operand: (element bytes, per dimension its (axis position, coefficient) pairs).
-AccessMap = tuple[int, tuple[tuple[tuple[int, int], ...], ...]]
+
+@dataclass(frozen=True)
+class AccessMap:
+    """How one operand is indexed, over axis positions.
+
+    Attributes:
+        element_bytes: bytes of one element.
+        dimensions: per dimension of the data tile its (axis position, coefficient) pairs.
+    """
+
+    element_bytes: int
+    dimensions: tuple[tuple[tuple[int, int], ...], ...]
+
+    @cached_property
+    def plain(self) -> tuple[int, ...]:
+        """Axes that are a dimension by themselves; their product needs no arithmetic on the way."""
+        return tuple(d[0][0] for d in self.dimensions if len(d) == 1 and d[0][1] == 1)
+
+    @cached_property
+    def windows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The other dimensions: sliding windows, strides that do not vanish."""
+        return tuple(d for d in self.dimensions if not (len(d) == 1 and d[0][1] == 1))
 
 
 @dataclass(frozen=True)
@@ -46,7 +66,7 @@ class TileSpace:
             dimensions = tuple(
                 tuple((position[axis], abs(c)) for axis, c in data_dimension(index).terms) for index in load.indices
             )
-            inputs.append((form.expr.tensor_by_name[load.tensor].element_bytes, dimensions))
+            inputs.append(AccessMap(form.expr.tensor_by_name[load.tensor].element_bytes, dimensions))
         return TileSpace(
             form,
             axes,
@@ -99,7 +119,7 @@ class RTile:
 def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Extents of the data tile an operand needs for a tile shape: ``1 + sum(c * (size - 1))`` per dimension."""
     extents = []
-    for terms in access[1]:
+    for terms in access.dimensions:
         extent = 1
         for axis, coefficient in terms:
             extent += coefficient * (shape[axis] - 1)
@@ -110,7 +130,9 @@ def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
 def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
     """Number of elements of :func:`data_tile`."""
     total = 1
-    for terms in access[1]:
+    for axis in access.plain:
+        total *= shape[axis]
+    for terms in access.windows:
         extent = 1
         for axis, coefficient in terms:
             extent += coefficient * (shape[axis] - 1)

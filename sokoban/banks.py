@@ -16,33 +16,68 @@ from sokoban.regions import data_dimension
 from sokoban.table import Floats, Ints, ScheduleTable
 
 
+def lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec, *, staged: bool) -> Ints:
+    """Element addresses that the lanes of a warp read at one point of the inner loop; shape (schedules, lanes).
+
+    ``staged`` addresses lie in the data tile of ``load`` in shared memory, storage padding included; otherwise in the
+    whole tensor.
+    """
+    coordinate = _lane_coordinates(table, device)
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    extents = table.extents(load)
+    address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+    pitch: Ints | int = 1
+    for position in reversed(range(len(load.indices))):
+        dimension = data_dimension(load.indices[position])
+        scale = 1 if staged else dimension.stride
+        for axis, coefficient in dimension.terms:
+            if axis in coordinate:
+                address += coordinate[axis] * np.reshape(coefficient * scale * pitch, (-1, 1))
+        if not staged:
+            pitch = pitch * tensor.shape[position]
+        elif position == len(load.indices) - 1:
+            pitch = extents[position] + table.padding[load.tensor]
+        else:
+            pitch = pitch * extents[position]
+    return address
+
+
+def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
+    """First element of every lane of the first warp, by spatial axis; lanes run along the last axis first."""
+    known = table.lane_coordinates.get(device.warp_lanes)
+    if known is None:
+        lanes = np.arange(device.warp_lanes, dtype=np.int64)[None, :]
+        remaining = np.minimum(lanes, table.threads_per_block[:, None] - 1)
+        known = {}
+        for axis in reversed(table.form.spatial):
+            extent = table.threads[axis][:, None]
+            if table.form.sizes[axis] > 1:
+                known[axis] = remaining % extent * table.thread[axis][:, None]
+            remaining = remaining // extent
+        table.lane_coordinates[device.warp_lanes] = known
+    return known
+
+
 def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
     """Word addresses in the staged tile of ``load`` that the lanes of a warp read; shape (schedules, lanes).
 
     A word is one bank's width. Storage padding is included.
     """
-    lanes = np.arange(device.warp_lanes, dtype=np.int64)[None, :]
-    lanes = np.minimum(lanes, table.threads_per_block[:, None] - 1)
-    coordinate: dict[str, Ints] = {}
-    remaining = lanes
-    for axis in reversed(list(table.block)):
-        extent = table.threads[axis][:, None]
-        coordinate[axis] = remaining % extent * table.thread[axis][:, None]
-        remaining = remaining // extent
-    dimensions = [data_dimension(index) for index in load.indices]
-    address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
-    pitch = np.ones(table.count, dtype=np.int64)
-    for position in reversed(range(len(dimensions))):
-        dimension = dimensions[position]
-        for axis, coefficient in dimension.terms:
-            if axis in coordinate:
-                address += coordinate[axis] * (coefficient * pitch)[:, None]
-        extent = dimension.extent(table.block_tile)
-        if position == len(dimensions) - 1:
-            extent = extent + table.padding[load.tensor]
-        pitch = pitch * extent
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    return address * element_bytes // (device.shared.bank_width_bytes or 4)
+    address = lane_addresses(table, load, device, staged=True)
+    width = device.shared.bank_width_bytes or 4
+    return address if element_bytes == width else address * element_bytes // width
+
+
+def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes: int = 128) -> Floats:
+    """Different L1 lines that one warp touches per read of an operand that is not staged: one pass each.
+
+    Threads that share a reduction walk it side by side and touch a line together.
+    """
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    lines = np.sort(lane_addresses(table, load, device, staged=False) * element_bytes // line_bytes, axis=1)
+    distinct = 1.0 + (lines[:, 1:] != lines[:, :-1]).sum(axis=1)
+    return np.where(table.reduce_threads > 1, 1.0, distinct)
 
 
 def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:

@@ -142,15 +142,57 @@ def kernel_form(source: TensorExpr) -> KernelForm:
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)
     final = expr.statements[-1]
-    names = tuple((name, tuple(parts)) for name, parts in fused.items())
     if not reductions:
-        return KernelForm(source, expr, "tile", (), final, names)
+        return KernelForm(source, expr, "tile", (), final, _still_named(fused, expr))
+    _check_reads_inside(expr, {statement.tensor for statement in reductions})
     if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
-        renamed = _rename_to(final, reductions[0])
+        expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
+        renamed = _rename_to(final, reduction)
         expr = TensorExpr(expr.name, _axes_of(expr, (renamed, final)), expr.tensors, (renamed, final), expr.accumulate)
-        return KernelForm(source, expr, "tile", (renamed,), final, names)
+        return KernelForm(source, expr, "tile", (renamed,), final, _still_named(fused, expr))
     rows = _as_rows(expr, tuple(reductions), final)
-    return KernelForm(source, rows, "rows", rows.statements[:-1], rows.statements[-1], names)
+    return KernelForm(source, rows, "rows", rows.statements[:-1], rows.statements[-1], _still_named(fused, rows))
+
+
+def _still_named(fused: Mapping[str, tuple[str, ...]], expr: TensorExpr) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The fused axes that ``expr`` has: a fused column may have taken the output's name for it."""
+    return tuple((name, parts) for name, parts in fused.items() if name in expr.sizes)
+
+
+def _check_reads_inside(expr: TensorExpr, produced: set[str]) -> None:
+    """Refuse a padded read outside a reduction's result: the kernel computes what is read, and there is nothing."""
+    for statement in expr.statements:
+        for load in loads(statement.value):
+            if load.tensor not in produced or load.pad is None:
+                continue
+            for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
+                low, high = index.bounds(expr.sizes)
+                if low < 0 or high >= extent:
+                    raise _too_much(expr, f"{statement.tensor} reads {load.tensor} outside its bounds")
+
+
+def _reduced_apart(
+    expr: TensorExpr, reductions: tuple[Statement, ...], taken: tuple[str, ...]
+) -> tuple[TensorExpr, tuple[Statement, ...]]:
+    """Reduction axes that share a name with one of ``taken`` get one of their own.
+
+    ``C[i] = sum(k, A[i,k])`` with ``k`` taken -> ``C[i] = sum(k_1, A[i,k_1])``: the next step may call ``i`` ``k``.
+    """
+    sizes = dict(expr.sizes)
+    out = []
+    for statement in reductions:
+        assert statement.reduction is not None
+        renames: dict[str, str] = {}
+        for axis in statement.reduction.axes:
+            if axis in taken:
+                number = 1
+                while f"{axis}_{number}" in sizes:
+                    number += 1
+                renames[axis] = f"{axis}_{number}"
+                sizes[renames[axis]] = sizes[axis]
+        out.append(rename_axes(statement, renames) if renames else statement)
+    axes = tuple(Axis(name, size) for name, size in sizes.items())
+    return TensorExpr(expr.name, axes, expr.tensors, expr.statements, expr.accumulate), tuple(out)
 
 
 def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statement]]:
@@ -231,6 +273,10 @@ def _as_rows(expr: TensorExpr, reductions: tuple[Statement, ...], final: Stateme
                 raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
     names = _row_names(expr, reductions, final)
     columns = [axis for axis in final.axes if axis not in names]
+    if not columns:
+        expr, reductions = _reduced_apart(expr, reductions, final.axes)
+        first = reductions[0]
+        assert first.reduction is not None
     if columns and sorted(expr.sizes[axis] for axis in columns) != sorted(column_sizes):
         raise _too_much(expr, f"{final.tensor} has columns of another size than {first.tensor} reduces")
     out: list[Statement] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from hal import DeviceSpec
-from sokoban.regions import data_dimension
 from sokoban.table import Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators and operands: addresses, indices, the fetch in flight. Read off the
@@ -13,20 +12,10 @@ from sokoban.table import Ints, ScheduleTable, product
 OVERHEAD_REGISTERS = 30
 
 
-def operand_elements(table: ScheduleTable) -> dict[str, Ints]:
-    """Elements of each body load that a thread reads per point of the inner reduction loop."""
-    ones = np.ones(table.count, dtype=np.int64)
-    tile = {**table.register_tile, **dict.fromkeys(table.step, ones)}
-    return {
-        load.tensor: product([data_dimension(index).extent(tile) for index in load.indices], table.count)
-        for load in table.form.body_loads
-    }
-
-
 def registers_per_thread(table: ScheduleTable) -> Ints:
     """32-bit registers of one thread: accumulators, one operand fragment each, and the compiler's overhead."""
     width = 2 if table.form.expr.accumulate == "float64" else 1
-    operands = sum(operand_elements(table).values())
+    operands = sum(table.operand_elements.values())
     values = (table.accumulators + (operands if table.form.reduction else 0)) * width
     # The tile of a warp is spread over its lanes.
     values = np.where(table.warp_tile, -(-values // 32), values)
@@ -37,11 +26,11 @@ def shared_bytes(table: ScheduleTable) -> Ints:
     """Shared memory of one block: the staged data tiles with their padding, and WMMA's output tile."""
     total = np.zeros(table.count, dtype=np.int64)
     for load in table.form.body_loads:
-        extents = [data_dimension(index).extent(table.block_tile) for index in load.indices]
-        if not extents:
+        extents = table.extents(load)
+        if not extents or not table.cached[load.tensor].any():
             continue
-        extents[-1] = extents[-1] + table.padding[load.tensor]
-        size = product(extents, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        padded = (*extents[:-1], extents[-1] + table.padding[load.tensor])
+        size = product(padded, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
         total = total + np.where(table.cached[load.tensor], size, 0)
     return total
 

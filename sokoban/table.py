@@ -10,7 +10,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
+from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
 
 Ints = NDArray[np.int64]
@@ -43,14 +45,15 @@ class ScheduleTable:
 
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
-        """The table of some schedules; their spatial axes must be those of ``form``, in its order."""
+        """The table of some schedules; their axes must be those of ``form``, in its order."""
         spatial, reduced = form.spatial, form.reduced
         tensors = dict.fromkeys(load.tensor for load in form.body_loads)
         block = np.array([[size for _, size in s.block] for s in schedules], dtype=np.int64)
         thread = np.array([[size for _, size in s.thread] for s in schedules], dtype=np.int64)
         ones = (1,) * len(spatial)
         vthreads = np.array([[n for _, n in s.vthreads] or ones for s in schedules], dtype=np.int64)
-        none = (1,) * len(reduced)
+        # Without a step a reduction axis is walked at once.
+        none = tuple(form.sizes[axis] for axis in reduced)
         step = np.array([[size for _, size in s.step] or none for s in schedules], dtype=np.int64)
         return ScheduleTable(
             form,
@@ -123,9 +126,38 @@ class ScheduleTable:
         return product(self.register_tile.values(), self.count)
 
     @cached_property
+    def lane_coordinates(self) -> dict[int, dict[str, Ints]]:
+        """Remembered by :mod:`sokoban.banks`: warp size -> first element of every lane, by axis."""
+        return {}
+
+    @cached_property
+    def _extents(self) -> dict[Load, tuple[Ints, ...]]:
+        return {}
+
+    def extents(self, load: Load) -> tuple[Ints, ...]:
+        """Extents of the data tile of ``load`` for one step of one block, without storage padding."""
+        known = self._extents.get(load)
+        if known is None:
+            known = tuple(data_dimension(index).extent(self.block_tile) for index in load.indices)
+            self._extents[load] = known
+        return known
+
+    @cached_property
+    def operand_elements(self) -> Mapping[str, Ints]:
+        """Elements of each body load that a thread reads per point of the inner reduction loop, by tensor."""
+        tile: dict[str, Ints] = {**self.register_tile, **dict.fromkeys(self.step, np.ones(1, dtype=np.int64))}
+        return {
+            load.tensor: product([data_dimension(index).extent(tile) for index in load.indices], self.count)
+            for load in self.form.body_loads
+        }
+
+    @cached_property
     def block_tile(self) -> Mapping[str, Ints]:
-        """The tile of all axes that one step of one block covers."""
-        return {**self.block, **self.step}
+        """The tile of all axes that one step of one block covers; the columns of a ``rows`` kernel in full."""
+        tile = {**self.block, **self.step}
+        for axis in self.form.columns:
+            tile[axis] = np.full(self.count, self.form.sizes[axis], dtype=np.int64)
+        return tile
 
 
 def product(columns: object, count: int) -> Ints:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 
 from hal import DeviceSpec
 from sokoban.expression import Load
+from sokoban.kernel_form import KernelForm
 from sokoban.regions import DataDimension, data_dimension
 from sokoban.table import Floats, Ints, ScheduleTable, product
 
 
 def tile_transaction_bytes(
-    table: ScheduleTable, load: Load, tile: dict[str, Ints], transaction_bytes: int, by_lane: bool = False
+    table: ScheduleTable, load: Load, tile: Mapping[str, Ints], transaction_bytes: int, by_lane: bool = False
 ) -> Floats:
     """Bytes moved when a block reads the data tile of ``load`` for ``tile`` once, rounded up to transactions.
 
@@ -45,7 +49,7 @@ def tile_transaction_bytes(
     return np.minimum(rows * per_row, elements) * transaction_bytes
 
 
-def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimension, tile: dict[str, Ints]) -> Ints:
+def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimension, tile: Mapping[str, Ints]) -> Ints:
     """Largest power of two, in bytes, that divides the address of every row start of every block's tile."""
     tensor = table.form.expr.tensor_by_name[load.tensor]
     start = np.zeros(table.count, dtype=np.int64)
@@ -58,31 +62,63 @@ def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimens
     return (start & -start) * tensor.element_bytes
 
 
-def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, resident_blocks: Ints) -> Floats:
+@dataclass(frozen=True, eq=False)
+class SuperTile:
+    """What the blocks that run at the same time cover together.
+
+    Attributes:
+        tile: elements by axis; reduction axes in full.
+        rounds: how many such tiles cover the operator.
+    """
+
+    tile: Mapping[str, Ints]
+    rounds: Floats
+
+
+def super_tile(table: ScheduleTable, resident_blocks: Ints) -> SuperTile:
+    """The tile of ``resident_blocks`` consecutive blocks, which run along the last axis first."""
+    form = table.form
+    remaining = np.maximum(1, resident_blocks)
+    tile: dict[str, Ints] = {
+        axis: np.full(table.count, form.sizes[axis], dtype=np.int64) for axis in (*form.columns, *form.reduced)
+    }
+    rounds = np.ones(table.count)
+    for axis in reversed(form.spatial):
+        if form.sizes[axis] == 1:
+            tile[axis] = np.ones(table.count, dtype=np.int64)
+            continue
+        grid = table.grid[axis]
+        cover = np.minimum(grid, remaining)
+        remaining = np.maximum(1, remaining // cover)
+        tile[axis] = np.minimum(cover * table.block[axis], form.sizes[axis])
+        rounds = rounds * -(-grid // cover)
+    return SuperTile(tile, rounds)
+
+
+def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: SuperTile) -> Floats:
     """Bytes of ``load``'s tensor that come from DRAM: compulsory traffic, plus what L2 cannot keep between waves.
 
-    The blocks that run at the same time cover a super-tile, last axis first; they share its data through L2. The
-    next wave reads its own super-tile again, unless the tensor stays in L2 as a whole.
+    The blocks that run at the same time share the data of their super-tile through L2. The next ones read theirs
+    again, unless the tensor stays in L2 as a whole.
     """
     tensor = table.form.expr.tensor_by_name[load.tensor]
-    remaining = np.maximum(1, resident_blocks).astype(np.int64)
-    tile = {axis: np.full(table.count, table.form.sizes[axis], dtype=np.int64) for axis in table.step}
-    waves = np.ones(table.count)
-    for axis in reversed(list(table.block)):
-        cover = np.minimum(table.grid[axis], remaining)
-        remaining = np.maximum(1, remaining // np.maximum(1, cover))
-        tile[axis] = np.minimum(cover * table.block[axis], table.form.sizes[axis])
-        waves = waves * np.ceil(table.grid[axis] / cover)
-    for axis in table.form.columns:
-        tile.setdefault(axis, np.full(table.count, table.form.sizes[axis], dtype=np.int64))
-    moved = waves * tile_transaction_bytes(table, load, tile, device.dram.transaction_bytes)
-    compulsory = _touched_bytes(table, load, device)
-    kept = device.l2 is not None and tensor.size_bytes <= device.l2.capacity_bytes / 2
-    return np.full(table.count, compulsory) if kept else np.maximum(moved, compulsory)
+    compulsory = touched_bytes(table.form, load, device.dram.transaction_bytes)
+    if device.l2 is not None and tensor.size_bytes <= device.l2.capacity_bytes / 2:
+        return np.full(table.count, compulsory)
+    moved = together.rounds * tile_transaction_bytes(table, load, together.tile, device.dram.transaction_bytes)
+    return np.maximum(moved, compulsory)
 
 
-def _touched_bytes(table: ScheduleTable, load: Load, device: DeviceSpec) -> float:
-    """Bytes of the whole tensor that the operator touches, in transactions."""
-    sizes = {axis: np.full(table.count, size, dtype=np.int64) for axis, size in table.form.sizes.items()}
-    whole = tile_transaction_bytes(table, load, sizes, device.dram.transaction_bytes)
-    return float(min(whole.min(initial=np.inf), table.form.expr.tensor_by_name[load.tensor].size_bytes))
+def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:
+    """Bytes of a whole tensor that the operator touches, in transactions: every second row of a strided access."""
+    tensor = form.expr.tensor_by_name[load.tensor]
+    elements, rows = 1, 1
+    for position, (index, size) in enumerate(zip(load.indices, tensor.shape, strict=True)):
+        extent = min(data_dimension(index).extent(form.sizes), size)
+        elements *= extent
+        if position < len(tensor.shape) - 1:
+            rows *= extent
+    if not load.indices:
+        return float(tensor.size_bytes)
+    span = elements // rows * data_dimension(load.indices[-1]).stride * tensor.element_bytes
+    return float(min(tensor.size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes))
