@@ -74,7 +74,7 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
     from codegen.device_compiler import CompileError, compile_cuda
     from codegen.lower import lower
     from codegen.prelude import strip_prelude
-    from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source
+    from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source, static_shared_bytes
 
     form = request.form
     parameters = [tensor.name for tensor in (*form.expr.inputs, form.expr.output)]
@@ -85,7 +85,7 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
             source = opencl_source(lowered, parameters, request.wavefront)
         else:
             source = strip_prelude(cuda_source(lowered, request.architecture, parameters))
-        shared_bytes = lowered.shared_bytes
+        shared_bytes = static_shared_bytes(source) + lowered.dynamic_shared_bytes
         if request.generator == "cuda":
             compiled = compile_cuda(source, request.architecture, name=request.entry)
             binary, registers, spills = compiled.cubin, compiled.registers, compiled.spill_bytes

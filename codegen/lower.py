@@ -8,8 +8,9 @@ traffic ends at the tensor's edge, the inner loops run without conditions and on
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +18,16 @@ import tvm
 from tvm import te, tirx
 
 from codegen.values import Expr, affine, constant, evaluate, identity, reducer
-from sokoban.expression import AffineIndex, Call, Constant, Load, Reduction, Statement, Tensor, Value, loads
+from sokoban.expression import AffineIndex, Call, Constant, Load, Reduction, Tensor, Value
 from sokoban.kernel_form import KernelForm
+from sokoban.matrix import STATIC_SHARED_BYTES
 from sokoban.regions import DataDimension, data_dimension
 from sokoban.schedule import TileSchedule
-from sokoban.vectors import column_vector, fetch_vector, store_vector
+from sokoban.vectors import fetch_vector, store_vector
 
-#: Statically allocated shared memory ends here on every CUDA device; more has to be dynamic.
-STATIC_SHARED_BYTES = 48 * 1024
+
+class LoweringError(RuntimeError):
+    """TVM could not lower a schedule; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,30 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
         schedule: sizes for every axis of ``form`` that it needs.
         entry: name of the kernel.
         dynamic_shared: put shared memory beyond 48 KiB into a dynamic allocation (CUDA); otherwise keep it static.
+
+    Raises:
+        LoweringError: the schedule does not fit the operator.
     """
-    if form.kind == "rows" or schedule.reduce_threads:
-        from codegen.lower_rows import lower_rows
+    try:
+        if form.kind == "rows" or schedule.reduce_threads:
+            from codegen.lower_rows import lower_rows
 
-        return lower_rows(form, schedule, entry=entry)
-    if schedule.instruction.startswith("wmma"):
-        from codegen.lower_wmma import lower_wmma
+            return lower_rows(form, schedule, entry=entry)
+        if schedule.instruction.startswith("wmma"):
+            from codegen.lower_wmma import lower_wmma
 
-        return lower_wmma(form, schedule, entry=entry, dynamic_shared=dynamic_shared)
-    return _TileLowering(form, schedule, entry, dynamic_shared).run()
+            return lower_wmma(form, schedule, entry=entry, dynamic_shared=dynamic_shared)
+        return _TileLowering(form, schedule, entry, dynamic_shared).run()
+    except RuntimeError as error:  # what all of TVM's errors are
+        if isinstance(error, LoweringError):
+            raise
+        raise LoweringError(f"{entry}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a TVM error that says what is wrong: the last with the word, of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")[:300]
 
 
 def padded_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
@@ -124,7 +141,8 @@ class _TileLowering:
         self.sources = placeholders(form)
         self.stages: list[_Stage] = []
         # Block and buffer names appear in the source: the output by its own name, nothing twice.
-        self.names = {"store": identifier(form.expr.output.name), "acc": "accumulator"}
+        self.names = {"store": identifier(form.expr.output.name)}
+        self.names["acc"] = self._fresh("accumulator")
 
     def run(self) -> Lowered:
         output = self._write_expressions()
@@ -146,6 +164,10 @@ class _TileLowering:
             shared_bytes,
             shared_bytes if self._is_dynamic(shared_bytes) else 0,
         )
+
+    def _fresh(self, name: str) -> str:
+        """``name``, numbered where a tensor or another block has it."""
+        return fresh_name(name, {*self.tensors, *self.names.values()})
 
     # ---- expressions
 
@@ -197,12 +219,17 @@ class _TileLowering:
         return te.compute(tuple(self.padded[axis] for axis in final_axes), accumulate, name=self.names["acc"])
 
     def _padding_is_neutral(self, axis: str, reduction: Reduction) -> bool:
-        """Beyond the end of ``axis`` the body is zero anyway: a sum of products with a factor that ends there."""
-        if reduction.function != "sum":
+        """Beyond the end of ``axis`` the body is zero anyway: a sum of products with a factor that ends there.
+
+        Loads and numbers alone count as factors: zero times ``1 / B[k]`` is not zero where ``B[k]`` is.
+        """
+        factors = _factors(reduction.body)
+        if reduction.function != "sum" or factors is None:
             return False
         return any(
-            not factor.pad and any(index.terms == ((axis, 1),) and index.offset == 0 for index in factor.indices)
-            for factor in _factors(reduction.body)
+            not factor.pad and any(index == AffineIndex.axis(axis) and extent == self.form.sizes[axis]
+                                   for index, extent in zip(factor.indices, self.tensors[factor.tensor].shape, strict=True))
+            for factor in factors
         )
 
     def _stage(self, load: Load) -> _Stage:
@@ -229,7 +256,8 @@ class _TileLowering:
                 return value
             return tirx.if_then_else(tirx.all(*conditions), value, constant(load.pad or 0.0, tensor.dtype))
 
-        name = f"{identifier(load.tensor)}_shared" + (f"_{len(self.stages)}" if self.stages else "")
+        name = self._fresh(f"{identifier(load.tensor)}_shared")
+        self.names[f"stage {len(self.stages)}"] = name
         stage_tensor = te.compute(extents, fetch, name=name)
         padding = self.schedule.padding_of.get(load.tensor, 0) if len(extents) > 1 else 0
         allowed = fetch_vector(self.form, self.schedule, load, padding)
@@ -331,13 +359,22 @@ class _TileLowering:
 VECTOR_ANY = 64
 
 
-def _factors(value: Value) -> list[Load]:
-    """The loads that a product multiplies: ``A * (B * 2)`` gives A and B."""
+def _factors(value: Value) -> list[Load] | None:
+    """The loads of a product of loads and finite numbers: ``A * (B * 2)`` gives A and B. None for anything else."""
     if isinstance(value, Load):
         return [value]
+    if isinstance(value, Constant) and math.isfinite(value.value):
+        return []
     if isinstance(value, Call) and value.function == "mul":
-        return [factor for argument in value.arguments for factor in _factors(argument)]
-    return []
+        left, right = (_factors(argument) for argument in value.arguments)
+        return None if left is None or right is None else left + right
+    return None
+
+
+def fresh_name(name: str, taken: Collection[str]) -> str:
+    """``name``, or ``name_1``, ``name_2``, ... if that is ``taken``."""
+    numbered = (f"{name}_{number}" for number in itertools.count(1))
+    return next(option for option in itertools.chain((name,), numbered) if option not in taken)
 
 
 def identifier(name: str) -> str:

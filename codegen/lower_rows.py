@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 from tvm import te
 
-from codegen.lower import Lowered, guarded_read, identifier, padded_sizes, placeholders
+from codegen.lower import Lowered, fresh_name, guarded_read, identifier, padded_sizes, placeholders
 from codegen.values import Expr, evaluate, reducer
 from sokoban.expression import Load, Statement
 from sokoban.kernel_form import KernelForm
@@ -39,18 +39,19 @@ class _RowsLowering:
         self.row_threads = math.prod(schedule.threads_of.values())
         self.column_threads = math.prod(schedule.reduce_threads_of.values())
         self.columns_on_x = _columns_are_contiguous(form)
+        self.blocks = [fresh_name(f"partial_{n}", form.expr.tensor_by_name) for n in range(len(form.reductions))]
 
     def run(self) -> Lowered:
         results: dict[str, Any] = {}
-        for position, statement in enumerate(self.form.reductions):
-            results[statement.tensor] = self._reduction(statement, results, f"partial_{position}")
+        for name, statement in zip(self.blocks, self.form.reductions, strict=True):
+            results[statement.tensor] = self._reduction(statement, results, name)
         output = self._final(results)
         function = te.create_prim_func([*self.sources.values(), output]).with_attr("global_symbol", self.entry)
         self.sch = sch = tvm.s_tir.Schedule(tvm.IRModule({self.entry: function}))
         sch.work_on(self.entry)
         row_loop, column_loops = self._row_loops()
-        for position in reversed(range(len(self.form.reductions))):
-            self._share(f"partial_{position}", row_loop)
+        for name, statement in reversed(list(zip(self.blocks, self.form.reductions, strict=True))):
+            self._share(name, statement, row_loop)
         if column_loops:
             self._deal(column_loops)
         element_bytes = 4 if self.dtype == "float32" else 8
@@ -128,15 +129,15 @@ class _RowsLowering:
     def _column_thread(self) -> str:
         return "threadIdx.x" if self.columns_on_x else "threadIdx.y"
 
-    def _share(self, name: str, row_loop: Any) -> None:
+    def _share(self, name: str, statement: Statement, row_loop: Any) -> None:
         """One reduction under the row loop, its columns dealt to the column threads."""
         sch = self.sch
         block = sch.get_sblock(name)
         # Private to a thread: TVM leaves the combined value with every thread that took part.
         sch.set_scope(block, 0, "local")
         sch.compute_at(block, row_loop, preserve_unit_loops=True)
-        count = len(self.form.reductions[int(name.rsplit("_", 1)[1])].reduction.axes)  # type: ignore[union-attr]
-        fused = sch.fuse(*sch.get_loops(block)[-count:])
+        assert statement.reduction is not None
+        fused = sch.fuse(*sch.get_loops(block)[-len(statement.reduction.axes) :])
         _, threads = sch.split(fused, [None, self.column_threads])
         sch.bind(threads, self._column_thread)
 

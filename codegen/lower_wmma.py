@@ -27,17 +27,13 @@ from codegen.lower import STATIC_SHARED_BYTES, Lowered, guarded_read, identifier
 from codegen.values import Expr, evaluate
 from sokoban.expression import Load, Tensor
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import MatrixRoles, matrix_roles
+from sokoban.matrix import FRAGMENT, STRIP_PADDING, MatrixRoles, matrix_roles
 from sokoban.schedule import TileSchedule, sizes
 from sokoban.vectors import fetch_vector, store_vector
 
-#: Rows, columns and depth of one matrix instruction.
-FRAGMENT = 16
 WARP = 32
 #: Shared rows start at multiples of 16 bytes: what ``load_matrix_sync`` asks of a leading dimension.
 OPERAND_PADDING_STEP = 8
-#: Floats added to a row of the strip of results: eight rows then start in different banks.
-STRIP_PADDING = 8
 #: Results per thread and turn on their way out: vectors of more than four floats do not compile.
 RESULT_VECTOR = 4
 
@@ -103,8 +99,16 @@ def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
 
 
 def strip_bytes(roles: MatrixRoles, schedule: TileSchedule) -> int:
-    """Shared memory in which results leave the fragments: sixteen rows of every warp at a time."""
-    return 4 * math.prod(_strip_shape(roles, schedule))
+    """Shared memory in which results leave the fragments: sixteen rows of every warp at a time.
+
+    TVM shares the storage of two buffers of one size whose lives do not overlap, and then fails over their types; a
+    strip as large as a staged tile is made a little larger.
+    """
+    staged = {2 * math.prod(_shared_shape(roles, schedule, load)) for load in (roles.a, roles.b)}
+    size = 4 * math.prod(_strip_shape(roles, schedule))
+    while size in staged:
+        size += 64
+    return size
 
 
 def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
@@ -201,7 +205,7 @@ class _WmmaLowering:
             self.warp, self.thread = warp, warp * WARP + lane
             self.a_shared = _allocate("a_shared", math.prod(a_shape), operand, scope)
             self.b_shared = _allocate("b_shared", math.prod(b_shape), operand, scope)
-            self.strip = _allocate("strip", math.prod(_strip_shape(roles, schedule)), "float32", "shared")
+            self.strip = _allocate("strip", strip_bytes(roles, schedule) // 4, "float32", "shared")
             area = FRAGMENT * FRAGMENT
             self.accumulators = _allocate(
                 "accumulators", self.fragments_m * self.fragments_n * area, "float32", "wmma.accumulator"

@@ -186,6 +186,8 @@ class _Policies:
         self.space = TileSpace.of(self.form)
         self.limits = self.device.limits
         self.lanes = self.device.warp_lanes
+        self.staged = tuple(dict.fromkeys(self.space.input_names))
+        self.widest = tuple((name, _widest(self.form, name)) for name in self.staged)
 
     def candidates(self) -> Iterator[_Candidate]:
         form = self.form
@@ -477,9 +479,10 @@ class _Policies:
             thread=tuple(thread),
             vthreads=tuple(virtual),
             step=tuple((space.axes[a], shared_shape[a]) for a in range(space.spatial_count, len(shared_shape))),
-            cached=tuple(dict.fromkeys(space.input_names)),
-            vector=tuple((name, _widest(self.form, name)) for name in dict.fromkeys(space.input_names)),
-            padding=tuple((name, 8) for name in dict.fromkeys(space.input_names)) if roles is not None else (),
+            cached=self.staged,
+            vector=self.widest,
+            # Rows of a fragment may start at any multiple of eight halves; eight more keep rows apart in the banks.
+            padding=tuple((name, 8) for name in self.staged) if roles is not None else (),
             instruction="wmma_16x16x16" if roles is not None else "fma",
         )
         policy = "scale up, Tensor Core" if roles is not None else "scale up"
@@ -592,8 +595,8 @@ class _Policies:
             yield _Candidate(
                 TileSchedule(
                     block=tuple(block.items()), thread=tuple((axis, 1) for axis in axes), step=tuple(step.items()),
-                    cached=tuple(dict.fromkeys(self.space.input_names)),
-                    vector=tuple((name, _widest(self.form, name)) for name in dict.fromkeys(self.space.input_names)),
+                    cached=self.staged,
+                    vector=self.widest,
                 ),
                 None, None, "staged reduction", self.epsilon, (reason,),
             )

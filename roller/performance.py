@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from hal import DeviceSpec
@@ -35,11 +36,10 @@ class MicroModel:
                 count = data_tile_elements(access, shape)
                 elements += count
                 held_bytes += access.element_bytes * count
-            tiles, outputs = 1, 1
-            for axis, extent in enumerate(shape):
-                tiles *= -(-space.sizes[axis] // extent)
-                if axis < space.spatial_count:
-                    outputs *= extent
+            tiles = 1
+            for size, extent in zip(space.sizes, shape, strict=True):
+                tiles *= -(-size // extent)
+            outputs = math.prod(shape[: space.spatial_count])
             known = self._known[shape] = (outputs + elements, held_bytes, float(tiles * held_bytes))
         return known
 

@@ -92,7 +92,7 @@ class KernelForm:
 
     @cached_property
     def final_loads(self) -> tuple[Load, ...]:
-        """Loads of input tensors in the final statement, those of the body left out."""
+        """Loads of input tensors by an epilogue; none where the final statement is the body itself."""
         produced = {statement.tensor for statement in self.reductions}
         return tuple(
             load
@@ -141,16 +141,25 @@ def kernel_form(source: TensorExpr) -> KernelForm:
     reductions = [statement for statement in expr.statements if statement.reduction is not None]
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)
-    final = expr.statements[-1]
     if not reductions:
-        return KernelForm(source, expr, "tile", (), final, _still_named(fused, expr))
+        return KernelForm(source, expr, "tile", (), expr.statements[-1], _still_named(fused, expr))
+    expr, reductions = _scalars_on_an_axis(expr, reductions)
+    final = expr.statements[-1]
     _check_reads_inside(expr, {statement.tensor for statement in reductions})
     if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
         expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
         renamed = _rename_to(final, reduction)
         expr = TensorExpr(expr.name, _axes_of(expr, (renamed, final)), expr.tensors, (renamed, final), expr.accumulate)
         return KernelForm(source, expr, "tile", (renamed,), final, _still_named(fused, expr))
-    rows = _as_rows(expr, tuple(reductions), final)
+    try:
+        rows = _as_rows(expr, tuple(reductions), final)
+    except InputError:
+        repeated = _repeated_where_broadcast(expr, reductions, final)
+        if repeated is None:
+            raise
+        return KernelForm(
+            source, repeated, "tile", repeated.statements[:-1], repeated.statements[-1], _still_named(fused, repeated)
+        )
     return KernelForm(source, rows, "rows", rows.statements[:-1], rows.statements[-1], _still_named(fused, rows))
 
 
@@ -160,15 +169,14 @@ def _still_named(fused: Mapping[str, tuple[str, ...]], expr: TensorExpr) -> tupl
 
 
 def _check_reads_inside(expr: TensorExpr, produced: set[str]) -> None:
-    """Refuse a padded read outside a reduction's result: the kernel computes what is read, and there is nothing."""
+    """Refuse a padded read beyond the end of a reduction's result: the kernel would compute what should be padding."""
     for statement in expr.statements:
         for load in loads(statement.value):
             if load.tensor not in produced or load.pad is None:
                 continue
             for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
-                low, high = index.bounds(expr.sizes)
-                if low < 0 or high >= extent:
-                    raise _too_much(expr, f"{statement.tensor} reads {load.tensor} outside its bounds")
+                if index.is_plain_axis and expr.sizes[index.axes[0]] > extent:
+                    raise _too_much(expr, f"{statement.tensor} reads {load.tensor} beyond its end")
 
 
 def _reduced_apart(
@@ -207,6 +215,72 @@ def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statemen
     tensors = (*expr.tensors[:-1], accumulator, tensor)
     out = TensorExpr(expr.name, expr.axes, tensors, statements, expr.accumulate)
     return out, [statement for statement in statements if statement.reduction is not None]
+
+
+def _scalars_on_an_axis(expr: TensorExpr, reductions: list[Statement]) -> tuple[TensorExpr, list[Statement]]:
+    """Reductions to a single number, put on one axis of size 1 that the output has too.
+
+    ``T[one] = sum(k, X[k]); Y[i] = X[i] / T[0]`` -> ``Y[one, i] = X[i] / T[one]``: a row among rows. The output stays
+    as it is where it is a single number itself.
+    """
+    if not all(len(statement.axes) == 1 and expr.sizes[statement.axes[0]] == 1 for statement in reductions):
+        return expr, reductions
+    final, output = expr.statements[-1], expr.output
+    single = all(expr.sizes[axis] == 1 for axis in final.axes)
+    unit = final.axes[0] if single else reductions[0].axes[0]
+    produced = {statement.tensor for statement in reductions}
+
+    def on_axis(statement: Statement) -> Statement:
+        moved: dict[Value, Value] = {
+            load: Load(load.tensor, (AffineIndex.axis(unit),))
+            for load in loads(statement.value)
+            if load.tensor in produced and load.indices[0].bounds(expr.sizes) == (0, 0)
+        }
+        value = statement.value
+        if isinstance(value, Reduction):
+            return Statement(statement.tensor, (unit,), Reduction(value.function, value.axes, rewrite(value.body, moved)))
+        axes = statement.axes if single else (unit, *statement.axes)
+        return Statement(statement.tensor, axes, rewrite(value, moved))
+
+    statements = tuple(on_axis(statement) for statement in expr.statements)
+    if not single:
+        output = Tensor(output.name, (1, *output.shape), output.dtype, output.caller_shape)
+    tensors = tuple(output if tensor.name == output.name else tensor for tensor in expr.tensors)
+    out = TensorExpr(expr.name, expr.axes, tensors, statements, expr.accumulate)
+    return out, [statement for statement in statements if statement.reduction is not None]
+
+
+#: A reduction may be computed again for every output that shares it, where all of that takes no longer than the
+#: launch of a second kernel: some microseconds at ten Tera operations per second.
+MAX_REPEATED_POINTS = 2**24
+
+
+def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], final: Statement) -> TensorExpr | None:
+    """One reduction whose result is broadcast, computed for every output; None where that is not possible or too much.
+
+    ``C[j] = sum(k, X[k,j]); D[i,j] = C[j] * Y[i,j]`` -> ``C[i,j] = sum(k, X[k,j])``, read in place.
+    """
+    reads = {load for load in loads(final.value) if load.tensor == reductions[0].tensor}
+    if len(reductions) > 1 or len(reads) != 1:
+        return None
+    read = next(iter(reads))
+    names = [index.axes[0] for index in read.indices if index.is_plain_axis]
+    if len(names) != len(read.indices) or len(set(names)) != len(names) or not set(names) <= set(final.axes):
+        return None
+    expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
+    assert reduction.reduction is not None
+    if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction.reduction.axes)) > MAX_REPEATED_POINTS:
+        return None
+    renamed = _rename_to(final, reduction)
+    everywhere = Statement(renamed.tensor, final.axes, renamed.value)
+    in_place = Load(read.tensor, tuple(AffineIndex.axis(axis) for axis in final.axes))
+    final = Statement(final.tensor, final.axes, rewrite(final.value, {read: in_place}))
+    shape = tuple(expr.sizes[axis] for axis in final.axes)
+    tensors = tuple(
+        Tensor(tensor.name, shape, tensor.dtype) if tensor.name == read.tensor else tensor for tensor in expr.tensors
+    )
+    statements = (everywhere, final)
+    return TensorExpr(expr.name, _axes_of(expr, statements), tensors, statements, expr.accumulate)
 
 
 def _reads_elementwise(final: Statement, reduction: Statement) -> bool:

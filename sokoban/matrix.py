@@ -18,6 +18,16 @@ from sokoban.kernel_form import KernelForm
 MATRIX_DTYPES = ("float16", "bfloat16")
 
 
+#: Edge of a fragment in elements.
+FRAGMENT = 16
+
+#: Results leave the fragments through a strip of shared memory, its float32 rows padded by this many elements.
+STRIP_PADDING = 8
+
+#: Largest statically declared shared memory of a block on any CUDA device; the strip is declared so.
+STATIC_SHARED_BYTES = 48 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixRoles:
     """``output[… m … n …] = sum(k, a[m, k] * b[k, n])``: m comes before n in the output.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hal import DeviceSpec
+from sokoban.matrix import FRAGMENT, STATIC_SHARED_BYTES, STRIP_PADDING, matrix_roles
 from sokoban.table import Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators and operands: addresses, indices, the fetch in flight. Read off the
@@ -32,6 +33,13 @@ def shared_bytes(table: ScheduleTable) -> Ints:
         padded = (*extents[:-1], extents[-1] + table.padding[load.tensor])
         size = product(padded, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
         total = total + np.where(table.cached[load.tensor], size, 0)
+    if table.warp_tile.any():
+        roles = matrix_roles(table.form)
+        if roles is not None:
+            strip = FRAGMENT * table.threads[roles.m] * (table.block[roles.n] + STRIP_PADDING) * 4
+            # The strip is static, what is staged may be dynamic: past the static limit there is no such kernel.
+            strip = np.where(strip > STATIC_SHARED_BYTES, 1 << 40, strip)
+            total = total + np.where(table.warp_tile, strip, 0)
     return total
 
 

@@ -106,7 +106,7 @@ class TileSchedule:
         return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON form of a schedule; :func:`schedule_from_json` reads it back."""
+        """The JSON form of a schedule, every axis by name."""
         out: dict[str, Any] = {
             "block": dict(self.block),
             "thread": dict(self.thread),

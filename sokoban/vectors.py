@@ -52,7 +52,7 @@ def store_vector(form: KernelForm, schedule: TileSchedule) -> int:
         if not load.indices or all(index.coefficient(axis) == 0 for index in load.indices):
             continue
         innermost = load.indices[-1]
-        if innermost.coefficient(axis) != 1:
+        if innermost.coefficient(axis) != 1 or any(index.coefficient(axis) for index in load.indices[:-1]):
             return 1
         width_bytes = max(width_bytes, tensor.element_bytes)
         conditions += [tensor.shape[-1], innermost.offset]
@@ -76,7 +76,8 @@ def column_vector(form: KernelForm, threads: int) -> int:
             tensor = form.expr.tensor_by_name[load.tensor]
             width_bytes = max(width_bytes, tensor.element_bytes)
             innermost = load.indices[-1]
-            if innermost.terms != ((axis, 1),) or innermost.offset:
+            outer = load.indices[:-1]
+            if innermost.terms != ((axis, 1),) or innermost.offset or any(index.coefficient(axis) for index in outer):
                 return 1
             conditions.append(tensor.shape[-1])
     if form.columns and form.final.axes[-1] != axis:

@@ -1,0 +1,1 @@
+"""How long construction, ranking and compilation take on the machine at hand."""

@@ -1,0 +1,130 @@
+"""A whole suite for one device, summed up: ``python -m bench.speed.suite_report --device v100``."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from bench.speed.construction import ConstructionTimes, construction_times
+from bench.suites import suite_names, suite_path
+from hal import DeviceSpec, InputError, load_device
+from roller.pipeline import CompiledOperator, check_compilable, compile_operators, worker_pool
+from sokoban import TensorExpr, kernel_form, load_operators
+
+
+@dataclass(frozen=True)
+class OperatorResult:
+    """What one operator of a suite came to: ``spills`` are the spilled bytes of every kernel with a binary, by rank."""
+
+    name: str
+    programs: int
+    kernels: int
+    cubins: int
+    spills: tuple[int, ...]
+    verified: bool | None
+
+
+@dataclass(frozen=True)
+class SuiteReport:
+    """A suite on a device. ``compile_seconds`` is wall time of all builds; None, like ``results``, where not compiled."""
+
+    suite: str
+    device: str
+    times: ConstructionTimes
+    results: Sequence[OperatorResult] | None
+    compile_seconds: float | None
+
+    def lines(self) -> list[str]:
+        """The report as text, one figure a line."""
+        name, worst = self.times.worst
+        count = len(self.times.by_operator)
+        out = [
+            f"suite                    {self.suite}, {count} operators, for {self.device}",
+            f"construction, median     {1e3 * self.times.median_seconds:.2f} ms per operator",
+            f"construction, worst      {1e3 * worst:.2f} ms ({name})",
+        ]
+        if self.results is None or self.compile_seconds is None:
+            return out
+        cubins = sum(bool(r.cubins) for r in self.results)
+        spilling = [r.name for r in self.results if r.spills and r.spills[0]]
+        checked = [r for r in self.results if r.verified is not None]
+        wrong = [r.name for r in checked if not r.verified]
+        return [
+            *out,
+            f"ten or more candidates   {sum(r.programs >= 10 for r in self.results)} of {count}",
+            f"ten kernels              {sum(r.kernels >= 10 for r in self.results)} of {count}",
+            f"operators with a cubin   {cubins} of {count}",
+            f"cubins                   {sum(r.cubins for r in self.results)}",
+            f"cubins that spill        {sum(bool(s) for r in self.results for s in r.spills)}",
+            f"rank 1 spills            {_listed(spilling)}",
+            f"rank 1 verified          {len(checked) - len(wrong)} of {len(checked)}, wrong or not run: {_listed(wrong)}",
+            f"compilation              {self.compile_seconds:.1f} s",
+        ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def operator_result(compiled: CompiledOperator) -> OperatorResult:
+    """The figures of one compiled operator."""
+    built = [kernel.built for kernel in compiled.kernels]
+    check = built[0].verification
+    return OperatorResult(
+        compiled.expr.name,
+        len(compiled.construction.programs),
+        len(built),
+        sum(kernel.binary is not None for kernel in built),
+        tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
+        None if check is None else check.passed,
+    )
+
+
+def compile_suite(
+    expressions: Sequence[TensorExpr], device: DeviceSpec, *, top_k: int, verify: int, jobs: int
+) -> tuple[list[OperatorResult], float]:
+    """Build every operator, writing nothing; the results and the wall time."""
+    start = time.perf_counter()
+    with worker_pool(jobs) as pool:
+        compiled = compile_operators(expressions, device, top_k=top_k, verify=verify, pool=pool)
+        results = [operator_result(operator) for operator in compiled]
+    return results, time.perf_counter() - start
+
+
+@click.command()
+@click.option("--device", "device_name", required=True, metavar="NAME|FILE", help="A board or a spec file.")
+@click.option("--suite", type=click.Choice(suite_names()), default="roller119", show_default=True)
+@click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Kernels per operator.")
+@click.option("--verify", type=click.IntRange(0, 100), default=1, show_default=True, help="Kernels verified per operator.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
+@click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Timed constructions each.")
+@click.option("--compile/--no-compile", "compiled", default=True, show_default=True, help="Build the kernels too.")
+def main(
+    device_name: str, suite: str, top_k: int, verify: int, jobs: int | None, rounds: int, compiled: bool
+) -> None:
+    """Construct and compile a suite; print what came out and how long it took."""
+    try:
+        device = load_device(device_name)
+        if compiled:
+            check_compilable(device)
+        expressions = load_operators(suite_path(suite))
+        # Construction first, while no build process competes for the cores.
+        forms = {expr.name: kernel_form(expr) for expr in expressions}
+        times = construction_times(forms, device, top_k=top_k, rounds=rounds)
+        results = seconds = None
+        if compiled:
+            results, seconds = compile_suite(
+                expressions, device, top_k=top_k, verify=verify, jobs=jobs or os.cpu_count() or 1
+            )
+    except InputError as error:
+        raise click.ClickException(str(error)) from error
+    for line in SuiteReport(suite, device.name, times, results, seconds).lines():
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,295 @@
+"""What the program prints, put into the documentation: ``python docs/update.py``.
+
+A page marks a block of output with a comment and the script replaces what is between the fences::
+
+    <!-- output: devices -->
+    ```console
+    ...
+    ```
+
+Every block is run, none is typed. With ``--check`` nothing is written; the exit code tells whether a page is out of
+date, times and measured errors aside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/walkthrough.md", "docs/bundles.md")
+
+#: The operator and the device of the walkthrough.
+EXAMPLE, DEVICE = "examples/matmul.json", "v100"
+
+_BLOCK = re.compile(r"(<!-- output: (?P<name>[\w-]+) -->\n```\w*\n)(?P<text>.*?)(?=^```$)", re.DOTALL | re.MULTILINE)
+
+#: What differs from run to run, or from CPU to CPU.
+_UNSTEADY = (
+    (re.compile(r"\d+\.\d s \(\d+\.\d ms of it construction\)"), "# s (# ms of it construction)"),
+    (re.compile(r"yes, (\de-\d\d|exact) *$", re.MULTILINE), "yes"),
+    (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
+    (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
+)
+
+
+@cache
+def _workplace() -> Path:
+    """A directory with the examples, where commands run and leave their files."""
+    directory = Path(tempfile.mkdtemp(prefix="roller-docs-"))
+    shutil.copytree(ROOT / "examples", directory / "examples")
+    return directory
+
+
+def run(command: str) -> str:
+    """The output of ``roller ...`` as a terminal of 200 columns shows it."""
+    program, *arguments = shlex.split(command)
+    assert program == "roller", command
+    done = subprocess.run(
+        [sys.executable, "-m", "roller.cli", *arguments],
+        cwd=_workplace(),
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "TERM": "dumb"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"{command}: exit code {done.returncode}\n{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.rstrip("\n").split("\n")) + "\n"
+
+
+def console(command: str, *, shown: str = "", sections: Iterable[str] = (), lines: int | None = None) -> str:
+    """A command and its output; of a long one the sections that start so, or the first lines, the rest as ``...``."""
+    output = run(command)
+    wanted = tuple(sections)
+    if wanted:
+        parts = output.rstrip("\n").split("\n\n")
+        output = "...\n\n" + "\n\n".join(part for part in parts if part.startswith(wanted)) + "\n\n...\n"
+    if lines is not None:
+        output = "".join(line + "\n" for line in output.splitlines()[:lines]) + "...\n"
+    return f"$ {shown or command}\n{output}"
+
+
+# The walkthrough: one operator, room by room
+
+
+@cache
+def _compiled() -> tuple[dict[str, Any], Path]:
+    """The manifest of the example and the directory of its bundle."""
+    run(f"roller compile {EXAMPLE} --device {DEVICE} --out walkthrough")
+    (directory,) = (_workplace() / "walkthrough").iterdir()
+    manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
+    return manifest, directory
+
+
+@cache
+def _form() -> Any:
+    from sokoban import kernel_form, load_operators
+
+    return kernel_form(load_operators(ROOT / EXAMPLE)[0])
+
+
+@cache
+def _explained() -> dict[str, str]:
+    """The sections of ``roller explain`` by their first words."""
+    parts = run(f"roller explain {EXAMPLE} --device {DEVICE}").rstrip("\n").split("\n\n")
+    return {part.split(maxsplit=1)[0]: part + "\n" for part in parts}
+
+
+def _device_numbers() -> str:
+    from hal import leaves, load_device, provenance_of
+
+    device = load_device(DEVICE)
+    wanted = (
+        "unit_count",
+        "teu.lanes",
+        "layers.shared.bandwidth_bytes_per_second",
+        "layers.dram.bandwidth_bytes_per_second",
+        "layers.dram.transaction_bytes",
+        "limits.registers_per_thread_usable",
+        "limits.shared_bytes_per_block",
+        "throughput.float32.sustained_flops",
+    )
+    values = dict(leaves(device))
+    out = []
+    for key in wanted:
+        value = values[key]
+        source = provenance_of(device, key)
+        number = f"{value:g}" if isinstance(value, float) else str(value)
+        out.append(f"{key:42} {number:>11}  {source if len(source) <= 80 else source[:77].rstrip() + '...'}")
+    return "\n".join(out) + "\n"
+
+
+def _statements() -> str:
+    from sokoban import statement_text
+
+    expr = _form().source
+    tensors = ", ".join(f"{t.name}{list(t.shape)} {t.dtype}" for t in expr.tensors)
+    sizes = ", ".join(f"{axis.name}={axis.size}" for axis in expr.axes)
+    text = "\n".join(statement_text(statement) for statement in expr.statements)
+    return f"{text}\naxes        {sizes}\ntensors     {tensors}\naccumulate  {expr.accumulate}\n"
+
+
+def _kernel_form() -> str:
+    from sokoban import statement_text
+
+    form = _form()
+    rows = {
+        "kind": form.kind,
+        "reductions": "; ".join(statement_text(statement) for statement in form.reductions),
+        "final": statement_text(form.final),
+        "spatial": ", ".join(form.spatial),
+        "reduced": ", ".join(form.reduced),
+        "body_loads": ", ".join(load.tensor for load in form.body_loads),
+        "fused": ", ".join(name for name, _ in form.fused) or "none",
+        "points": f"{form.points:,}",
+        "flops": f"{form.flops:,.0f}",
+    }
+    return "".join(f"{name:11} {value}\n" for name, value in rows.items())
+
+
+def _regions() -> str:
+    from sokoban import compute_workload, memory_footprint, subtensor_sizes
+
+    manifest, _ = _compiled()
+    tile = manifest["kernels"][0]["tiles"]["shared"]
+    expr = _form().source
+    return (
+        f">>> tile = {tile}\n"
+        f">>> subtensor_sizes(expr, tile)\n{subtensor_sizes(expr, tile)}\n"
+        f">>> compute_workload(expr, tile), memory_footprint(expr, tile)\n"
+        f"{compute_workload(expr, tile), memory_footprint(expr, tile)}\n"
+    )
+
+
+def _schedule() -> str:
+    manifest, directory = _compiled()
+    return _one_line_each(json.loads((directory / manifest["kernels"][0]["schedule"]).read_text()))
+
+
+def _one_line_each(record: Mapping[str, Any]) -> str:
+    """JSON with one line per key of the outermost object."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _cuda() -> str:
+    """The kernel from its signature to the end of the main loop, long lines cut."""
+    manifest, directory = _compiled()
+    text = (directory / manifest["kernels"][0]["source"]).read_text()
+    lines = [line if len(line) <= 150 else line[:147] + "..." for line in text.splitlines()]
+    start = max(i for i, line in enumerate(lines) if line.startswith('extern "C"'))
+    loop = next(i for i, line in enumerate(lines) if line.startswith("  for (int k_0"))
+    end = next(i for i in range(loop, len(lines)) if lines[i] == "  }")
+    return "\n".join([*lines[start : start + 4], "  ...", *lines[loop : end + 1], "  ..."]) + "\n"
+
+
+def _ptxas() -> str:
+    from codegen.device_compiler import compile_cuda
+
+    manifest, directory = _compiled()
+    kernel = manifest["kernels"][0]
+    source = (directory / kernel["source"]).read_text()
+    compiled = compile_cuda(source, manifest["architecture"], name=manifest["name"])
+    assert compiled.cubin == (directory / kernel["binary"]).read_bytes()
+    return f"{compiled.log}\n{kernel['binary']}: {len(compiled.cubin)} bytes\n"
+
+
+def _verification() -> str:
+    manifest, _ = _compiled()
+    return _one_line_each(manifest["kernels"][0]["verification"])
+
+
+def _kernel_record() -> str:
+    manifest, _ = _compiled()
+    return _one_line_each({**manifest["kernels"][0], "verification": "..."}).replace('"..."', "{ ... }")
+
+
+def _manifest() -> str:
+    manifest, _ = _compiled()
+    return _one_line_each({**manifest, "kernels": "..."}).replace('"..."', "[ ... ]")
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
+    "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
+    "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
+    "explain": lambda: console(
+        "roller explain examples/matmul.json --device v100", sections=("The program", "Predicted")
+    ),
+    "devices": lambda: console("roller devices", lines=5),
+    "schema": lambda: console("roller schema manifest", lines=5),
+    "device-numbers": _device_numbers,
+    "statements": _statements,
+    "kernel-form": _kernel_form,
+    "regions": _regions,
+    "construction": lambda: _explained()["How"],
+    "program": lambda: _explained()["The"],
+    "prediction": lambda: _explained()["Predicted"],
+    "rivals": lambda: _explained()["Its"],
+    "schedule": _schedule,
+    "cuda": _cuda,
+    "ptxas": _ptxas,
+    "verification": _verification,
+    "kernel-record": _kernel_record,
+    "manifest": _manifest,
+}
+
+
+def blocks_of(page: str) -> dict[str, str]:
+    """The marked blocks of a page, by name."""
+    return {match["name"]: match["text"] for match in _BLOCK.finditer(page)}
+
+
+def steady(text: str) -> str:
+    """A block without what differs between two good runs."""
+    for pattern, replacement in _UNSTEADY:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def updated(page: str) -> str:
+    """The page with every block run again. One that differs in times or measured errors only is left as it is."""
+
+    def fresh(match: re.Match[str]) -> str:
+        text = BLOCKS[match["name"]]()
+        return match[1] + (match["text"] if steady(text) == steady(match["text"]) else text)
+
+    return _BLOCK.sub(fresh, page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run every block of output in the documentation again.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is out of date")
+    check = parser.parse_args().check
+    sys.path.insert(0, str(ROOT))
+    stale = []
+    try:
+        for name in PAGES:
+            path = ROOT / name
+            page = path.read_text("utf-8")
+            fresh = updated(page)
+            if fresh != page:
+                stale.append(name)
+                if not check:
+                    path.write_text(fresh, "utf-8")
+    finally:
+        shutil.rmtree(_workplace(), ignore_errors=True)
+    for name in stale:
+        print(f"{name}: {'out of date; run python docs/update.py' if check else 'updated'}")
+    sys.exit(bool(stale) and check)
+
+
+if __name__ == "__main__":
+    main()

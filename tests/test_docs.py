@@ -1,0 +1,243 @@
+"""The documentation says what the program does: schemas, examples, links, commands, shown output, fields, files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from codegen import Argument, KernelRecord, Manifest, VerificationRecord, read_manifest
+from codegen.opencl_runner import opencl_available
+from hal import all_devices
+from roller.cli import main
+from roller.schemas import schema_text
+from sokoban import load_operators, operators_from_json
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
+PACKAGES = ("hal", "sokoban", "codegen", "roller", "bench")
+EXAMPLES = sorted((ROOT / "examples").glob("*.json"))
+COMMANDS = sorted(main.commands)
+
+
+def identifier(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def fenced(page: Path, language: str) -> Iterator[str]:
+    yield from re.findall(rf"^```{language}\n(.*?)^```$", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@cache
+def update() -> ModuleType:
+    """The script that runs the documentation's commands; ``docs`` is no package."""
+    spec = importlib.util.spec_from_file_location("update_docs", ROOT / "docs" / "update.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# Schemas
+
+
+@pytest.mark.parametrize("kind", ("operator", "device", "manifest"))
+def test_a_published_schema_is_what_the_command_prints(kind: str) -> None:
+    result = CliRunner().invoke(main, ["schema", kind])
+    assert result.output == schema_text(kind)
+    stored = (ROOT / "roller" / "schemas" / f"{kind}.schema.json").read_text("utf-8")
+    assert stored == result.output, f"roller schema {kind} > roller/schemas/{kind}.schema.json"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=identifier)
+def test_an_example_is_valid_by_the_published_schema(path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "roller" / "schemas" / "operator.schema.json").read_text("utf-8"))
+    jsonschema.validate(json.loads(path.read_text("utf-8")), schema)
+
+
+def test_every_shipped_device_is_valid_by_the_published_schema() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads((ROOT / "roller" / "schemas" / "device.schema.json").read_text("utf-8"))
+    for device in all_devices():
+        jsonschema.validate(json.loads(msgspec.json.encode(device)), schema)
+
+
+# Examples
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=identifier)
+def test_an_example_file_loads(path: Path) -> None:
+    assert load_operators(path)
+
+
+def operator_blocks() -> list[Any]:
+    """The JSON of the pages that holds operators."""
+    blocks = []
+    for page in PAGES:
+        for number, text in enumerate(fenced(page, "json"), start=1):
+            if '"op"' in text or '"expr"' in text:
+                blocks.append(pytest.param(text, id=f"{identifier(page)}-{number}"))
+    return blocks
+
+
+@pytest.mark.parametrize("text", operator_blocks())
+def test_an_operator_in_the_pages_loads(text: str) -> None:
+    assert operators_from_json(text.encode(), "page.json")
+
+
+def test_the_walkthrough_shows_the_example_file() -> None:
+    text = next(fenced(ROOT / "docs" / "walkthrough.md", "json"))
+    assert text == (ROOT / "examples" / "matmul.json").read_text("utf-8")
+
+
+#: Writes down what a launch was given.
+CUPY_STAND_IN = """
+import json
+
+class RawModule:
+    def __init__(self, path):
+        self.image = open(path, "rb").read()
+
+    def get_function(self, name):
+        assert name.encode() in self.image
+        return launch
+
+def ones(shape, dtype):
+    return [shape, dtype]
+
+def launch(grid, block, arguments, shared_mem):
+    print(json.dumps({"grid": grid, "block": block, "arguments": arguments, "shared_mem": shared_mem}))
+"""
+
+
+def test_the_launch_example_launches_what_the_manifest_says(tmp_path: Path) -> None:
+    (script,) = fenced(ROOT / "README.md", "python")
+    (tmp_path / "cupy.py").write_text(CUPY_STAND_IN)
+    (tmp_path / "example.py").write_text(script)
+    command = ["compile", str(ROOT / "examples" / "matmul.json"), "--device", "v100", "--top-k", "1", "--verify", "0"]
+    compiled = CliRunner().invoke(main, [*command, "--jobs", "1", "--out", str(tmp_path / "out")])
+    assert compiled.exit_code == 0, compiled.output
+    done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    best = read_manifest(tmp_path / "out" / "matmul_4096x1024x1024").kernels[0]
+    assert json.loads(done.stdout) == {
+        "grid": list(best.grid),
+        "block": list(best.block),
+        "arguments": [[[4096, 1024], "float32"], [[1024, 1024], "float32"], [[4096, 1024], "float32"]],
+        "shared_mem": best.dynamic_shared_bytes,
+    }
+
+
+# Links, commands, files and fields
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page as forges derive them: ``## manifest.json`` is ``manifestjson``."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in headings(file), target
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_in_the_readme_and_tells_how_to_use_it(command: str) -> None:
+    assert f"roller {command}" in (ROOT / "README.md").read_text("utf-8")
+    result = CliRunner().invoke(main, [command, "--help"])
+    assert result.exit_code == 0
+    assert result.output.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_only_commands_and_options_that_exist_are_shown(page: Path) -> None:
+    for line in re.findall(rf"\broller ((?:{'|'.join(COMMANDS)})\b[^\n`|]*)", page.read_text("utf-8")):
+        words = line.split()
+        known = {option for parameter in main.commands[words[0]].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= known | {"--help"}, line
+
+
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    shown = set(re.findall(r"(?:`|\$ )make ([a-z]+)", (ROOT / "README.md").read_text("utf-8")))
+    assert {"compile", "test", "lint", "bench", "suite"} <= shown <= targets
+
+
+def test_the_architecture_page_has_every_file_and_no_other() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    rooms = page.partition("## Rooms")[2].partition("\n## ")[0]
+    named = re.findall(r"`([\w/*.]+\.(?:py|toml))`", rooms)
+    shown = {path for pattern in named for path in ROOT.glob(pattern)}
+    assert all(any(ROOT.glob(pattern)) for pattern in named)
+    files = {path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    silent = {path for path in files if path.name == "__init__.py" and path.parent.parent == ROOT}
+    assert sorted(map(identifier, files - silent - shown)) == []
+
+
+@pytest.mark.parametrize("record", (Manifest, Argument, KernelRecord, VerificationRecord), ids=lambda r: r.__name__)
+def test_every_field_of_a_manifest_is_explained(record: type[msgspec.Struct]) -> None:
+    cells = " ".join(re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "bundles.md").read_text("utf-8"), re.MULTILINE))
+    for field in record.__struct_fields__:
+        assert f"`{field}`" in cells
+
+
+def test_the_compilers_that_bundles_depend_on_are_the_pinned_ones() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    pinned = {dependency for dependency in project["dependencies"] if "==" in dependency}
+    assert set(re.findall(r"`([\w-]+==[\w.]+)`", (ROOT / "docs" / "bundles.md").read_text("utf-8"))) == pinned
+
+
+# Shown output
+
+
+#: Blocks that take a second or less; the others build dozens of kernels.
+QUICK = (
+    "explain", "devices", "schema", "device-numbers", "statements", "kernel-form", "construction", "program",
+    "prediction", "rivals",
+)  # fmt: skip
+
+
+def shown_blocks() -> dict[str, str]:
+    return {name: text for page in PAGES for name, text in update().blocks_of(page.read_text("utf-8")).items()}
+
+
+def test_every_block_of_output_has_a_command_behind_it_and_is_filled() -> None:
+    blocks = shown_blocks()
+    assert set(blocks) == set(update().BLOCKS)
+    assert all(text.strip() for text in blocks.values())
+    for path in PAGES:
+        page = path.read_text("utf-8")
+        assert page.count("<!-- output:") == len(update().blocks_of(page))
+        assert not update().blocks_of(page) or identifier(path) in update().PAGES
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_shown_output_is_what_the_program_prints(name: str) -> None:
+    assert shown_blocks()[name] == update().BLOCKS[name](), "out of date; run python docs/update.py"
+
+
+@pytest.mark.opencl
+@pytest.mark.skipif(opencl_available() is not None, reason=opencl_available() or "")
+def test_the_first_output_of_the_readme_is_real() -> None:
+    steady = update().steady
+    assert steady(shown_blocks()["compile"]) == steady(update().BLOCKS["compile"]()), "run python docs/update.py"
