@@ -82,8 +82,8 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 ## bench: how long construction and compilation take here
-bench: $(STAMP)
-	@$(VENV)/bin/pytest -q bench/
+bench: $(STAMP) opencl
+	@$(VENV)/bin/pytest -q bench/ --benchmark-columns=min,median,max,rounds --benchmark-time-unit=ms --benchmark-sort=name
 
 ## suite: the thesis's 119 operators for a V100, in out/roller119
 suite: $(STAMP)

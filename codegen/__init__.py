@@ -4,7 +4,7 @@ The names here import neither TVM nor sympy; lowering and verification load TVM 
 """
 
 from codegen.atomic import staged_directory, write_atomic
-from codegen.build import BuildRequest, BuiltKernel, build_kernel, verify_schedule, warm_up
+from codegen.build import BuildRequest, BuiltKernel, build_kernel, verify_schedule
 from codegen.bundle import (
     FORMAT,
     Argument,
@@ -32,6 +32,5 @@ __all__ = [
     "staged_directory",
     "to_json",
     "verify_schedule",
-    "warm_up",
     "write_atomic",
 ]

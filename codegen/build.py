@@ -61,13 +61,6 @@ class BuiltKernel:
     error: str = ""
 
 
-def warm_up() -> None:
-    """Import what a worker needs, before the first request arrives."""
-    import codegen.device_compiler
-    import codegen.targets
-    import codegen.verify  # noqa: F401
-
-
 def build_kernel(request: BuildRequest) -> BuiltKernel:
     """Lower, compile and (on request) verify one schedule. Never raises for a schedule that does not build: the
     result carries the reason."""

@@ -31,8 +31,6 @@ _ARITHMETIC: Mapping[str, Callable[..., Expr]] = {
     "div": lambda a, b: a / b,
     "neg": lambda a: -a,
     "not": lambda a: tirx.Not(a),
-    # Not tirx.power, which prints a warning for every exponent from 3 up.
-    "pow": lambda a, b: tirx.call_intrin(a.dtype, "tirx.pow", a, b),
     "min": tirx.min,
     "max": tirx.max,
     "abs": tirx.abs,
@@ -107,6 +105,9 @@ def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
         return tirx.if_then_else(*arguments)
     if call.function in _WITH_CONSTANTS:
         return _WITH_CONSTANTS[call.function](arguments[0], lambda number: tirx.const(number, dtype))
+    if call.function == "pow":
+        # Not tirx.power, which prints a warning for every exponent from 3 up.
+        return tirx.call_intrin(dtype, "tirx.pow", *arguments)
     return _ARITHMETIC[call.function](*arguments)
 
 

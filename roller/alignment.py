@@ -121,12 +121,12 @@ def aligned_axis_sizes(
     """All aligned sizes of one axis at a layer, ascending: multiples of ``base`` up to ``largest`` that every rule
     allows. GetNextAlignedAxisSize of a tile is the next larger entry.
 
-    Candidates are ``base`` times a power of two, ``base`` times a divisor of what remains, and the whole axis: other
-    multiples waste lanes or tensor elements wherever these do not.
+    Candidates are ``base`` times a power of two, ``base`` times a divisor of what remains where that is at most 256,
+    and the whole axis: other multiples waste lanes or tensor elements wherever these do not.
     """
     size = space.sizes[axis]
-    factors = {1 << bit for bit in range(12)}
     remaining = -(-size // base)
+    factors = {1 << bit for bit in range(12)} | {remaining}
     if remaining <= 256:
         factors.update(f for f in range(1, remaining + 1) if remaining % f == 0)
     out = []

@@ -1,26 +1,53 @@
-"""The construction told in words: what was tried, what decided, what limits the result."""
+"""The construction told in words: what bounds the operator, what was grown and why, what stopped it, and who loses.
+
+Nothing is decided here. Sentences are made of the reasons that construction recorded, of the micro-performance model
+asked again about the tiles on the way, and of RATIONAL's estimates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
-from roller.construct import Construction, Reason, RProgram
+from roller.construct import EPSILON_STEPS, Construction, Reason, RProgram
+from roller.performance import MicroModel
 from roller.rtile import TileSpace
-from sokoban import STAGES, KernelForm, statement_text
+from sokoban import STAGES, KernelForm, ScheduleTable, statement_text
+from sokoban.matrix import matrix_roles
+from sokoban.occupancy import blocks_per_unit
+
+#: Sentences are wrapped to this width.
+WIDTH = 120
+
+#: Lines of a table may be longer, and are cut here.
+LONGEST_LINE = 150
 
 _STAGE_MEANING = {
     "compute": "the arithmetic units",
     "shared": "shared memory",
     "l2": "the way from L2 to the units",
-    "dram": "DRAM",
+    "dram": "the way from DRAM",
     "latency": "waiting for memory, step by step",
     "block_launch": "starting the blocks",
 }
 
+_POLICY_MEANING = {
+    "scale up": "outputs share operands: tiles grow layer by layer along the axis whose growth saves most traffic",
+    "scale up, Tensor Core": (
+        "a matrix product in 16-bit floats: warps own 16x16x16 fragments, and tiles grow layer by layer from there"
+    ),
+    "element-wise": "nothing is read twice, so no tile saves traffic: threads take a few elements each, straight from DRAM",
+    "transpose through shared memory": "reading and writing along different axes: square tiles turn in shared memory",
+    "direct": "nothing is staged: windows overlap between neighbouring threads, which share lines through L1",
+    "staged reduction": "one thread per output; rows arrive in shared memory in contiguous pieces",
+    "shared rows": "the threads of a block share each reduction and combine their partial results at the end",
+}
+
 
 def explain(construction: Construction, rank: int = 1) -> str:
-    """A page on one program of a construction: the operator, the steps, the schedule, the times, the rivals."""
+    """A page on one program of a construction: the operator, the steps, the program, its times, its rivals."""
     return "\n".join(_lines(construction, rank)) + "\n"
 
 
@@ -31,107 +58,390 @@ def _lines(construction: Construction, rank: int) -> Iterator[str]:
     yield ""
     yield from _operator(form, device)
     yield ""
-    yield f"How rank {rank} was constructed ({program.policy}, tensor padding up to {program.epsilon:g})"
-    for number, reason in enumerate(program.reasons, start=1):
-        yield f"  {number:2}. {_step(reason, TileSpace.of(form))}"
+    yield from _story(construction, program, rank)
     yield ""
-    yield from _schedule(form, program)
+    yield from _program(form, device, program)
     yield ""
     yield from _times(form, device, program)
     yield ""
     yield from _rivals(construction, rank)
 
 
+# The operator
+
+
 def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
     for statement in form.source.statements:
-        yield f"  {statement_text(statement)}"
-    yield "  axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes)
+        yield from _wrapped(statement_text(statement))
+    yield from _wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
     for name, parts in form.fused:
-        yield f"  {' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
-    size_bytes = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    flops = form.flops
-    rate = device.sustained_flops("float32")
-    compute, memory = flops / rate, size_bytes / device.dram.bandwidth_bytes_per_second
-    yield (
-        f"  {_si(flops, 'FLOP')} on at least {_si(size_bytes, 'B')}: {flops / size_bytes:.1f} FLOP per byte, "
-        f"the board balances at {rate / device.dram.bandwidth_bytes_per_second:.1f}"
+        yield from _wrapped(f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}")
+    size_bytes = _compulsory_bytes(form)
+    rate, unit = _rate(form, device)
+    bandwidth = device.dram.bandwidth_bytes_per_second
+    compute, memory = form.flops / rate, size_bytes / bandwidth
+    balance = rate / bandwidth
+    yield from _wrapped(
+        f"{_si(form.flops, 'FLOP')} on at least {_si(size_bytes, 'B')} is {form.flops / size_bytes:.3g} FLOP per byte; "
+        f"this board can do {balance:.3g} for every byte from {_below(device)} ({unit})"
     )
-    bound = "arithmetic" if compute > memory else "memory"
-    yield f"  so {bound} bounds it: {_time(max(compute, memory))} at best in float32"
+    if compute > memory:
+        yield f"  so arithmetic bounds it: {_time(compute)} at {_si(rate, 'FLOP/s')} sustained, {_time(memory)} of memory behind"
+    else:
+        yield f"  so memory bounds it: {_time(memory)} at {_si(bandwidth, 'B/s')} sustained, {_time(compute)} of arithmetic behind"
 
 
-def _step(reason: Reason, space: TileSpace) -> str:
-    tile = reason.tile
-    if not isinstance(tile, str):
-        tile = " ".join(f"{axis}={size}" for axis, size in zip(space.axes, tile, strict=True))
-    numbers = ", ".join(f"{name} {_number(value)}" for name, value in reason.numbers)
-    return f"{reason.layer:9}  {tile:40}  {reason.action}" + (f" ({numbers})" if numbers else "")
+def _compulsory_bytes(form: KernelForm) -> int:
+    return sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
 
 
-def _schedule(form: KernelForm, program: RProgram) -> Iterator[str]:
+def _rate(form: KernelForm, device: DeviceSpec, *, matrix: bool | None = None) -> tuple[float, str]:
+    """The sustained arithmetic rate that an operator can hope for, and its name; ``matrix`` says which one it uses."""
+    if form.body_loads and matrix is not False:
+        dtype = form.expr.tensor_by_name[form.body_loads[0].tensor].dtype
+        instruction = device.matrix_instruction(dtype)
+        if instruction is not None and (matrix or matrix_roles(form) is not None):
+            return instruction.sustained_flops, f"{dtype} by matrix instructions"
+    dtype = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
+    return device.sustained_flops(dtype), dtype
+
+
+# The construction
+
+
+def _story(construction: Construction, program: RProgram, rank: int) -> Iterator[str]:
+    form, device = construction.form, construction.device
+    yield f"How rank {rank} was constructed: {program.policy}"
+    meaning = _POLICY_MEANING.get(program.policy)
+    if meaning is not None:
+        yield from _wrapped(meaning)
+    yield from _wrapped(_epsilon(construction, program))
+    space = TileSpace.of(form)
+    uses_matrix = program.schedule.instruction != "fma"
+    rate = _rate(form, device, matrix=uses_matrix)[0]
+    model = MicroModel(space, device, rate, float(form.body_operations))
+    layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
+    before: tuple[int, ...] | None = None
+    for layer in layers:
+        reasons = [reason for reason in program.reasons if reason.layer == layer]
+        if all(isinstance(reason.tile, str) for reason in reasons):
+            yield ""
+            for reason in reasons:
+                yield from _wrapped(f"{layer}: {reason.action} ({reason.tile})")
+        elif layer == "registers":
+            yield ""
+            yield from _register_steps(program, reasons, model, uses_matrix)
+        elif layer == "shared":
+            yield ""
+            yield from _shared_steps(program, reasons, model)
+        else:
+            yield ""
+            yield from _shrink_steps(device, reasons, space, before)
+        tiles = [reason.tile for reason in reasons if not isinstance(reason.tile, str)]
+        before = tiles[-1] if tiles else before
+
+
+def _epsilon(construction: Construction, program: RProgram) -> str:
+    if program.epsilon <= EPSILON_STEPS[0]:
+        return f"axes may be padded by up to {100 * program.epsilon:g}% to fit whole tiles"
+    return (
+        f"axes may be padded by up to {100 * program.epsilon:g}% to fit whole tiles: "
+        f"at {100 * EPSILON_STEPS[0]:g}% too few programs exist for these sizes"
+    )
+
+
+def _register_steps(
+    program: RProgram, reasons: Sequence[Reason], model: MicroModel, uses_matrix: bool
+) -> Iterator[str]:
+    limits, lanes = model.device.limits, model.device.warp_lanes
+    owner, room = ("warp", limits.registers_per_thread_usable * lanes) if uses_matrix else (
+        "thread", limits.registers_per_thread_usable
+    )  # fmt: skip
+    yield f"  Registers, the tile of one {owner}: room for {room} values, accumulators and operands"
+    yield from _growth("registers", reasons, model, "value")
+    shape = _last_tile(reasons)
+    if shape is None:
+        return
+    held = model.footprint("registers", shape)
+    yield from _kept("registers", shape, model, f"{held} of {room} values")
+    grown = _cheapest_doubling("registers", shape, model)
+    if grown is not None and model.footprint("registers", grown) > room:
+        yield f"    full: doubling any axis would hold {model.footprint('registers', grown)} values or more"
+    elif grown is not None:
+        yield "    larger tiles fit and were tried too; what they cost in occupancy is in the predicted times below"
+
+
+def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel) -> Iterator[str]:
+    limits = model.device.limits
+    room = limits.shared_bytes_per_block
+    below = _below(model.device)
+    yield f"  Shared memory, the tile of one block: room for {_si(room, 'B')}, at most {limits.threads_per_block} threads"
+    yield from _growth("shared", reasons, model, "byte")
+    kept = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
+    shape = _last_tile([kept] if kept else reasons)
+    if shape is None:
+        return
+    threads = dict(kept.numbers).get("threads") if kept else None
+    size = f"{_si(model.footprint('shared', shape), 'B')}" + (f", {threads:g} threads" if threads else "")
+    yield from _kept("shared", shape, model, size)
+    grown = _cheapest_doubling("shared", shape, model)
+    if model.mem_perf("shared", shape) >= model.max_compute_perf():
+        yield f"    {below} keeps up: a larger tile would save traffic that nothing waits for, and cost parallelism"
+    elif grown is not None and model.footprint("shared", grown) > room:
+        yield f"    full: doubling any axis would hold {_si(model.footprint('shared', grown), 'B')} or more"
+    elif threads and 2 * threads > limits.threads_per_block:
+        yield f"    full: twice the outputs would take {2 * threads:g} threads of {limits.threads_per_block}"
+    for reason in reasons:
+        if reason.action.startswith("variant"):
+            action = reason.action.removeprefix("variant: ")
+            yield from _wrapped(f"{action}: {_tile_text(reason.tile, model.space)}", "    ")
+
+
+def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str) -> Iterator[str]:
+    """One line per step: the axis, the tile, what it holds, what it moves, and the score in words."""
+    space = model.space
+    steps: list[tuple[str, tuple[int, ...], float | None]] = []
+    for reason in reasons:
+        if isinstance(reason.tile, str) or reason.action.startswith(("keep", "variant", "full", "stop")):
+            continue
+        is_growth = reason.action.startswith("grow ")
+        name = reason.action.removeprefix("grow ") if is_growth else "start"
+        steps.append((name, reason.tile, dict(reason.numbers).get("score") if is_growth else None))
+    tiles = [_tile_text(tile, space) for _, tile, _ in steps]
+    column = max((len(text) for text in tiles), default=0)
+    source = "shared memory" if layer == "registers" else _below(model.device)
+    for (name, tile, score), text in zip(steps, tiles, strict=True):
+        moved = _si(model.traffic(tile), "B")
+        line = f"    {name if score is None else f'grow {name}':10} {text:{column}}  {moved:>8} from {source}"
+        if score is not None:
+            line += f", saving {_si(score, 'B')} per {held} held"
+        yield _clipped(line)
+
+
+def _kept(layer: str, shape: tuple[int, ...], model: MicroModel, size: str) -> Iterator[str]:
+    source = "shared memory" if layer == "registers" else _below(model.device)
+    fed, wanted = model.mem_perf(layer, shape), model.max_compute_perf()
+    verdict = "enough for" if fed >= wanted else "short of"
+    yield from _wrapped(
+        f"kept {_tile_text(shape, model.space)} ({size}): {source} feeds it {_si(fed, 'FLOP/s')}, "
+        f"{verdict} the {_si(wanted, 'FLOP/s')} of the arithmetic units",
+        "    ",
+    )
+
+
+def _shrink_steps(
+    device: DeviceSpec, reasons: Sequence[Reason], space: TileSpace, before: tuple[int, ...] | None
+) -> Iterator[str]:
+    yield f"  Scale out over {device.unit_count} {device.unit_name}s"
+    for reason in reasons:
+        blocks = dict(reason.numbers).get("blocks")
+        axis = "a tile"
+        if before is not None and not isinstance(reason.tile, str):
+            changed = [n for n, old, new in zip(space.axes, before, reason.tile, strict=True) if new < old]
+            axis = " and ".join(changed) or axis
+        had = f"{blocks:g} blocks leave units idle: " if blocks else ""
+        yield from _wrapped(
+            f"{had}shrink {axis}, whose reuse is worth least, to {_tile_text(reason.tile, space)}", "    "
+        )
+        before = before if isinstance(reason.tile, str) else reason.tile
+
+
+def _last_tile(reasons: Sequence[Reason]) -> tuple[int, ...] | None:
+    return next((reason.tile for reason in reversed(reasons) if not isinstance(reason.tile, str)), None)
+
+
+def _cheapest_doubling(layer: str, shape: tuple[int, ...], model: MicroModel) -> tuple[int, ...] | None:
+    """The tile with one spatial axis doubled that holds least; None where every axis is covered."""
+    space = model.space
+    grown = [
+        (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
+        for axis in range(space.spatial_count)
+        if shape[axis] < space.sizes[axis]
+    ]
+    return min(grown, key=lambda tile: model.footprint(layer, tile), default=None)
+
+
+# The program
+
+
+def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     schedule, estimate = program.schedule, program.estimate
-    blocks = schedule.grid_blocks(form.sizes)
+    blocks, units = schedule.grid_blocks(form.sizes), device.unit_count
     yield "The program"
-    yield f"  {blocks} blocks of {schedule.threads_per_block} threads; {estimate.blocks_per_unit} blocks share a unit, {estimate.wave_count} waves"
-    yield f"  block tile {_sizes(schedule.block)}" + (f", reduction step {_sizes(schedule.step)}" if schedule.step else "")
+    busiest = -(-blocks // units)
+    spread = f"{busiest} for the busiest of {units} {device.unit_name}s" if blocks > 1 else "one unit works"
+    yield f"  {blocks} blocks of {schedule.threads_per_block} threads: {spread}, {100 * blocks / (busiest * units):.0f}% balanced"
+    if form.reduced and not schedule.reduce_threads:
+        yield f"  a block owns its outputs and walks {', '.join(form.reduced)} alone: no partial results cross units"
+    yield (
+        f"  {_count(estimate.blocks_per_unit, 'block')} at a time on a unit, as {_residency(form, device, program)}; "
+        f"{_count(estimate.wave_count, 'wave')}"
+    )
+    step = f", reduction step {_sizes(schedule.step)}" if schedule.step else ""
+    yield from _wrapped(f"block tile {_sizes(schedule.block)}{step}")
     owner = "warp" if schedule.instruction != "fma" else "thread"
-    yield f"  a {owner} computes {_sizes(tuple(schedule.register_tile.items()))}, about {estimate.registers} registers per thread"
+    yield from _wrapped(
+        f"a {owner} computes {_sizes(tuple(schedule.register_tile.items()))}, "
+        f"about {estimate.registers} registers per thread"
+    )
     if schedule.reduce_threads:
-        yield f"  threads along the reduction: {_sizes(schedule.reduce_threads)}"
+        yield f"  {_sizes(schedule.reduce_threads)} threads share a reduction"
     if schedule.cached:
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
-        yield (
-            f"  {', '.join(schedule.cached)} staged in {estimate.shared_bytes} bytes of shared memory"
-            + (f"; {padding} against bank conflicts" if padding else "; no bank conflicts to pad against")
+        yield from _wrapped(
+            f"{' and '.join(schedule.cached)} staged in {_si(estimate.shared_bytes, 'B')} of shared memory; "
+            + (f"{padding} against bank conflicts" if padding else "no bank conflicts to pad against")
         )
-    waste = 1.0
-    for axis, block in (*schedule.block, *schedule.step):
-        waste *= -(-form.sizes[axis] // block) * block / form.sizes[axis]
+    waste = math.prod(
+        -(-form.sizes[axis] // size) * size / form.sizes[axis] for axis, size in (*schedule.block, *schedule.step)
+    )
     if waste > 1.0:
         yield f"  tiles cover {100 * (waste - 1):.1f}% more points than the operator has"
 
 
+def _residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
+    """Which limit of a unit keeps another block out."""
+    schedule, estimate, limits = program.schedule, program.estimate, device.limits
+    table = ScheduleTable.of(form, [schedule])
+
+    def with_use(registers: int, shared: int) -> int:
+        one = blocks_per_unit(table, device, table.block_count * 0 + registers, table.block_count * 0 + shared)
+        return int(one[0])
+
+    if with_use(estimate.registers, 0) == estimate.blocks_per_unit < with_use(1, 0):
+        return f"{limits.registers_per_unit} registers allow"
+    if with_use(1, estimate.shared_bytes) == estimate.blocks_per_unit < with_use(1, 0):
+        return f"{_si(limits.shared_bytes_per_unit, 'B')} of shared memory allow"
+    if estimate.blocks_per_unit == limits.blocks_per_unit:
+        return "no unit holds more"
+    return f"{limits.threads_per_unit} threads allow"
+
+
+# Times
+
+
 def _times(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     estimate = program.estimate
-    yield f"Predicted {_time(estimate.seconds)}, {_time(device.launch_overhead_seconds)} of it the launch; {_STAGE_MEANING[estimate.bound]} set the pace"
+    yield (
+        f"Predicted {_time(estimate.seconds)}, {_time(device.launch_overhead_seconds)} of it the launch; "
+        f"{_STAGE_MEANING[estimate.bound]} set the pace"
+    )
     longest = max(estimate.stage_seconds.values()) or 1.0
     for stage in STAGES:
         seconds = estimate.stage_seconds[stage]
-        bar = "█" * round(30 * seconds / longest)
-        yield f"  {stage:12} {_time(seconds):>10}  {bar}"
-    rate = form.flops / estimate.seconds
-    yield f"  {_si(rate, 'FLOP/s')}, {100 * rate / device.peak_flops('float32'):.0f}% of the float32 peak"
+        if seconds == 0.0:
+            yield f"  {stage:12} {'-':>8}"
+            continue
+        bar = "█" * round(30 * seconds / longest) or "▏"
+        yield f"  {stage:12} {_time(seconds):>8}  {bar:30}  {_STAGE_MEANING[stage]}"
+    rate, name = _rate(form, device, matrix=program.schedule.instruction != "fma")
+    done, moved = form.flops / estimate.seconds, _compulsory_bytes(form) / estimate.seconds
+    yield (
+        f"  in all {_si(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and "
+        f"{_si(moved, 'B/s')} of useful traffic, {100 * moved / device.dram.bandwidth_bytes_per_second:.0f}% of "
+        f"{_below(device)}'s rate"
+    )
+
+
+# Rivals
 
 
 def _rivals(construction: Construction, rank: int) -> Iterator[str]:
-    yield f"Its rivals ({construction.considered} programs considered)"
+    chosen = construction.programs[rank - 1]
+    yield f"Its rivals, the best of {construction.considered} programs: what each gains or loses, and where"
+    rows = []
     for position, program in enumerate(construction.programs, start=1):
         mark = "→" if position == rank else " "
-        schedule = program.schedule
-        yield (
-            f"  {mark}{position:2} {_time(program.estimate.seconds):>10}  {program.estimate.bound:12}"
-            f" block {_sizes(schedule.block)} thread {_sizes(tuple(schedule.register_tile.items()))}"
-            + (f" step {_sizes(schedule.step)}" if schedule.step else "")
-        )
+        change = "" if position == rank else _change(program, chosen)
+        rows.append((f"{mark}{position:3} {_time(program.estimate.seconds):>8}  {change}", _schedule_text(program)))
+    column = max(len(head) for head, _ in rows)
+    for head, text in rows:
+        yield _clipped(f"  {head:{column}}  {text}")
+
+
+def _change(program: RProgram, chosen: RProgram) -> str:
+    """``+4.2%  compute +93 µs``: the difference in time, and the stage behind it."""
+    ours, theirs = chosen.estimate, program.estimate
+    percent = 100 * (theirs.seconds / ours.seconds - 1)
+    changes = {stage: theirs.stage_seconds[stage] - ours.stage_seconds[stage] for stage in STAGES}
+    if abs(percent) < 0.05:
+        return "equal"
+    slower = percent > 0
+    stage = (program if slower else chosen).estimate.bound
+    if (changes[stage] > 0) != slower or abs(changes[stage]) < 0.05 * abs(theirs.seconds - ours.seconds):
+        # The stage that sets the pace is the same in both; what it does not hide of the others makes the difference.
+        stage = (max if slower else min)(("compute", "shared", "l2", "dram"), key=lambda name: changes[name])
+    return f"{percent:+.1f}%, {_signed(stage, changes[stage])}"
+
+
+def _signed(stage: str, seconds: float) -> str:
+    return f"{stage} {'+' if seconds >= 0 else '−'}{_time(abs(seconds))}"
+
+
+def _schedule_text(program: RProgram) -> str:
+    schedule = program.schedule
+    text = f"block {_short(schedule.block)}"
+    owner = "warp" if schedule.instruction != "fma" else "thread"
+    tile = _short(tuple(schedule.register_tile.items()))
+    text += f" · {owner} {tile}" if tile != "of one" else ""
+    if schedule.step and schedule.cached:
+        text += f" · step {_short(schedule.step)}"
+    if schedule.reduce_threads:
+        text += f" · {math.prod(count for _, count in schedule.reduce_threads)} threads per row"
+    return text
+
+
+# Words and numbers
+
+
+def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:
+    yield from textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+
+
+def _clipped(line: str) -> str:
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 2] + " …"
+
+
+def _tile_text(tile: str | tuple[int, ...], space: TileSpace) -> str:
+    """A tile without its axes of one."""
+    if isinstance(tile, str):
+        return tile
+    return _short(tuple(zip(space.axes, tile, strict=True)))
+
+
+def _below(device: DeviceSpec) -> str:
+    """The bottom layer in words: "DRAM", or what an IPU has in its place."""
+    return "DRAM" if device.dram.name == "dram" else f"the {device.dram.name}"
+
+
+def _short(pairs: tuple[tuple[str, int], ...]) -> str:
+    return " ".join(f"{axis}={size}" for axis, size in pairs if size > 1) or "of one"
 
 
 def _sizes(pairs: tuple[tuple[str, int], ...]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in pairs)
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 def _time(seconds: float) -> str:
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
+            return f"{_three(seconds / scale)} {unit}"
+    return f"{_three(seconds * 1e9)} ns"
 
 
 def _si(value: float, unit: str) -> str:
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
+            return f"{_three(value / scale)} {prefix}{unit}"
+    return f"{_three(value)} {unit}"
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) >= 1e4 or value != int(value) else str(int(value))
+def _three(value: float) -> str:
+    """Three digits and no exponent: 1234.5 as ``1234``, 12.345 as ``12.3``."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -24,7 +24,6 @@ from codegen import (
     staged_directory,
     to_json,
     verify_schedule,
-    warm_up,
 )
 from hal import DeviceSpec, InputError
 from roller.construct import Construction, RProgram, construct
@@ -62,9 +61,11 @@ class CompiledOperator:
 def worker_pool(jobs: int) -> ProcessPoolExecutor:
     """Processes that build kernels; they import TVM while the caller still parses and constructs.
 
-    Started before this process holds threads or TVM itself, so that a fork is safe and shares what is loaded.
+    They are forked from a server process that imports TVM once and opens no device, thread or context.
     """
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("forkserver"), initializer=warm_up)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["codegen.preload"])
+    pool = ProcessPoolExecutor(jobs, mp_context=context)
     for _ in range(jobs):
         pool.submit(_nothing)
     return pool

@@ -30,7 +30,7 @@ class OperatorResult:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """A suite on a device. ``compile_seconds`` is wall time of all builds; None, like ``results``, where not compiled."""
+    """A suite on a device. ``compile_seconds`` is wall time; it and ``results`` are None where nothing was compiled."""
 
     suite: str
     device: str
@@ -61,7 +61,8 @@ class SuiteReport:
             f"cubins                   {sum(r.cubins for r in self.results)}",
             f"cubins that spill        {sum(bool(s) for r in self.results for s in r.spills)}",
             f"rank 1 spills            {_listed(spilling)}",
-            f"rank 1 verified          {len(checked) - len(wrong)} of {len(checked)}, wrong or not run: {_listed(wrong)}",
+            f"rank 1 verified          {len(checked) - len(wrong)} of {len(checked)}",
+            f"rank 1 wrong or not run  {_listed(wrong)}",
             f"compilation              {self.compile_seconds:.1f} s",
         ]
 
@@ -99,13 +100,13 @@ def compile_suite(
 @click.option("--device", "device_name", required=True, metavar="NAME|FILE", help="A board or a spec file.")
 @click.option("--suite", type=click.Choice(suite_names()), default="roller119", show_default=True)
 @click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Kernels per operator.")
-@click.option("--verify", type=click.IntRange(0, 100), default=1, show_default=True, help="Kernels verified per operator.")
+@click.option(
+    "--verify", type=click.IntRange(0, 100), default=1, show_default=True, help="Kernels verified per operator."
+)
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True, help="Timed constructions each.")
 @click.option("--compile/--no-compile", "compiled", default=True, show_default=True, help="Build the kernels too.")
-def main(
-    device_name: str, suite: str, top_k: int, verify: int, jobs: int | None, rounds: int, compiled: bool
-) -> None:
+def main(device_name: str, suite: str, top_k: int, verify: int, jobs: int | None, rounds: int, compiled: bool) -> None:
     """Construct and compile a suite; print what came out and how long it took."""
     try:
         device = load_device(device_name)

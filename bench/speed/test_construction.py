@@ -94,7 +94,9 @@ def test_rank_10000_schedules(benchmark: Any, v100: DeviceSpec, known: str) -> N
 def matmul_schedules(count: int) -> tuple[TileSchedule, ...]:
     """The first ``count`` schedules of a grid over register tiles, threads, strided copies and steps of a matmul."""
     found = []
-    sizes = product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32), (1, 2), (1, 2), (4, 8, 16, 32, 64))
+    sizes = product(
+        (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32), (1, 2, 4, 8, 16, 32), (1, 2), (1, 2), (4, 8, 16, 32, 64)
+    )
     for m, n, m_threads, n_threads, m_copies, n_copies, k in sizes:
         found.append(
             TileSchedule(

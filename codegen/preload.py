@@ -1,0 +1,5 @@
+"""Imported by the server process that build workers are forked from: what every one of them needs, once."""
+
+import codegen.device_compiler
+import codegen.targets
+import codegen.verify  # noqa: F401
