@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
+import threading
 from dataclasses import dataclass
 
 from codegen.verification import Verification
@@ -61,6 +65,21 @@ class BuiltKernel:
     error: str = ""
 
 
+def start_worker() -> None:
+    """Prepare a worker process: leave Ctrl-C to the caller, and end when the caller does, however that happens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Forked from a server, the worker would inherit no handler that suits it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_caller, daemon=True).start()
+
+
+def _end_with_caller() -> None:
+    caller = multiprocessing.parent_process()
+    if caller is not None:
+        caller.join()
+        os._exit(1)
+
+
 def build_kernel(request: BuildRequest) -> BuiltKernel:
     """Lower, compile and (on request) verify one schedule. Never raises for a schedule that does not build: the
     result carries the reason."""
@@ -73,7 +92,9 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
     parameters = [tensor.name for tensor in (*form.expr.inputs, form.expr.output)]
     registers = spills = binary = None
     try:
-        lowered = lower(form, request.schedule, entry=request.entry, dynamic_shared=request.generator != "opencl-source")
+        lowered = lower(
+            form, request.schedule, entry=request.entry, dynamic_shared=request.generator != "opencl-source"
+        )
         if request.generator == "opencl-source":
             source = opencl_source(lowered, parameters, request.wavefront)
         else:

@@ -154,7 +154,9 @@ class _TileLowering:
         shared_bytes = self._fetch(steps[-1] if steps else thread_loop)
         if self.form.reduction is not None:
             self._store(thread_loop)
-            self.sch.decompose_reduction(self.sch.get_sblock(self.names["acc"]), steps[0] if steps else self.inner_loops[0])
+            self.sch.decompose_reduction(
+                self.sch.get_sblock(self.names["acc"]), steps[0] if steps else self.inner_loops[0]
+            )
         self._unroll()
         return Lowered(
             self.sch.mod,
@@ -202,9 +204,7 @@ class _TileLowering:
     def _accumulate(self, reduction: Reduction, read: Callable[..., Expr]) -> Any:
         form = self.form
         final_axes = form.final.axes
-        reduce_axes = {
-            axis: te.reduce_axis((0, self.padded[axis]), name=identifier(axis)) for axis in reduction.axes
-        }
+        reduce_axes = {axis: te.reduce_axis((0, self.padded[axis]), name=identifier(axis)) for axis in reduction.axes}
         guarded = [axis for axis in reduction.axes if self.padded[axis] > form.sizes[axis]]
         guarded = [axis for axis in guarded if not self._padding_is_neutral(axis, reduction)]
 
@@ -227,8 +227,11 @@ class _TileLowering:
         if reduction.function != "sum" or factors is None:
             return False
         return any(
-            not factor.pad and any(index == AffineIndex.axis(axis) and extent == self.form.sizes[axis]
-                                   for index, extent in zip(factor.indices, self.tensors[factor.tensor].shape, strict=True))
+            not factor.pad
+            and any(
+                index == AffineIndex.axis(axis) and extent == self.form.sizes[axis]
+                for index, extent in zip(factor.indices, self.tensors[factor.tensor].shape, strict=True)
+            )
             for factor in factors
         )
 

@@ -38,7 +38,7 @@ class _RowsLowering:
         self.sources = placeholders(form)
         self.row_threads = math.prod(schedule.threads_of.values())
         self.column_threads = math.prod(schedule.reduce_threads_of.values())
-        self.columns_on_x = _columns_are_contiguous(form)
+        self.columns_on_x = form.reduces_contiguously
         self.blocks = [fresh_name(f"partial_{n}", form.expr.tensor_by_name) for n in range(len(form.reductions))]
 
     def run(self) -> Lowered:
@@ -68,7 +68,9 @@ class _RowsLowering:
 
     # ---- expressions
 
-    def _read(self, load: Load, axes: Mapping[str, Expr], results: Mapping[str, Any], ranges: Mapping[str, int]) -> Expr:
+    def _read(
+        self, load: Load, axes: Mapping[str, Expr], results: Mapping[str, Any], ranges: Mapping[str, int]
+    ) -> Expr:
         if load.tensor in results:
             return results[load.tensor](*(axes[index.axes[0]] for index in load.indices))
         tensor = self.tensors[load.tensor]
@@ -150,14 +152,3 @@ class _RowsLowering:
         sch.bind(threads, self._column_thread)
         if width > 1:
             sch.vectorize(vector)
-
-
-def _columns_are_contiguous(form: KernelForm) -> bool:
-    """A reduced axis walks the innermost dimension of the largest input: neighbouring threads then take columns."""
-    tensors = form.expr.tensor_by_name
-    produced = {statement.tensor for statement in form.reductions}
-    candidates = [load for load in form.body_loads if load.tensor not in produced and load.indices]
-    if not candidates:
-        return True
-    largest = max(candidates, key=lambda load: tensors[load.tensor].element_count)
-    return any(largest.indices[-1].coefficient(axis) for axis in form.reduced)

@@ -114,5 +114,5 @@ def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
 def reducer(function: str) -> Callable[..., Expr]:
     """TVM's reducer of a reduction function."""
     if function == "prod":
-        return te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1.0, dtype), name="prod")  # type: ignore[no-any-return]
-    return {"sum": te.sum, "max": te.max, "min": te.min}[function]  # type: ignore[no-any-return]
+        return te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1.0, dtype), name="prod")
+    return {"sum": te.sum, "max": te.max, "min": te.min}[function]

@@ -159,9 +159,7 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
         for load in loads(statement.value):
             ends = [(index.bounds(old)[1], index.bounds(sizes)[1]) for index in load.indices]
             known = reach.setdefault(load.tensor, ends)
-            reach[load.tensor] = [
-                (max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)
-            ]
+            reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)]
     written = {statement.tensor: statement for statement in expr.statements}
     tensors = []
     for tensor in expr.tensors:
@@ -169,12 +167,9 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
             shape = tuple(sizes[axis] for axis in written[tensor.name].axes)
         else:
             ends = reach[tensor.name]
-            shape = tuple(
-                max(1, extent - was + now) for extent, (was, now) in zip(tensor.shape, ends, strict=True)
-            )
+            shape = tuple(max(1, extent - was + now) for extent, (was, now) in zip(tensor.shape, ends, strict=True))
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
     statements: tuple[Statement, ...] = expr.statements
     small = TensorExpr(expr.name, axes, tuple(tensors), statements, expr.accumulate)
     return KernelForm(form.source, small, form.kind, form.reductions, form.final, form.fused)
-

@@ -21,7 +21,7 @@ class InputError(ValueError):
         super().__init__(f"{self.field}: {self.problem}" + (f"; {self.remedy}" if remedy else ""))
 
     def within(self, prefix: str) -> InputError:
-        """The same error, seen from one level further out: ``stride`` within ``ops.json[3]`` is ``ops.json[3].stride``."""
+        """The same error, one level further out: ``stride`` within ``ops.json[3]`` is ``ops.json[3].stride``."""
         joint = "" if self.field.startswith(("[", ":")) or not self.field else "."
         return InputError(f"{prefix}{joint}{self.field}", self.problem, self.remedy)
 

@@ -18,7 +18,10 @@ from roller.rtile import TileSpace
 class AlignmentRule(Protocol):
     """One alignment requirement."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the rule aligns with, for people."""
+        ...
 
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         """Whether a tile at ``layer`` ("registers" or "shared") may have ``size`` on axis number ``axis``."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,6 @@ import click
 from hal import DeviceSpec, InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
 
     from roller.pipeline import CompiledOperator
 
@@ -40,18 +41,28 @@ def _errors() -> Iterator[None]:
         sys.exit(130)
 
 
+def _terminate(signum: int, frame: object) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that nothing half-written and no process stays behind."""
+    sys.exit(128 + signum)
+
+
 class _Group(click.Group):
     """Usage errors in one line too, like every other error."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["standalone_mode"] = False
+        with suppress(ValueError):  # not in the main thread, where signals cannot be set
+            signal.signal(signal.SIGTERM, _terminate)
         try:
             with _errors():
                 return super().main(*args, **kwargs)
         except click.UsageError as error:
             hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            click.echo(f"roller: {' '.join(error.format_message().split())}{hint}", err=True)
+            click.echo(f"roller: {' '.join(error.format_message().split()).rstrip('.')}{hint}", err=True)
             sys.exit(BAD_INPUT)
+        except click.ClickException as error:
+            click.echo(f"roller: {error.format_message()}", err=True)
+            sys.exit(1)
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
         except click.Abort:
@@ -98,8 +109,13 @@ def devices_command(name: str | None, as_json: bool) -> None:
 @click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Kernels per operator.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Where to write.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
-@click.option("--verify", type=click.IntRange(0, 100), default=1, show_default=True,
-              help="How many kernels, from rank 1 down, to run against the reference.")
+@click.option(
+    "--verify",
+    type=click.IntRange(0, 100),
+    default=1,
+    show_default=True,
+    help="How many kernels, from rank 1 down, to run against the reference.",
+)
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def compile_command(
     file: Path, device_name: str, top_k: int, out: Path, jobs: int | None, verify: int, as_json: bool
@@ -171,7 +187,9 @@ def verify_command(file: Path, device_name: str, top_k: int, jobs: int | None, a
 @_device_option
 @click.option("--name", "operator", default=None, help="One operator of the list.")
 @click.option("--rank", type=click.IntRange(1, 100), default=1, show_default=True, help="Which program.")
-@click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="How many to compare it with.")
+@click.option(
+    "--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="How many to compare it with."
+)
 def explain_command(file: Path, device_name: str, operator: str | None, rank: int, top_k: int) -> None:
     """Tell how the programs of FILE's operators were constructed and what limits them."""
     from hal import load_device
@@ -180,6 +198,7 @@ def explain_command(file: Path, device_name: str, operator: str | None, rank: in
     from sokoban import kernel_form, load_operators
 
     device = load_device(device_name)
+    _check_readable(file)
     expressions = load_operators(file)
     if operator is not None:
         named = [expr for expr in expressions if expr.name == operator]
@@ -215,12 +234,14 @@ def _cores() -> int:
 def _check_readable(file: Path) -> None:
     """Before any process starts: the commonest mistake is a wrong file name."""
     if not file.is_file():
-        raise InputError(str(file), "no such file", "give a JSON file with one operator or a list of them")
+        problem = "is a directory" if file.is_dir() else "no such file"
+        raise InputError(str(file), problem, "give a JSON file with one operator or a list of them")
 
 
 def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise InputError("--out", f"{out} exists and is no directory", "name another one")
+    existing = next((path for path in (out, *out.parents) if os.path.lexists(path)), None)
+    if existing is not None and not existing.is_dir():
+        raise InputError("--out", f"{existing} exists and is no directory", "name another one")
 
 
 @contextmanager
@@ -228,10 +249,13 @@ def _pool(pool: Any) -> Iterator[Any]:
     """The pool, its queue dropped and its processes ended on any error."""
     try:
         yield pool
-    except BaseException:
+    except BaseException as error:
+        processes = list((getattr(pool, "_processes", None) or {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
+        for process in processes:
             process.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise click.ClickException(str(error)) from error
         raise
     pool.shutdown()
 

@@ -11,7 +11,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
-from roller.construct import EPSILON_STEPS, Construction, Reason, RProgram
+from roller.candidate import Reason
+from roller.construct import EPSILON_STEPS, Construction, RProgram
 from roller.performance import MicroModel
 from roller.rtile import TileSpace
 from sokoban import STAGES, KernelForm, ScheduleTable, statement_text
@@ -27,7 +28,7 @@ LONGEST_LINE = 150
 _STAGE_MEANING = {
     "compute": "the arithmetic units",
     "shared": "shared memory",
-    "l2": "the way from L2 to the units",
+    "l2": "the way to the units",
     "dram": "the way from DRAM",
     "latency": "waiting for memory, step by step",
     "block_launch": "starting the blocks",
@@ -44,6 +45,10 @@ _POLICY_MEANING = {
     "staged reduction": "one thread per output; rows arrive in shared memory in contiguous pieces",
     "shared rows": "the threads of a block share each reduction and combine their partial results at the end",
 }
+
+_TRIED_TOO = (
+    "larger tiles fit and were tried too; what they cost in occupancy and waves is in the predicted times below"
+)
 
 
 def explain(construction: Construction, rank: int = 1) -> str:
@@ -75,15 +80,20 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
         yield from _wrapped(statement_text(statement))
     yield from _wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
     for name, parts in form.fused:
-        yield from _wrapped(f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}")
+        yield from _wrapped(
+            f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
+        )
     size_bytes = _compulsory_bytes(form)
     rate, unit = _rate(form, device)
     bandwidth = device.dram.bandwidth_bytes_per_second
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
+    if not form.flops:
+        yield f"  no arithmetic, and at least {_si(size_bytes, 'B')} to move: {_time(memory)} at {_si(bandwidth, 'B/s')} sustained"
+        return
     yield from _wrapped(
-        f"{_si(form.flops, 'FLOP')} on at least {_si(size_bytes, 'B')} is {form.flops / size_bytes:.3g} FLOP per byte; "
-        f"this board can do {balance:.3g} for every byte from {_below(device)} ({unit})"
+        f"{_si(form.flops, 'FLOP')} on at least {_si(size_bytes, 'B')} is {_three(form.flops / size_bytes)} FLOP per byte; "
+        f"this board can do {_three(balance)} for every byte from {_below(device)} ({unit})"
     )
     if compute > memory:
         yield f"  so arithmetic bounds it: {_time(compute)} at {_si(rate, 'FLOP/s')} sustained, {_time(memory)} of memory behind"
@@ -168,14 +178,14 @@ def _register_steps(
     if grown is not None and model.footprint("registers", grown) > room:
         yield f"    full: doubling any axis would hold {model.footprint('registers', grown)} values or more"
     elif grown is not None:
-        yield "    larger tiles fit and were tried too; what they cost in occupancy is in the predicted times below"
+        yield f"    {_TRIED_TOO}"
 
 
 def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel) -> Iterator[str]:
     limits = model.device.limits
     room = limits.shared_bytes_per_block
     below = _below(model.device)
-    yield f"  Shared memory, the tile of one block: room for {_si(room, 'B')}, at most {limits.threads_per_block} threads"
+    yield f"  {_scratchpad(model.device).capitalize()}, the tile of one block: room for {_si(room, 'B')}, at most {limits.threads_per_block} threads"
     yield from _growth("shared", reasons, model, "byte")
     kept = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
     shape = _last_tile([kept] if kept else reasons)
@@ -191,6 +201,8 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
         yield f"    full: doubling any axis would hold {_si(model.footprint('shared', grown), 'B')} or more"
     elif threads and 2 * threads > limits.threads_per_block:
         yield f"    full: twice the outputs would take {2 * threads:g} threads of {limits.threads_per_block}"
+    elif grown is not None:
+        yield f"    {_TRIED_TOO}"
     for reason in reasons:
         if reason.action.startswith("variant"):
             action = reason.action.removeprefix("variant: ")
@@ -209,7 +221,7 @@ def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str)
         steps.append((name, reason.tile, dict(reason.numbers).get("score") if is_growth else None))
     tiles = [_tile_text(tile, space) for _, tile, _ in steps]
     column = max((len(text) for text in tiles), default=0)
-    source = "shared memory" if layer == "registers" else _below(model.device)
+    source = _source(layer, model.device)
     for (name, tile, score), text in zip(steps, tiles, strict=True):
         moved = _si(model.traffic(tile), "B")
         line = f"    {name if score is None else f'grow {name}':10} {text:{column}}  {moved:>8} from {source}"
@@ -219,7 +231,7 @@ def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str)
 
 
 def _kept(layer: str, shape: tuple[int, ...], model: MicroModel, size: str) -> Iterator[str]:
-    source = "shared memory" if layer == "registers" else _below(model.device)
+    source = _source(layer, model.device)
     fed, wanted = model.mem_perf(layer, shape), model.max_compute_perf()
     verdict = "enough for" if fed >= wanted else "short of"
     yield from _wrapped(
@@ -289,7 +301,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
     if schedule.cached:
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
         yield from _wrapped(
-            f"{' and '.join(schedule.cached)} staged in {_si(estimate.shared_bytes, 'B')} of shared memory; "
+            f"{' and '.join(schedule.cached)} staged in {_si(estimate.shared_bytes, 'B')} of {_scratchpad(device)}; "
             + (f"{padding} against bank conflicts" if padding else "no bank conflicts to pad against")
         )
     waste = math.prod(
@@ -311,7 +323,7 @@ def _residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
     if with_use(estimate.registers, 0) == estimate.blocks_per_unit < with_use(1, 0):
         return f"{limits.registers_per_unit} registers allow"
     if with_use(1, estimate.shared_bytes) == estimate.blocks_per_unit < with_use(1, 0):
-        return f"{_si(limits.shared_bytes_per_unit, 'B')} of shared memory allow"
+        return f"{_si(limits.shared_bytes_per_unit, 'B')} of {_scratchpad(device)} allow"
     if estimate.blocks_per_unit == limits.blocks_per_unit:
         return "no unit holds more"
     return f"{limits.threads_per_unit} threads allow"
@@ -335,12 +347,14 @@ def _times(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[
         bar = "█" * round(30 * seconds / longest) or "▏"
         yield f"  {stage:12} {_time(seconds):>8}  {bar:30}  {_STAGE_MEANING[stage]}"
     rate, name = _rate(form, device, matrix=program.schedule.instruction != "fma")
-    done, moved = form.flops / estimate.seconds, _compulsory_bytes(form) / estimate.seconds
-    yield (
-        f"  in all {_si(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and "
-        f"{_si(moved, 'B/s')} of useful traffic, {100 * moved / device.dram.bandwidth_bytes_per_second:.0f}% of "
-        f"{_below(device)}'s rate"
-    )
+    useful = f"{_si(_compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
+    share = 100 * _compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
+    traffic = f"{useful}, {share:.0f}% of {_below(device)}'s rate"
+    if form.flops:
+        done = form.flops / estimate.seconds
+        yield f"  in all {_si(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and {traffic}"
+    else:
+        yield f"  in all {traffic}"
 
 
 # Rivals
@@ -409,6 +423,15 @@ def _tile_text(tile: str | tuple[int, ...], space: TileSpace) -> str:
     if isinstance(tile, str):
         return tile
     return _short(tuple(zip(space.axes, tile, strict=True)))
+
+
+def _scratchpad(device: DeviceSpec) -> str:
+    return f"{device.shared.name} memory"
+
+
+def _source(layer: str, device: DeviceSpec) -> str:
+    """What fills a layer."""
+    return _scratchpad(device) if layer == "registers" else _below(device)
 
 
 def _below(device: DeviceSpec) -> str:

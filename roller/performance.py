@@ -45,7 +45,8 @@ class MicroModel:
 
     def footprint(self, layer: str, shape: tuple[int, ...]) -> int:
         """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""
-        return self.costs(shape)[0 if layer == "registers" else 1]
+        elements, held_bytes, _ = self.costs(shape)
+        return elements if layer == "registers" else held_bytes
 
     def traffic(self, shape: tuple[int, ...]) -> float:
         """MemTraffic: bytes the whole operator moves into a layer when it is computed in tiles of ``shape``.

@@ -22,6 +22,7 @@ from codegen import (
     VerificationRecord,
     build_kernel,
     staged_directory,
+    start_worker,
     to_json,
     verify_schedule,
 )
@@ -65,7 +66,7 @@ def worker_pool(jobs: int) -> ProcessPoolExecutor:
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["codegen.preload"])
-    pool = ProcessPoolExecutor(jobs, mp_context=context)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
     for _ in range(jobs):
         pool.submit(_nothing)
     return pool
@@ -88,7 +89,7 @@ def check_compilable(device: DeviceSpec) -> None:
 def compile_operators(
     expressions: Sequence[TensorExpr], device: DeviceSpec, *, top_k: int, verify: int, pool: Executor, ahead: int = 4
 ) -> Iterator[CompiledOperator]:
-    """Compile operators in order; the next ``ahead`` are constructed and queued while one is being built.
+    """Compile operators in order; the next ``ahead`` are queued while one is being built.
 
     Args:
         top_k: kernels per operator.
@@ -97,14 +98,13 @@ def compile_operators(
 
     Raises:
         InputError: an operator cannot be compiled; the message names it.
+        BrokenProcessPool: a process of the pool died.
     """
-    started: list[_Job] = []
-    waiting = iter(expressions)
-    for expr in waiting:
-        started.append(_Job(expr, device, top_k, verify, pool))
-        if len(started) > ahead:
-            yield started.pop(0).finish()
-    for job in started:
+    # All of them first: whatever is wrong with the last one is known before the first is written.
+    jobs = [_Job(expr, device, top_k, verify, pool) for expr in expressions]
+    for position, job in enumerate(jobs):
+        for near in jobs[position : position + ahead + 1]:
+            near.start()
         yield job.finish()
 
 
@@ -112,12 +112,20 @@ class _Job:
     """One operator on its way through the pool."""
 
     def __init__(self, expr: TensorExpr, device: DeviceSpec, top_k: int, verify: int, pool: Executor) -> None:
-        self.start = time.perf_counter()
+        start = time.perf_counter()
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
         self.form = kernel_form(expr)
         self.construction = construct(self.form, device, top_k + SPARES)
-        programs = self.construction.programs
-        self.futures = [self._submit(program, rank < verify) for rank, program in enumerate(programs[:top_k])]
+        self.futures: list[Future[BuiltKernel]] = []
+        self.seconds_before = time.perf_counter() - start
+
+    def start(self) -> None:
+        """Queue the first ``top_k`` programs, once."""
+        if self.futures:
+            return
+        self.started = time.perf_counter()
+        programs = self.construction.programs[: self.top_k]
+        self.futures = [self._submit(program, rank < self.verify) for rank, program in enumerate(programs)]
 
     def _submit(self, program: RProgram, verify: bool) -> Future[BuiltKernel]:
         request = BuildRequest(
@@ -135,7 +143,7 @@ class _Job:
         try:
             return self._finish()
         except BrokenProcessPool as error:
-            raise RuntimeError(f"{self.expr.name}: a build process died; try fewer --jobs") from error
+            raise BrokenProcessPool(f"{self.expr.name}: a build process died; try fewer --jobs") from error
 
     def _finish(self) -> CompiledOperator:
         programs = list(self.construction.programs)
@@ -152,9 +160,8 @@ class _Job:
         failures = tuple(b.error for b in built if b.error)
         if not kernels:
             raise InputError(self.expr.name, f"no program could be built: {failures[0]}", "report this operator")
-        return CompiledOperator(
-            self.expr, self.form, self.construction, tuple(kernels), time.perf_counter() - self.start, failures
-        )
+        seconds = self.seconds_before + time.perf_counter() - self.started
+        return CompiledOperator(self.expr, self.form, self.construction, tuple(kernels), seconds, failures)
 
     def _verify_ranked(self, kernels: list[RankedKernel]) -> list[RankedKernel]:
         """Verify what moved up into the first ranks; what turns out wrong moves behind everything that is right."""
@@ -210,9 +217,7 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
             for tensor in tensors
         ],
         notes=notes,
-        kernels=[
-            _record(rank, kernel, source_suffix) for rank, kernel in enumerate(compiled.kernels, start=1)
-        ],
+        kernels=[_record(rank, kernel, source_suffix) for rank, kernel in enumerate(compiled.kernels, start=1)],
     )
 
 

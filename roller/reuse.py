@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def data_reuse_score(traffic: float, grown_traffic: float, footprint: int, grown_footprint: int) -> float:
+def data_reuse_score(traffic: float, grown_traffic: float, footprint: float, grown_footprint: float) -> float:
     """Traffic saved per unit of footprint added when one axis grows a step.
 
     S_i = (Q(T) - Q(T'_i)) / (F(T'_i) - F(T))    [thesis 6.3.1]

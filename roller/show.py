@@ -46,8 +46,9 @@ def device_list() -> Table:
 
 def device_page(device: DeviceSpec) -> None:
     """One board: every number of its spec with where it comes from."""
-    table = Table(box=None, pad_edge=False, title=f"{device.title} ({device.name}, {device.architecture})",
-                  title_justify="left")
+    table = Table(
+        box=None, pad_edge=False, title=f"{device.title} ({device.name}, {device.architecture})", title_justify="left"
+    )
     table.add_column("field")
     table.add_column("value", justify="right")
     table.add_column("provenance", overflow="fold")
@@ -146,9 +147,7 @@ def print_verified(results: Sequence[tuple[str, Sequence[Verification]]]) -> Non
     """Every check that did not pass, and the count of those that did."""
     passed = sum(check.passed for _, checks in results for check in checks)
     total = sum(len(checks) for _, checks in results)
-    worst = max(
-        (check.relative_error or 0.0 for _, checks in results for check in checks if check.passed), default=0.0
-    )
+    worst = max((check.relative_error or 0.0 for _, checks in results for check in checks if check.passed), default=0.0)
     for name, checks in results:
         for rank, check in enumerate(checks, start=1):
             if not check.passed:

@@ -43,17 +43,26 @@ def lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec, *, stag
 
 
 def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
-    """First element of every lane of the first warp, by spatial axis; lanes run along the last axis first."""
+    """First element of every lane of the first warp, by axis; lanes run along the last spatial axis first.
+
+    Threads that share a reduction come before that where the reduction is contiguous in memory, else after it.
+    """
     known = table.lane_coordinates.get(device.warp_lanes)
     if known is None:
         lanes = np.arange(device.warp_lanes, dtype=np.int64)[None, :]
         remaining = np.minimum(lanes, table.threads_per_block[:, None] - 1)
         known = {}
+        last = table.form.reduced[-1] if table.form.reduced else ""
+        if last and table.form.reduces_contiguously:
+            known[last] = remaining % table.reduce_threads[:, None]
+            remaining = remaining // table.reduce_threads[:, None]
         for axis in reversed(table.form.spatial):
             extent = table.threads[axis][:, None]
             if table.form.sizes[axis] > 1:
                 known[axis] = remaining % extent * table.thread[axis][:, None]
             remaining = remaining // extent
+        if last and not table.form.reduces_contiguously:
+            known[last] = remaining % table.reduce_threads[:, None]
         table.lane_coordinates[device.warp_lanes] = known
     return known
 
@@ -70,14 +79,10 @@ def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
 
 
 def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes: int = 128) -> Floats:
-    """Different L1 lines that one warp touches per read of an operand that is not staged: one pass each.
-
-    Threads that share a reduction walk it side by side and touch a line together.
-    """
+    """Different L1 lines that one warp touches per read of an operand that is not staged: one pass each."""
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     lines = np.sort(lane_addresses(table, load, device, staged=False) * element_bytes // line_bytes, axis=1)
-    distinct = 1.0 + (lines[:, 1:] != lines[:, :-1]).sum(axis=1)
-    return np.where(table.reduce_threads > 1, 1.0, distinct)
+    return 1.0 + (lines[:, 1:] != lines[:, :-1]).sum(axis=1)
 
 
 def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:

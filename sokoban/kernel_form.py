@@ -101,6 +101,18 @@ class KernelForm:
         )
 
     @cached_property
+    def reduces_contiguously(self) -> bool:
+        """A reduced axis walks the innermost dimension of the largest input: threads that share a reduction then
+        stand side by side along it, otherwise along the outputs."""
+        tensors = self.expr.tensor_by_name
+        produced = {statement.tensor for statement in self.reductions}
+        candidates = [load for load in self.body_loads if load.tensor not in produced and load.indices]
+        if not candidates:
+            return True
+        largest = max(candidates, key=lambda load: tensors[load.tensor].element_count)
+        return any(largest.indices[-1].coefficient(axis) for axis in self.reduced)
+
+    @cached_property
     def body_operations(self) -> int:
         """Arithmetic operations per evaluation of the body, the combining step of the reduction included."""
         return operation_count(self.body) + (1 if self.reduction else 0)
@@ -238,7 +250,9 @@ def _scalars_on_an_axis(expr: TensorExpr, reductions: list[Statement]) -> tuple[
         }
         value = statement.value
         if isinstance(value, Reduction):
-            return Statement(statement.tensor, (unit,), Reduction(value.function, value.axes, rewrite(value.body, moved)))
+            return Statement(
+                statement.tensor, (unit,), Reduction(value.function, value.axes, rewrite(value.body, moved))
+            )
         axes = statement.axes if single else (unit, *statement.axes)
         return Statement(statement.tensor, axes, rewrite(value, moved))
 

@@ -44,8 +44,14 @@ def shared_bytes(table: ScheduleTable) -> Ints:
 
 
 def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, shared: Ints) -> Ints:
-    """Resident blocks of one unit: the tightest of threads, registers, shared memory and the block limit; 0 = none."""
+    """Resident blocks of one unit: the tightest of threads, registers, shared memory and the block limit; 0 = none.
+
+    ``registers`` are those of :func:`registers_per_thread`. A device that plans with every register it counts (an IPU,
+    whose register file is not public) counts none of the compiler's, and they are taken off again.
+    """
     limits = device.limits
+    spare = limits.registers_per_thread - limits.registers_per_thread_usable
+    registers = np.maximum(1, registers - max(0, OVERHEAD_REGISTERS - spare))
     warps = -(-table.threads_per_block // device.warp_lanes)
     by_threads = limits.threads_per_unit // np.maximum(1, warps * device.warp_lanes)
     granularity = limits.register_allocation_granularity

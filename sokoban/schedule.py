@@ -87,9 +87,7 @@ class TileSchedule:
     @cached_property
     def threads_of(self) -> Mapping[str, int]:
         """Threads along each spatial axis."""
-        return {
-            axis: block // (self.thread_of[axis] * self.vthreads_of[axis]) for axis, block in self.block
-        }
+        return {axis: block // (self.thread_of[axis] * self.vthreads_of[axis]) for axis, block in self.block}
 
     @cached_property
     def register_tile(self) -> Mapping[str, int]:

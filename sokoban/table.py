@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
 
 Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
 
@@ -47,6 +48,10 @@ class ScheduleTable:
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
         """The table of some schedules; their axes must be those of ``form``, in its order."""
         spatial, reduced = form.spatial, form.reduced
+
+        def column(values: list[int]) -> Ints:
+            return np.array(values, dtype=np.int64)
+
         tensors = dict.fromkeys(load.tensor for load in form.body_loads)
         block = np.array([[size for _, size in s.block] for s in schedules], dtype=np.int64)
         thread = np.array([[size for _, size in s.thread] for s in schedules], dtype=np.int64)
@@ -61,9 +66,12 @@ class ScheduleTable:
             dict(zip(spatial, thread.T, strict=True)),
             dict(zip(spatial, vthreads.T, strict=True)),
             dict(zip(reduced, step.T, strict=True)) if reduced else {},
-            np.array([math.prod(n for _, n in s.reduce_threads) for s in schedules], dtype=np.int64),
+            column([math.prod(n for _, n in s.reduce_threads) for s in schedules]),
             {tensor: np.array([tensor in s.cached for s in schedules]) for tensor in tensors},
-            {tensor: np.array([s.padding_of.get(tensor, 0) if s.padding else 0 for s in schedules]) for tensor in tensors},
+            {
+                tensor: np.array([s.padding_of.get(tensor, 0) if s.padding else 0 for s in schedules])
+                for tensor in tensors
+            },
             np.array([s.instruction != "fma" for s in schedules]),
         )
 

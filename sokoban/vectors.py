@@ -61,7 +61,7 @@ def store_vector(form: KernelForm, schedule: TileSchedule) -> int:
 
 
 def column_vector(form: KernelForm, threads: int) -> int:
-    """Elements per access when the threads of a ``rows`` kernel walk the columns, one contiguous axis in every access."""
+    """Elements per access when the threads of a ``rows`` kernel walk the columns, contiguous in every access."""
     columns = form.columns or form.reduced
     if len(columns) != 1:
         return 1

@@ -71,10 +71,7 @@ def test_rows_and_columns_may_be_called_anything(names: list[str], columns: bool
     row, column = names[:2]
     left = (f"{column},{row}" if swapped else f"{row},{column}") if columns else row
     more = f" + X[{row},{column}] * Z[{column},{row}]" if columns else ""
-    text = (
-        "M[i] = max(k, X[i,k]); S[j] = sum(i, exp(X[j,i] - M[j])); "
-        f"Y[{left}] = S[{row}] - M[{row}]{more}"
-    )
+    text = f"M[i] = max(k, X[i,k]); S[j] = sum(i, exp(X[j,i] - M[j])); Y[{left}] = S[{row}] - M[{row}]{more}"
     sizes = {axis: 5 for axis in {"i", "j", "k", row, *([column] if columns else [])}}
     assert_same_value(parse(text, **sizes))
 

@@ -192,7 +192,8 @@ def test_more_units_never_work_longer(data: st.DataObject, name: str, units: int
     rows = rows_of(data, form)
     factor = units / 80
     rates = tuple(
-        replace(r, peak_flops=r.peak_flops * factor, sustained_flops=r.sustained_flops * factor) for r in V100.throughput
+        replace(r, peak_flops=r.peak_flops * factor, sustained_flops=r.sustained_flops * factor)
+        for r in V100.throughput
     )
     shared_rate = V100.shared.bandwidth_bytes_per_second * factor
     larger = replace(V100, unit_count=units, throughput=rates)

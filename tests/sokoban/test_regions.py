@@ -70,9 +70,7 @@ def test_subtensors_are_the_hull_of_every_element_that_a_tile_touches(expr: Tens
     hulls = {name: tuple(max(d) - min(d) + 1 for d in dims) for name, dims in touched.items()}
     assert subtensor_sizes(expr, tile) == hulls
     output_bytes = tile["i"] * tile["j"] * 8
-    input_bytes = sum(
-        int(np.prod(shape)) * expr.tensor_by_name[name].element_bytes for name, shape in hulls.items()
-    )
+    input_bytes = sum(int(np.prod(shape)) * expr.tensor_by_name[name].element_bytes for name, shape in hulls.items())
     assert memory_footprint(expr, tile) == input_bytes + output_bytes
     assert compute_workload(expr, tile) == len(points(tile))
 

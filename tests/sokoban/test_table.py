@@ -40,9 +40,7 @@ def test_rows_answer_as_their_schedules_do(data: st.DataObject, form: KernelForm
 
 
 def test_schedules_of_different_kinds_share_a_table() -> None:
-    reducing = TileSchedule(
-        block=(("m", 2), ("n", 1)), thread=(("m", 1), ("n", 1)), reduce_threads=(("k", 64),)
-    )
+    reducing = TileSchedule(block=(("m", 2), ("n", 1)), thread=(("m", 1), ("n", 1)), reduce_threads=(("k", 64),))
     matrix = matmul_schedule((64, 32), (32, 16), 16, instruction="wmma_16x16x16")
     plain = matmul_schedule((24, 40), (3, 5), 9, vthreads=(2, 1), cached=("B",))
     table = ScheduleTable.of(MATMUL, [reducing, matrix, plain])

@@ -34,7 +34,9 @@ def segments(form: KernelForm, load: Load, tile: Mapping[str, int], block: Mappi
     """Different segments among the addresses of every point of one block's tile."""
     tensor = form.expr.tensor_by_name[load.tensor]
     found = set()
-    for point in itertools.product(*(range(block[axis] * size, (block[axis] + 1) * size) for axis, size in tile.items())):
+    for point in itertools.product(
+        *(range(block[axis] * size, (block[axis] + 1) * size) for axis, size in tile.items())
+    ):
         at = dict(zip(tile, point))
         address = 0
         for index, extent in zip(load.indices, tensor.shape, strict=True):

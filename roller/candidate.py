@@ -1,0 +1,38 @@
+"""What construction proposes: a schedule, the tiles it came from, and the reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.rtile import RTile
+from sokoban import KernelForm, TileSchedule
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One step of the construction: what was done at which layer, to which tile, and the ``numbers`` behind it.
+
+    ``tile`` is a shape over the axes of the operator's :class:`TileSpace`, or text where there is no such tile.
+    """
+
+    layer: str
+    action: str
+    tile: str | tuple[int, ...]
+    numbers: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A program that may be ranked. ``epsilon`` is the tensor padding it was allowed."""
+
+    schedule: TileSchedule
+    policy: str
+    epsilon: float
+    reasons: tuple[Reason, ...]
+    register_tile: RTile | None = None
+    shared_tile: RTile | None = None
+
+
+def widest_vector(form: KernelForm, tensor: str) -> int:
+    """Elements of a 16-byte access; code generation narrows it to what alignment allows."""
+    return max(1, 16 // form.expr.tensor_by_name[tensor].element_bytes)

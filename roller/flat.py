@@ -1,0 +1,171 @@
+"""Programs for operators whose outputs share no data, or too little to be worth staging: no tile of theirs scores.
+
+If the data-reuse score remains constant, tiles are constructed for the top layer alone and loaded directly from the
+bottom layer (thesis 6.3.2). What is left to decide is which threads stand side by side, how many elements each takes,
+and whether shared memory turns a scattered access into a contiguous one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hal import DeviceSpec
+from roller.candidate import Candidate, Reason, widest_vector
+from roller.rtile import TileSpace
+from sokoban import KernelForm, TileSchedule
+
+
+class Flat:
+    """Proposals for one operator on one device."""
+
+    def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float) -> None:
+        self.form: KernelForm = space.form
+        self.space, self.device, self.epsilon = space, device, epsilon
+        self.limits, self.lanes = device.limits, device.warp_lanes
+        self.staged = tuple(dict.fromkeys(space.input_names))
+
+    def pointwise(self) -> Iterator[Candidate]:
+        """Element-wise operators, one to sixteen elements per thread; transposed operands through shared memory."""
+        widest = widest_vector(self.form, self.form.expr.output.name)
+        for coarsen in (widest, 2 * widest, 4 * widest, 1):
+            for threads in (256, 128, 512, 64, 1024):
+                yield from self._flat("element-wise", coarsen, threads, min(coarsen, widest))
+        if self._transposed():
+            for edge, rows in ((32, 8), (64, 8), (32, 16), (16, 16), (64, 16)):
+                yield from self._transposing(edge, rows)
+
+    def direct(self) -> Iterator[Candidate]:
+        """Windows and short reductions without shared memory: neighbouring threads share lines through L1."""
+        for coarsen in (1, 2, 4):
+            for threads in (128, 256, 64, 512):
+                yield from self._flat("direct", coarsen, threads, 1)
+
+    def _flat(self, policy: str, coarsen: int, threads: int, vector: int) -> Iterator[Candidate]:
+        """Threads along the last axes, ``coarsen`` elements each: ``vector`` adjacent ones, the rest strided."""
+        axes, sizes = self.form.spatial, self.form.sizes
+        last = axes[-1]
+        copies = max(1, coarsen // vector)
+        if sizes[last] < vector * copies:
+            copies = max(1, sizes[last] // vector)
+        thread = {axis: 1 for axis in axes} | {last: vector}
+        virtual = {axis: 1 for axis in axes} | {last: copies}
+        block: dict[str, int] = {}
+        left = threads
+        for axis in reversed(axes):
+            own = thread[axis] * virtual[axis]
+            here = min(left, -(-sizes[axis] // own))
+            block[axis] = own * here
+            # Whole threads only: what does not divide goes unused.
+            left //= here
+        if math.prod(block.values()) // (vector * copies) > self.limits.threads_per_block:
+            return
+        pairs = tuple((axis, block[axis]) for axis in axes)
+        reason = Reason(
+            "registers",
+            f"{coarsen} elements per thread, up to {threads} threads along the last axes",
+            " ".join(f"{axis}={size}" for axis, size in pairs),
+        )
+        schedule = TileSchedule(
+            block=pairs,
+            thread=tuple(thread.items()),
+            vthreads=tuple(virtual.items()),
+            step=tuple((axis, sizes[axis]) for axis in self.form.reduced),
+            vector=((self.form.expr.output.name, vector),),
+        )
+        yield Candidate(schedule, policy, self.epsilon, (reason,))
+
+    def _transposed(self) -> tuple[str, ...]:
+        """Tensors whose innermost dimension is not the output's last axis."""
+        last = self.form.final.axes[-1]
+        return tuple(
+            load.tensor
+            for load in self.form.body_loads
+            if load.indices
+            and not load.indices[-1].coefficient(last)
+            and any(i.coefficient(last) for i in load.indices)
+        )
+
+    def _transposing(self, edge: int, rows: int) -> Iterator[Candidate]:
+        """A square tile, read along one axis and written along the other, ``edge / rows`` rows per thread."""
+        names = self._transposed()
+        load = next(load for load in self.form.body_loads if load.tensor == names[0])
+        last = self.form.final.axes[-1]
+        other = next((axis for axis in load.indices[-1].axes if axis in self.form.final.axes), None)
+        element_bytes = self.form.expr.tensor_by_name[names[0]].element_bytes
+        if other is None or edge * (edge + 1) * element_bytes * len(names) > self.limits.shared_bytes_per_block:
+            return
+        block = {axis: 1 for axis in self.form.final.axes} | {last: edge, other: edge}
+        thread = {axis: 1 for axis in block} | {other: edge // rows}
+        action = f"stage {', '.join(names)}: read along {other}, write along {last}"
+        schedule = TileSchedule(
+            block=tuple(block.items()),
+            thread=tuple(thread.items()),
+            cached=names,
+            padding=tuple((name, 1) for name in names),
+        )
+        reason = Reason("shared", action, f"{other}={edge} {last}={edge}")
+        yield Candidate(schedule, "transpose through shared memory", self.epsilon, (reason,))
+
+    def staged_reduction(self) -> Iterator[Candidate]:
+        """A reduction with one thread per output, its rows fetched through shared memory in contiguous pieces."""
+        axes, sizes = self.form.spatial, self.form.sizes
+        element_bytes = max(access.element_bytes for access in self.space.inputs)
+        for outputs in (64, 128, 32, 256):
+            budget = self.limits.shared_bytes_per_block // (outputs * element_bytes * len(self.space.inputs))
+            if budget < 8:
+                continue
+            step = {axis: 1 for axis in self.form.reduced}
+            for axis in reversed(self.form.reduced):
+                step[axis] = sizes[axis] if sizes[axis] <= budget else 1 << (budget.bit_length() - 1)
+                budget //= step[axis]
+                if budget < 2:
+                    break
+            reason = Reason(
+                "shared", "one thread per output, its row fetched by all threads together",
+                f"{outputs} outputs, step " + " ".join(f"{axis}={size}" for axis, size in step.items()),
+            )  # fmt: skip
+            schedule = TileSchedule(
+                block=self._last_axes(outputs),
+                thread=tuple((axis, 1) for axis in axes),
+                step=tuple(step.items()),
+                cached=self.staged,
+                vector=tuple((name, widest_vector(self.form, name)) for name in self.staged),
+            )
+            yield Candidate(schedule, "staged reduction", self.epsilon, (reason,))
+
+    def rows(self) -> Iterator[Candidate]:
+        """A reduction shared by the threads of a block; warps stand along what is contiguous in memory, the columns
+        of a row or neighbouring outputs."""
+        form = self.form
+        columns = math.prod(form.sizes[axis] for axis in form.reduced)
+        outputs = math.prod(form.sizes[axis] for axis in form.spatial)
+        along = form.reduces_contiguously
+        for threads in (32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32):
+            if threads > self.lanes and threads >= 2 * columns:
+                break
+            for side in (1, 2, 4, 8) if along else (self.lanes, 2 * self.lanes):
+                if threads * side > self.limits.threads_per_block or (along and side > 1 and side > outputs):
+                    break
+                if threads * side % self.lanes:
+                    continue
+                reason = Reason(
+                    "registers",
+                    f"{threads} threads share a reduction of {columns}",
+                    f"{side} of {outputs} side by side",
+                )
+                schedule = TileSchedule(
+                    block=self._last_axes(side),
+                    thread=tuple((axis, 1) for axis in form.spatial),
+                    reduce_threads=tuple((axis, threads if axis == form.reduced[-1] else 1) for axis in form.reduced),
+                )
+                yield Candidate(schedule, "shared rows", self.epsilon, (reason,))
+
+    def _last_axes(self, outputs: int) -> tuple[tuple[str, int], ...]:
+        """A block of about ``outputs`` outputs along the last axes."""
+        block = {axis: 1 for axis in self.form.spatial}
+        left = outputs
+        for axis in reversed(self.form.spatial):
+            block[axis] = min(left, self.form.sizes[axis])
+            left = max(1, left // block[axis])
+        return tuple(block.items())

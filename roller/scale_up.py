@@ -1,0 +1,310 @@
+"""Scale up, scale out, shrink: tiles grown layer by layer along the best data-reuse score (thesis 6.3.2).
+
+Algorithm 2 prints its capacity test the wrong way round; this follows the prose: enlarge until the next tile would not
+fit the layer or loading outruns the arithmetic, then go on at the next layer. Of every path the last tiles are kept,
+not the very last one alone: what the greedy step cannot see (occupancy, waves, bank conflicts) decides between them.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from hal import DeviceSpec
+from roller.alignment import aligned_axis_sizes, default_rules
+from roller.candidate import Candidate, Reason, widest_vector
+from roller.performance import MicroModel
+from roller.reuse import data_reuse_score
+from roller.rtile import RTile, TileSpace
+from sokoban import TileSchedule
+from sokoban.matrix import FRAGMENT, MatrixRoles
+
+Shape = tuple[int, ...]
+Menu = list[tuple[int, ...]]
+Explained = tuple[Shape, tuple[Reason, ...]]
+
+#: Largest register tile along one axis of a thread, and of a warp that uses matrix instructions: beyond, unrolled
+#: code outgrows the instruction cache without saving traffic.
+LARGEST_THREAD_AXIS = 16
+LARGEST_WARP_AXIS = 64
+
+#: Largest block tile along a spatial axis, and largest reduction step: a menu has to end somewhere.
+LARGEST_BLOCK_AXIS = 1024
+LARGEST_STEP = 64
+
+#: Points of the reduction per shared-memory fill below which barriers dominate.
+SMALLEST_STEP_POINTS = 8
+
+#: Tiles kept of the end of a path, at the register and at the shared layer.
+REGISTER_TAIL = 3
+SHARED_TAIL = 3
+
+
+class ScaleUp:
+    """The construction of one operator on one device for one epsilon, by threads or by matrix instructions."""
+
+    def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float, roles: MatrixRoles | None) -> None:
+        self.space, self.device, self.epsilon, self.roles = space, device, epsilon, roles
+        self.limits, self.lanes = device.limits, device.warp_lanes
+        fragments = {} if roles is None else {space.axes.index(a): FRAGMENT for a in (roles.m, roles.n, roles.k)}
+        self.start = tuple(fragments.get(axis, 1) for axis in range(len(space.axes)))
+        #: Axes beside a matrix product run one element at a time.
+        self.single = tuple(roles is not None and axis not in fragments for axis in range(len(space.axes)))
+        self.rules = default_rules(device, epsilon, tuple(fragments.items()))
+        rate = device.sustained_flops("float32")
+        if roles is not None:
+            instruction = device.matrix_instruction(space.form.expr.tensor_by_name[roles.a.tensor].dtype)
+            assert instruction is not None
+            rate = instruction.sustained_flops
+        self.model = MicroModel(space, device, rate, float(space.form.body_operations))
+        self.staged = tuple(dict.fromkeys(space.input_names))
+        self.vector = tuple((name, widest_vector(space.form, name)) for name in self.staged)
+        self._menus: dict[tuple[str, int, int], tuple[int, ...]] = {}
+
+    def candidates(self) -> Iterator[Candidate]:
+        """Every register tile kept, under it every shared tile kept, with its variants."""
+        if any(not self._sizes("registers", axis, self.start[axis]) for axis in range(len(self.start))):
+            return  # no fragment within epsilon of an axis
+        seen: set[tuple[Shape, Shape]] = set()
+        for register_shape, register_reasons in self._register_tiles():
+            for shared_shape, shared_reasons in self._shared_tiles(register_shape):
+                for shape, more in self._fit_device(register_shape, shared_shape):
+                    if (register_shape, shape) not in seen:
+                        seen.add((register_shape, shape))
+                        yield self._candidate(register_shape, shape, (*register_reasons, *shared_reasons, *more))
+
+    def _sizes(self, layer: str, axis: int, base: int) -> tuple[int, ...]:
+        """Aligned sizes of an axis at a layer: multiples of ``base``."""
+        known = self._menus.get((layer, axis, base))
+        if known is None:
+            if self.single[axis]:
+                known = (1,)
+            elif layer == "registers":
+                largest = LARGEST_WARP_AXIS if self.roles else LARGEST_THREAD_AXIS
+                largest = min(largest, 2 * self.space.sizes[axis]) if axis < self.space.spatial_count else base
+                known = aligned_axis_sizes(self.space, self.rules, layer, axis, base, max(base, largest))
+            else:
+                largest = LARGEST_BLOCK_AXIS if axis < self.space.spatial_count else LARGEST_STEP
+                known = aligned_axis_sizes(self.space, self.rules, layer, axis, base, largest)
+            self._menus[layer, axis, base] = known
+        return known
+
+    # ---- the register layer
+
+    def _register_tiles(self) -> list[Explained]:
+        """Two paths, by the best and by the second best axis at first; the last tiles of each, largest first."""
+        menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
+        found: dict[Shape, tuple[Reason, ...]] = {}
+        for turn in (0, 1):
+            path = self._register_path(menu, turn)
+            tail = path[turn - REGISTER_TAIL :] if len(path) > REGISTER_TAIL else path
+            for shape, reasons in reversed(tail):
+                if shape == path[-1][0]:
+                    why = self._stop("registers", shape, menu, self._register_capacity)
+                elif self.model.mem_perf("registers", shape) >= self.model.max_compute_perf():
+                    why = Reason("registers", "stop: shared memory can feed the arithmetic units", shape)
+                else:
+                    why = Reason("registers", "keep too: fewer registers, more resident warps", shape)
+                found.setdefault(shape, (*reasons, why))
+        return list(found.items())
+
+    @property
+    def _register_capacity(self) -> int:
+        """Elements; the accumulators of a warp's fragments are spread over its lanes."""
+        return self.limits.registers_per_thread_usable * (self.lanes if self.roles else 1)
+
+    def _register_path(self, menu: Menu, turn: int) -> list[Explained]:
+        capacity = self._register_capacity
+        shape, reasons = self.start, list[Reason]()
+        path: list[Explained] = [(shape, ())]
+        while True:
+            step = self._best_step("registers", shape, menu, capacity, turn if len(path) <= 3 else 0)
+            if step is None:
+                return path
+            score, axis, shape = step
+            numbers = (("score", score), ("elements", float(self.model.footprint("registers", shape))),
+                       ("limit", float(capacity)))  # fmt: skip
+            reasons.append(Reason("registers", f"grow {self.space.axes[axis]}", shape, numbers))
+            path.append((shape, tuple(reasons)))
+
+    def _best_step(
+        self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int = 0
+    ) -> tuple[float, int, Shape] | None:
+        """GetNextRTileShape: the step with the best (or ``rank``-th best) data-reuse score that fits ``capacity``.
+
+        Equal scores go to the innermost axis: it is the one that memory is contiguous along.
+        """
+        held = 0 if layer == "registers" else 1
+        costs = self.model.costs
+        now = costs(shape)
+        footprint, traffic = now[held], now[2]
+        steps = []
+        for axis, sizes in enumerate(menu):
+            here = shape[axis]
+            if sizes[-1] <= here:
+                continue
+            grown = (*shape[:axis], sizes[bisect_right(sizes, here)], *shape[axis + 1 :])
+            then = costs(grown)
+            if then[held] <= capacity:
+                score = data_reuse_score(traffic, then[2], footprint, then[held])
+                if score > 0:
+                    steps.append((score, axis, grown))
+        if not steps:
+            return None
+        return sorted(steps, reverse=True)[min(rank, len(steps) - 1)] if rank else max(steps)
+
+    def _stop(self, layer: str, shape: Shape, menu: Menu, capacity: int) -> Reason:
+        """Why no step fits: what the most rewarding one would need."""
+        unlimited = self._best_step(layer, shape, menu, 1 << 62)
+        if unlimited is None:
+            return Reason(layer, "stop: no axis is left whose growth saves traffic", shape)
+        _, axis, grown = unlimited
+        unit = "elements" if layer == "registers" else "bytes"
+        numbers = ((unit, float(self.model.footprint(layer, grown))), ("limit", float(capacity)))
+        return Reason(layer, f"stop: {self.space.axes[axis]}={grown[axis]} would not fit", shape, numbers)
+
+    # ---- the shared layer
+
+    def _shared_tiles(self, register_shape: Shape) -> list[Explained]:
+        """Tiles over a given register tile whose threads fill warps, the last ones of the path."""
+        unit = self.rules[0]
+        menu, shape = self._shared_menu(register_shape)
+        capacity = self.limits.shared_bytes_per_block
+        reasons = [Reason("shared", "start from the register tile and one aligned reduction step", shape)]
+        found: list[Explained] = []
+        saturated, stop = 0, None
+        while saturated < SHARED_TAIL:
+            threads = self._threads(register_shape, shape)
+            if threads > self.limits.threads_per_block:
+                limit = (("threads", float(threads)), ("limit", float(self.limits.threads_per_block)))
+                stop = (
+                    Reason("shared", "stop: the next step would take too many threads", found[-1][0], limit)
+                    if found
+                    else None
+                )
+                break
+            if unit.fills(threads, self.epsilon) and threads >= 2 * self.lanes:
+                fed = self.model.mem_perf("shared", shape) >= self.model.max_compute_perf()
+                note = "keep: memory can feed the arithmetic units" if fed else "keep: memory sets the pace"
+                found.append((shape, (*reasons, Reason("shared", note, shape, (("threads", threads),)))))
+                saturated += fed
+            step = self._best_step("shared", shape, menu, capacity)
+            if step is None:
+                stop = self._stop("shared", shape, menu, capacity)
+                break
+            score, axis, shape = step
+            numbers = (("score", score), ("bytes", float(self.model.footprint("shared", shape))),
+                       ("limit", float(capacity)))  # fmt: skip
+            reasons.append(Reason("shared", f"grow {self.space.axes[axis]}", shape, numbers))
+        if found and stop is not None and found[-1][0] == stop.tile:
+            found[-1] = (found[-1][0], (*found[-1][1], stop))
+        return found[-SHARED_TAIL:] or [(shape, tuple(reasons))]
+
+    def _shared_menu(self, register_shape: Shape) -> tuple[Menu, Shape]:
+        """The aligned sizes of every axis above a register tile, and the smallest tile made of them."""
+        space, menu = self.space, []
+        for axis, base in enumerate(register_shape):
+            sizes = self._sizes("shared", axis, base)
+            if not sizes:
+                # Nothing within epsilon: the whole axis in one tile if that is small, or one register tile.
+                size = space.sizes[axis]
+                sizes = (-(-size // base) * base,) if size <= 64 * base else (base,)
+            menu.append(sizes)
+        shape = tuple(sizes[0] for sizes in menu)
+        # Enlarge the reduction step, innermost axis first, until one fill feeds enough points of the inner loop.
+        for axis in reversed(range(space.spatial_count, len(shape))):
+            for size in menu[axis]:
+                if math.prod(shape[space.spatial_count :]) >= SMALLEST_STEP_POINTS:
+                    break
+                grown = (*shape[:axis], size, *shape[axis + 1 :])
+                if self.model.footprint("shared", grown) <= self.limits.shared_bytes_per_block:
+                    shape = grown
+        return menu, shape
+
+    def _threads(self, register_shape: Shape, shared_shape: Shape) -> int:
+        tiles = math.prod(shared_shape[a] // register_shape[a] for a in range(self.space.spatial_count))
+        return tiles * self.lanes if self.roles else tiles
+
+    # ---- scale out
+
+    def _fit_device(self, register_shape: Shape, shape: Shape) -> Iterator[Explained]:
+        """The tile itself; with a longer reduction step if there is room; and, for a small operator, shrunken tiles
+        until every unit has a block (6.3.2)."""
+        yield shape, ()
+        longer = self._longer_step(shape)
+        if longer != shape:
+            yield longer, (Reason("shared", "variant: a longer reduction step halves the barriers", longer),)
+        reasons: list[Reason] = []
+        blocks = self._blocks(shape)
+        while blocks < self.device.unit_count:
+            smaller = self._shrink(register_shape, shape)
+            if smaller is None:
+                return
+            shape = smaller
+            numbers = (("blocks", float(blocks)), ("units", float(self.device.unit_count)))
+            reasons.append(Reason("scale out", "shrink: fewer blocks than units", shape, numbers))
+            blocks = self._blocks(shape)
+            if self._threads(register_shape, shape) >= self.lanes:
+                yield shape, tuple(reasons)
+
+    def _blocks(self, shape: Shape) -> int:
+        return math.prod(-(-self.space.sizes[a] // shape[a]) for a in range(self.space.spatial_count))
+
+    def _longer_step(self, shape: Shape) -> Shape:
+        """Twice the step along the reduction axis with the most steps, if half of a unit's shared memory holds it."""
+        space = self.space
+        axes = [
+            a for a in range(space.spatial_count, len(shape)) if shape[a] * 2 <= space.sizes[a] and not self.single[a]
+        ]
+        if not axes:
+            return shape
+        axis = max(axes, key=lambda a: space.sizes[a] // shape[a])
+        grown = (*shape[:axis], shape[axis] * 2, *shape[axis + 1 :])
+        room = min(self.limits.shared_bytes_per_unit // 2, self.limits.shared_bytes_per_block)
+        return grown if self.model.footprint("shared", grown) <= room else shape
+
+    def _shrink(self, register_shape: Shape, shape: Shape) -> Shape | None:
+        """Halve the spatial axis whose reuse is worth least: the smallest score of growing it back."""
+        traffic, held = self.model.traffic(shape), self.model.footprint("shared", shape)
+        options = []
+        for axis in range(self.space.spatial_count):
+            half = shape[axis] // 2
+            if half >= register_shape[axis] and half % register_shape[axis] == 0:
+                small = (*shape[:axis], half, *shape[axis + 1 :])
+                score = data_reuse_score(
+                    self.model.traffic(small), traffic, self.model.footprint("shared", small), held
+                )
+                options.append((score, axis, small))
+        return min(options)[2] if options else None
+
+    def _candidate(self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]) -> Candidate:
+        space, matrix = self.space, self.roles is not None
+        thread, virtual = [], []
+        for axis in range(space.spatial_count):
+            size = register_shape[axis]
+            # Four adjacent elements make a 16-byte access; further ones are strided, so that lanes stay adjacent on
+            # the last axis and rows that lanes read together lie few enough apart to fall into different banks.
+            inner = 4 if size % 4 == 0 and not matrix else size
+            thread.append((space.axes[axis], inner))
+            virtual.append((space.axes[axis], size // inner))
+        pairs = tuple(zip(space.axes, shared_shape, strict=True))
+        schedule = TileSchedule(
+            block=pairs[: space.spatial_count],
+            thread=tuple(thread),
+            vthreads=tuple(virtual),
+            step=pairs[space.spatial_count :],
+            cached=self.staged,
+            vector=self.vector,
+            # Rows of a fragment may start at any multiple of eight halves; eight more keep rows apart in the banks.
+            padding=tuple((name, 8) for name in self.staged) if matrix else (),
+            instruction="wmma_16x16x16" if matrix else "fma",
+        )
+        return Candidate(
+            schedule,
+            "scale up, Tensor Core" if matrix else "scale up",
+            self.epsilon,
+            reasons,
+            RTile(space, register_shape),
+            RTile(space, shared_shape),
+        )

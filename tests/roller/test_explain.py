@@ -1,0 +1,162 @@
+"""The explanation: everything that decided is in it, in lines that fit a terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from hal import load_device
+from roller.construct import Construction, construct
+from roller.explain import LONGEST_LINE, explain
+from sokoban import STAGES, kernel_form, statement_text
+from sokoban.operators import operator_from_data
+
+SUITE = {data["name"]: data for data in json.loads(files("bench.suites").joinpath("roller119.json").read_text())}
+
+
+def constructed(device: str = "v100", **operator: Any) -> Construction:
+    return construct(kernel_form(operator_from_data(operator)), load_device(device))
+
+
+OPERATORS: dict[str, dict[str, Any]] = {
+    "M0": SUITE["M0"], "C0": SUITE["C0"], "D0": SUITE["D0"], "E0": SUITE["E0"], "R0": SUITE["R0"], "P0": SUITE["P0"],
+    "small": {"op": "matmul", "m": 128, "n": 256, "k": 256},
+    "halves": {"op": "matmul", "m": 1024, "n": 768, "k": 512, "dtype": "float16", "epilogue": ["gelu"]},
+    "softmax": {"op": "softmax", "shape": [517, 1000]},
+    "layer_norm": {"op": "layer_norm", "shape": [517, 3, 1000], "axis": 1},
+    "transpose": {"op": "transpose", "shape": [1000, 777], "perm": [1, 0]},
+    "renamed columns": {
+        "expr": "M[i] = max([k,l], A[i,k,l]); Y[i,p] = X[i,p] - M[i]", "sizes": {"i": 5, "k": 7, "l": 3, "p": 21},
+    },
+    "long names": {
+        "expr": "Result[first_spatial_axis, second_spatial_axis] = sum([first_reduced_axis, second_reduced_axis], "
+        "Left[first_spatial_axis, first_reduced_axis, second_reduced_axis] * "
+        "Right[second_reduced_axis, second_spatial_axis, first_reduced_axis])",
+        "sizes": {"first_spatial_axis": 512, "second_spatial_axis": 768, "first_reduced_axis": 96, "second_reduced_axis": 64},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["v100", "a100", "h200", "k80"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_program_can_be_explained(name: str, device: str) -> None:
+    construction = constructed(device, **OPERATORS[name])
+    for rank in range(1, len(construction.programs) + 1):
+        text = explain(construction, rank)
+        assert text.endswith("\n") and not text.endswith("\n\n")
+        for line in text.splitlines():
+            assert len(line) <= LONGEST_LINE <= 150, line
+            assert line == line.rstrip()
+        numbers = text[text.index("\n  axes ") :]
+        assert not re.search(r"\d[eE][+-]?\d|\bnan\b|\binf\b", numbers)
+        assert f"How rank {rank} was constructed: {construction.programs[rank - 1].policy}" in text
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_statement_layers_and_stages_are_named(name: str) -> None:
+    construction = constructed(**OPERATORS[name])
+    text = explain(construction)
+    flat = " ".join(text.split())
+    for statement in construction.form.source.statements:
+        assert statement_text(statement) in flat
+    best = construction.programs[0]
+    for layer in {reason.layer for reason in best.reasons}:
+        heading = {"registers": "registers", "shared": "shared", "scale out": "Scale out over 80 SMs"}[layer]
+        assert heading.lower() in text.lower()
+    for stage in STAGES:
+        assert re.search(rf"^  {stage} +\S", text, re.MULTILINE)
+    bars = {match[1]: len(match[2]) for match in re.finditer(r"^  (\w+) +[\d.]+ \w+  (█+) ", text, re.MULTILINE)}
+    assert max(bars, key=lambda stage: bars[stage]) == best.estimate.bound or (
+        bars[best.estimate.bound] == max(bars.values())
+    )
+    assert "set the pace" in text
+
+
+def test_a_memory_bound_product_says_so_with_its_numbers() -> None:
+    lines = explain(constructed(**SUITE["M0"])).splitlines()
+    m, n, k = 65536, 1024, 2
+    flops, bytes_ = 2 * m * n * k, 4 * (m * k + k * n + m * n)
+    v100 = load_device("v100")
+    best_us = 1e6 * bytes_ / v100.dram.bandwidth_bytes_per_second
+    assert lines[:4] == [
+        "M0 on NVIDIA Tesla V100 SXM2 16 GB (v100-sxm2-16gb)",
+        "",
+        "  C[m, n] = sum([k], (A[m, k] * B[k, n]))",
+        "  axes m=65536, n=1024, k=2",
+    ]
+    assert lines[4].startswith(
+        f"  {flops / 1e6:.0f} MFLOP on at least {bytes_ / 1e6:.0f} MB is {flops / bytes_:.3g} FLOP"
+    )
+    assert lines[5].startswith(f"  so memory bounds it: {best_us:.0f} µs at 785 GB/s sustained")
+
+
+def test_an_arithmetic_bound_convolution_says_so() -> None:
+    text = explain(constructed(**SUITE["C0"]))
+    assert "so arithmetic bounds it" in text
+    assert "a block owns its outputs and walks c, kh, kw alone" in text
+
+
+def test_growth_shows_axis_tile_traffic_and_score() -> None:
+    """The first step of M0: n grows to 2, and Q falls from 4 M N K (1 + 1) to 4 M N K (1 + 1/2)."""
+    construction = constructed(**SUITE["M0"])
+    first = construction.programs[0].reasons[0]
+    assert first.action == "grow n"
+    moved = 4 * 65536 * 1024 * 2 * (1 + 1 / 2)
+    saved_per_value = (4 * 65536 * 1024 * 2 / 2) / ((2 + 1 + 2) - (1 + 1 + 1))
+    line = next(line for line in explain(construction).splitlines() if line.startswith("    grow n"))
+    assert re.split(r" {2,}", line.strip()) == [
+        "grow n",
+        "n=2",
+        f"{moved / 1e6:.0f} MB from shared memory, saving {saved_per_value / 1e6:.0f} MB per value held",
+    ]
+
+
+def test_a_small_operator_tells_how_it_shrank() -> None:
+    construction = constructed(**OPERATORS["small"])
+    rank = next(
+        rank
+        for rank, program in enumerate(construction.programs, start=1)
+        if any(reason.layer == "scale out" for reason in program.reasons)
+    )
+    text = explain(construction, rank)
+    assert "Scale out over 80 SMs" in text
+    assert re.search(r"\d+ blocks leave units idle: shrink [mn], whose reuse is worth least, to ", text)
+
+
+def test_more_padding_than_usual_is_explained() -> None:
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 17, "n": 33, "k": 1009}))
+    construction = construct(form, load_device("v100"), top_k=200)
+    rank = next(n for n, program in enumerate(construction.programs, start=1) if program.epsilon > 0.1)
+    assert "at 10% too few programs exist for these sizes" in explain(construction, rank)
+    assert "axes may be padded by up to 10% to fit whole tiles\n" in explain(constructed(**SUITE["M0"]))
+
+
+def test_halves_are_measured_against_the_matrix_instructions() -> None:
+    text = explain(constructed(**OPERATORS["halves"]))
+    assert "a warp computes" in text
+    assert "(float16 by matrix instructions)" in " ".join(text.split())
+    share = re.search(r"(\d+)% of what float16 by matrix instructions sustains", text)
+    assert share is not None and 0 < int(share[1]) <= 100
+
+
+def test_rivals_are_all_listed_with_the_stage_that_costs_them() -> None:
+    construction = constructed(**SUITE["D0"])
+    text = explain(construction, 2)
+    rivals = text[text.index("Its rivals") :].splitlines()
+    assert rivals[0].startswith(f"Its rivals, the best of {construction.considered} programs")
+    assert len(rivals) == 1 + len(construction.programs)
+    assert [int(line[3:7]) for line in rivals[1:]] == list(range(1, len(construction.programs) + 1))
+    assert [line.startswith("  →") for line in rivals[1:4]] == [False, True, False]
+    seconds = [program.estimate.seconds for program in construction.programs]
+    for rank, line in enumerate(rivals[1:], start=1):
+        if rank == 2:
+            continue
+        percent = 100 * (seconds[rank - 1] / seconds[1] - 1)
+        if abs(percent) < 0.05:
+            assert " equal " in line
+        else:
+            assert re.search(rf"{re.escape(f'{percent:+.1f}%')}, ({'|'.join(STAGES)}) [+−]", line)
