@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import threading
 from dataclasses import dataclass
 
@@ -66,10 +65,7 @@ class BuiltKernel:
 
 
 def start_worker() -> None:
-    """Prepare a worker process: leave Ctrl-C to the caller, and end when the caller does, however that happens."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Forked from a server, the worker would inherit no handler that suits it.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """Prepare a worker process: it ends when its caller does, however that happens."""
     threading.Thread(target=_end_with_caller, daemon=True).start()
 
 

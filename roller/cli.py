@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,14 +123,14 @@ def compile_command(
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
     from hal import load_device
-    from roller.pipeline import check_compilable, compile_operators, worker_pool, write_bundle
+    from roller.pipeline import check_compilable, compile_operators, write_bundle
 
     device = load_device(device_name)
     check_compilable(device)
     _check_out(out)
     _check_readable(file)
     start = time.perf_counter()
-    with _pool(worker_pool(jobs or _cores())) as pool:
+    with _pool(jobs) as pool:
         from sokoban import load_operators
 
         expressions = load_operators(file)
@@ -160,12 +161,12 @@ def verify_command(file: Path, device_name: str, top_k: int, jobs: int | None, a
     Exit code 1 when one disagrees or could not run.
     """
     from hal import load_device
-    from roller.pipeline import verify_operators, worker_pool
+    from roller.pipeline import verify_operators
     from roller.show import print_verified, verified_json
 
     device = load_device(device_name)
     _check_readable(file)
-    with _pool(worker_pool(jobs or _cores())) as pool:
+    with _pool(jobs) as pool:
         from sokoban import load_operators
 
         expressions = load_operators(file)
@@ -245,19 +246,15 @@ def _check_out(out: Path) -> None:
 
 
 @contextmanager
-def _pool(pool: Any) -> Iterator[Any]:
-    """The pool, its queue dropped and its processes ended on any error."""
+def _pool(jobs: int | None) -> Iterator[Executor]:
+    """The pool, and one line where the system ends one of its processes."""
+    from roller.pipeline import worker_pool
+
     try:
-        yield pool
-    except BaseException as error:
-        processes = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-        if isinstance(error, BrokenProcessPool):
-            raise click.ClickException(str(error)) from error
-        raise
-    pool.shutdown()
+        with worker_pool(jobs or _cores()) as pool:
+            yield pool
+    except BrokenProcessPool as error:
+        raise click.ClickException(str(error)) from error
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from roller.flat import Flat
 from roller.rtile import RTile, TileSpace
 from roller.scale_up import ScaleUp
 from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, data_dimension, estimate
-from sokoban.banks import wavefronts
+from sokoban.banks import busiest_bank, lane_words
 from sokoban.matrix import matrix_roles
 from sokoban.table import Ints
 
@@ -92,7 +92,7 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top
     schedules = [candidate.schedule for candidate in candidates]
     unpadded = ScheduleTable.of(form, schedules)
     padding = _bank_padding(unpadded, device)
-    table = estimate(replace(unpadded, padding=padding), device)
+    table = estimate(unpadded.with_padding(padding), device)
     programs = []
     for position in np.argsort(table.seconds, kind="stable")[:top_k].tolist():
         if not math.isfinite(table.seconds[position]):
@@ -121,27 +121,22 @@ def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     show no conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better.
     """
     rule = BankRule(device.shared.bank_count or 32, device.shared.bank_width_bytes or 4)
-    form, count = table.form, table.count
     padding = dict(table.padding)
-    # Four rows per schedule: no padding, a vector's worth, an odd row, the formula's.
-    options = table.repeated(4)
-    for load in form.body_loads:
+    zeros = np.zeros(table.count, dtype=np.int64)
+    one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, zeros + 1)}
+    for load in table.form.body_loads:
         wanted = table.cached[load.tensor] & ~table.warp_tile
         if not load.indices or not wanted.any():
             continue
-        element_bytes = form.expr.tensor_by_name[load.tensor].element_bytes
-        innermost = data_dimension(load.indices[-1])
-        zeros = np.zeros(count, dtype=np.int64)
-        rows = innermost.extent(table.block_tile) + zeros
-        one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, zeros + 1)}
-        reads = innermost.extent(one_point) + zeros
-        vector = np.full(count, max(1, 16 // element_bytes), dtype=np.int64)
-        odd = 1 - rows % 2
+        element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+        rows = table.extents(load)[-1] + zeros
+        reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
+        vector = np.full(table.count, max(1, 16 // element_bytes), dtype=np.int64)
         formula = [rule.padding(n, r, element_bytes) for n, r in zip(rows.tolist(), reads.tolist(), strict=True)]
-        pads = np.stack([zeros, vector, odd, np.array(formula, dtype=np.int64)])
-        padded = replace(options, padding={**options.padding, load.tensor: pads.ravel()})
-        passes = wavefronts(padded, load, device, np.ones(4 * count, dtype=np.int64)).reshape(4, count)
-        chosen = pads[passes.argmin(axis=0), np.arange(count)]
+        # Four choices per schedule: nothing, a vector's worth, an odd row, the formula.
+        pads = np.stack([zeros, vector, 1 - rows % 2, np.array(formula, dtype=np.int64)])
+        passes = busiest_bank(lane_words(table, load, device, pads), device.shared.bank_count or 32)
+        chosen = pads[passes.argmin(axis=0), np.arange(table.count)]
         padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
     return padding
 

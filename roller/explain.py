@@ -15,6 +15,7 @@ from roller.candidate import Reason
 from roller.construct import EPSILON_STEPS, Construction, RProgram
 from roller.performance import MicroModel
 from roller.rtile import TileSpace
+from roller.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from sokoban import STAGES, KernelForm, ScheduleTable, statement_text
 from sokoban.matrix import matrix_roles
 from sokoban.occupancy import blocks_per_unit
@@ -39,16 +40,16 @@ _POLICY_MEANING = {
     "scale up, Tensor Core": (
         "a matrix product in 16-bit floats: warps own 16x16x16 fragments, and tiles grow layer by layer from there"
     ),
-    "element-wise": "nothing is read twice, so no tile saves traffic: threads take a few elements each, straight from DRAM",
+    "element-wise": (
+        "nothing is read twice, so no tile saves traffic: threads take a few elements each from the bottom layer"
+    ),
     "transpose through shared memory": "reading and writing along different axes: square tiles turn in shared memory",
     "direct": "nothing is staged: windows overlap between neighbouring threads, which share lines through L1",
     "staged reduction": "one thread per output; rows arrive in shared memory in contiguous pieces",
     "shared rows": "the threads of a block share each reduction and combine their partial results at the end",
 }
 
-_TRIED_TOO = (
-    "larger tiles fit and were tried too; what they cost in occupancy and waves is in the predicted times below"
-)
+_TRIED_TOO = "larger tiles fit: what they save is weighed against occupancy and waves in the predicted times below"
 
 
 def explain(construction: Construction, rank: int = 1) -> str:
@@ -89,16 +90,19 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
     if not form.flops:
-        yield f"  no arithmetic, and at least {_si(size_bytes, 'B')} to move: {_time(memory)} at {_si(bandwidth, 'B/s')} sustained"
+        moved = _si(size_bytes, "B")
+        yield f"  no arithmetic, and at least {moved} to move: {_time(memory)} at {_si(bandwidth, 'B/s')} sustained"
         return
     yield from _wrapped(
-        f"{_si(form.flops, 'FLOP')} on at least {_si(size_bytes, 'B')} is {_three(form.flops / size_bytes)} FLOP per byte; "
-        f"this board can do {_three(balance)} for every byte from {_below(device)} ({unit})"
+        f"{_si(form.flops, 'FLOP')} on at least {_si(size_bytes, 'B')} is {_three(form.flops / size_bytes)} FLOP "
+        f"per byte; this board can do {_three(balance)} for every byte from {_below(device)} ({unit})"
     )
     if compute > memory:
-        yield f"  so arithmetic bounds it: {_time(compute)} at {_si(rate, 'FLOP/s')} sustained, {_time(memory)} of memory behind"
+        at = f"{_time(compute)} at {_si(rate, 'FLOP/s')} sustained"
+        yield f"  so arithmetic bounds it: {at}, {_time(memory)} of memory behind"
     else:
-        yield f"  so memory bounds it: {_time(memory)} at {_si(bandwidth, 'B/s')} sustained, {_time(compute)} of arithmetic behind"
+        at = f"{_time(memory)} at {_si(bandwidth, 'B/s')} sustained"
+        yield f"  so memory bounds it: {at}, {_time(compute)} of arithmetic behind"
 
 
 def _compulsory_bytes(form: KernelForm) -> int:
@@ -174,10 +178,13 @@ def _register_steps(
         return
     held = model.footprint("registers", shape)
     yield from _kept("registers", shape, model, f"{held} of {room} values")
-    grown = _cheapest_doubling("registers", shape, model)
-    if grown is not None and model.footprint("registers", grown) > room:
+    largest = LARGEST_WARP_AXIS if uses_matrix else LARGEST_THREAD_AXIS
+    grown = _cheapest_doubling("registers", shape, model, largest)
+    if grown is None:
+        yield f"    no axis is left that saves traffic: a {owner} takes at most {largest} elements along one"
+    elif model.footprint("registers", grown) > room:
         yield f"    full: doubling any axis would hold {model.footprint('registers', grown)} values or more"
-    elif grown is not None:
+    else:
         yield f"    {_TRIED_TOO}"
 
 
@@ -185,7 +192,8 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
     limits = model.device.limits
     room = limits.shared_bytes_per_block
     below = _below(model.device)
-    yield f"  {_scratchpad(model.device).capitalize()}, the tile of one block: room for {_si(room, 'B')}, at most {limits.threads_per_block} threads"
+    name = _scratchpad(model.device).capitalize()
+    yield f"  {name}, the tile of one block: room for {_si(room, 'B')}, at most {limits.threads_per_block} threads"
     yield from _growth("shared", reasons, model, "byte")
     kept = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
     shape = _last_tile([kept] if kept else reasons)
@@ -194,7 +202,7 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
     threads = dict(kept.numbers).get("threads") if kept else None
     size = f"{_si(model.footprint('shared', shape), 'B')}" + (f", {threads:g} threads" if threads else "")
     yield from _kept("shared", shape, model, size)
-    grown = _cheapest_doubling("shared", shape, model)
+    grown = _cheapest_doubling("shared", shape, model, LARGEST_BLOCK_AXIS)
     if model.mem_perf("shared", shape) >= model.max_compute_perf():
         yield f"    {below} keeps up: a larger tile would save traffic that nothing waits for, and cost parallelism"
     elif grown is not None and model.footprint("shared", grown) > room:
@@ -262,15 +270,16 @@ def _last_tile(reasons: Sequence[Reason]) -> tuple[int, ...] | None:
     return next((reason.tile for reason in reversed(reasons) if not isinstance(reason.tile, str)), None)
 
 
-def _cheapest_doubling(layer: str, shape: tuple[int, ...], model: MicroModel) -> tuple[int, ...] | None:
-    """The tile with one spatial axis doubled that holds least; None where every axis is covered."""
-    space = model.space
+def _cheapest_doubling(layer: str, shape: tuple[int, ...], model: MicroModel, largest: int) -> tuple[int, ...] | None:
+    """Of the tiles with one spatial axis doubled that move less, the one that holds least; None where there is none."""
+    space, traffic = model.space, model.traffic(shape)
     grown = [
         (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
         for axis in range(space.spatial_count)
-        if shape[axis] < space.sizes[axis]
+        if shape[axis] < space.sizes[axis] and 2 * shape[axis] <= largest
     ]
-    return min(grown, key=lambda tile: model.footprint(layer, tile), default=None)
+    saving = [tile for tile in grown if model.traffic(tile) < traffic]
+    return min(saving, key=lambda tile: model.footprint(layer, tile), default=None)
 
 
 # The program
@@ -282,7 +291,8 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
     yield "The program"
     busiest = -(-blocks // units)
     spread = f"{busiest} for the busiest of {units} {device.unit_name}s" if blocks > 1 else "one unit works"
-    yield f"  {blocks} blocks of {schedule.threads_per_block} threads: {spread}, {100 * blocks / (busiest * units):.0f}% balanced"
+    balance = f"{100 * blocks / (busiest * units):.0f}% balanced"
+    yield f"  {_count(blocks, 'block')} of {_count(schedule.threads_per_block, 'thread')}: {spread}, {balance}"
     if form.reduced and not schedule.reduce_threads:
         yield f"  a block owns its outputs and walks {', '.join(form.reduced)} alone: no partial results cross units"
     yield (

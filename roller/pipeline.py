@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from codegen import (
@@ -59,21 +63,41 @@ class CompiledOperator:
     failures: tuple[str, ...]
 
 
-def worker_pool(jobs: int) -> ProcessPoolExecutor:
-    """Processes that build kernels; they import TVM while the caller still parses and constructs.
+@contextmanager
+def worker_pool(jobs: int) -> Iterator[Executor]:
+    """Processes that build kernels, gone when the block ends, at once when it fails.
 
-    They are forked from a server process that imports TVM once and opens no device, thread or context.
+    They are forked from a server process that imports TVM once, while the caller still parses and constructs, and
+    opens no device, thread or context.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["codegen.preload"])
+    # Ctrl-C reaches a whole process group: the server and its workers inherit a mask that leaves it to the caller.
+    # (Starting the tracker resets the mask, so that comes first.)
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
-    for _ in range(jobs):
-        pool.submit(_nothing)
-    return pool
+    try:
+        yield pool
+    except BaseException:
+        _abandon(pool)
+        raise
+    pool.shutdown()
 
 
-def _nothing() -> None:
-    """A request that only makes a worker start."""
+def _abandon(pool: ProcessPoolExecutor) -> None:
+    """End the pool's processes, the server first: a worker that is just starting would find its caller gone."""
+    server = getattr(forkserver, "_forkserver", None)
+    pid = getattr(server, "_forkserver_pid", None)
+    if isinstance(pid, int):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    processes = list((getattr(pool, "_processes", None) or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
 
 
 def check_compilable(device: DeviceSpec) -> None:

@@ -6,9 +6,11 @@ a handful of multiplications is faster than any array.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 from sokoban import KernelForm, data_dimension
 
@@ -29,6 +31,14 @@ class AccessMap:
     def plain(self) -> tuple[int, ...]:
         """Axes that are a dimension by themselves; their product needs no arithmetic on the way."""
         return tuple(d[0][0] for d in self.dimensions if len(d) == 1 and d[0][1] == 1)
+
+    @cached_property
+    def pick_plain(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+        """The sizes of the plain axes of a tile shape."""
+        if len(self.plain) > 1:
+            return itemgetter(*self.plain)
+        axes = self.plain
+        return lambda shape: tuple(shape[axis] for axis in axes)
 
     @cached_property
     def windows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -129,9 +139,7 @@ def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
     """Number of elements of :func:`data_tile`."""
-    total = 1
-    for axis in access.plain:
-        total *= shape[axis]
+    total = math.prod(access.pick_plain(shape))
     for terms in access.windows:
         extent = 1
         for axis, coefficient in terms:

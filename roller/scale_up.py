@@ -19,6 +19,7 @@ from roller.reuse import data_reuse_score
 from roller.rtile import RTile, TileSpace
 from sokoban import TileSchedule
 from sokoban.matrix import FRAGMENT, MatrixRoles
+from sokoban.schedule import Sizes
 
 Shape = tuple[int, ...]
 Menu = list[tuple[int, ...]]
@@ -35,6 +36,10 @@ LARGEST_STEP = 64
 
 #: Points of the reduction per shared-memory fill below which barriers dominate.
 SMALLEST_STEP_POINTS = 8
+
+#: Storage padding of matrix operands: fragment rows may start at any multiple of eight halves, and eight more keep
+#: rows apart in the banks.
+OPERAND_PADDING = 8
 
 #: Tiles kept of the end of a path, at the register and at the shared layer.
 REGISTER_TAIL = 3
@@ -60,6 +65,7 @@ class ScaleUp:
         self.model = MicroModel(space, device, rate, float(space.form.body_operations))
         self.staged = tuple(dict.fromkeys(space.input_names))
         self.vector = tuple((name, widest_vector(space.form, name)) for name in self.staged)
+        self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
         self._menus: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def candidates(self) -> Iterator[Candidate]:
@@ -280,24 +286,16 @@ class ScaleUp:
 
     def _candidate(self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]) -> Candidate:
         space, matrix = self.space, self.roles is not None
-        thread, virtual = [], []
-        for axis in range(space.spatial_count):
-            size = register_shape[axis]
-            # Four adjacent elements make a 16-byte access; further ones are strided, so that lanes stay adjacent on
-            # the last axis and rows that lanes read together lie few enough apart to fall into different banks.
-            inner = 4 if size % 4 == 0 and not matrix else size
-            thread.append((space.axes[axis], inner))
-            virtual.append((space.axes[axis], size // inner))
+        thread, virtual = self._threading(register_shape)
         pairs = tuple(zip(space.axes, shared_shape, strict=True))
         schedule = TileSchedule(
             block=pairs[: space.spatial_count],
-            thread=tuple(thread),
-            vthreads=tuple(virtual),
+            thread=thread,
+            vthreads=virtual,
             step=pairs[space.spatial_count :],
             cached=self.staged,
             vector=self.vector,
-            # Rows of a fragment may start at any multiple of eight halves; eight more keep rows apart in the banks.
-            padding=tuple((name, 8) for name in self.staged) if matrix else (),
+            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if matrix else (),
             instruction="wmma_16x16x16" if matrix else "fma",
         )
         return Candidate(
@@ -308,3 +306,18 @@ class ScaleUp:
             RTile(space, register_shape),
             RTile(space, shared_shape),
         )
+
+    def _threading(self, register_shape: Shape) -> tuple[Sizes, Sizes]:
+        """A register tile as adjacent elements per thread and strided copies of them.
+
+        Four adjacent elements make a 16-byte access; further ones are strided, so that lanes stay adjacent on the last
+        axis and rows that lanes read together lie few enough apart to fall into different banks.
+        """
+        known = self._threadings.get(register_shape)
+        if known is None:
+            inner = [4 if size % 4 == 0 and self.roles is None else size for size in register_shape]
+            axes = self.space.axes[: self.space.spatial_count]
+            thread = tuple(zip(axes, inner, strict=False))
+            virtual = tuple((axis, size // own) for axis, size, own in zip(axes, register_shape, inner, strict=False))
+            known = self._threadings[register_shape] = (thread, virtual)
+        return known

@@ -16,29 +16,57 @@ from sokoban.regions import data_dimension
 from sokoban.table import Floats, Ints, ScheduleTable
 
 
-def lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec, *, staged: bool) -> Ints:
-    """Element addresses that the lanes of a warp read at one point of the inner loop; shape (schedules, lanes).
+def lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec) -> tuple[Ints, Ints]:
+    """Where the lanes of a warp read in the data tile of ``load``: innermost coordinate, and the row's number.
 
-    ``staged`` addresses lie in the data tile of ``load`` in shared memory, storage padding included; otherwise in the
-    whole tensor.
+    Both have shape (schedules, lanes); an element's address is ``inner + row * pitch`` with the pitch of a row, storage
+    padding included.
     """
+    known = table.lane_parts.get((load, device.warp_lanes))
+    if known is None:
+        coordinate = _lane_coordinates(table, device)
+        extents = table.extents(load)
+        parts: list[Ints] = []
+        pitch: Ints | int = 1
+        total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+        for position in reversed(range(len(load.indices))):
+            for axis, coefficient in data_dimension(load.indices[position]).terms:
+                if axis in coordinate:
+                    total = total + coordinate[axis] * np.reshape(coefficient * pitch, (-1, 1))
+            if position == len(load.indices) - 1:
+                parts.append(total)
+                total = np.zeros_like(total)
+            else:
+                pitch = pitch * extents[position]
+        known = table.lane_parts[load, device.warp_lanes] = (parts[0], total)
+    return known
+
+
+def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints | None = None) -> Ints:
+    """Word addresses in the staged tile of ``load`` that the lanes of a warp read; shape (…, schedules, lanes).
+
+    A word is one bank's width. ``padding`` is the storage padding in elements, the table's own where it is left out;
+    further leading dimensions give several choices of it.
+    """
+    inner, row = lane_parts(table, load, device)
+    pitch = table.extents(load)[-1] + (table.padding[load.tensor] if padding is None else padding)
+    address = inner + row * np.asarray(pitch)[..., None]
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    width = device.shared.bank_width_bytes or 4
+    return address if element_bytes == width else address * element_bytes // width
+
+
+def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
+    """Element addresses in the whole tensor that the lanes of a warp read, up to a constant; (schedules, lanes)."""
     coordinate = _lane_coordinates(table, device)
-    tensor = table.form.expr.tensor_by_name[load.tensor]
-    extents = table.extents(load)
+    shape = table.form.expr.tensor_by_name[load.tensor].shape
     address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
-    pitch: Ints | int = 1
+    pitch = 1
     for position in reversed(range(len(load.indices))):
-        dimension = data_dimension(load.indices[position])
-        scale = 1 if staged else dimension.stride
-        for axis, coefficient in dimension.terms:
+        for axis, coefficient in load.indices[position].terms:
             if axis in coordinate:
-                address += coordinate[axis] * np.reshape(coefficient * scale * pitch, (-1, 1))
-        if not staged:
-            pitch = pitch * tensor.shape[position]
-        elif position == len(load.indices) - 1:
-            pitch = extents[position] + table.padding[load.tensor]
-        else:
-            pitch = pitch * extents[position]
+                address = address + coordinate[axis] * (coefficient * pitch)
+        pitch *= shape[position]
     return address
 
 
@@ -67,21 +95,10 @@ def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Int
     return known
 
 
-def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
-    """Word addresses in the staged tile of ``load`` that the lanes of a warp read; shape (schedules, lanes).
-
-    A word is one bank's width. Storage padding is included.
-    """
-    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    address = lane_addresses(table, load, device, staged=True)
-    width = device.shared.bank_width_bytes or 4
-    return address if element_bytes == width else address * element_bytes // width
-
-
 def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes: int = 128) -> Floats:
     """Different L1 lines that one warp touches per read of an operand that is not staged: one pass each."""
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    lines = np.sort(lane_addresses(table, load, device, staged=False) * element_bytes // line_bytes, axis=1)
+    lines = np.sort(tensor_lane_addresses(table, load, device) * element_bytes // line_bytes, axis=1)
     return 1.0 + (lines[:, 1:] != lines[:, :-1]).sum(axis=1)
 
 
@@ -91,13 +108,27 @@ def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
     ``width`` is the number of adjacent words a lane reads at once. A scalar read needs as many passes as the busiest
     bank has different words; a vector read of distinct, contiguous pieces is limited by the bytes alone.
     """
-    words = np.sort(lane_words(table, load, device), axis=1)
-    distinct = np.ones_like(words, dtype=bool)
-    distinct[:, 1:] = words[:, 1:] != words[:, :-1]
     banks = device.shared.bank_count or 32
-    bank = np.where(distinct, words % banks, banks)
-    rows = np.arange(table.count)[:, None] * (banks + 1)
-    counts = np.bincount((rows + bank).ravel(), minlength=table.count * (banks + 1)).reshape(table.count, banks + 1)
-    busiest = counts[:, :banks].max(axis=1)
-    by_bytes = np.ceil(distinct.sum(axis=1) * width / banks)
-    return np.where(width > 1, np.maximum(1.0, by_bytes), np.maximum(1, busiest)).astype(np.float64)
+    words = lane_words(table, load, device)
+    passes = busiest_bank(words, banks).astype(np.float64)
+    if (width > 1).any():
+        ordered = np.sort(words, axis=1)
+        distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+        passes = np.where(width > 1, np.ceil(distinct * width / banks), passes)
+    return passes
+
+
+def busiest_bank(words: Ints, banks: int) -> Ints:
+    """Different words in the bank that has most of them; shape (…, lanes) -> (…).
+
+    Lanes that read one word are served together: two lanes wait for each other if they read different words of one
+    bank.
+    """
+    lanes = words.shape[-1]
+    ordered = np.sort(words.reshape(-1, lanes), axis=1)
+    bank = ordered % banks
+    bank[:, 1:][ordered[:, 1:] == ordered[:, :-1]] = banks
+    bank += np.arange(len(ordered), dtype=np.int64)[:, None] * (banks + 1)
+    counts = np.bincount(bank.ravel(), minlength=len(ordered) * (banks + 1))
+    busiest: Ints = counts.reshape(-1, banks + 1)[:, :banks].max(axis=1)
+    return busiest.reshape(words.shape[:-1])

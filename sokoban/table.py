@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -75,23 +75,12 @@ class ScheduleTable:
             np.array([s.instruction != "fma" for s in schedules]),
         )
 
-    def repeated(self, times: int) -> ScheduleTable:
-        """All rows again and again: rows 0 … count - 1, then the same once more, ``times`` times in all."""
-
-        def again(columns: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:
-            return {name: np.tile(column, times) for name, column in columns.items()}
-
-        return ScheduleTable(
-            self.form,
-            again(self.block),  # type: ignore[arg-type]
-            again(self.thread),  # type: ignore[arg-type]
-            again(self.vthreads),  # type: ignore[arg-type]
-            again(self.step),  # type: ignore[arg-type]
-            np.tile(self.reduce_threads, times),
-            again(self.cached),  # type: ignore[arg-type]
-            again(self.padding),  # type: ignore[arg-type]
-            np.tile(self.warp_tile, times),
-        )
+    def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
+        """The same schedules with other storage padding; what was derived of the rest stays known."""
+        other = replace(self, padding=padding)
+        fields = self.__dataclass_fields__
+        other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in fields})
+        return other
 
     @property
     def count(self) -> int:
@@ -136,6 +125,11 @@ class ScheduleTable:
     @cached_property
     def lane_coordinates(self) -> dict[int, dict[str, Ints]]:
         """Remembered by :mod:`sokoban.banks`: warp size -> first element of every lane, by axis."""
+        return {}
+
+    @cached_property
+    def lane_parts(self) -> dict[tuple[Load, int], tuple[Ints, Ints]]:
+        """Remembered by :func:`sokoban.banks.lane_parts`."""
         return {}
 
     @cached_property

@@ -27,7 +27,8 @@ def tile_transaction_bytes(
     dimensions = [data_dimension(index) for index in load.indices]
     if not dimensions:
         return np.full(table.count, float(transaction_bytes))
-    extents = [np.minimum(d.extent(tile), size) for d, size in zip(dimensions, tensor.shape, strict=True)]
+    needed = table.extents(load) if tile is table.block_tile else [d.extent(tile) for d in dimensions]
+    extents = [np.minimum(extent, size) for extent, size in zip(needed, tensor.shape, strict=True)]
     elements = product(extents, table.count).astype(np.float64)
     if by_lane:
         return elements * transaction_bytes

@@ -36,7 +36,9 @@ OPERATORS: dict[str, dict[str, Any]] = {
         "expr": "Result[first_spatial_axis, second_spatial_axis] = sum([first_reduced_axis, second_reduced_axis], "
         "Left[first_spatial_axis, first_reduced_axis, second_reduced_axis] * "
         "Right[second_reduced_axis, second_spatial_axis, first_reduced_axis])",
-        "sizes": {"first_spatial_axis": 512, "second_spatial_axis": 768, "first_reduced_axis": 96, "second_reduced_axis": 64},
+        "sizes": {
+            "first_spatial_axis": 512, "second_spatial_axis": 768, "first_reduced_axis": 96, "second_reduced_axis": 64,
+        },
     },
 }  # fmt: skip
 

@@ -53,7 +53,7 @@ def test_element_wise_operators_score_nothing_on_any_axis() -> None:
     """Constant reuse: the traffic is the tensor, whatever the tile (6.3.2)."""
     space = TileSpace.of(form_of(op="transpose", shape=[1024, 512], perm=[1, 0]))
     model = MicroModel(space, load_device("v100"), 1e12, 1.0)
+    now = (8, 8)
     for grown in ((16, 8), (8, 16)):
-        assert data_reuse_score(
-            model.traffic((8, 8)), model.traffic(grown), model.footprint("shared", (8, 8)), model.footprint("shared", grown)
-        ) == 0  # fmt: skip
+        footprints = model.footprint("shared", now), model.footprint("shared", grown)
+        assert data_reuse_score(model.traffic(now), model.traffic(grown), *footprints) == 0

@@ -36,7 +36,8 @@ def contractions(draw: st.DrawFn) -> TensorExpr:
 
     body = Call("add", (Call("mul", (load("A"), load("B"))), load("A")))
     tensors = tuple(
-        Tensor(name, (99,) * rank, dtype) for (name, rank), dtype in zip(shapes.items(), ("float16", "float32"))
+        Tensor(name, (99,) * rank, dtype)
+        for (name, rank), dtype in zip(shapes.items(), ("float16", "float32"), strict=True)
     )
     return TensorExpr(
         "random",
@@ -51,7 +52,7 @@ TILES = st.fixed_dictionaries({axis: st.sampled_from([1, 2, 3, 5]) for axis in A
 
 
 def points(tile: Mapping[str, int]) -> list[dict[str, int]]:
-    return [dict(zip(tile, point)) for point in itertools.product(*map(range, tile.values()))]
+    return [dict(zip(tile, point, strict=True)) for point in itertools.product(*map(range, tile.values()))]
 
 
 def value_at(index: AffineIndex, point: Mapping[str, int]) -> int:

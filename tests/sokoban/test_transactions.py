@@ -37,7 +37,7 @@ def segments(form: KernelForm, load: Load, tile: Mapping[str, int], block: Mappi
     for point in itertools.product(
         *(range(block[axis] * size, (block[axis] + 1) * size) for axis, size in tile.items())
     ):
-        at = dict(zip(tile, point))
+        at = dict(zip(tile, point, strict=True))
         address = 0
         for index, extent in zip(load.indices, tensor.shape, strict=True):
             value = index.offset + sum(c * at[axis] for axis, c in index.terms)
