@@ -18,7 +18,6 @@ import click
 from hal import DeviceSpec, InputError
 
 if TYPE_CHECKING:
-
     from roller.pipeline import CompiledOperator
 
 #: Exit code for input that cannot be used.

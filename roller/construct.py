@@ -29,6 +29,9 @@ from sokoban.table import Ints
 #: Waste that tensor padding may cause, raised until there are enough programs (6.3.2, "irregular tensor shapes").
 EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
 
+#: Programs that are enough even if more were asked for: a larger epsilon would only add padding.
+ENOUGH = 20
+
 #: Points of a reduction up to which doing without shared memory is worth proposing: windows, not inner products.
 SHORT_REDUCTION = 128
 
@@ -73,13 +76,18 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
     """
     start = time.perf_counter()
     candidates: dict[TileSchedule, Candidate] = {}
+    programs: tuple[RProgram, ...] = ()
     epsilon = EPSILON_STEPS[0]
     for epsilon in EPSILON_STEPS:
+        known = len(candidates)
         for candidate in propose(form, device, epsilon):
             candidates.setdefault(candidate.schedule, candidate)
-        if len(candidates) >= top_k:
-            break
-    programs = _rank(form, device, list(candidates.values()), top_k)
+        if len(candidates) > known and len(candidates) >= min(top_k, ENOUGH):
+            programs = _rank(form, device, list(candidates.values()), top_k)
+            if len(programs) >= min(top_k, ENOUGH):
+                break
+    if not programs:
+        programs = _rank(form, device, list(candidates.values()), top_k)
     if not programs:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
     return Construction(form, device, programs, len(candidates), epsilon, time.perf_counter() - start)

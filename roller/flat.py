@@ -29,16 +29,20 @@ class Flat:
         """Element-wise operators, one to sixteen elements per thread; transposed operands through shared memory."""
         widest = widest_vector(self.form, self.form.expr.output.name)
         for coarsen in (widest, 2 * widest, 4 * widest, 1):
-            for threads in (256, 128, 512, 64, 1024):
+            for threads in self._thread_counts((256, 128, 512, 64, 1024)):
                 yield from self._flat("element-wise", coarsen, threads, min(coarsen, widest))
         if self._transposed():
             for edge, rows in ((32, 8), (64, 8), (32, 16), (16, 16), (64, 16)):
                 yield from self._transposing(edge, rows)
 
+    def _thread_counts(self, menu: tuple[int, ...]) -> tuple[int, ...]:
+        """The entries of ``menu`` that a block may have, or all it may have where that is less."""
+        return tuple(n for n in menu if n <= self.limits.threads_per_block) or (self.limits.threads_per_block,)
+
     def direct(self) -> Iterator[Candidate]:
         """Windows and short reductions without shared memory: neighbouring threads share lines through L1."""
         for coarsen in (1, 2, 4):
-            for threads in (128, 256, 64, 512):
+            for threads in self._thread_counts((128, 256, 64, 512)):
                 yield from self._flat("direct", coarsen, threads, 1)
 
     def _flat(self, policy: str, coarsen: int, threads: int, vector: int) -> Iterator[Candidate]:
@@ -111,7 +115,7 @@ class Flat:
         """A reduction with one thread per output, its rows fetched through shared memory in contiguous pieces."""
         axes, sizes = self.form.spatial, self.form.sizes
         element_bytes = max(access.element_bytes for access in self.space.inputs)
-        for outputs in (64, 128, 32, 256):
+        for outputs in self._thread_counts((64, 128, 32, 256)):
             budget = self.limits.shared_bytes_per_block // (outputs * element_bytes * len(self.space.inputs))
             if budget < 8:
                 continue

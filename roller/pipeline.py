@@ -95,9 +95,10 @@ def _abandon(pool: ProcessPoolExecutor) -> None:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     processes = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
     for process in processes:
-        process.terminate()
+        process.kill()
+    # Waits for the pool's own thread, which finds its processes dead; else it would race with the interpreter's exit.
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 def check_compilable(device: DeviceSpec) -> None:

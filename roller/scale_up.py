@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hal import DeviceSpec
 from roller.alignment import aligned_axis_sizes, default_rules
@@ -179,33 +180,43 @@ class ScaleUp:
         capacity = self.limits.shared_bytes_per_block
         reasons = [Reason("shared", "start from the register tile and one aligned reduction step", shape)]
         found: list[Explained] = []
-        saturated, stop = 0, None
+        largest: Explained = (shape, tuple(reasons))
+        saturated = 0
         while saturated < SHARED_TAIL:
             threads = self._threads(register_shape, shape)
             if threads > self.limits.threads_per_block:
                 limit = (("threads", float(threads)), ("limit", float(self.limits.threads_per_block)))
-                stop = (
-                    Reason("shared", "stop: the next step would take too many threads", found[-1][0], limit)
-                    if found
-                    else None
-                )
+                self._close(found, Reason("shared", "stop: the next step would take too many threads", shape, limit))
                 break
-            if unit.fills(threads, self.epsilon) and threads >= 2 * self.lanes:
+            largest = (shape, tuple(reasons))
+            if unit.fills(threads, self.epsilon) and threads >= min(2 * self.lanes, self.limits.threads_per_block):
                 fed = self.model.mem_perf("shared", shape) >= self.model.max_compute_perf()
                 note = "keep: memory can feed the arithmetic units" if fed else "keep: memory sets the pace"
                 found.append((shape, (*reasons, Reason("shared", note, shape, (("threads", threads),)))))
                 saturated += fed
             step = self._best_step("shared", shape, menu, capacity)
+            if step is None and not found:
+                # Full before the threads fill a warp: a shorter reduction step makes room.
+                shorter = self._halved_step(menu, shape)
+                if shorter is not None:
+                    shape = shorter
+                    reasons.append(Reason("shared", "shorten the step: shared memory is full, warps are not", shape))
+                    continue
             if step is None:
-                stop = self._stop("shared", shape, menu, capacity)
+                self._close(found, self._stop("shared", shape, menu, capacity))
                 break
             score, axis, shape = step
             numbers = (("score", score), ("bytes", float(self.model.footprint("shared", shape))),
                        ("limit", float(capacity)))  # fmt: skip
             reasons.append(Reason("shared", f"grow {self.space.axes[axis]}", shape, numbers))
-        if found and stop is not None and found[-1][0] == stop.tile:
-            found[-1] = (found[-1][0], (*found[-1][1], stop))
-        return found[-SHARED_TAIL:] or [(shape, tuple(reasons))]
+        return found[-SHARED_TAIL:] or [largest]
+
+    @staticmethod
+    def _close(found: list[Explained], stop: Reason) -> None:
+        """Say under the last tile kept what ended its path."""
+        if found:
+            shape, reasons = found[-1]
+            found[-1] = (shape, (*reasons, replace(stop, tile=shape)))
 
     def _shared_menu(self, register_shape: Shape) -> tuple[Menu, Shape]:
         """The aligned sizes of every axis above a register tile, and the smallest tile made of them."""
@@ -226,7 +237,27 @@ class ScaleUp:
                 grown = (*shape[:axis], size, *shape[axis + 1 :])
                 if self.model.footprint("shared", grown) <= self.limits.shared_bytes_per_block:
                     shape = grown
+        return self._shortened(menu, shape)
+
+    def _shortened(self, menu: Menu, shape: Shape) -> tuple[Menu, Shape]:
+        """Where even the smallest aligned tile does not fit, reduction steps are halved until it does: a wasted
+        transaction is better than no program."""
+        while self.model.footprint("shared", shape) > self.limits.shared_bytes_per_block:
+            shorter = self._halved_step(menu, shape)
+            if shorter is None:
+                break
+            shape = shorter
         return menu, shape
+
+    def _halved_step(self, menu: Menu, shape: Shape) -> Shape | None:
+        """The shape with its longest reduction step halved, and the menu held to that; None where all are shortest."""
+        axes = [a for a in range(self.space.spatial_count, len(shape)) if shape[a] > self.start[a]]
+        if not axes:
+            return None
+        axis = max(axes, key=lambda a: shape[a] // self.start[a])
+        size = max(self.start[axis], shape[axis] // 2 // self.start[axis] * self.start[axis])
+        menu[axis] = (size,)
+        return (*shape[:axis], size, *shape[axis + 1 :])
 
     def _threads(self, register_shape: Shape, shared_shape: Shape) -> int:
         tiles = math.prod(shared_shape[a] // register_shape[a] for a in range(self.space.spatial_count))
@@ -251,7 +282,8 @@ class ScaleUp:
             numbers = (("blocks", float(blocks)), ("units", float(self.device.unit_count)))
             reasons.append(Reason("scale out", "shrink: fewer blocks than units", shape, numbers))
             blocks = self._blocks(shape)
-            if self._threads(register_shape, shape) >= self.lanes:
+            threads = self._threads(register_shape, shape)
+            if threads >= self.lanes and self.rules[0].fills(threads, self.epsilon):
                 yield shape, tuple(reasons)
 
     def _blocks(self, shape: Shape) -> int:

@@ -61,7 +61,7 @@ def device_page(device: DeviceSpec) -> None:
 
 def print_line(text: str) -> None:
     """A line as it is, without markup."""
-    _CONSOLE.print(text, markup=False)
+    _CONSOLE.print(text, markup=False, soft_wrap=True)
 
 
 def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Path) -> str:

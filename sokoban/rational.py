@@ -12,15 +12,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hal import DeviceSpec
+from hal import DeviceSpec, MemoryLayer
 from sokoban.banks import cache_lines, wavefronts
-from sokoban.expression import REDUCTION_IDENTITY
+from sokoban.expression import REDUCTION_IDENTITY, Load
 from sokoban.kernel_form import KernelForm, operation_count
 from sokoban.occupancy import blocks_per_unit, registers_per_thread, shared_bytes
 from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
-from sokoban.table import Floats, Ints, ScheduleTable, product
+from sokoban.table import Bools, Floats, Ints, ScheduleTable, product
 from sokoban.transactions import dram_bytes, super_tile, tile_transaction_bytes
+from sokoban.vectors import VECTOR_BYTES
 
 #: Pipeline stages in the order in which they are shown.
 STAGES = ("compute", "shared", "l2", "dram", "latency", "block_launch")
@@ -29,8 +30,11 @@ STAGES = ("compute", "shared", "l2", "dram", "latency", "block_launch")
 #: order on every GPU that published micro-benchmarks cover; no measurement behind this project fixes it better.
 OVERLAP_LEAK = 0.1
 
+#: Elements of a scattered transaction that a thread still finds in L1 when it comes to them.
+L1_REUSE = 4
+
 #: Latencies where a spec does not give its own: published figures for NVIDIA GPUs lie between 350 and 600 ns.
-DEFAULT_DRAM_LATENCY_SECONDS = 500e-9
+DEFAULT_LATENCY_SECONDS = 500e-9
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,9 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     banks = shared_seconds_per_block(table, device)
     fetched = fetched_bytes_per_block(table, device) * blocks
     stored = stored_bytes(table, device)
-    busy = in_flight_fraction(table, device, np.minimum(resident, share))
-    l2_rate = (device.l2 or device.dram).bandwidth_bytes_per_second
+    l2 = device.l2 or device.dram
+    l2_rate = l2.bandwidth_bytes_per_second * in_flight_fraction(table, device, l2, resident)
+    dram_rate = device.dram.bandwidth_bytes_per_second * in_flight_fraction(table, device, device.dram, resident)
     together = super_tile(table, per_wave)
     read = sum(dram_bytes(table, load, device, together) for load in form.body_loads)
     extra = sum(form.expr.tensor_by_name[load.tensor].size_bytes for load in form.final_loads)
@@ -114,8 +119,8 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     stages = {
         "compute": arithmetic * share * idle,
         "shared": banks * share,
-        "l2": (fetched + stored) / (l2_rate * busy),
-        "dram": dram / (device.dram.bandwidth_bytes_per_second * busy),
+        "l2": (fetched + stored) / l2_rate,
+        "dram": dram / dram_rate,
         "latency": latency_seconds(table, device, waves, arithmetic * single + banks),
         "block_launch": blocks * device.block_launch_seconds,
     }
@@ -198,10 +203,9 @@ def issue_efficiency(table: ScheduleTable, device: DeviceSpec, operations: float
     return np.minimum(1.0, arithmetic * cycles / np.maximum(arithmetic * cycles, issued))
 
 
-def _operand_reads(table: ScheduleTable) -> dict[str, tuple[Ints, Ints]]:
-    """By tensor: elements a thread reads per point of the reduction, and how many of them are adjacent (up to 4)."""
-    reads: dict[str, tuple[Ints, Ints]] = {}
-    elements = table.operand_elements
+def _operand_reads(table: ScheduleTable) -> dict[Load, tuple[Ints, Ints]]:
+    """By load: elements a thread reads per point of the reduction, and how many of them are adjacent (up to 4)."""
+    reads: dict[Load, tuple[Ints, Ints]] = {}
     for load in table.form.body_loads:
         width = np.ones(table.count, dtype=np.int64)
         if load.indices:
@@ -209,7 +213,7 @@ def _operand_reads(table: ScheduleTable) -> dict[str, tuple[Ints, Ints]]:
             for axis, coefficient in innermost.terms:
                 if axis in table.thread and coefficient == 1:
                     width = np.where(table.thread[axis] % 4 == 0, 4, np.where(table.thread[axis] % 2 == 0, 2, 1))
-        reads[load.tensor] = (elements[load.tensor], width)
+        reads[load] = (table.operand_elements[load], width)
     return reads
 
 
@@ -225,11 +229,12 @@ def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats
     reads = _operand_reads(table)
     total = np.zeros(table.count)
     for load in table.form.body_loads:
-        count, vector = reads[load.tensor]
+        count, vector = reads[load]
         staged = table.cached[load.tensor]
+        words = np.maximum(1, vector * table.form.expr.tensor_by_name[load.tensor].element_bytes // width)
         passes = np.zeros(table.count)
         if staged.any():
-            passes = np.where(staged, wavefronts(table, load, device, vector), passes)
+            passes = np.where(staged, wavefronts(table, load, device, words), passes)
         if not staged.all():
             passes = np.where(staged, passes, cache_lines(table, load, device))
         passes = passes * np.ceil(count / vector)
@@ -254,26 +259,26 @@ def fetched_bytes_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
         repeats = table.step_count.astype(np.float64)
         passes = len(table.form.reductions) + 1 if table.form.kind == "rows" else 1
         coalesced = tile_transaction_bytes(table, load, tile, transaction)
-        if not _lanes_walk_innermost(table, load):
-            scattered = tile_transaction_bytes(table, load, tile, transaction, by_lane=True)
-            coalesced = np.where(table.cached[load.tensor], coalesced, np.maximum(coalesced, scattered / 4))
+        together = _lanes_walk_innermost(table, load) | table.cached[load.tensor]
+        if not together.all():
+            # A transaction per element, of which L1 keeps some for the next elements of the same thread.
+            scattered = tile_transaction_bytes(table, load, tile, transaction, by_lane=True) / L1_REUSE
+            coalesced = np.where(together, coalesced, np.maximum(coalesced, scattered))
         total = total + coalesced * repeats * passes
     return total
 
 
-def _lanes_walk_innermost(table: ScheduleTable, load: object) -> bool:
-    """Neighbouring threads read neighbouring elements: the last spatial axis, or the reduced one, is innermost."""
-    indices = load.indices  # type: ignore[attr-defined]
-    if not indices:
-        return True
+def _lanes_walk_innermost(table: ScheduleTable, load: Load) -> Bools:
+    """Whether neighbouring threads read neighbouring elements: what they stand along is the innermost dimension."""
     form = table.form
     last = next((axis for axis in reversed(form.spatial) if form.sizes[axis] > 1), None)
-    innermost = indices[-1]
-    if table.reduce_threads.max(initial=1) > 1:
-        return any(innermost.coefficient(axis) for axis in (*form.reduced, *form.columns)) or (
-            last is not None and innermost.coefficient(last) != 0
-        )
-    return last is None or innermost.coefficient(last) != 0 or not any(i.coefficient(last) for i in indices)
+    innermost = load.indices[-1] if load.indices else None
+    along_outputs = innermost is None or last is None or innermost.coefficient(last) != 0
+    along_outputs = along_outputs or not any(index.coefficient(last) for index in load.indices if last)
+    if not form.reduces_contiguously:
+        return np.full(table.count, along_outputs)
+    along_reduction = innermost is None or any(innermost.coefficient(axis) for axis in (*form.reduced, *form.columns))
+    return np.where(table.reduce_threads > 1, along_reduction, along_outputs)
 
 
 def stored_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
@@ -291,22 +296,21 @@ def stored_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
     return output.size_bytes * waste
 
 
-def in_flight_fraction(table: ScheduleTable, device: DeviceSpec, resident: Ints) -> Floats:
-    """Share of the memory rate that the requests in flight can keep up (Little's law), between 0.02 and 1.
+def in_flight_fraction(table: ScheduleTable, device: DeviceSpec, layer: MemoryLayer, resident: Ints) -> Floats:
+    """Share of a layer's rate that the requests in flight can keep up (Little's law), between 0.02 and 1.
 
-    A unit needs ``rate * latency`` bytes in flight; its resident blocks have their next data tiles in flight.
+    The device needs ``rate * latency`` bytes in flight. The blocks that run at once, ``min(blocks, resident * units)``,
+    have their next data tiles in flight, but a thread no more than a handful of loads of 16 bytes.
     """
-    latency = device.dram.latency_seconds or DEFAULT_DRAM_LATENCY_SECONDS
-    needed = device.dram.bandwidth_bytes_per_second / device.unit_count * latency
+    needed = layer.bandwidth_bytes_per_second * (layer.latency_seconds or DEFAULT_LATENCY_SECONDS)
     staged = np.zeros(table.count)
     for load in table.form.body_loads:
         staged = staged + product(table.extents(load), table.count) * (
             table.form.expr.tensor_by_name[load.tensor].element_bytes
         )
-    # A thread keeps a handful of loads in flight, 16 bytes each at the most.
-    reachable = np.minimum(staged, table.threads_per_block * 64.0)
-    idle = np.maximum(1, device.unit_count / np.maximum(1, np.minimum(device.unit_count, table.block_count)))
-    return np.clip(resident * reachable / needed / idle, 0.02, 1.0)
+    running = np.minimum(table.block_count, resident * device.unit_count)
+    reachable = np.minimum(staged, table.threads_per_block * 4.0 * VECTOR_BYTES)
+    return np.clip(running * reachable / needed, 0.02, 1.0)
 
 
 def latency_seconds(table: ScheduleTable, device: DeviceSpec, waves: Ints, alone: Floats) -> Floats:
@@ -316,5 +320,5 @@ def latency_seconds(table: ScheduleTable, device: DeviceSpec, waves: Ints, alone
     the gap, but no wave is shorter than one block that has the unit's arithmetic and banks (``alone``, seconds) to
     itself: ``waves * (steps * latency + alone)``.
     """
-    latency = device.dram.latency_seconds or DEFAULT_DRAM_LATENCY_SECONDS
+    latency = device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS
     return (table.step_count * latency + alone) * waves

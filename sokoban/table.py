@@ -145,11 +145,11 @@ class ScheduleTable:
         return known
 
     @cached_property
-    def operand_elements(self) -> Mapping[str, Ints]:
-        """Elements of each body load that a thread reads per point of the inner reduction loop, by tensor."""
+    def operand_elements(self) -> Mapping[Load, Ints]:
+        """Elements of each body load that a thread reads per point of the inner reduction loop."""
         tile: dict[str, Ints] = {**self.register_tile, **dict.fromkeys(self.step, np.ones(1, dtype=np.int64))}
         return {
-            load.tensor: product([data_dimension(index).extent(tile) for index in load.indices], self.count)
+            load: product([data_dimension(index).extent(tile) for index in load.indices], self.count)
             for load in self.form.body_loads
         }
 

@@ -55,7 +55,9 @@ def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimens
     tensor = table.form.expr.tensor_by_name[load.tensor]
     start = np.zeros(table.count, dtype=np.int64)
     for axis, coefficient in innermost.terms:
-        start = np.gcd(start, coefficient * innermost.stride * tile[axis])
+        # An axis in a single tile starts at zero, wherever the others do.
+        step = np.where(tile[axis] < table.form.sizes[axis], coefficient * innermost.stride * tile[axis], 0)
+        start = np.gcd(start, step)
     if len(tensor.shape) > 1:
         start = np.gcd(start, tensor.shape[-1])
     start = np.gcd(start, innermost.offset) if innermost.offset else start

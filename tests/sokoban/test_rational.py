@@ -140,7 +140,6 @@ def test_rows_do_not_depend_on_each_other(data: st.DataObject, name: str) -> Non
         assert together.row(position) == estimate_schedules(form, V100, [schedule]).row(0)
 
 
-@pytest.mark.xfail(strict=True, reason="_lanes_walk_innermost asks whether any row of the table shares its reduction")
 def test_rows_of_different_kinds_do_not_depend_on_each_other() -> None:
     form = form_of(op="matmul", m=640, n=96, k=960, dtype="float16", transpose_b=True)
     rows = [
@@ -154,7 +153,6 @@ def test_rows_of_different_kinds_do_not_depend_on_each_other() -> None:
         assert together.row(position) == estimate_schedules(form, V100, [schedule]).row(0)
 
 
-@pytest.mark.xfail(strict=True, reason="in_flight_fraction slows L2 down by DRAM's need for bytes in flight")
 def test_faster_dram_never_slows_l2_down() -> None:
     rows = [matmul_schedule((1, 1), (1, 1), 1)]
     faster = with_layer(V100, "dram", bandwidth_bytes_per_second=2 * V100.dram.bandwidth_bytes_per_second)

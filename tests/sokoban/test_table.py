@@ -70,15 +70,15 @@ def test_pointwise_operators_have_no_steps() -> None:
     assert table.block_count.tolist() == [math.ceil(17 * 19 / 96)]
 
 
-def test_repeating_stacks_whole_tables() -> None:
+def test_other_padding_leaves_everything_else_as_it_was() -> None:
     rows = [matmul_schedule((24, 40), (3, 5), 9), matmul_schedule((12, 8), (3, 2), 11, padding=(("A", 1),))]
-    table = ScheduleTable.of(MATMUL, rows).repeated(3)
-    again = ScheduleTable.of(MATMUL, rows * 3)
-    assert table.count == 2 * 3
-    for name in ("block", "thread", "vthreads", "step", "cached", "padding"):
-        for key, column in getattr(table, name).items():
-            np.testing.assert_array_equal(column, getattr(again, name)[key])
-    np.testing.assert_array_equal(table.threads_per_block, again.threads_per_block)
+    table = ScheduleTable.of(MATMUL, rows)
+    block_count = table.block_count
+    padded = table.with_padding({"A": np.array([3, 5]), "B": np.array([0, 7])})
+    assert padded.padding["B"].tolist() == [0, 7]
+    assert table.padding["A"].tolist() == [0, 1]
+    assert padded.block_count is block_count
+    assert padded.block is table.block
 
 
 def test_a_tile_of_other_axes_is_refused() -> None:
