@@ -101,16 +101,16 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top
     unpadded = ScheduleTable.of(form, schedules)
     padding = _bank_padding(unpadded, device)
     table = estimate(unpadded.with_padding(padding), device)
+    order = np.argsort(table.seconds, kind="stable")[:top_k]
+    best = order[np.isfinite(table.seconds[order])].tolist()
     programs = []
-    for position in np.argsort(table.seconds, kind="stable")[:top_k].tolist():
-        if not math.isfinite(table.seconds[position]):
-            break
-        candidate, schedule = candidates[position], schedules[position]
+    for position, prediction in zip(best, table.rows(best), strict=True):
+        candidate = candidates[position]
         pads = tuple((name, int(column[position])) for name, column in padding.items() if column[position])
         programs.append(
             RProgram(
-                replace(schedule, padding=pads) if pads else schedule,
-                table.row(position),
+                replace(candidate.schedule, padding=pads) if pads else candidate.schedule,
+                prediction,
                 candidate.register_tile,
                 candidate.shared_tile,
                 candidate.policy,

@@ -72,16 +72,28 @@ class EstimateTable:
     wave_count: Ints
 
     def row(self, position: int) -> Estimate:
-        stages = {name: float(column[position]) for name, column in self.stage_seconds.items()}
-        return Estimate(
-            float(self.seconds[position]),
-            max(stages, key=lambda name: stages[name]),
-            stages,
-            int(self.registers[position]),
-            int(self.shared_bytes[position]),
-            int(self.blocks_per_unit[position]),
-            int(self.wave_count[position]),
+        """The estimate of one schedule."""
+        return self.rows([position])[0]
+
+    def rows(self, positions: Sequence[int]) -> list[Estimate]:
+        """The estimates of some schedules."""
+        pick = np.asarray(positions, dtype=np.int64)
+        names = list(self.stage_seconds)
+        stages = np.stack([self.stage_seconds[name] for name in names])[:, pick]
+        columns = zip(
+            self.seconds[pick].tolist(),
+            stages.argmax(axis=0).tolist(),
+            stages.T.tolist(),
+            self.registers[pick].tolist(),
+            self.shared_bytes[pick].tolist(),
+            self.blocks_per_unit[pick].tolist(),
+            self.wave_count[pick].tolist(),
+            strict=True,
         )
+        return [
+            Estimate(seconds, names[bound], dict(zip(names, times, strict=True)), registers, shared, resident, waves)
+            for seconds, bound, times, registers, shared, resident, waves in columns
+        ]
 
 
 def estimate_schedules(form: KernelForm, device: DeviceSpec, schedules: Sequence[TileSchedule]) -> EstimateTable:

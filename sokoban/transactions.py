@@ -108,8 +108,14 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
     compulsory = touched_bytes(table.form, load, device.dram.transaction_bytes)
     if device.l2 is not None and tensor.size_bytes <= device.l2.capacity_bytes / 2:
         return np.full(table.count, compulsory)
-    moved = together.rounds * tile_transaction_bytes(table, load, together.tile, device.dram.transaction_bytes)
-    return np.maximum(moved, compulsory)
+    # A super-tile is large: its rows waste as much of their transactions as the whole tensor's do.
+    elements: Floats = np.ones(table.count)
+    touched = 1
+    for index, size in zip(load.indices, tensor.shape, strict=True):
+        dimension = data_dimension(index)
+        elements = elements * np.minimum(dimension.extent(together.tile), size)
+        touched *= min(dimension.extent(table.form.sizes), size)
+    return np.maximum(together.rounds * elements * (compulsory / touched), compulsory)
 
 
 def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:

@@ -380,7 +380,8 @@ def test_verify_counts_what_agrees(here: Path) -> None:
     result = roller("verify", "ops.json", "--device", "v100", "--top-k", "2")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.startswith("4 of 4 schedules of 2 operators agree with the reference")
-    result = roller("verify", "ops.json", "--device", "ipu", "--top-k", "1", "--json")
+    write("op.json", MATMUL)
+    result = roller("verify", "op.json", "--device", "ipu", "--top-k", "1", "--json")
     assert result.exit_code == 0
     for line in result.stdout.splitlines():
         record = json.loads(line)
