@@ -75,6 +75,10 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
     Raises:
         LoweringError: the schedule does not fit the operator.
     """
+    for axis, block in schedule.block:
+        if block % schedule.register_tile[axis]:
+            held = f"{schedule.register_tile[axis]} elements of {axis} per thread"
+            raise LoweringError(f"{entry}: {held} do not divide a block of {block}")
     try:
         if form.kind == "rows" or schedule.reduce_threads:
             from codegen.lower_rows import lower_rows

@@ -98,13 +98,16 @@ def static_shared_bytes(source: str) -> int:
 
     What a device compiler reports too; here for kernels that are handed over as source.
     """
-    total = 0
-    for dtype, count in _SHARED_ARRAY.findall(source):
-        total += _C_BYTES[dtype] * int(count)
-    return total
+    end = 0
+    for alignment, dtype, count in _SHARED_ARRAY.findall(source):
+        boundary = int(alignment or 1)
+        end = -(-end // boundary) * boundary + _C_BYTES[dtype] * int(count)
+    return end
 
 
-_SHARED_ARRAY = re.compile(r"^\s*(?:__shared__|__local)\s+(?:alignas\(\d+\)\s+)?(\w+)\s+\w+\[(\d+)\];", re.MULTILINE)
+_SHARED_ARRAY = re.compile(
+    r"^\s*(?:__shared__|__local)\s+(?:alignas\((\d+)\)\s+)?(\w+)\s+\w+\[(\d+)\];", re.MULTILINE
+)
 _C_BYTES = {"half": 2, "nv_bfloat16": 2, "ushort": 2, "float": 4, "double": 8} | {
     f"{name}{lanes}": size * lanes for name, size in {"half": 2, "float": 4, "double": 8}.items() for lanes in (2, 4, 8)
 }

@@ -14,6 +14,7 @@ date, times and measured errors aside.
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import os
 import re
@@ -48,6 +49,7 @@ _UNSTEADY = (
 def _workplace() -> Path:
     """A directory with the examples, where commands run and leave their files."""
     directory = Path(tempfile.mkdtemp(prefix="roller-docs-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
     shutil.copytree(ROOT / "examples", directory / "examples")
     return directory
 
@@ -69,13 +71,18 @@ def run(command: str) -> str:
     return "\n".join(line.rstrip() for line in done.stdout.rstrip("\n").split("\n")) + "\n"
 
 
+def sections_of(output: str) -> list[str]:
+    """The sections of ``roller explain``: what stands between blank lines, indented lines with what is before them."""
+    return re.split(r"\n\n(?=\S)", output.rstrip("\n"))
+
+
 def console(command: str, *, shown: str = "", sections: Iterable[str] = (), lines: int | None = None) -> str:
     """A command and its output; of a long one the sections that start so, or the first lines, the rest as ``...``."""
     output = run(command)
     wanted = tuple(sections)
     if wanted:
-        parts = output.rstrip("\n").split("\n\n")
-        output = "...\n\n" + "\n\n".join(part for part in parts if part.startswith(wanted)) + "\n\n...\n"
+        kept = [part for part in sections_of(output) if part.startswith(wanted)]
+        output = "...\n\n" + "\n\n".join(kept) + "\n\n...\n"
     if lines is not None:
         output = "".join(line + "\n" for line in output.splitlines()[:lines]) + "...\n"
     return f"$ {shown or command}\n{output}"
@@ -103,7 +110,7 @@ def _form() -> Any:
 @cache
 def _explained() -> dict[str, str]:
     """The sections of ``roller explain`` by their first words."""
-    parts = run(f"roller explain {EXAMPLE} --device {DEVICE}").rstrip("\n").split("\n\n")
+    parts = sections_of(run(f"roller explain {EXAMPLE} --device {DEVICE}"))
     return {part.split(maxsplit=1)[0]: part + "\n" for part in parts}
 
 
@@ -275,17 +282,14 @@ def main() -> None:
     check = parser.parse_args().check
     sys.path.insert(0, str(ROOT))
     stale = []
-    try:
-        for name in PAGES:
-            path = ROOT / name
-            page = path.read_text("utf-8")
-            fresh = updated(page)
-            if fresh != page:
-                stale.append(name)
-                if not check:
-                    path.write_text(fresh, "utf-8")
-    finally:
-        shutil.rmtree(_workplace(), ignore_errors=True)
+    for name in PAGES:
+        path = ROOT / name
+        page = path.read_text("utf-8")
+        fresh = updated(page)
+        if fresh != page:
+            stale.append(name)
+            if not check:
+                path.write_text(fresh, "utf-8")
     for name in stale:
         print(f"{name}: {'out of date; run python docs/update.py' if check else 'updated'}")
     sys.exit(bool(stale) and check)

@@ -1,0 +1,115 @@
+"""The addresses a CUDA kernel touches, computed from its source for many threads at once.
+
+A GPU refuses a vector access whose address is no multiple of its width; the CPU that runs our kernels does not mind.
+So the index expressions of the source are evaluated here for random threads, blocks and loop iterations.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+SAMPLES = 512
+
+_ELEMENT_BYTES = {
+    "half": 2, "nv_bfloat16": 2, "__nv_bfloat16": 2, "ushort": 2, "unsigned short": 2,
+    "float": 4, "int": 4, "uint": 4, "double": 8, "uchar": 1,
+}  # fmt: skip
+_DECLARATION = re.compile(
+    r"\b(half|nv_bfloat16|__nv_bfloat16|ushort|unsigned short|float|uint|double|uchar)\s*\*?\s*(?:__restrict__\s+)?(\w+_ptr\w*)\s*[\[,)]"
+)
+_VECTOR = re.compile(r"\*\((?:const )?(half|nv_bfloat16|ushort|float|uint|int|double)(2|4|8)\s?\*\)\(")
+_LOOP = re.compile(r"for \(int (\w+) = 0; \1 < (\d+); \+\+\1\)")
+_SUBEXPRESSION = re.compile(r"^\s*int (\w+) = (.*);$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class VectorAccess:
+    """``*(float4*)(base + index)``: its text, its width, and its byte offsets from ``base`` for the samples."""
+
+    text: str
+    base: str
+    width_bytes: int
+    offsets_bytes: NDArray[np.int64]
+
+
+def vector_accesses(source: str, grid: Sequence[int], block: Sequence[int]) -> Iterator[VectorAccess]:
+    """All vector accesses to named arrays in the first kernel of ``source``."""
+    declared = {name: _ELEMENT_BYTES[dtype] for dtype, name in _DECLARATION.findall(source)}
+    variables = _Variables(source, grid, block)
+    for match in _VECTOR.finditer(source):
+        inner = _bracketed(source, match.end() - 1)
+        if inner.startswith("&"):
+            continue  # registers: the address of a vector variable
+        base, index = _split_sum(inner)
+        cast = re.fullmatch(r"\(\((\w+)\*\)(\w+)\)", base)
+        element = _ELEMENT_BYTES[cast.group(1)] if cast else declared[base]
+        width = _ELEMENT_BYTES[match.group(1)] * int(match.group(2))
+        offsets = np.broadcast_to(variables.value(index), (SAMPLES,)) * element
+        yield VectorAccess(f"{match.group()}{inner})", base, width, offsets)
+
+
+def largest_dynamic_byte(source: str, grid: Sequence[int], block: Sequence[int]) -> int:
+    """One more than the last byte of dynamic shared memory that any sampled thread touches."""
+    variables = _Variables(source, grid, block)
+    largest = 0
+    for match in re.finditer(r"\(\((\w+)\*\)buf_dyn_shmem_ptr\)(\[| \+ )", source):
+        start = match.end() if match.group(2) == " + " else match.end() - 1
+        index = _bracketed(source, start)
+        # The four elements of a vector follow its address.
+        width = 4 if match.group(2) == " + " else 1
+        last = int(np.max(variables.value(index))) + width
+        largest = max(largest, last * _ELEMENT_BYTES[match.group(1)])
+    return largest
+
+
+class _Variables:
+    """Random values for threads, blocks and loops; named sub-expressions follow from them."""
+
+    def __init__(self, source: str, grid: Sequence[int], block: Sequence[int]) -> None:
+        generator = np.random.default_rng(3)
+        self.known: dict[str, NDArray[np.int64]] = {}
+        for name, extents in (("threadIdx", block), ("blockIdx", grid)):
+            for letter, extent in zip("xyz", extents, strict=True):
+                self.known[f"{name}_{letter}"] = _corners(generator, extent)
+        for name, extent in _LOOP.findall(source):
+            self.known[name] = _corners(generator, int(extent))
+        self.definitions: Mapping[str, str] = dict(_SUBEXPRESSION.findall(source))
+
+    def value(self, expression: str) -> NDArray[np.int64]:
+        text = re.sub(r"\b(threadIdx|blockIdx)\.([xyz])", r"\1_\2", expression.replace("(int)", ""))
+        text = text.replace("/", "//")
+        for name in set(re.findall(r"[A-Za-z_]\w*", text)) - self.known.keys():
+            self.known[name] = self.value(self.definitions[name])
+        result = eval(text, {"__builtins__": {}}, dict(self.known))
+        return np.asarray(result, dtype=np.int64)
+
+
+def _corners(generator: np.random.Generator, extent: int) -> NDArray[np.int64]:
+    values = generator.integers(0, extent, SAMPLES)
+    values[:2] = 0, extent - 1
+    return values
+
+
+def _bracketed(source: str, opening: int) -> str:
+    """What stands between the bracket at ``opening`` and its partner."""
+    depth = 0
+    for position in range(opening, len(source)):
+        depth += (source[position] in "([") - (source[position] in ")]")
+        if depth == 0:
+            return source[opening + 1 : position]
+    raise ValueError("a bracket is not closed")
+
+
+def _split_sum(text: str) -> tuple[str, str]:
+    """``base + index`` at the outermost level; a base alone has index 0."""
+    depth = 0
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if depth == 0 and text.startswith(" + ", position):
+            return text[:position], text[position + 3 :]
+    return text, "0"
