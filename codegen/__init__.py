@@ -4,7 +4,7 @@ The names here import neither TVM nor sympy; lowering and verification load TVM 
 """
 
 from codegen.atomic import staged_directory, write_atomic
-from codegen.build import BuildRequest, BuiltKernel, build_kernel, start_worker, verify_schedule
+from codegen.build import BuildRequest, BuiltKernel, build_kernel, verify_schedule
 from codegen.bundle import (
     FORMAT,
     Argument,
@@ -30,7 +30,6 @@ __all__ = [
     "manifest_schema",
     "read_manifest",
     "staged_directory",
-    "start_worker",
     "to_json",
     "verify_schedule",
     "write_atomic",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import threading
 from dataclasses import dataclass
 
 from codegen.verification import Verification
@@ -62,18 +59,6 @@ class BuiltKernel:
     spill_bytes: int | None
     verification: Verification | None
     error: str = ""
-
-
-def start_worker() -> None:
-    """Prepare a worker process: it ends when its caller does, however that happens."""
-    threading.Thread(target=_end_with_caller, daemon=True).start()
-
-
-def _end_with_caller() -> None:
-    caller = multiprocessing.parent_process()
-    if caller is not None:
-        caller.join()
-        os._exit(1)
 
 
 def build_kernel(request: BuildRequest) -> BuiltKernel:

@@ -1,4 +1,4 @@
-"""Tile schedule -> TVM: the operator as staged tensor expressions over padded tiles, then one scheduling step at a time.
+"""Tile schedule -> TVM: the operator as staged tensor expressions over padded tiles, then scheduled step by step.
 
 Boundaries need no code in the inner loop. The operator is written over axes padded to whole tiles: a staged data tile
 is a tensor expression of its own that reads its tensor where it exists and the neutral value elsewhere, so that global
@@ -76,7 +76,7 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
         LoweringError: the schedule does not fit the operator.
     """
     for axis, block in schedule.block:
-        if block % schedule.register_tile[axis]:
+        if schedule.instruction == "fma" and block % schedule.register_tile[axis]:
             held = f"{schedule.register_tile[axis]} elements of {axis} per thread"
             raise LoweringError(f"{entry}: {held} do not divide a block of {block}")
     try:

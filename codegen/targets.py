@@ -22,7 +22,7 @@ def _target(kind: str, architecture: str, warp_size: int) -> Any:
         "kind": kind,
         "max_num_threads": 1024,
         "thread_warp_size": warp_size,
-        "host": {"kind": "llvm"},
+        "host": {"kind": "c"},
     }
     if kind == "cuda":
         fields |= {"arch": architecture, "max_shared_memory_per_block": 49152, "max_threads_per_block": 1024}
@@ -105,9 +105,7 @@ def static_shared_bytes(source: str) -> int:
     return end
 
 
-_SHARED_ARRAY = re.compile(
-    r"^\s*(?:__shared__|__local)\s+(?:alignas\((\d+)\)\s+)?(\w+)\s+\w+\[(\d+)\];", re.MULTILINE
-)
+_SHARED_ARRAY = re.compile(r"^\s*(?:__shared__|__local)\s+(?:alignas\((\d+)\)\s+)?(\w+)\s+\w+\[(\d+)\];", re.MULTILINE)
 _C_BYTES = {"half": 2, "nv_bfloat16": 2, "ushort": 2, "float": 4, "double": 8} | {
     f"{name}{lanes}": size * lanes for name, size in {"half": 2, "float": 4, "double": 8}.items() for lanes in (2, 4, 8)
 }

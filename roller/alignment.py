@@ -137,6 +137,9 @@ def aligned_axis_sizes(
         candidate = base * factor
         if candidate > largest or (candidate >= size + base and factor > 1):
             break
-        if all(rule.allows(space, layer, axis, candidate) for rule in rules):
+        for rule in rules:
+            if not rule.allows(space, layer, axis, candidate):
+                break
+        else:
             out.append(candidate)
     return tuple(out)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from roller.rtile import RTile
 from sokoban import KernelForm, TileSchedule
 
 
-@dataclass(frozen=True)
-class Reason:
+class Reason(NamedTuple):
     """One step of the construction: what was done at which layer, to which tile, and the ``numbers`` behind it.
 
     ``tile`` is a shape over the axes of the operator's :class:`TileSpace`, or text where there is no such tile.
@@ -21,16 +19,16 @@ class Reason:
     numbers: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A program that may be ranked. ``epsilon`` is the tensor padding it was allowed."""
+class Candidate(NamedTuple):
+    """A program that may be ranked. ``epsilon`` is the tensor padding it was allowed; the tiles are shapes over the
+    axes of the operator's :class:`TileSpace`, None where the program was not grown from tiles."""
 
     schedule: TileSchedule
     policy: str
     epsilon: float
     reasons: tuple[Reason, ...]
-    register_tile: RTile | None = None
-    shared_tile: RTile | None = None
+    register_shape: tuple[int, ...] | None = None
+    shared_shape: tuple[int, ...] | None = None
 
 
 def widest_vector(form: KernelForm, tensor: str) -> int:

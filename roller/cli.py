@@ -122,14 +122,15 @@ def compile_command(
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
     from hal import load_device
-    from roller.pipeline import check_compilable, compile_operators, write_bundle
 
     device = load_device(device_name)
-    check_compilable(device)
+    _check_compilable(device)
     _check_out(out)
     _check_readable(file)
     start = time.perf_counter()
     with _pool(jobs) as pool:
+        # The processes load TVM meanwhile.
+        from roller.pipeline import compile_operators, write_bundle
         from sokoban import load_operators
 
         expressions = load_operators(file)
@@ -160,12 +161,12 @@ def verify_command(file: Path, device_name: str, top_k: int, jobs: int | None, a
     Exit code 1 when one disagrees or could not run.
     """
     from hal import load_device
-    from roller.pipeline import verify_operators
-    from roller.show import print_verified, verified_json
 
     device = load_device(device_name)
     _check_readable(file)
     with _pool(jobs) as pool:
+        from roller.pipeline import verify_operators
+        from roller.show import print_verified, verified_json
         from sokoban import load_operators
 
         expressions = load_operators(file)
@@ -238,6 +239,15 @@ def _check_readable(file: Path) -> None:
         raise InputError(str(file), problem, "give a JSON file with one operator or a list of them")
 
 
+def _check_compilable(device: DeviceSpec) -> None:
+    if device.code_generator is None:
+        raise InputError(
+            "--device",
+            f"{device.name} has no code generator: {device.code_generator_reason}",
+            "roller explain and roller devices answer for it",
+        )
+
+
 def _check_out(out: Path) -> None:
     existing = next((path for path in (out, *out.parents) if os.path.lexists(path)), None)
     if existing is not None and not existing.is_dir():
@@ -247,7 +257,7 @@ def _check_out(out: Path) -> None:
 @contextmanager
 def _pool(jobs: int | None) -> Iterator[Executor]:
     """The pool, and one line where the system ends one of its processes."""
-    from roller.pipeline import worker_pool
+    from roller.workers import worker_pool
 
     try:
         with worker_pool(jobs or _cores()) as pool:

@@ -101,6 +101,7 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top
     unpadded = ScheduleTable.of(form, schedules)
     padding = _bank_padding(unpadded, device)
     table = estimate(unpadded.with_padding(padding), device)
+    space = TileSpace.of(form)
     order = np.argsort(table.seconds, kind="stable")[:top_k]
     best = order[np.isfinite(table.seconds[order])].tolist()
     programs = []
@@ -111,8 +112,8 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top
             RProgram(
                 replace(candidate.schedule, padding=pads) if pads else candidate.schedule,
                 prediction,
-                candidate.register_tile,
-                candidate.shared_tile,
+                None if candidate.register_shape is None else RTile(space, candidate.register_shape),
+                None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),
                 candidate.policy,
                 candidate.epsilon,
                 candidate.reasons,

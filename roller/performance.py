@@ -36,9 +36,7 @@ class MicroModel:
                 count = data_tile_elements(access, shape)
                 elements += count
                 held_bytes += access.element_bytes * count
-            tiles = 1
-            for size, extent in zip(space.sizes, shape, strict=True):
-                tiles *= -(-size // extent)
+            tiles = math.prod([-(-size // extent) for size, extent in zip(space.sizes, shape, strict=True)])
             outputs = math.prod(shape[: space.spatial_count])
             known = self._known[shape] = (outputs + elements, held_bytes, float(tiles * held_bytes))
         return known

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from codegen import (
@@ -26,7 +21,6 @@ from codegen import (
     VerificationRecord,
     build_kernel,
     staged_directory,
-    start_worker,
     to_json,
     verify_schedule,
 )
@@ -61,54 +55,6 @@ class CompiledOperator:
     kernels: tuple[RankedKernel, ...]
     total_seconds: float
     failures: tuple[str, ...]
-
-
-@contextmanager
-def worker_pool(jobs: int) -> Iterator[Executor]:
-    """Processes that build kernels, gone when the block ends, at once when it fails.
-
-    They are forked from a server process that imports TVM once, while the caller still parses and constructs, and
-    opens no device, thread or context.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["codegen.preload"])
-    # Ctrl-C reaches a whole process group: the server and its workers inherit a mask that leaves it to the caller.
-    # (Starting the tracker resets the mask, so that comes first.)
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
-    try:
-        yield pool
-    except BaseException:
-        _abandon(pool)
-        raise
-    pool.shutdown()
-
-
-def _abandon(pool: ProcessPoolExecutor) -> None:
-    """End the pool's processes, the server first: a worker that is just starting would find its caller gone."""
-    server = getattr(forkserver, "_forkserver", None)
-    pid = getattr(server, "_forkserver_pid", None)
-    if isinstance(pid, int):
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    for process in processes:
-        process.kill()
-    # Waits for the pool's own thread, which finds its processes dead; else it would race with the interpreter's exit.
-    pool.shutdown(wait=True, cancel_futures=True)
-
-
-def check_compilable(device: DeviceSpec) -> None:
-    """Raises InputError where the device has no code generator."""
-    if device.code_generator is None:
-        raise InputError(
-            "--device",
-            f"{device.name} has no code generator: {device.code_generator_reason}",
-            "roller explain and roller devices answer for it",
-        )
 
 
 def compile_operators(

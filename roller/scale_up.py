@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hal import DeviceSpec
 from roller.alignment import aligned_axis_sizes, default_rules
 from roller.candidate import Candidate, Reason, widest_vector
 from roller.performance import MicroModel
 from roller.reuse import data_reuse_score
-from roller.rtile import RTile, TileSpace
+from roller.rtile import TileSpace
 from sokoban import TileSchedule
 from sokoban.matrix import FRAGMENT, MatrixRoles
 from sokoban.schedule import Sizes
@@ -216,7 +215,7 @@ class ScaleUp:
         """Say under the last tile kept what ended its path."""
         if found:
             shape, reasons = found[-1]
-            found[-1] = (shape, (*reasons, replace(stop, tile=shape)))
+            found[-1] = (shape, (*reasons, stop._replace(tile=shape)))
 
     def _shared_menu(self, register_shape: Shape) -> tuple[Menu, Shape]:
         """The aligned sizes of every axis above a register tile, and the smallest tile made of them."""
@@ -335,8 +334,8 @@ class ScaleUp:
             "scale up, Tensor Core" if matrix else "scale up",
             self.epsilon,
             reasons,
-            RTile(space, register_shape),
-            RTile(space, shared_shape),
+            register_shape,
+            shared_shape,
         )
 
     def _threading(self, register_shape: Shape) -> tuple[Sizes, Sizes]:

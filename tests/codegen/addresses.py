@@ -20,7 +20,8 @@ _ELEMENT_BYTES = {
     "float": 4, "int": 4, "uint": 4, "double": 8, "uchar": 1,
 }  # fmt: skip
 _DECLARATION = re.compile(
-    r"\b(half|nv_bfloat16|__nv_bfloat16|ushort|unsigned short|float|uint|double|uchar)\s*\*?\s*(?:__restrict__\s+)?(\w+_ptr\w*)\s*[\[,)]"
+    r"\b(half|nv_bfloat16|__nv_bfloat16|ushort|unsigned short|float|uint|double|uchar)"
+    r"\s*\*?\s*(?:__restrict__\s+)?(\w+_ptr\w*)\s*[\[,)]"
 )
 _VECTOR = re.compile(r"\*\((?:const )?(half|nv_bfloat16|ushort|float|uint|int|double)(2|4|8)\s?\*\)\(")
 _LOOP = re.compile(r"for \(int (\w+) = 0; \1 < (\d+); \+\+\1\)")

@@ -10,7 +10,16 @@ import jsonschema
 import msgspec
 import pytest
 
-from codegen import FORMAT, Argument, KernelRecord, Manifest, VerificationRecord, manifest_schema, read_manifest, to_json
+from codegen import (
+    FORMAT,
+    Argument,
+    KernelRecord,
+    Manifest,
+    VerificationRecord,
+    manifest_schema,
+    read_manifest,
+    to_json,
+)
 
 KERNEL = KernelRecord(
     rank=1, entry="roller_m_kernel", source="kernel_1.cu", binary=None, schedule="kernel_1.schedule.json",

@@ -13,6 +13,7 @@ from codegen.verify import verify
 from hal import DeviceSpec, InputError, load_device
 from roller.construct import construct
 from sokoban import KernelForm, TensorExpr, kernel_form
+from sokoban.expression import loads
 from sokoban.normalize import drop_unit_axes, inline_pointwise
 from sokoban.operators import operator_from_data
 from tests.sokoban.strategies import operators
@@ -33,21 +34,15 @@ def needs_two_kernels(expr: TensorExpr) -> bool:
     shifted = any(
         load.tensor in reductions and any(index.terms and not index.is_plain_axis for index in load.indices)
         for statement in inlined.statements
-        for load in _loads(statement)
+        for load in loads(statement.value)
     )
     return len(reductions) > 1 or shifted
 
 
-def _loads(statement: Any) -> Any:
-    from sokoban.expression import loads
-
-    return loads(statement.value)
-
-
 def check(form: KernelForm, device: DeviceSpec, chance: random.Random) -> int:
-    """Rank 1 and another rank against the operator as written; returns how many schedules ran."""
+    """Rank 1, and half of the time another, against the operator as written; returns how many schedules ran."""
     programs = construct(form, device, 4).programs
-    ranks = sorted({0, chance.randrange(len(programs))})
+    ranks = sorted({0, chance.choice([0, chance.randrange(len(programs))])})
     for rank in ranks:
         schedule = programs[rank].schedule
         result = verify(form, schedule, full_size=True)

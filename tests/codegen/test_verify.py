@@ -66,8 +66,8 @@ def test_a_padded_input_keeps_its_margins() -> None:
 def test_relative_error_is_measured_against_the_element_and_the_rms() -> None:
     expected = np.array([3.0, -4.0, 0.0, 0.0])  # rms: sqrt((9 + 16) / 4) = 2.5
     assert relative_error(expected, expected) == 0.0
-    assert relative_error(expected + [0.0, 0.13, 0.0, 0.0], expected) == pytest.approx(0.13 / (4 + 2.5))
-    assert relative_error(expected + [0.0, 0.0, 0.05, 0.0], expected) == pytest.approx(0.05 / 2.5)
+    assert relative_error(np.array([3.0, -3.87, 0.0, 0.0]), expected) == pytest.approx(0.13 / (4 + 2.5))
+    assert relative_error(np.array([3.0, -4.0, 0.05, 0.0]), expected) == pytest.approx(0.05 / 2.5)
     assert relative_error(expected * np.array([1, 1, np.nan, 1]), expected) == np.inf
 
 

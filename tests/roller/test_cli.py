@@ -159,7 +159,9 @@ def test_every_command_names_a_file_that_is_not_there(here: Path) -> None:
     for command in ("compile", "verify", "explain"):
         result = roller(command, "nofile.json", "--device", "v100")
         assert result.exit_code == 2
-        assert result.stderr == "roller: nofile.json: no such file; give a JSON file with one operator or a list of them\n"
+        assert (
+            result.stderr == "roller: nofile.json: no such file; give a JSON file with one operator or a list of them\n"
+        )
 
 
 def test_a_name_that_is_not_in_the_list_is_answered_with_one_that_is(here: Path) -> None:

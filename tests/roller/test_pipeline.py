@@ -95,9 +95,7 @@ def test_an_operator_without_any_kernel_is_an_error() -> None:
 
 def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
     wrong = Verification(False, "made up", 0.5, 1e-4, {"m": 65}, "relative error 0.5 is above 0.0001")
-    result, _ = compiled(
-        lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) == 0 else {}
-    )
+    result, _ = compiled(lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) == 0 else {})
     assert order(result) == [1, 2, 3, 0]
     first, last = result.kernels[0].built.verification, result.kernels[-1].built.verification
     assert first is not None and first.passed
