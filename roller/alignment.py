@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from hal import DeviceSpec
@@ -127,19 +128,22 @@ def aligned_axis_sizes(
     Candidates are ``base`` times a power of two, ``base`` times a divisor of what remains where that is at most 256,
     and the whole axis: other multiples waste lanes or tensor elements wherever these do not.
     """
-    size = space.sizes[axis]
-    remaining = -(-size // base)
-    factors = {1 << bit for bit in range(12)} | {remaining}
-    if remaining <= 256:
-        factors.update(f for f in range(1, remaining + 1) if remaining % f == 0)
     out = []
-    for factor in sorted(factors):
-        candidate = base * factor
-        if candidate > largest or (candidate >= size + base and factor > 1):
-            break
+    for candidate in _multiples(space.sizes[axis], base, largest):
         for rule in rules:
             if not rule.allows(space, layer, axis, candidate):
                 break
         else:
             out.append(candidate)
     return tuple(out)
+
+
+@lru_cache(maxsize=4096)
+def _multiples(size: int, base: int, largest: int) -> tuple[int, ...]:
+    """Multiples of ``base`` worth asking about for an axis of ``size``; see :func:`aligned_axis_sizes`."""
+    remaining = -(-size // base)
+    factors = {1 << bit for bit in range(12)} | {remaining}
+    if remaining <= 256:
+        factors.update(f for f in range(1, remaining + 1) if remaining % f == 0)
+    candidates = sorted(base * factor for factor in factors)
+    return tuple(c for c in candidates if c <= largest and (c < size + base or c == base))

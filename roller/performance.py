@@ -41,6 +41,12 @@ class MicroModel:
             known = self._known[shape] = (outputs + elements, held_bytes, float(tiles * held_bytes))
         return known
 
+    def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
+        """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
+        and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
+        everywhere = all(axis in access.plain for access in self.space.inputs)
+        return not everywhere or any(self.space.sizes[axis] % size for size in menu)
+
     def footprint(self, layer: str, shape: tuple[int, ...]) -> int:
         """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""
         elements, held_bytes, _ = self.costs(shape)

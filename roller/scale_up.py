@@ -25,6 +25,9 @@ Shape = tuple[int, ...]
 Menu = list[tuple[int, ...]]
 Explained = tuple[Shape, tuple[Reason, ...]]
 
+#: A step of growth: its score, the axis, the grown shape.
+Step = tuple[float, int, Shape]
+
 #: Largest register tile along one axis of a thread, and of a warp that uses matrix instructions: beyond, unrolled
 #: code outgrows the instruction cache without saving traffic.
 LARGEST_THREAD_AXIS = 16
@@ -41,8 +44,8 @@ SMALLEST_STEP_POINTS = 8
 #: rows apart in the banks.
 OPERAND_PADDING = 8
 
-#: Tiles kept of the end of a path, at the register and at the shared layer.
-REGISTER_TAIL = 3
+#: Tiles kept of the end of a path: at the register layer of the first and the second path, and at the shared layer.
+REGISTER_TAILS = (3, 1)
 SHARED_TAIL = 3
 
 
@@ -66,6 +69,7 @@ class ScaleUp:
         self.staged = tuple(dict.fromkeys(space.input_names))
         self.vector = tuple((name, widest_vector(space.form, name)) for name in self.staged)
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
+        self._blocked: Step | None = None
         self._menus: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def candidates(self) -> Iterator[Candidate]:
@@ -103,11 +107,11 @@ class ScaleUp:
         menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
         found: dict[Shape, tuple[Reason, ...]] = {}
         for turn in (0, 1):
-            path = self._register_path(menu, turn)
-            tail = path[turn - REGISTER_TAIL :] if len(path) > REGISTER_TAIL else path
+            path, stop = self._register_path(menu, turn)
+            tail = path[-REGISTER_TAILS[turn] :]
             for shape, reasons in reversed(tail):
                 if shape == path[-1][0]:
-                    why = self._stop("registers", shape, menu, self._register_capacity)
+                    why = stop
                 elif self.model.mem_perf("registers", shape) >= self.model.max_compute_perf():
                     why = Reason("registers", "stop: shared memory can feed the arithmetic units", shape)
                 else:
@@ -120,14 +124,14 @@ class ScaleUp:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
         return self.limits.registers_per_thread_usable * (self.lanes if self.roles else 1)
 
-    def _register_path(self, menu: Menu, turn: int) -> list[Explained]:
+    def _register_path(self, menu: Menu, turn: int) -> tuple[list[Explained], Reason]:
         capacity = self._register_capacity
         shape, reasons = self.start, list[Reason]()
         path: list[Explained] = [(shape, ())]
         while True:
             step = self._best_step("registers", shape, menu, capacity, turn if len(path) <= 3 else 0)
             if step is None:
-                return path
+                return path, self._stop("registers", shape, capacity)
             score, axis, shape = step
             numbers = (("score", score), ("elements", float(self.model.footprint("registers", shape))),
                        ("limit", float(capacity)))  # fmt: skip
@@ -136,7 +140,7 @@ class ScaleUp:
 
     def _best_step(
         self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int = 0
-    ) -> tuple[float, int, Shape] | None:
+    ) -> Step | None:
         """GetNextRTileShape: the step with the best (or ``rank``-th best) data-reuse score that fits ``capacity``.
 
         Equal scores go to the innermost axis: it is the one that memory is contiguous along.
@@ -145,27 +149,27 @@ class ScaleUp:
         costs = self.model.costs
         now = costs(shape)
         footprint, traffic = now[held], now[2]
-        steps = []
+        steps: list[Step] = []
+        blocked: list[Step] = []
         for axis, sizes in enumerate(menu):
             here = shape[axis]
             if sizes[-1] <= here:
                 continue
             grown = (*shape[:axis], sizes[bisect_right(sizes, here)], *shape[axis + 1 :])
             then = costs(grown)
-            if then[held] <= capacity:
-                score = data_reuse_score(traffic, then[2], footprint, then[held])
-                if score > 0:
-                    steps.append((score, axis, grown))
+            score = data_reuse_score(traffic, then[2], footprint, then[held])
+            if score > 0:
+                (steps if then[held] <= capacity else blocked).append((score, axis, grown))
         if not steps:
+            self._blocked = max(blocked, default=None)
             return None
         return sorted(steps, reverse=True)[min(rank, len(steps) - 1)] if rank else max(steps)
 
-    def _stop(self, layer: str, shape: Shape, menu: Menu, capacity: int) -> Reason:
-        """Why no step fits: what the most rewarding one would need."""
-        unlimited = self._best_step(layer, shape, menu, 1 << 62)
-        if unlimited is None:
+    def _stop(self, layer: str, shape: Shape, capacity: int) -> Reason:
+        """Why the last search for a step found none: what the most rewarding one would have needed."""
+        if self._blocked is None:
             return Reason(layer, "stop: no axis is left whose growth saves traffic", shape)
-        _, axis, grown = unlimited
+        _, axis, grown = self._blocked
         unit = "elements" if layer == "registers" else "bytes"
         numbers = ((unit, float(self.model.footprint(layer, grown))), ("limit", float(capacity)))
         return Reason(layer, f"stop: {self.space.axes[axis]}={grown[axis]} would not fit", shape, numbers)
@@ -202,7 +206,7 @@ class ScaleUp:
                     reasons.append(Reason("shared", "shorten the step: shared memory is full, warps are not", shape))
                     continue
             if step is None:
-                self._close(found, self._stop("shared", shape, menu, capacity))
+                self._close(found, self._stop("shared", shape, capacity))
                 break
             score, axis, shape = step
             numbers = (("score", score), ("bytes", float(self.model.footprint("shared", shape))),
@@ -236,7 +240,10 @@ class ScaleUp:
                 grown = (*shape[:axis], size, *shape[axis + 1 :])
                 if self.model.footprint("shared", grown) <= self.limits.shared_bytes_per_block:
                     shape = grown
-        return self._shortened(menu, shape)
+        menu, shape = self._shortened(menu, shape)
+        # No step along an axis that cannot save traffic is ever taken: such axes stay where they are.
+        held = [sizes if self.model.can_save(axis, sizes) else (shape[axis],) for axis, sizes in enumerate(menu)]
+        return held, shape
 
     def _shortened(self, menu: Menu, shape: Shape) -> tuple[Menu, Shape]:
         """Where even the smallest aligned tile does not fit, reduction steps are halved until it does: a wasted
