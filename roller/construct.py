@@ -129,7 +129,8 @@ def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     The formula of 6.3.1 always pads to a fixed residue, up to doubling narrow rows; where the addresses of a warp
     show no conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better.
     """
-    rule = BankRule(device.shared.bank_count or 32, device.shared.bank_width_bytes or 4)
+    banks = device.shared.bank_count or 32
+    rule = BankRule(banks, device.shared.bank_width_bytes or 4)
     padding = dict(table.padding)
     zeros = np.zeros(table.count, dtype=np.int64)
     one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, zeros + 1)}
@@ -139,13 +140,17 @@ def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
             continue
         element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
         rows = table.extents(load)[-1] + zeros
-        reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
-        vector = np.full(table.count, max(1, 16 // element_bytes), dtype=np.int64)
-        formula = [rule.padding(n, r, element_bytes) for n, r in zip(rows.tolist(), reads.tolist(), strict=True)]
-        # Four choices per schedule: nothing, a vector's worth, an odd row, the formula.
-        pads = np.stack([zeros, vector, 1 - rows % 2, np.array(formula, dtype=np.int64)])
-        passes = busiest_bank(lane_words(table, load, device, pads), device.shared.bank_count or 32)
+        pads = np.stack([zeros, zeros + max(1, 16 // element_bytes), 1 - rows % 2])
+        passes = busiest_bank(lane_words(table, load, device, pads), banks)
         chosen = pads[passes.argmin(axis=0), np.arange(table.count)]
+        still = wanted & (passes.min(axis=0) > 1)
+        if still.any():
+            reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
+            formula = np.array(
+                [rule.padding(n, r, element_bytes) for n, r in zip(rows.tolist(), reads.tolist(), strict=True)]
+            )
+            better = busiest_bank(lane_words(table, load, device, formula), banks) < passes.min(axis=0)
+            chosen = np.where(still & better, formula, chosen)
         padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
     return padding
 

@@ -42,7 +42,7 @@ class Flat:
     def direct(self) -> Iterator[Candidate]:
         """Windows and short reductions without shared memory: neighbouring threads share lines through L1."""
         for coarsen in (1, 2, 4):
-            for threads in self._thread_counts((128, 256, 64, 512)):
+            for threads in self._thread_counts((128, 256, 512)):
                 yield from self._flat("direct", coarsen, threads, 1)
 
     def _flat(self, policy: str, coarsen: int, threads: int, vector: int) -> Iterator[Candidate]:
