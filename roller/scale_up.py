@@ -138,9 +138,7 @@ class ScaleUp:
             reasons.append(Reason("registers", f"grow {self.space.axes[axis]}", shape, numbers))
             path.append((shape, tuple(reasons)))
 
-    def _best_step(
-        self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int = 0
-    ) -> Step | None:
+    def _best_step(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int = 0) -> Step | None:
         """GetNextRTileShape: the step with the best (or ``rank``-th best) data-reuse score that fits ``capacity``.
 
         Equal scores go to the innermost axis: it is the one that memory is contiguous along.

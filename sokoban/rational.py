@@ -17,7 +17,6 @@ from sokoban.banks import cache_lines, wavefronts
 from sokoban.expression import REDUCTION_IDENTITY, Load
 from sokoban.kernel_form import KernelForm, operation_count
 from sokoban.occupancy import blocks_per_unit, registers_per_thread, shared_bytes
-from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
 from sokoban.table import Bools, Floats, Ints, ScheduleTable, product
 from sokoban.transactions import dram_bytes, super_tile, tile_transaction_bytes
@@ -122,8 +121,7 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     fetched = fetched_bytes_per_block(table, device) * blocks
     stored = stored_bytes(table, device)
     l2 = device.l2 or device.dram
-    l2_rate = l2.bandwidth_bytes_per_second * in_flight_fraction(table, device, l2, resident)
-    dram_rate = device.dram.bandwidth_bytes_per_second * in_flight_fraction(table, device, device.dram, resident)
+    in_flight = in_flight_bytes(table, device, resident)
     together = super_tile(table, per_wave)
     read = sum(dram_bytes(table, load, device, together) for load in form.body_loads)
     extra = sum(form.expr.tensor_by_name[load.tensor].size_bytes for load in form.final_loads)
@@ -131,8 +129,8 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     stages = {
         "compute": arithmetic * share * idle,
         "shared": banks * share,
-        "l2": (fetched + stored) / l2_rate,
-        "dram": dram / dram_rate,
+        "l2": (fetched + stored) / sustained_rate(l2, in_flight),
+        "dram": dram / sustained_rate(device.dram, in_flight),
         "latency": latency_seconds(table, device, waves, arithmetic * single + banks),
         "block_launch": blocks * device.block_launch_seconds,
     }
@@ -210,23 +208,9 @@ def issue_efficiency(table: ScheduleTable, device: DeviceSpec, operations: float
     )
     cycles = max(1.0, device.warp_lanes / lanes)
     arithmetic = table.accumulators * operations
-    reads = sum(np.ceil(count / width) for count, width in _operand_reads(table).values())
+    reads = sum(-(-table.operand_elements[load] // table.operand_width[load]) for load in table.form.body_loads)
     issued = arithmetic + reads + 2.0
     return np.minimum(1.0, arithmetic * cycles / np.maximum(arithmetic * cycles, issued))
-
-
-def _operand_reads(table: ScheduleTable) -> dict[Load, tuple[Ints, Ints]]:
-    """By load: elements a thread reads per point of the reduction, and how many of them are adjacent (up to 4)."""
-    reads: dict[Load, tuple[Ints, Ints]] = {}
-    for load in table.form.body_loads:
-        width = np.ones(table.count, dtype=np.int64)
-        if load.indices:
-            innermost = data_dimension(load.indices[-1])
-            for axis, coefficient in innermost.terms:
-                if axis in table.thread and coefficient == 1:
-                    width = np.where(table.thread[axis] % 4 == 0, 4, np.where(table.thread[axis] % 2 == 0, 2, 1))
-        reads[load] = (table.operand_elements[load], width)
-    return reads
 
 
 def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
@@ -238,10 +222,9 @@ def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats
     passes_per_second = device.shared.bandwidth_bytes_per_second / device.unit_count / (banks * width)
     warps = -(-table.threads_per_block // device.warp_lanes)
     points = np.ceil(_reduced_points(table) / table.reduce_threads)
-    reads = _operand_reads(table)
     total = np.zeros(table.count)
     for load in table.form.body_loads:
-        count, vector = reads[load]
+        count, vector = table.operand_elements[load], table.operand_width[load]
         staged = table.cached[load.tensor]
         words = np.maximum(1, vector * table.form.expr.tensor_by_name[load.tensor].element_bytes // width)
         passes = np.zeros(table.count)
@@ -249,7 +232,7 @@ def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats
             passes = np.where(staged, wavefronts(table, load, device, words), passes)
         if not staged.all():
             passes = np.where(staged, passes, cache_lines(table, load, device))
-        passes = passes * np.ceil(count / vector)
+        passes = passes * -(-count // vector)
         if table.warp_tile.any():
             # A fragment of a matrix instruction is read once per warp, at full width.
             spread = count * table.form.expr.tensor_by_name[load.tensor].element_bytes / (banks * width)
@@ -308,21 +291,22 @@ def stored_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
     return output.size_bytes * waste
 
 
-def in_flight_fraction(table: ScheduleTable, device: DeviceSpec, layer: MemoryLayer, resident: Ints) -> Floats:
-    """Share of a layer's rate that the requests in flight can keep up (Little's law), between 0.02 and 1.
-
-    The device needs ``rate * latency`` bytes in flight. The blocks that run at once, ``min(blocks, resident * units)``,
-    have their next data tiles in flight, but a thread no more than a handful of loads of 16 bytes.
-    """
-    needed = layer.bandwidth_bytes_per_second * (layer.latency_seconds or DEFAULT_LATENCY_SECONDS)
-    staged = np.zeros(table.count)
-    for load in table.form.body_loads:
-        staged = staged + product(table.extents(load), table.count) * (
-            table.form.expr.tensor_by_name[load.tensor].element_bytes
-        )
+def in_flight_bytes(table: ScheduleTable, device: DeviceSpec, resident: Ints) -> Floats:
+    """Bytes that the blocks running at once, ``min(blocks, resident * units)``, have under way: their next data tiles,
+    but no more per thread than a handful of loads of 16 bytes."""
+    tensors = table.form.expr.tensor_by_name
+    staged = sum(
+        product(table.extents(x), table.count) * tensors[x.tensor].element_bytes for x in table.form.body_loads
+    )
     running = np.minimum(table.block_count, resident * device.unit_count)
-    reachable = np.minimum(staged, table.threads_per_block * 4.0 * VECTOR_BYTES)
-    return np.clip(running * reachable / needed, 0.02, 1.0)
+    return running * np.minimum(staged, table.threads_per_block * 4.0 * VECTOR_BYTES)
+
+
+def sustained_rate(layer: MemoryLayer, in_flight: Floats) -> Floats:
+    """Bytes per second that the requests in flight can draw from a layer: its rate, or by Little's law
+    ``in_flight / latency`` where that is less; never below a fiftieth of the rate."""
+    rate = layer.bandwidth_bytes_per_second
+    return np.clip(in_flight / (layer.latency_seconds or DEFAULT_LATENCY_SECONDS), rate / 50, rate)
 
 
 def latency_seconds(table: ScheduleTable, device: DeviceSpec, waves: Ints, alone: Floats) -> Floats:

@@ -154,6 +154,18 @@ class ScheduleTable:
         }
 
     @cached_property
+    def operand_width(self) -> Mapping[Load, Ints]:
+        """How many of the elements a thread reads of each body load are adjacent, up to four."""
+        ones = np.ones(self.count, dtype=np.int64)
+        widths: dict[Load, Ints] = {}
+        for load in self.form.body_loads:
+            widths[load] = ones
+            for axis, coefficient in data_dimension(load.indices[-1]).terms if load.indices else ():
+                if axis in self.thread and coefficient == 1:
+                    widths[load] = np.gcd(self.thread[axis], 4)
+        return widths
+
+    @cached_property
     def block_tile(self) -> Mapping[str, Ints]:
         """The tile of all axes that one step of one block covers; the columns of a ``rows`` kernel in full."""
         tile = {**self.block, **self.step}
