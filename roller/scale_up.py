@@ -70,6 +70,7 @@ class ScaleUp:
         self.vector = tuple((name, widest_vector(space.form, name)) for name in self.staged)
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
         self._blocked: Step | None = None
+        self._grow = tuple(f"grow {axis}" for axis in space.axes)
         self._menus: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
     def candidates(self) -> Iterator[Candidate]:
@@ -133,9 +134,7 @@ class ScaleUp:
             if step is None:
                 return path, self._stop("registers", shape, capacity)
             score, axis, shape = step
-            numbers = (("score", score), ("elements", float(self.model.footprint("registers", shape))),
-                       ("limit", float(capacity)))  # fmt: skip
-            reasons.append(Reason("registers", f"grow {self.space.axes[axis]}", shape, numbers))
+            reasons.append(Reason("registers", self._grow[axis], shape, (("score", score),)))
             path.append((shape, tuple(reasons)))
 
     def _best_step(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int = 0) -> Step | None:
@@ -207,9 +206,7 @@ class ScaleUp:
                 self._close(found, self._stop("shared", shape, capacity))
                 break
             score, axis, shape = step
-            numbers = (("score", score), ("bytes", float(self.model.footprint("shared", shape))),
-                       ("limit", float(capacity)))  # fmt: skip
-            reasons.append(Reason("shared", f"grow {self.space.axes[axis]}", shape, numbers))
+            reasons.append(Reason("shared", self._grow[axis], shape, (("score", score),)))
         return found[-SHARED_TAIL:] or [largest]
 
     @staticmethod
