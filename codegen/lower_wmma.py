@@ -99,16 +99,8 @@ def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
 
 
 def strip_bytes(roles: MatrixRoles, schedule: TileSchedule) -> int:
-    """Shared memory in which results leave the fragments: sixteen rows of every warp at a time.
-
-    TVM shares the storage of two buffers of one size whose lives do not overlap, and then fails over their types; a
-    strip as large as a staged tile is made a little larger.
-    """
-    staged = {2 * math.prod(_shared_shape(roles, schedule, load)) for load in (roles.a, roles.b)}
-    size = 4 * math.prod(_strip_shape(roles, schedule))
-    while size in staged:
-        size += 64
-    return size
+    """Shared memory in which results leave the fragments: sixteen rows of every warp at a time."""
+    return 4 * math.prod(_strip_shape(roles, schedule))
 
 
 def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
@@ -212,6 +204,10 @@ class _WmmaLowering:
             )
             self.a_fragments = _allocate("a_fragments", self.fragments_m * area, operand, "wmma.matrix_a")
             self.b_fragments = _allocate("b_fragments", self.fragments_n * area, operand, "wmma.matrix_b")
+            # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: one store at
+            # the start makes the strip live throughout.
+            with T.If(self.thread < 1), T.Then():
+                T.buffer_store(self.strip, T.float32(0), [0])
             with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
                 with _named(T.unroll, self.fragments_m * self.fragments_n, "position") as position:
                     T.evaluate(T.tvm_fill_fragment(*_fragment(self.accumulators, position), T.float32(0)))

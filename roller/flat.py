@@ -145,7 +145,7 @@ class Flat:
         columns = math.prod(form.sizes[axis] for axis in form.reduced)
         outputs = math.prod(form.sizes[axis] for axis in form.spatial)
         along = form.reduces_contiguously
-        for threads in (32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32):
+        for threads in self._thread_counts((32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32)):
             if threads > self.lanes and threads >= 2 * columns:
                 break
             for side in (1, 2, 4, 8) if along else (self.lanes, 2 * self.lanes):
