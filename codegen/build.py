@@ -106,8 +106,8 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
     )
 
 
-def verify_schedule(form: KernelForm, schedule: TileSchedule) -> Verification:
+def verify_schedule(form: KernelForm, schedule: TileSchedule, engine: str = "opencl") -> Verification:
     """Run one schedule against the reference; see :func:`codegen.verify.verify`."""
     from codegen.verify import verify
 
-    return verify(form, schedule)
+    return verify(form, schedule, engine=engine)

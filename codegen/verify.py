@@ -16,9 +16,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from codegen.cuda_emulator import EmulatorError, emulator_available, run_cuda_on_cpu
 from codegen.lower import lower
 from codegen.opencl_runner import OpenClError, opencl_available, run_opencl
-from codegen.targets import KERNEL_SUFFIX, LoweringError, opencl_source
+from codegen.prelude import strip_prelude
+from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source
 from codegen.verification import Verification
 from sokoban.expression import Axis, Statement, Tensor, TensorExpr, loads
 from sokoban.kernel_form import KernelForm
@@ -35,48 +37,55 @@ LARGEST_HALF = 65504.0
 GUARD_ELEMENTS = 256
 
 
-def verify(form: KernelForm, schedule: TileSchedule, *, seed: int = 0, full_size: bool = False) -> Verification:
+def verify(
+    form: KernelForm, schedule: TileSchedule, *, seed: int = 0, full_size: bool = False, engine: str = "opencl"
+) -> Verification:
     """Run one schedule on a cut-down problem and compare with the reference.
 
     With ``full_size`` the whole problem is run and compared with the operator as its author wrote it, before any
-    normalisation.
+    normalisation. ``engine`` is ``"opencl"``, or ``"emulator"``: the CUDA text itself, thread by thread on the CPU,
+    shuffles, matrix instructions and half precision included.
     """
     small = form if full_size else cut_down(form, schedule)
     dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
     tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
-    notes = []
-    if schedule.instruction != "fma":
-        from codegen.lower_wmma import tile_twin
-
-        schedule = tile_twin(schedule, small)
-        notes.append("scalar twin of the Tensor Core tiling")
-    if dtypes & {"float16", "bfloat16"}:
-        notes.append("float32 twin of half-precision storage")
-        tolerance = TOLERANCE["float32"]
-    method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
     sizes = dict(small.sizes)
-    missing = opencl_available()
+    notes = []
+    if engine == "emulator":
+        missing = emulator_available()
+        method = "cuda, emulated"
+    else:
+        missing = opencl_available()
+        if schedule.instruction != "fma":
+            from codegen.lower_wmma import tile_twin
+
+            schedule = tile_twin(schedule, small)
+            notes.append("scalar twin of the Tensor Core tiling")
+        if dtypes & {"float16", "bfloat16"}:
+            notes.append("float32 twin of half-precision storage")
+            tolerance = TOLERANCE["float32"]
+        method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
     if missing is not None:
         return Verification(False, "none", None, tolerance, sizes, f"not run: {missing}")
+    inputs = random_inputs(small.expr, seed)
+    expected = _source_value(small, inputs) if full_size else evaluate(small.expr, inputs)
     try:
-        error, reason = _run(small, schedule, seed, tolerance, against_source=full_size)
-    except (OpenClError, LoweringError) as problem:
+        run = _run_emulated if engine == "emulator" else _run_opencl
+        flat = run(small, schedule, inputs)
+    except (OpenClError, EmulatorError, LoweringError) as problem:
         return Verification(False, method, None, tolerance, sizes, str(problem))
+    error, reason = _judge(flat, expected, tolerance)
     return Verification(not reason, method, error, tolerance, sizes, reason)
 
 
-def _run(
-    form: KernelForm, schedule: TileSchedule, seed: int, tolerance: float, *, against_source: bool
-) -> tuple[float, str]:
-    inputs = random_inputs(form.expr, seed)
+def _run_opencl(form: KernelForm, schedule: TileSchedule, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The output with its guard, computed by OpenCL in float32 or float64."""
     widened = _widen(form)
     lowered = lower(widened, schedule, entry="verify", dynamic_shared=False)
-    names = [tensor.name for tensor in (*widened.expr.inputs, widened.expr.output)]
-    source = opencl_source(lowered, names)
-    output = widened.expr.output
-    expected = _source_value(form, inputs) if against_source else evaluate(form.expr, inputs)
-    arrays = [_guarded(inputs[tensor.name], tensor) for tensor in widened.expr.inputs]
-    arrays.append(_guarded(np.full(output.shape, np.nan), output))
+    tensors = (*widened.expr.inputs, widened.expr.output)
+    source = opencl_source(lowered, [tensor.name for tensor in tensors])
+    arrays = [_guarded(inputs[tensor.name], tensor) for tensor in tensors[:-1]]
+    arrays.append(_guarded(np.full(tensors[-1].shape, np.nan), tensors[-1]))
     run_opencl(
         source,
         lowered.entry + KERNEL_SUFFIX,
@@ -85,11 +94,45 @@ def _run(
         lowered.block,
         output_indices=[len(arrays) - 1],
     )
-    result = arrays[-1][: output.element_count].reshape(expected.shape).astype(np.float64)
+    return arrays[-1]
+
+
+def _run_emulated(form: KernelForm, schedule: TileSchedule, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The output with its guard, computed by the kernel's own CUDA text in its own dtypes."""
+    lowered = lower(form, schedule, entry="verify")
+    tensors = (*form.expr.inputs, form.expr.output)
+    source = strip_prelude(cuda_source(lowered, "sm_80", [tensor.name for tensor in tensors]))
+    arrays = [_stored(_guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
+    output = tensors[-1]
+    arrays.append(_stored(_guarded(np.full(output.shape, np.nan), output), output.dtype))
+    (result,) = run_cuda_on_cpu(
+        source,
+        lowered.entry + KERNEL_SUFFIX,
+        arrays,
+        lowered.grid,
+        lowered.block,
+        [len(arrays) - 1],
+        lowered.dynamic_shared_bytes,
+    )
+    if output.dtype == "bfloat16":
+        return (result.astype(np.uint32) << 16).view(np.float32)
+    return result
+
+
+def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Values as a kernel stores them; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+    if dtype == "bfloat16":
+        return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return values.astype(dtype)
+
+
+def _judge(flat: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[float, str]:
+    """Relative error of an output with its guard, and what is wrong with it (empty where nothing is)."""
+    result = flat[: expected.size].reshape(expected.shape).astype(np.float64)
     unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
     if unwritten > 0:
         return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
-    if not np.isnan(arrays[-1][output.element_count :]).all():
+    if not np.isnan(flat[expected.size :]).all():
         return float("inf"), "written behind the end of the output"
     error = relative_error(result, expected)
     return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"

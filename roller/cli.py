@@ -153,9 +153,16 @@ def compile_command(
 @click.argument("file", type=click.Path(path_type=Path))
 @_device_option
 @click.option("--top-k", type=click.IntRange(1, 100), default=3, show_default=True, help="Schedules per operator.")
+@click.option(
+    "--engine",
+    type=click.Choice(["opencl", "emulator"]),
+    default="opencl",
+    show_default=True,
+    help="Run the schedule's OpenCL twin, or the CUDA text itself thread by thread (needs g++).",
+)
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that verify.  [default: all cores]")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
-def verify_command(file: Path, device_name: str, top_k: int, jobs: int | None, as_json: bool) -> None:
+def verify_command(file: Path, device_name: str, top_k: int, engine: str, jobs: int | None, as_json: bool) -> None:
     """Run the best schedules of every operator in FILE, cut down to a few tiles, against a float64 reference.
 
     Exit code 1 when one disagrees or could not run.
@@ -172,7 +179,7 @@ def verify_command(file: Path, device_name: str, top_k: int, jobs: int | None, a
         expressions = load_operators(file)
         results = []
         with _progress(len(expressions), show=not as_json) as advance:
-            for name, checks in verify_operators(expressions, device, top_k=top_k, pool=pool):
+            for name, checks in verify_operators(expressions, device, top_k=top_k, pool=pool, engine=engine):
                 results.append((name, checks))
                 if as_json:
                     click.echo(verified_json(name, device, checks))

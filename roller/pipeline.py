@@ -257,14 +257,23 @@ def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> P
 
 
 def verify_operators(
-    expressions: Sequence[TensorExpr], device: DeviceSpec, *, top_k: int, pool: Executor, ahead: int = 8
+    expressions: Sequence[TensorExpr],
+    device: DeviceSpec,
+    *,
+    top_k: int,
+    pool: Executor,
+    engine: str = "opencl",
+    ahead: int = 8,
 ) -> Iterator[tuple[str, list[Verification]]]:
-    """Run the best ``top_k`` schedules of every operator against the reference, without compiling for the device."""
+    """Run the best ``top_k`` schedules of every operator against the reference, without compiling for the device.
+
+    ``engine`` as in :func:`codegen.verify.verify`.
+    """
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
         form = kernel_form(expr)
         programs = construct(form, device, top_k).programs
-        started.append((expr.name, [pool.submit(verify_schedule, form, p.schedule) for p in programs]))
+        started.append((expr.name, [pool.submit(verify_schedule, form, p.schedule, engine) for p in programs]))
         if len(started) > ahead:
             name, futures = started.pop(0)
             yield name, [future.result() for future in futures]

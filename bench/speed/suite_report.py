@@ -112,7 +112,7 @@ def main(device_name: str, suite: str, top_k: int, verify: int, jobs: int | None
     try:
         device = load_device(device_name)
         if compiled:
-                expressions = load_operators(suite_path(suite))
+            expressions = load_operators(suite_path(suite))
         # Construction first, while no build process competes for the cores.
         forms = {expr.name: kernel_form(expr) for expr in expressions}
         times = construction_times(forms, device, top_k=top_k, rounds=rounds)

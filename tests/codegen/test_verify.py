@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from codegen import verify as module
+from codegen.cuda_emulator import emulator_available
 from codegen.verify import cut_down, relative_error, resize, verify
 from hal import load_device
 from roller.construct import construct
@@ -193,3 +194,23 @@ def test_tensor_core_tilings_are_run_by_a_scalar_twin() -> None:
     result = verify(form, program.schedule)
     assert result.passed, result.reason
     assert "scalar twin of the Tensor Core tiling" in result.method
+
+
+# The other engine
+
+
+@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.parametrize(
+    ("operator", "device"),
+    [
+        ({"op": "matmul", "m": 70, "n": 52, "k": 37, "dtype": "float16", "epilogue": ["relu"]}, "a100"),
+        ({"op": "matmul", "m": 70, "n": 52, "k": 37, "dtype": "bfloat16"}, "a100"),
+        ({"op": "softmax", "shape": [9, 100]}, "v100"),
+        ({"op": "conv2d", "n": 2, "c": 5, "h": 9, "w": 8, "f": 7, "kh": 3, "kw": 3, "padding": 1}, "v100"),
+    ],
+    ids=["float16 WMMA", "bfloat16 WMMA", "shuffles", "windows"],
+)
+def test_the_cuda_text_itself_can_be_run(operator: dict[str, Any], device: str) -> None:
+    form = form_of(**operator)
+    check = verify(form, construct(form, load_device(device)).programs[0].schedule, engine="emulator")
+    assert (check.passed, check.method, check.reason) == (True, "cuda, emulated", "")
