@@ -18,8 +18,9 @@ def registers_per_thread(table: ScheduleTable) -> Ints:
     width = 2 if table.form.expr.accumulate == "float64" else 1
     operands = sum(table.operand_elements.values())
     values = (table.accumulators + (operands if table.form.reduction else 0)) * width
-    # The tile of a warp is spread over its lanes.
-    values = np.where(table.warp_tile, -(-values // 32), values)
+    if table.has_warp_tiles:
+        # The tile of a warp is spread over its lanes.
+        values = np.where(table.warp_tile, -(-values // 32), values)
     return values + OVERHEAD_REGISTERS
 
 
@@ -33,7 +34,7 @@ def shared_bytes(table: ScheduleTable) -> Ints:
         padded = (*extents[:-1], extents[-1] + table.padding[load.tensor])
         size = product(padded, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
         total = total + np.where(table.cached[load.tensor], size, 0)
-    if table.warp_tile.any():
+    if table.has_warp_tiles:
         roles = matrix_roles(table.form)
         if roles is not None:
             strip = FRAGMENT * table.threads[roles.m] * (table.block[roles.n] + STRIP_PADDING) * 4

@@ -166,13 +166,13 @@ def compute_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Float
     form = table.form
     flops_rate = device.sustained_flops(form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32")
     unit_rate = flops_rate / device.unit_count
-    points = product(table.block.values(), table.count) * _reduced_points(table)
+    points = product(table.block.values(), table.count) * table.reduced_points
     warps = -(-table.threads_per_block // device.warp_lanes)
     lanes_used = table.threads_per_block / (warps * device.warp_lanes)
     operations = max(1.0, _issue_operations(form))
     density = issue_efficiency(table, device, operations)
     scalar: Floats = points * operations * 2.0 / unit_rate / lanes_used / density
-    matrix = device.matrix_instruction(_input_dtype(form)) if table.warp_tile.any() else None
+    matrix = device.matrix_instruction(_input_dtype(form)) if table.has_warp_tiles else None
     if matrix is None:
         return scalar
     return np.where(table.warp_tile, points * 2.0 / (matrix.sustained_flops / device.unit_count), scalar)
@@ -180,11 +180,6 @@ def compute_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Float
 
 def _input_dtype(form: KernelForm) -> str:
     return form.expr.tensor_by_name[form.body_loads[0].tensor].dtype
-
-
-def _reduced_points(table: ScheduleTable) -> Ints:
-    """Points along the reduction per output of a block, whole steps."""
-    return product([table.step_counts[axis] * table.step[axis] for axis in table.step], table.count)
 
 
 def _issue_operations(form: KernelForm) -> float:
@@ -221,19 +216,20 @@ def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats
     banks, width = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     passes_per_second = device.shared.bandwidth_bytes_per_second / device.unit_count / (banks * width)
     warps = -(-table.threads_per_block // device.warp_lanes)
-    points = np.ceil(_reduced_points(table) / table.reduce_threads)
+    points = np.ceil(table.reduced_points / table.reduce_threads)
     total = np.zeros(table.count)
     for load in table.form.body_loads:
         count, vector = table.operand_elements[load], table.operand_width[load]
         staged = table.cached[load.tensor]
         words = np.maximum(1, vector * table.form.expr.tensor_by_name[load.tensor].element_bytes // width)
-        passes = np.zeros(table.count)
-        if staged.any():
-            passes = np.where(staged, wavefronts(table, load, device, words), passes)
-        if not staged.all():
-            passes = np.where(staged, passes, cache_lines(table, load, device))
+        if staged.all():
+            passes = wavefronts(table, load, device, words)
+        elif staged.any():
+            passes = np.where(staged, wavefronts(table, load, device, words), cache_lines(table, load, device))
+        else:
+            passes = cache_lines(table, load, device)
         passes = passes * -(-count // vector)
-        if table.warp_tile.any():
+        if table.has_warp_tiles:
             # A fragment of a matrix instruction is read once per warp, at full width.
             spread = count * table.form.expr.tensor_by_name[load.tensor].element_bytes / (banks * width)
             passes = np.where(table.warp_tile, spread, passes)
@@ -250,17 +246,16 @@ def fetched_bytes_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
     transaction = (device.l2 or device.dram).transaction_bytes
     total = np.zeros(table.count)
     for load in table.form.body_loads:
-        tile = table.block_tile
-        repeats = table.step_count.astype(np.float64)
-        passes = len(table.form.reductions) + 1 if table.form.kind == "rows" else 1
-        coalesced = tile_transaction_bytes(table, load, tile, transaction)
-        together = _lanes_walk_innermost(table, load) | table.cached[load.tensor]
-        if not together.all():
+        coalesced = tile_transaction_bytes(table, load, table.block_tile, transaction)
+        staged = table.cached[load.tensor]
+        if not staged.all():
+            together = _lanes_walk_innermost(table, load) | staged
             # A transaction per element, of which L1 keeps some for the next elements of the same thread.
-            scattered = tile_transaction_bytes(table, load, tile, transaction, by_lane=True) / L1_REUSE
+            scattered = tile_transaction_bytes(table, load, table.block_tile, transaction, by_lane=True) / L1_REUSE
             coalesced = np.where(together, coalesced, np.maximum(coalesced, scattered))
-        total = total + coalesced * repeats * passes
-    return total
+        total = total + coalesced
+    passes = len(table.form.reductions) + 1 if table.form.kind == "rows" else 1
+    return total * table.step_count * passes
 
 
 def _lanes_walk_innermost(table: ScheduleTable, load: Load) -> Bools:

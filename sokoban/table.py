@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -97,7 +97,17 @@ class ScheduleTable:
     @cached_property
     def threads_per_block(self) -> Ints:
         total = product(self.threads.values(), self.count) * self.reduce_threads
-        return np.where(self.warp_tile, total * 32, total)
+        return np.where(self.warp_tile, total * 32, total) if self.has_warp_tiles else total
+
+    @cached_property
+    def has_warp_tiles(self) -> bool:
+        """Whether any schedule uses matrix instructions."""
+        return bool(self.warp_tile.any())
+
+    @cached_property
+    def reduced_points(self) -> Ints:
+        """Points along the reduction per output of a block, whole steps."""
+        return product([self.step_counts[axis] * self.step[axis] for axis in self.step], self.count)
 
     @cached_property
     def grid(self) -> Mapping[str, Ints]:
@@ -174,9 +184,9 @@ class ScheduleTable:
         return tile
 
 
-def product(columns: object, count: int) -> Ints:
+def product(columns: Iterable[Ints], count: int) -> Ints:
     """Row-wise product of some columns; ones where there are none."""
-    total = np.ones(count, dtype=np.int64)
-    for column in columns:  # type: ignore[attr-defined]
-        total = total * column
-    return total
+    total: Ints | None = None
+    for column in columns:
+        total = column if total is None else total * column
+    return np.ones(count, dtype=np.int64) if total is None else np.broadcast_to(total, (count,))
