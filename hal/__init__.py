@@ -13,9 +13,9 @@ from hal.device import (
     SharedBy,
     Teu,
     Throughput,
-    leaves,
 )
 from hal.errors import InputError
+from hal.keypaths import leaves
 
 __all__ = [
     "Clocks",

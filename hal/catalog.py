@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from hal.device import DeviceSpec, leaves, listed, source_of
-from hal.errors import InputError
+from hal.device import DeviceSpec
+from hal.errors import InputError, listed
+from hal.keypaths import leaves, source_of
 
 FILE_LIMIT_BYTES = 1 << 20
 """Device files are a few KiB; anything above this is some other file."""

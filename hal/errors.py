@@ -1,6 +1,8 @@
-"""The one exception that bad input raises anywhere in the project."""
+"""The one exception that bad input raises anywhere in the project, and names in a row for its message."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 class InputError(ValueError):
@@ -28,6 +30,13 @@ class InputError(ValueError):
     def __reduce__(self) -> tuple[type[InputError], tuple[str, str, str]]:
         # Exceptions pickle by their args alone, which here are the finished line, not the three parts.
         return InputError, (self.field, self.problem, self.remedy)
+
+
+def listed(words: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``; ``nothing`` when empty."""
+    if not words:
+        return "nothing"
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def _one_line(text: str, limit: int = 300) -> str:

@@ -56,6 +56,9 @@ class _Group(click.Group):
         try:
             with _errors():
                 return super().main(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(BAD_INPUT)
         except click.UsageError as error:
             hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
             click.echo(f"roller: {' '.join(error.format_message().split()).rstrip('.')}{hint}", err=True)

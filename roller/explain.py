@@ -16,6 +16,7 @@ from roller.construct import EPSILON_STEPS, Construction, RProgram
 from roller.performance import MicroModel
 from roller.rtile import TileSpace
 from roller.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
+from roller.text import count_text, si_text, sizes_text, three_digits, time_text
 from sokoban import STAGES, KernelForm, ScheduleTable, statement_text
 from sokoban.matrix import matrix_roles
 from sokoban.occupancy import blocks_per_unit
@@ -90,19 +91,21 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
     if not form.flops:
-        moved = _si(size_bytes, "B")
-        yield f"  no arithmetic, and at least {moved} to move: {_time(memory)} at {_si(bandwidth, 'B/s')} sustained"
+        moved = si_text(size_bytes, "B")
+        at = f"{time_text(memory)} at {si_text(bandwidth, 'B/s')} sustained"
+        yield f"  no arithmetic, and at least {moved} to move: {at}"
         return
+    intensity = three_digits(form.flops / size_bytes)
     yield from _wrapped(
-        f"{_si(form.flops, 'FLOP')} on at least {_si(size_bytes, 'B')} is {_three(form.flops / size_bytes)} FLOP "
-        f"per byte; this board can do {_three(balance)} for every byte from {_below(device)} ({unit})"
+        f"{si_text(form.flops, 'FLOP')} on at least {si_text(size_bytes, 'B')} is {intensity} FLOP "
+        f"per byte; this board can do {three_digits(balance)} for every byte from {_below(device)} ({unit})"
     )
     if compute > memory:
-        at = f"{_time(compute)} at {_si(rate, 'FLOP/s')} sustained"
-        yield f"  so arithmetic bounds it: {at}, {_time(memory)} of memory behind"
+        at = f"{time_text(compute)} at {si_text(rate, 'FLOP/s')} sustained"
+        yield f"  so arithmetic bounds it: {at}, {time_text(memory)} of memory behind"
     else:
-        at = f"{_time(memory)} at {_si(bandwidth, 'B/s')} sustained"
-        yield f"  so memory bounds it: {at}, {_time(compute)} of arithmetic behind"
+        at = f"{time_text(memory)} at {si_text(bandwidth, 'B/s')} sustained"
+        yield f"  so memory bounds it: {at}, {time_text(compute)} of arithmetic behind"
 
 
 def _compulsory_bytes(form: KernelForm) -> int:
@@ -193,20 +196,20 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
     room = limits.shared_bytes_per_block
     below = _below(model.device)
     name = _scratchpad(model.device).capitalize()
-    yield f"  {name}, the tile of one block: room for {_si(room, 'B')}, at most {limits.threads_per_block} threads"
+    yield f"  {name}, the tile of one block: room for {si_text(room, 'B')}, at most {limits.threads_per_block} threads"
     yield from _growth("shared", reasons, model, "byte")
     kept = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
     shape = _last_tile([kept] if kept else reasons)
     if shape is None:
         return
     threads = dict(kept.numbers).get("threads") if kept else None
-    size = f"{_si(model.footprint('shared', shape), 'B')}" + (f", {threads:g} threads" if threads else "")
+    size = f"{si_text(model.footprint('shared', shape), 'B')}" + (f", {threads:g} threads" if threads else "")
     yield from _kept("shared", shape, model, size)
     grown = _cheapest_doubling("shared", shape, model, LARGEST_BLOCK_AXIS)
     if model.mem_perf("shared", shape) >= model.max_compute_perf():
         yield f"    {below} keeps up: a larger tile would save traffic that nothing waits for, and cost parallelism"
     elif grown is not None and model.footprint("shared", grown) > room:
-        yield f"    full: doubling any axis would hold {_si(model.footprint('shared', grown), 'B')} or more"
+        yield f"    full: doubling any axis would hold {si_text(model.footprint('shared', grown), 'B')} or more"
     elif threads and 2 * threads > limits.threads_per_block:
         yield f"    full: twice the outputs would take {2 * threads:g} threads of {limits.threads_per_block}"
     elif grown is not None:
@@ -231,10 +234,10 @@ def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str)
     column = max((len(text) for text in tiles), default=0)
     source = _source(layer, model.device)
     for (name, tile, score), text in zip(steps, tiles, strict=True):
-        moved = _si(model.traffic(tile), "B")
+        moved = si_text(model.traffic(tile), "B")
         line = f"    {name if score is None else f'grow {name}':10} {text:{column}}  {moved:>8} from {source}"
         if score is not None:
-            line += f", saving {_si(score, 'B')} per {held} held"
+            line += f", saving {si_text(score, 'B')} per {held} held"
         yield _clipped(line)
 
 
@@ -243,8 +246,8 @@ def _kept(layer: str, shape: tuple[int, ...], model: MicroModel, size: str) -> I
     fed, wanted = model.mem_perf(layer, shape), model.max_compute_perf()
     verdict = "enough for" if fed >= wanted else "short of"
     yield from _wrapped(
-        f"kept {_tile_text(shape, model.space)} ({size}): {source} feeds it {_si(fed, 'FLOP/s')}, "
-        f"{verdict} the {_si(wanted, 'FLOP/s')} of the arithmetic units",
+        f"kept {_tile_text(shape, model.space)} ({size}): {source} feeds it {si_text(fed, 'FLOP/s')}, "
+        f"{verdict} the {si_text(wanted, 'FLOP/s')} of the arithmetic units",
         "    ",
     )
 
@@ -292,26 +295,27 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
     busiest = -(-blocks // units)
     spread = f"{busiest} for the busiest of {units} {device.unit_name}s" if blocks > 1 else "one unit works"
     balance = f"{100 * blocks / (busiest * units):.0f}% balanced"
-    yield f"  {_count(blocks, 'block')} of {_count(schedule.threads_per_block, 'thread')}: {spread}, {balance}"
+    yield f"  {count_text(blocks, 'block')} of {count_text(schedule.threads_per_block, 'thread')}: {spread}, {balance}"
     if form.reduced and not schedule.reduce_threads:
         yield f"  a block owns its outputs and walks {', '.join(form.reduced)} alone: no partial results cross units"
     yield (
-        f"  {_count(estimate.blocks_per_unit, 'block')} at a time on a unit, as {_residency(form, device, program)}; "
-        f"{_count(estimate.wave_count, 'wave')}"
+        f"  {count_text(estimate.blocks_per_unit, 'block')} at a time on a unit, "
+        f"as {_residency(form, device, program)}; {count_text(estimate.wave_count, 'wave')}"
     )
-    step = f", reduction step {_sizes(schedule.step)}" if schedule.step else ""
-    yield from _wrapped(f"block tile {_sizes(schedule.block)}{step}")
+    step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
+    yield from _wrapped(f"block tile {sizes_text(schedule.block)}{step}")
     owner = "warp" if schedule.instruction != "fma" else "thread"
     yield from _wrapped(
-        f"a {owner} computes {_sizes(tuple(schedule.register_tile.items()))}, "
+        f"a {owner} computes {sizes_text(tuple(schedule.register_tile.items()))}, "
         f"about {estimate.registers} registers per thread"
     )
     if schedule.reduce_threads:
-        yield f"  {_sizes(schedule.reduce_threads)} threads share a reduction"
+        yield f"  {sizes_text(schedule.reduce_threads)} threads share a reduction"
     if schedule.cached:
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
         yield from _wrapped(
-            f"{' and '.join(schedule.cached)} staged in {_si(estimate.shared_bytes, 'B')} of {_scratchpad(device)}; "
+            f"{' and '.join(schedule.cached)} staged in {si_text(estimate.shared_bytes, 'B')} of "
+            f"{_scratchpad(device)}; "
             + (f"{padding} against bank conflicts" if padding else "no bank conflicts to pad against")
         )
     waste = math.prod(
@@ -333,7 +337,7 @@ def _residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
     if with_use(estimate.registers, 0) == estimate.blocks_per_unit < with_use(1, 0):
         return f"{limits.registers_per_unit} registers allow"
     if with_use(1, estimate.shared_bytes) == estimate.blocks_per_unit < with_use(1, 0):
-        return f"{_si(limits.shared_bytes_per_unit, 'B')} of {_scratchpad(device)} allow"
+        return f"{si_text(limits.shared_bytes_per_unit, 'B')} of {_scratchpad(device)} allow"
     if estimate.blocks_per_unit == limits.blocks_per_unit:
         return "no unit holds more"
     return f"{limits.threads_per_unit} threads allow"
@@ -345,7 +349,7 @@ def _residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
 def _times(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     estimate = program.estimate
     yield (
-        f"Predicted {_time(estimate.seconds)}, {_time(device.launch_overhead_seconds)} of it the launch; "
+        f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
         f"{_STAGE_MEANING[estimate.bound]} set the pace"
     )
     longest = max(estimate.stage_seconds.values()) or 1.0
@@ -355,14 +359,14 @@ def _times(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[
             yield f"  {stage:12} {'-':>8}"
             continue
         bar = "█" * round(30 * seconds / longest) or "▏"
-        yield f"  {stage:12} {_time(seconds):>8}  {bar:30}  {_STAGE_MEANING[stage]}"
+        yield f"  {stage:12} {time_text(seconds):>8}  {bar:30}  {_STAGE_MEANING[stage]}"
     rate, name = _rate(form, device, matrix=program.schedule.instruction != "fma")
-    useful = f"{_si(_compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
+    useful = f"{si_text(_compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * _compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {_below(device)}'s rate"
     if form.flops:
         done = form.flops / estimate.seconds
-        yield f"  in all {_si(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and {traffic}"
+        yield f"  in all {si_text(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and {traffic}"
     else:
         yield f"  in all {traffic}"
 
@@ -377,7 +381,7 @@ def _rivals(construction: Construction, rank: int) -> Iterator[str]:
     for position, program in enumerate(construction.programs, start=1):
         mark = "→" if position == rank else " "
         change = "" if position == rank else _change(program, chosen)
-        rows.append((f"{mark}{position:3} {_time(program.estimate.seconds):>8}  {change}", _schedule_text(program)))
+        rows.append((f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", _schedule_text(program)))
     column = max(len(head) for head, _ in rows)
     for head, text in rows:
         yield _clipped(f"  {head:{column}}  {text}")
@@ -399,7 +403,7 @@ def _change(program: RProgram, chosen: RProgram) -> str:
 
 
 def _signed(stage: str, seconds: float) -> str:
-    return f"{stage} {'+' if seconds >= 0 else '−'}{_time(abs(seconds))}"
+    return f"{stage} {'+' if seconds >= 0 else '−'}{time_text(abs(seconds))}"
 
 
 def _schedule_text(program: RProgram) -> str:
@@ -451,30 +455,3 @@ def _below(device: DeviceSpec) -> str:
 
 def _short(pairs: tuple[tuple[str, int], ...]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in pairs if size > 1) or "of one"
-
-
-def _sizes(pairs: tuple[tuple[str, int], ...]) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in pairs)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _time(seconds: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if seconds >= scale:
-            return f"{_three(seconds / scale)} {unit}"
-    return f"{_three(seconds * 1e9)} ns"
-
-
-def _si(value: float, unit: str) -> str:
-    for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= scale:
-            return f"{_three(value / scale)} {prefix}{unit}"
-    return f"{_three(value)} {unit}"
-
-
-def _three(value: float) -> str:
-    """Three digits and no exponent: 1234.5 as ``1234``, 12.345 as ``12.3``."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -13,6 +13,7 @@ from rich.table import Table
 from codegen import Verification
 from hal import DeviceSpec, all_devices, leaves, provenance_of
 from roller.pipeline import CompiledOperator, manifest
+from roller.text import sizes_text
 
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
@@ -106,9 +107,9 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
             schedule = kernel.program.schedule
             table.add_row(
                 str(entry.rank) if single else record.name,
-                _sizes(schedule.block),
-                _sizes(tuple(schedule.register_tile.items())),
-                _sizes(schedule.step),
+                sizes_text(schedule.block),
+                sizes_text(tuple(schedule.register_tile.items())),
+                sizes_text(schedule.step),
                 "x".join(str(n) for n in entry.grid if n != 1) or "1",
                 "x".join(str(n) for n in entry.block if n != 1) or "1",
                 str(entry.shared_bytes),
@@ -157,10 +158,6 @@ def print_verified(results: Sequence[tuple[str, Sequence[Verification]]]) -> Non
         f"{passed} of {total} schedules of {len(results)} operators agree with the reference "
         f"(largest relative error {worst:.1e}; run by {'; '.join(methods)})"
     )
-
-
-def _sizes(pairs: tuple[tuple[str, int], ...]) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in pairs)
 
 
 def _microseconds(seconds: float) -> str:

@@ -6,9 +6,11 @@ So the index expressions of the source are evaluated here for random threads, bl
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,8 +88,32 @@ class _Variables:
         text = text.replace("/", "//")
         for name in set(re.findall(r"[A-Za-z_]\w*", text)) - self.known.keys():
             self.known[name] = self.value(self.definitions[name])
-        result = eval(text, {"__builtins__": {}}, dict(self.known))
-        return np.asarray(result, dtype=np.int64)
+        return np.asarray(_evaluate(ast.parse(text.strip(), mode="eval").body, self.known), dtype=np.int64)
+
+
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.FloorDiv: np.floor_divide, ast.Mod: np.remainder,
+    ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or, ast.LShift: np.left_shift, ast.RShift: np.right_shift,
+    ast.UAdd: np.positive, ast.USub: np.negative, ast.Invert: np.invert,
+    ast.Eq: np.equal, ast.NotEq: np.not_equal,
+    ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal,
+}  # fmt: skip
+
+
+def _evaluate(node: ast.expr, known: Mapping[str, NDArray[np.int64]]) -> Any:
+    """The value of an integer expression over named arrays; anything else in it raises ``ValueError``."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return np.int64(number)
+        case ast.Name(id=name):
+            return known[name]
+        case ast.UnaryOp(op=operator, operand=operand) if type(operator) in _OPERATORS:
+            return _OPERATORS[type(operator)](_evaluate(operand, known))
+        case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:
+            return _OPERATORS[type(operator)](_evaluate(left, known), _evaluate(right, known))
+        case ast.Compare(left=left, ops=[operator], comparators=[right]) if type(operator) in _OPERATORS:
+            return _OPERATORS[type(operator)](_evaluate(left, known), _evaluate(right, known))
+    raise ValueError(f"not an index expression: {ast.unparse(node)}")
 
 
 def _corners(generator: np.random.Generator, extent: int) -> NDArray[np.int64]:

@@ -398,3 +398,10 @@ def test_explain_answers_for_a_board_without_kernels(here: Path) -> None:
         assert "How rank 1 was constructed" in result.stdout
     result = roller("devices", "v100", "--json")
     assert json.loads(result.stdout)["name"] == "v100-sxm2-16gb"
+
+
+def test_no_command_shows_the_help_as_it_is() -> None:
+    result = roller()
+    assert result.exit_code == 2
+    assert result.stdout.startswith("Usage: ")
+    assert "  compile " in result.stdout
