@@ -12,6 +12,9 @@ from sokoban.table import Ints, ScheduleTable, product
 #: compiler's report on this project's own matmul kernels (64 accumulators + 16 operands took 111).
 OVERHEAD_REGISTERS = 30
 
+#: How many of those the compiler gives up before it spills.
+SQUEEZABLE_REGISTERS = 16
+
 
 def registers_per_thread(table: ScheduleTable) -> Ints:
     """32-bit registers of one thread: accumulators, one operand fragment each, and the compiler's overhead."""
@@ -44,6 +47,31 @@ def shared_bytes(table: ScheduleTable) -> Ints:
     return total
 
 
+def granted_registers(table: ScheduleTable, device: DeviceSpec, needed: Ints) -> Ints:
+    """Registers per thread that the compiler may use: a kernel compiled for its block size gets no more than lets one
+    block run, nor more than an instruction can name; never fewer than one allocation unit."""
+    limits = device.limits
+    warps = np.maximum(1, -(-table.threads_per_block // device.warp_lanes))
+    granularity = limits.register_allocation_granularity
+    per_warp = np.maximum(1, limits.registers_per_unit // warps // granularity) * granularity
+    return np.minimum(np.minimum(needed, per_warp // device.warp_lanes), limits.registers_per_thread)
+
+
+def spilled_registers(device: DeviceSpec, needed: Ints, granted: Ints) -> Ints:
+    """Values per thread that live in local memory, since the compiler has no register for them.
+
+    It first does without what it only keeps for convenience (addresses it can compute again). As in
+    :func:`blocks_per_unit`, a device that plans with every register it counts counts none of the compiler's.
+    """
+    return np.maximum(0, needed - _uncounted_registers(device) - SQUEEZABLE_REGISTERS - granted)
+
+
+def _uncounted_registers(device: DeviceSpec) -> int:
+    """Registers of :data:`OVERHEAD_REGISTERS` that the device's limits leave no room for and do not mean."""
+    limits = device.limits
+    return max(0, OVERHEAD_REGISTERS - (limits.registers_per_thread - limits.registers_per_thread_usable))
+
+
 def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, shared: Ints) -> Ints:
     """Resident blocks of one unit: the tightest of threads, registers, shared memory and the block limit; 0 = none.
 
@@ -51,8 +79,7 @@ def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, s
     whose register file is not public) counts none of the compiler's, and they are taken off again.
     """
     limits = device.limits
-    spare = limits.registers_per_thread - limits.registers_per_thread_usable
-    registers = np.maximum(1, registers - max(0, OVERHEAD_REGISTERS - spare))
+    registers = np.maximum(1, registers - _uncounted_registers(device))
     warps = -(-table.threads_per_block // device.warp_lanes)
     by_threads = limits.threads_per_unit // np.maximum(1, warps * device.warp_lanes)
     granularity = limits.register_allocation_granularity

@@ -16,7 +16,13 @@ from hal import DeviceSpec, MemoryLayer
 from sokoban.banks import cache_lines, wavefronts
 from sokoban.expression import REDUCTION_IDENTITY, Load
 from sokoban.kernel_form import KernelForm, operation_count
-from sokoban.occupancy import blocks_per_unit, registers_per_thread, shared_bytes
+from sokoban.occupancy import (
+    blocks_per_unit,
+    granted_registers,
+    registers_per_thread,
+    shared_bytes,
+    spilled_registers,
+)
 from sokoban.schedule import TileSchedule
 from sokoban.table import Bools, Floats, Ints, ScheduleTable, product
 from sokoban.transactions import dram_bytes, super_tile, tile_transaction_bytes
@@ -105,6 +111,9 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     form = table.form
     registers = registers_per_thread(table)
     shared = shared_bytes(table)
+    granted = granted_registers(table, device, registers)
+    spilled = spilled_registers(device, registers, granted)
+    registers = granted
     resident = blocks_per_unit(table, device, registers, shared)
     units = device.unit_count
     per_wave = np.maximum(1, resident) * units
@@ -117,7 +126,7 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     # Fewer resident warps than schedulers leave some of them without work.
     idle = np.maximum(1.0, schedulers / np.maximum(1, warps * np.minimum(resident, share)))
     single = np.maximum(1.0, schedulers / warps)
-    banks = shared_seconds_per_block(table, device)
+    banks = shared_seconds_per_block(table, device) + spill_seconds_per_block(table, device, spilled)
     fetched = fetched_bytes_per_block(table, device) * blocks
     stored = stored_bytes(table, device)
     l2 = device.l2 or device.dram
@@ -235,6 +244,17 @@ def shared_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats
             passes = np.where(table.warp_tile, spread, passes)
         total = total + passes
     return total * points * warps / passes_per_second
+
+
+def spill_seconds_per_block(table: ScheduleTable, device: DeviceSpec, spilled: Ints) -> Floats | float:
+    """Time of a block's spills: at every point of the reduction each spilled value is read from L1 and written back,
+    a pass per warp each way."""
+    if not spilled.any():
+        return 0.0
+    line_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+    passes_per_second = device.shared.bandwidth_bytes_per_second / device.unit_count / line_bytes
+    warps = -(-table.threads_per_block // device.warp_lanes)
+    return 2.0 * spilled * table.reduced_points * warps / table.reduce_threads / passes_per_second
 
 
 def fetched_bytes_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:

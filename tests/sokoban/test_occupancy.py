@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from codegen.lower_wmma import wmma_shared_bytes
 from hal import load_device
-from sokoban import ScheduleTable, TileSchedule
-from sokoban.occupancy import OVERHEAD_REGISTERS, blocks_per_unit, registers_per_thread, shared_bytes
+from sokoban import ScheduleTable, TileSchedule, estimate_schedules
+from sokoban.occupancy import (
+    OVERHEAD_REGISTERS,
+    SQUEEZABLE_REGISTERS,
+    blocks_per_unit,
+    granted_registers,
+    registers_per_thread,
+    shared_bytes,
+    spilled_registers,
+)
 from tests.sokoban.schedules import form_of, matmul_schedule, schedules
 
 V100 = load_device("v100")
@@ -155,3 +163,24 @@ def test_resident_blocks_fit_together_and_one_more_does_not(data: st.DataObject,
         )
 
     assert fits(blocks) and not fits(blocks + 1)
+
+
+def test_a_large_block_gets_the_registers_that_let_it_run() -> None:
+    table = ScheduleTable.of(MATMUL, [THREADS_1024, THREADS_256, THREADS_32])
+    needed = np.array([90, 90, 300])
+    granted = granted_registers(table, V100, needed)
+    # 65536 registers / 32 warps = 2048 a warp, 64 a thread; 256 threads may have all they need; 255 can be named.
+    assert granted.tolist() == [64, 90, 255]
+    assert spilled_registers(V100, needed, granted).tolist() == [
+        90 - SQUEEZABLE_REGISTERS - 64,
+        0,
+        300 - SQUEEZABLE_REGISTERS - 255,
+    ]
+
+
+def test_spills_take_time() -> None:
+    fits = matmul_schedule((64, 64), (8, 8), 8)
+    spills = matmul_schedule((64, 256), (16, 16), 8)
+    times = estimate_schedules(MATMUL, V100, [fits, spills])
+    assert times.row(1).stage_seconds["shared"] > 3 * times.row(1).stage_seconds["compute"]
+    assert times.seconds[1] > 3 * times.seconds[0]
