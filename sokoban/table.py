@@ -189,4 +189,7 @@ def product(columns: Iterable[Ints], count: int) -> Ints:
     total: Ints | None = None
     for column in columns:
         total = column if total is None else total * column
-    return np.ones(count, dtype=np.int64) if total is None else np.broadcast_to(total, (count,))
+    if total is None:
+        return np.ones(count, dtype=np.int64)
+    # A column that is the same for every row may be a single number.
+    return total if np.shape(total) == (count,) else np.broadcast_to(total, (count,))
