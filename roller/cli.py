@@ -18,7 +18,7 @@ import click
 from hal import DeviceSpec, InputError
 
 if TYPE_CHECKING:
-    from roller.pipeline import CompiledOperator
+    pass
 
 #: Exit code for input that cannot be used.
 BAD_INPUT = 2
@@ -134,6 +134,7 @@ def compile_command(
     with _pool(jobs) as pool:
         # The processes load TVM meanwhile.
         from roller.pipeline import compile_operators, write_bundle
+        from roller.show import compiled_json, print_compiled
         from sokoban import load_operators
 
         expressions = load_operators(file)
@@ -143,12 +144,10 @@ def compile_command(
             for compiled in results:
                 directory = write_bundle(compiled, device, out)
                 if as_json:
-                    click.echo(_compiled_json(compiled, device, directory))
+                    click.echo(compiled_json(compiled, device, directory))
                 finished.append((compiled, directory))
                 advance(compiled.expr.name)
     if not as_json:
-        from roller.show import print_compiled
-
         print_compiled(finished, device, time.perf_counter() - start)
 
 
@@ -230,12 +229,6 @@ def schema_command(kind: str) -> None:
     from roller.schemas import schema_text
 
     click.echo(schema_text(kind), nl=False)
-
-
-def _compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Path) -> str:
-    from roller.show import compiled_json
-
-    return compiled_json(compiled, device, directory)
 
 
 def _cores() -> int:

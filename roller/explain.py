@@ -7,7 +7,6 @@ asked again about the tiles on the way, and of RATIONAL's estimates.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
@@ -16,16 +15,10 @@ from roller.construct import EPSILON_STEPS, Construction, RProgram
 from roller.performance import MicroModel
 from roller.rtile import TileSpace
 from roller.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
-from roller.text import count_text, si_text, sizes_text, three_digits, time_text
+from roller.text import clipped, count_text, si_text, sizes_text, three_digits, time_text, wrapped
 from sokoban import STAGES, KernelForm, ScheduleTable, statement_text
 from sokoban.matrix import matrix_roles
 from sokoban.occupancy import blocks_per_unit
-
-#: Sentences are wrapped to this width.
-WIDTH = 120
-
-#: Lines of a table may be longer, and are cut here.
-LONGEST_LINE = 150
 
 _STAGE_MEANING = {
     "compute": "the arithmetic units",
@@ -79,10 +72,10 @@ def _lines(construction: Construction, rank: int) -> Iterator[str]:
 
 def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
     for statement in form.source.statements:
-        yield from _wrapped(statement_text(statement))
-    yield from _wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
+        yield from wrapped(statement_text(statement))
+    yield from wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
     for name, parts in form.fused:
-        yield from _wrapped(
+        yield from wrapped(
             f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
         )
     size_bytes = _compulsory_bytes(form)
@@ -96,7 +89,7 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
         yield f"  no arithmetic, and at least {moved} to move: {at}"
         return
     intensity = three_digits(form.flops / size_bytes)
-    yield from _wrapped(
+    yield from wrapped(
         f"{si_text(form.flops, 'FLOP')} on at least {si_text(size_bytes, 'B')} is {intensity} FLOP "
         f"per byte; this board can do {three_digits(balance)} for every byte from {_below(device)} ({unit})"
     )
@@ -131,8 +124,8 @@ def _story(construction: Construction, program: RProgram, rank: int) -> Iterator
     yield f"How rank {rank} was constructed: {program.policy}"
     meaning = _POLICY_MEANING.get(program.policy)
     if meaning is not None:
-        yield from _wrapped(meaning)
-    yield from _wrapped(_epsilon(construction, program))
+        yield from wrapped(meaning)
+    yield from wrapped(_epsilon(construction, program))
     space = TileSpace.of(form)
     uses_matrix = program.schedule.instruction != "fma"
     rate = _rate(form, device, matrix=uses_matrix)[0]
@@ -144,7 +137,7 @@ def _story(construction: Construction, program: RProgram, rank: int) -> Iterator
         if all(isinstance(reason.tile, str) for reason in reasons):
             yield ""
             for reason in reasons:
-                yield from _wrapped(f"{layer}: {reason.action} ({reason.tile})")
+                yield from wrapped(f"{layer}: {reason.action} ({reason.tile})")
         elif layer == "registers":
             yield ""
             yield from _register_steps(program, reasons, model, uses_matrix)
@@ -217,7 +210,7 @@ def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroMode
     for reason in reasons:
         if reason.action.startswith("variant"):
             action = reason.action.removeprefix("variant: ")
-            yield from _wrapped(f"{action}: {_tile_text(reason.tile, model.space)}", "    ")
+            yield from wrapped(f"{action}: {_tile_text(reason.tile, model.space)}", "    ")
 
 
 def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str) -> Iterator[str]:
@@ -238,14 +231,14 @@ def _growth(layer: str, reasons: Sequence[Reason], model: MicroModel, held: str)
         line = f"    {name if score is None else f'grow {name}':10} {text:{column}}  {moved:>8} from {source}"
         if score is not None:
             line += f", saving {si_text(score, 'B')} per {held} held"
-        yield _clipped(line)
+        yield clipped(line)
 
 
 def _kept(layer: str, shape: tuple[int, ...], model: MicroModel, size: str) -> Iterator[str]:
     source = _source(layer, model.device)
     fed, wanted = model.mem_perf(layer, shape), model.max_compute_perf()
     verdict = "enough for" if fed >= wanted else "short of"
-    yield from _wrapped(
+    yield from wrapped(
         f"kept {_tile_text(shape, model.space)} ({size}): {source} feeds it {si_text(fed, 'FLOP/s')}, "
         f"{verdict} the {si_text(wanted, 'FLOP/s')} of the arithmetic units",
         "    ",
@@ -263,7 +256,7 @@ def _shrink_steps(
             changed = [n for n, old, new in zip(space.axes, before, reason.tile, strict=True) if new < old]
             axis = " and ".join(changed) or axis
         had = f"{blocks:g} blocks leave units idle: " if blocks else ""
-        yield from _wrapped(
+        yield from wrapped(
             f"{had}shrink {axis}, whose reuse is worth least, to {_tile_text(reason.tile, space)}", "    "
         )
         before = before if isinstance(reason.tile, str) else reason.tile
@@ -303,9 +296,9 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         f"as {_residency(form, device, program)}; {count_text(estimate.wave_count, 'wave')}"
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
-    yield from _wrapped(f"block tile {sizes_text(schedule.block)}{step}")
+    yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
     owner = "warp" if schedule.instruction != "fma" else "thread"
-    yield from _wrapped(
+    yield from wrapped(
         f"a {owner} computes {sizes_text(tuple(schedule.register_tile.items()))}, "
         f"about {estimate.registers} registers per thread"
     )
@@ -313,7 +306,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         yield f"  {sizes_text(schedule.reduce_threads)} threads share a reduction"
     if schedule.cached:
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
-        yield from _wrapped(
+        yield from wrapped(
             f"{' and '.join(schedule.cached)} staged in {si_text(estimate.shared_bytes, 'B')} of "
             f"{_scratchpad(device)}; "
             + (f"{padding} against bank conflicts" if padding else "no bank conflicts to pad against")
@@ -384,7 +377,7 @@ def _rivals(construction: Construction, rank: int) -> Iterator[str]:
         rows.append((f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", _schedule_text(program)))
     column = max(len(head) for head, _ in rows)
     for head, text in rows:
-        yield _clipped(f"  {head:{column}}  {text}")
+        yield clipped(f"  {head:{column}}  {text}")
 
 
 def _change(program: RProgram, chosen: RProgram) -> str:
@@ -420,16 +413,6 @@ def _schedule_text(program: RProgram) -> str:
 
 
 # Words and numbers
-
-
-def _wrapped(text: str, indent: str = "  ") -> Iterator[str]:
-    yield from textwrap.wrap(
-        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
-    )
-
-
-def _clipped(line: str) -> str:
-    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 2] + " …"
 
 
 def _tile_text(tile: str | tuple[int, ...], space: TileSpace) -> str:

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
+
+#: Sentences are wrapped to this width.
+WIDTH = 120
+
+#: Lines of a table may be longer, and are cut here.
+LONGEST_LINE = 150
+
 
 def sizes_text(pairs: tuple[tuple[str, int], ...]) -> str:
     """``m=64 n=128``."""
@@ -32,3 +41,15 @@ def si_text(value: float, unit: str) -> str:
 def three_digits(value: float) -> str:
     """Three digits and no exponent: 1234.5 as ``1234``, 12.345 as ``12.3``."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def wrapped(text: str, indent: str = "  ") -> Iterator[str]:
+    """A sentence as lines of :data:`WIDTH`, the second and further ones set in."""
+    yield from textwrap.wrap(
+        text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False
+    )
+
+
+def clipped(line: str) -> str:
+    """A line of a table cut at :data:`LONGEST_LINE`."""
+    return line if len(line) <= LONGEST_LINE else line[: LONGEST_LINE - 2] + " …"

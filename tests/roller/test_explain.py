@@ -11,7 +11,8 @@ import pytest
 
 from hal import load_device
 from roller.construct import Construction, construct
-from roller.explain import LONGEST_LINE, explain
+from roller.explain import explain
+from roller.text import LONGEST_LINE
 from sokoban import STAGES, kernel_form, statement_text
 from sokoban.operators import operator_from_data
 
