@@ -268,7 +268,7 @@ class _TileLowering:
         stage_tensor = te.compute(extents, fetch, name=name)
         padding = self.schedule.padding_of.get(load.tensor, 0) if len(extents) > 1 else 0
         allowed = fetch_vector(self.form, self.schedule, load, padding)
-        vector = math.gcd(self.schedule.vector_of.get(load.tensor, 1), allowed)
+        vector = math.gcd(self.schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed)
         stage = _Stage(load, stage_tensor, name, dimensions, shifts, vector, padding)
         self.stages.append(stage)
         return stage

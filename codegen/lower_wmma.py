@@ -23,7 +23,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from codegen.lower import STATIC_SHARED_BYTES, Lowered, guarded_read, identifier, padded_sizes
+from codegen.lower import STATIC_SHARED_BYTES, VECTOR_ANY, Lowered, guarded_read, identifier, padded_sizes
 from codegen.values import Expr, evaluate
 from sokoban.expression import Load, Tensor
 from sokoban.kernel_form import KernelForm
@@ -278,7 +278,7 @@ class _WmmaLowering:
         width = self.tile[inner]
         padding = self.schedule.padding_of.get(load.tensor, 0)
         vector = math.gcd(
-            self.schedule.vector_of.get(load.tensor, 1), fetch_vector(self.form, self.schedule, load, padding)
+            self.schedule.vector_of.get(load.tensor, VECTOR_ANY), fetch_vector(self.form, self.schedule, load, padding)
         )
         tensor = self.tensors[load.tensor]
 

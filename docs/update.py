@@ -23,13 +23,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/walkthrough.md", "docs/bundles.md")
+PAGES = ("README.md", "docs/walkthrough.md", "docs/rational.md", "docs/bundles.md")
 
 #: The operator and the device of the walkthrough.
 EXAMPLE, DEVICE = "examples/matmul.json", "v100"
@@ -38,7 +39,7 @@ _BLOCK = re.compile(r"(<!-- output: (?P<name>[\w-]+) -->\n```\w*\n)(?P<text>.*?)
 
 #: What differs from run to run, or from CPU to CPU.
 _UNSTEADY = (
-    (re.compile(r"\d+\.\d s \(\d+\.\d ms of it construction\)"), "# s (# ms of it construction)"),
+    (re.compile(r"\d+\.\d s \((?:[\d.]+ ms (?:of it )?(?:construction|search)(?:, )?)+\)"), "# s (# ms of it finding)"),
     (re.compile(r"yes, (\de-\d\d|exact) *$", re.MULTILINE), "yes"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
     (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
@@ -94,7 +95,7 @@ def console(command: str, *, shown: str = "", sections: Iterable[str] = (), line
 @cache
 def _compiled() -> tuple[dict[str, Any], Path]:
     """The manifest of the example and the directory of its bundle."""
-    run(f"roller compile {EXAMPLE} --device {DEVICE} --out walkthrough")
+    run(f"roller compile {EXAMPLE} --device {DEVICE} --search roller --out walkthrough")
     (directory,) = (_workplace() / "walkthrough").iterdir()
     manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_text())
     return manifest, directory
@@ -110,7 +111,7 @@ def _form() -> Any:
 @cache
 def _explained() -> dict[str, str]:
     """The sections of ``roller explain`` by their first words."""
-    parts = sections_of(run(f"roller explain {EXAMPLE} --device {DEVICE}"))
+    parts = sections_of(run(f"roller explain {EXAMPLE} --device {DEVICE} --search roller"))
     return {part.split(maxsplit=1)[0]: part + "\n" for part in parts}
 
 
@@ -228,15 +229,44 @@ def _manifest() -> str:
     return _one_line_each({**manifest, "kernels": "..."}).replace('"..."', "[ ... ]")
 
 
+#: The rooms of RATIONAL that hold constants.
+_RATIONAL = ("rational", "loops", "operands", "fetch", "occupancy", "transactions", "vectors")
+
+#: Comments and the constants below them; private ones are sizes that every NVIDIA board has.
+_CONSTANT = re.compile(r"((?:^#: .*\n)+)((?:^[A-Z]\w* = .*\n)+)", re.MULTILINE)
+
+
+def _constants() -> str:
+    """Every constant of the cost model with its comment."""
+    lines = []
+    for room in _RATIONAL:
+        found = [
+            (comment, assigned)
+            for comment, assigned in _CONSTANT.findall((ROOT / "sokoban" / f"{room}.py").read_text("utf-8"))
+            if re.search(r" = \(?[\d.]", assigned)
+        ]
+        lines += [f"sokoban/{room}.py"] if found else []
+        for comment, assigned in found:
+            lines.append("  " + ", ".join(assigned.splitlines()))
+            text = " ".join(comment.replace("#: ", "").split())
+            lines += textwrap.wrap(text, 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return "\n".join(lines) + "\n"
+
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
     "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
     "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
     "explain": lambda: console(
-        "roller explain examples/matmul.json --device v100", sections=("The program", "Predicted")
+        "roller explain examples/matmul.json --device v100 --search roller",
+        sections=("The program", "Predicted", "Why"),
     ),
+    "score": lambda: console("roller score examples/matmul.json --device v100 --schedules examples/schedules.jsonl"),
+    "estimate": lambda: console("roller estimate examples/layers.jsonl --device v100"),
+    "estimate-library": lambda: console("roller estimate examples/layers.jsonl --device v100 --implementation library"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
+    "constants": _constants,
     "device-numbers": _device_numbers,
     "statements": _statements,
     "kernel-form": _kernel_form,
@@ -244,6 +274,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "construction": lambda: _explained()["How"],
     "program": lambda: _explained()["The"],
     "prediction": lambda: _explained()["Predicted"],
+    "reasons": lambda: _explained()["Why"],
+    "stages": lambda: _explained()["Times"],
     "rivals": lambda: _explained()["Its"],
     "schedule": _schedule,
     "cuda": _cuda,

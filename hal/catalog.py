@@ -262,6 +262,7 @@ _STRUCT_AT = {
     "clocks": "Clocks",
     "throughput": "Throughput",
     "matrix_instructions": "MatrixInstruction",
+    "framework": "Framework",
 }
 
 

@@ -43,6 +43,8 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         bank_count: ports that serve one request together; absent when the layer has no banks we plan around.
         bank_width_bytes: bytes one bank delivers per cycle; absent together with ``bank_count``.
         latency_seconds: from a dependent load to its value on an idle device; absent where nobody published it.
+        scattered_bytes_per_second: rate of reads of ``transaction_bytes`` each, far apart, so that every one activates
+            another DRAM row; absent where nobody measured it.
     """
 
     name: Text
@@ -53,6 +55,7 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bank_count: Count | None = None
     bank_width_bytes: Count | None = None
     latency_seconds: Positive | None = None
+    scattered_bytes_per_second: Positive | None = None
 
 
 class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -103,11 +106,17 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         dtype: the element type.
         peak_flops: FLOP/s of the device at boost clock with every lane doing a fused multiply-add each cycle.
         sustained_flops: FLOP/s that long-running library GEMMs reach, with the clock that load leaves.
+        best_flops: FLOP/s of the best library GEMM, of any length: the clock has not fallen yet; absent where nobody
+            measured it.
+        power_limited_flops: FLOP/s of a GEMM with the largest tiles once the board has been at its power limit for long
+            and lowered its clock for good; absent where the limit does not bind.
     """
 
     dtype: Dtype
     peak_flops: Positive
     sustained_flops: Positive
+    best_flops: Positive | None = None
+    power_limited_flops: Positive | None = None
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -161,6 +170,27 @@ class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sustained_hz: Positive
 
 
+class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one call of a deep-learning framework costs however small its tensors are, host and device together.
+
+    GPU events right before and right after the call, nothing else in flight: the host prepares and launches while the
+    device waits. It depends on the host of the board as much as on the board.
+
+    Attributes:
+        call_seconds: an element-wise operator, one kernel; median over sizes too small to take time themselves.
+        matmul_call_seconds: a batched matrix multiplication without bias; likewise.
+        linear_call_seconds: a linear layer with bias (addmm); likewise.
+    """
+
+    call_seconds: Positive
+    matmul_call_seconds: Positive
+    linear_call_seconds: Positive
+
+
+TYPICAL_FRAMEWORK = Framework(call_seconds=30e-6, matmul_call_seconds=34e-6, linear_call_seconds=58e-6)
+"""Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1)."""
+
+
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator. Building one checks it whole: an impossible device raises ``InputError``.
 
@@ -185,6 +215,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         matrix_instructions: matrix multiply-accumulate instructions; may be empty.
         launch_overhead_seconds: device time between two dependent kernels of one stream that do nothing.
         block_launch_seconds: time between the starts of two blocks, the whole device together.
+        framework: what a call of a deep-learning framework costs; absent where nobody measured it.
         provenance: where the numbers come from: key path (``layers.dram.bandwidth_bytes_per_second``) or the start
             of one (``limits`` covers all below it) to the source in words. Every number is covered; the longest
             start that fits counts.
@@ -206,6 +237,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     block_launch_seconds: Positive
     provenance: dict[str, str]
     matrix_instructions: tuple[MatrixInstruction, ...] = ()
+    framework: Framework | None = None
     compute_capability: tuple[int, int] | None = None
     code_generator: CodeGenerator | None = None
     code_generator_reason: str = ""
@@ -239,6 +271,11 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.layer("exchange" if self.kind == "ipu" else "dram")
 
     @property
+    def framework_calls(self) -> Framework:
+        """The costs of framework calls: the board's own, or typical ones when it has none."""
+        return self.framework or TYPICAL_FRAMEWORK
+
+    @property
     def warp_lanes(self) -> int:
         """Threads in one TEU."""
         return self.teu.lanes
@@ -268,6 +305,15 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def peak_flops(self, dtype: str) -> float:
         """FLOP/s of the ordinary pipelines as the datasheet counts them."""
         return self._rate(dtype).peak_flops
+
+    def best_flops(self, dtype: str) -> float:
+        """FLOP/s of the best library GEMM; where it was not measured, the sustained rate."""
+        rate = self._rate(dtype)
+        return rate.best_flops or rate.sustained_flops
+
+    def power_limited_flops(self, dtype: str) -> float | None:
+        """FLOP/s that the power limit leaves large GEMMs for good, or None where it does not bind."""
+        return self._rate(dtype).power_limited_flops
 
     def matrix_instruction(self, input_dtype: str, accumulate_dtype: str | None = None) -> MatrixInstruction | None:
         """The first matrix instruction with these types (any accumulator when not given), or None."""

@@ -51,3 +51,5 @@ def _parts(device: DeviceSpec) -> Iterator[tuple[str, msgspec.Struct]]:
         yield f"throughput.{rate.dtype}", rate
     for instruction in device.matrix_instructions:
         yield f"matrix_instructions.{instruction.key}", instruction
+    if device.framework is not None:
+        yield "framework", device.framework

@@ -113,6 +113,13 @@ def _check_layers(device: DeviceSpec) -> None:
             if layer.bank_count is not None:
                 missing, given = given, missing
             raise InputError(f"device.{path}.{missing}", f"is missing, but {given} is given", "give both or neither")
+        if layer.scattered_bytes_per_second is not None:
+            _check_at_most(
+                f"{path}.scattered_bytes_per_second",
+                layer.scattered_bytes_per_second,
+                f"{path}.bandwidth_bytes_per_second",
+                layer.bandwidth_bytes_per_second,
+            )
     for upper, lower in zip(device.layers, device.layers[1:], strict=False):
         _check_at_most(
             f"layers.{lower.name}.bandwidth_bytes_per_second",
@@ -133,12 +140,24 @@ def _check_rates(device: DeviceSpec) -> None:
         raise InputError("device.throughput", f"has {listed(device.dtypes)}, expected at least float32", "add float32")
     for rate in device.throughput:
         _check_sustained(f"throughput.{rate.dtype}", rate)
+        if rate.best_flops is not None:
+            _check_best(f"throughput.{rate.dtype}", rate, rate.best_flops)
+        if rate.power_limited_flops is not None:
+            path = f"throughput.{rate.dtype}"
+            _check_at_most(
+                f"{path}.power_limited_flops", rate.power_limited_flops, f"{path}.peak_flops", rate.peak_flops
+            )
     for instruction in device.matrix_instructions:
         _check_sustained(f"matrix_instructions.{instruction.key}", instruction)
 
 
 def _check_sustained(path: str, rate: Throughput | MatrixInstruction) -> None:
     _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.peak_flops", rate.peak_flops)
+
+
+def _check_best(path: str, rate: Throughput, best: float) -> None:
+    _check_at_most(f"{path}.best_flops", best, f"{path}.peak_flops", rate.peak_flops)
+    _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.best_flops", best)
 
 
 def _check_limits(device: DeviceSpec) -> None:

@@ -6,7 +6,6 @@ rule is another class in the tuple that :func:`default_rules` returns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from typing import Protocol
 
 from hal import DeviceSpec
 from roller.rtile import TileSpace
+from sokoban.bank_padding import formula_padding
 
 
 class AlignmentRule(Protocol):
@@ -88,8 +88,7 @@ class BankRule:
     def padding(self, stored: int, read: int, element_bytes: int) -> int:
         """Elements to add to a leading dimension of ``stored`` elements that is read ``read`` elements at a time."""
         width = max(1, self.bank_width_bytes // element_bytes)
-        row = self.bank_count * width
-        return (row - stored % row + width * math.ceil(read / width)) % row
+        return formula_padding(stored, read, banks=self.bank_count, width=width)
 
 
 @dataclass(frozen=True)

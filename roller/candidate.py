@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sokoban import KernelForm, TileSchedule
+from sokoban import TileSchedule
 
 
 class Reason(NamedTuple):
@@ -29,8 +29,3 @@ class Candidate(NamedTuple):
     reasons: tuple[Reason, ...]
     register_shape: tuple[int, ...] | None = None
     shared_shape: tuple[int, ...] | None = None
-
-
-def widest_vector(form: KernelForm, tensor: str) -> int:
-    """Elements of a 16-byte access; code generation narrows it to what alignment allows."""
-    return max(1, 16 // form.expr.tensor_by_name[tensor].element_bytes)

@@ -85,6 +85,17 @@ def _device_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
+def _search_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--search",
+        "method",
+        type=click.Choice(["roller", "sokoban", "both"]),
+        default="both",
+        show_default=True,
+        help="Who finds programs: Roller's construction, Sokoban's exhaustive search, or both together.",
+    )(command)
+
+
 @main.command("devices")
 @click.argument("name", required=False)
 @click.option("--json/--no-json", "as_json", default=False, help="The spec as JSON.")
@@ -119,9 +130,10 @@ def devices_command(name: str | None, as_json: bool) -> None:
     show_default=True,
     help="How many kernels, from rank 1 down, to run against the reference.",
 )
+@_search_option
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def compile_command(
-    file: Path, device_name: str, top_k: int, out: Path, jobs: int | None, verify: int, as_json: bool
+    file: Path, device_name: str, top_k: int, out: Path, jobs: int | None, verify: int, method: str, as_json: bool
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
     from hal import load_device
@@ -138,7 +150,7 @@ def compile_command(
         from sokoban import load_operators
 
         expressions = load_operators(file)
-        results = compile_operators(expressions, device, top_k=top_k, verify=verify, pool=pool)
+        results = compile_operators(expressions, device, top_k=top_k, verify=verify, pool=pool, method=method)
         with _progress(len(expressions), show=not as_json) as advance:
             finished = []
             for compiled in results:
@@ -162,9 +174,12 @@ def compile_command(
     show_default=True,
     help="Run the schedule's OpenCL twin, or the CUDA text itself thread by thread (needs g++).",
 )
+@_search_option
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that verify.  [default: all cores]")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
-def verify_command(file: Path, device_name: str, top_k: int, engine: str, jobs: int | None, as_json: bool) -> None:
+def verify_command(
+    file: Path, device_name: str, top_k: int, engine: str, method: str, jobs: int | None, as_json: bool
+) -> None:
     """Run the best schedules of every operator in FILE, cut down to a few tiles, against a float64 reference.
 
     Exit code 1 when one disagrees or could not run.
@@ -181,7 +196,8 @@ def verify_command(file: Path, device_name: str, top_k: int, engine: str, jobs: 
         expressions = load_operators(file)
         results = []
         with _progress(len(expressions), show=not as_json) as advance:
-            for name, checks in verify_operators(expressions, device, top_k=top_k, pool=pool, engine=engine):
+            checked = verify_operators(expressions, device, top_k=top_k, pool=pool, engine=engine, method=method)
+            for name, checks in checked:
                 results.append((name, checks))
                 if as_json:
                     click.echo(verified_json(name, device, checks))
@@ -200,11 +216,21 @@ def verify_command(file: Path, device_name: str, top_k: int, engine: str, jobs: 
 @click.option(
     "--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="How many to compare it with."
 )
-def explain_command(file: Path, device_name: str, operator: str | None, rank: int, top_k: int) -> None:
-    """Tell how the programs of FILE's operators were constructed and what limits them."""
+@_search_option
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Also draw stage times and roofline of one operator into this file (png, svg or pdf; needs matplotlib).",
+)
+def explain_command(
+    file: Path, device_name: str, operator: str | None, rank: int, top_k: int, method: str, picture: Path | None
+) -> None:
+    """Tell how the programs of FILE's operators were found and what limits them."""
     from hal import load_device
-    from roller.construct import construct
     from roller.explain import explain
+    from roller.programs import find_programs
     from sokoban import kernel_form, load_operators
 
     device = load_device(device_name)
@@ -215,17 +241,103 @@ def explain_command(file: Path, device_name: str, operator: str | None, rank: in
         if not named:
             raise InputError("--name", f"{operator!r} is not in {file}", f"try {expressions[0].name}")
         expressions = named
+    if picture is not None:
+        from roller.plot import check_plot
+
+        check_plot(picture)
+        if len(expressions) > 1:
+            raise InputError("--plot", f"draws one operator, {file} has {len(expressions)}", "pick one with --name")
     for expr in expressions:
-        construction = construct(kernel_form(expr), device, max(top_k, rank))
+        construction = find_programs(kernel_form(expr), device, max(top_k, rank), method)
         if rank > len(construction.programs):
             raise InputError("--rank", f"{expr.name} has {len(construction.programs)} programs", "ask for one of those")
         click.echo(explain(construction, rank))
+        if picture is not None:
+            from roller.plot import plot
+
+            plot(construction, picture, rank)
+
+
+@main.command("score")
+@click.argument("file", type=click.Path(path_type=Path))
+@_device_option
+@click.option(
+    "--schedules", required=True, type=click.Path(path_type=Path), help="One schedule a line, or a list (JSON)."
+)
+@click.option("--name", "operator", default=None, help="One operator of the list.")
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Lines of the table.")
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object per schedule on stdout.")
+def score_command(
+    file: Path, device_name: str, schedules: Path, operator: str | None, limit: int, as_json: bool
+) -> None:
+    """Predict the times of schedules that you made for the operator of FILE, in their order."""
+    from hal import load_device
+    from roller.score import json_lines, one_operator, score, score_table, summary
+    from sokoban import load_operators
+    from sokoban.schedule_json import load_schedules
+
+    device = load_device(device_name)
+    _check_readable(file)
+    expr = one_operator(load_operators(file), operator, str(file))
+    scores = score(load_schedules(schedules, expr), device)
+    if as_json:
+        click.echo(json_lines(scores), nl=False)
+        return
+    from roller.show import print_line, print_table
+
+    print_table(score_table(scores, limit))
+    print_line(summary(scores, expr, limit))
+
+
+@main.command("estimate")
+@click.argument("file", type=click.Path(path_type=Path))
+@_device_option
+@click.option(
+    "--implementation",
+    type=click.Choice(["best", "library"]),
+    default="best",
+    show_default=True,
+    help="Our best kernel, or what cuBLAS, cuDNN and PyTorch launch.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["forward", "backward"]),
+    default="forward",
+    show_default=True,
+    help='Of operators without a "direction" of their own.',
+)
+@click.option(
+    "--search",
+    "method",
+    type=click.Choice(["roller", "sokoban", "both"]),
+    default="both",
+    show_default=True,
+    help="Who finds the best kernel: construction (some ms per operator), exhaustive search (some 100 ms), or both.",
+)
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
+def estimate_command(
+    file: Path, device_name: str, implementation: Any, direction: Any, method: str, as_json: bool
+) -> None:
+    """Predict how long the operators of FILE take: one a line, a JSON list, or a single one."""
+    from hal import load_device
+    from roller.estimate import estimate_items, estimate_table, json_lines, load_items, summary
+
+    device = load_device(device_name)
+    _check_readable(file)
+    results = estimate_items(load_items(file, direction), device, implementation, method)
+    if as_json:
+        click.echo(json_lines(results), nl=False)
+        return
+    from roller.show import print_line, print_table
+
+    print_table(estimate_table(results))
+    print_line(summary(results, device, implementation))
 
 
 @main.command("schema")
-@click.argument("kind", type=click.Choice(["operator", "device", "manifest"]))
+@click.argument("kind", type=click.Choice(["operator", "device", "manifest", "schedule"]))
 def schema_command(kind: str) -> None:
-    """Print the JSON Schema of operator files, device files or manifests."""
+    """Print the JSON Schema of operator files, device files, manifests or schedules."""
     from roller.schemas import schema_text
 
     click.echo(schema_text(kind), nl=False)

@@ -16,18 +16,23 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hal import DeviceSpec, InputError
-from roller.alignment import BankRule
 from roller.candidate import Candidate, Reason
 from roller.flat import Flat
 from roller.rtile import RTile, TileSpace
 from roller.scale_up import ScaleUp
-from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, data_dimension, estimate
-from sokoban.banks import busiest_bank, lane_words
+from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, estimate
+from sokoban.bank_padding import bank_padding
 from sokoban.matrix import matrix_roles
-from sokoban.table import Ints
 
 #: Waste that tensor padding may cause, raised until there are enough programs (6.3.2, "irregular tensor shapes").
 EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
+
+#: Waste tried as well for irregular shapes, those with an axis that is no multiple of :data:`ALIGNED`, where the best
+#: program takes longer than the operator's bound by more than :data:`FAR_FROM_BOUND`: seven columns are then worth
+#: padding to eight although tiles of seven exist.
+IRREGULAR_EPSILON = 0.4
+ALIGNED = 8
+FAR_FROM_BOUND = 1.2
 
 #: Programs that are enough even if more were asked for: a larger epsilon would only add padding.
 ENOUGH = 20
@@ -38,7 +43,10 @@ SHORT_REDUCTION = 128
 
 @dataclass(frozen=True)
 class RProgram:
-    """One constructed program: a schedule, the tiles it came from, what it is expected to take, and why it is so."""
+    """One program: a schedule, the tiles it came from, what it is expected to take, and why it is so.
+
+    ``policy`` says how it was found: by which walk of construction, or by ``"search"``.
+    """
 
     schedule: TileSchedule
     estimate: Estimate
@@ -58,6 +66,8 @@ class Construction:
         considered: how many candidates were scored.
         epsilon: the largest tensor padding that had to be allowed.
         seconds: time the construction took.
+        searched: how many schedules exhaustive search scored besides; 0 where there was none.
+        search_seconds: time the search took.
     """
 
     form: KernelForm
@@ -66,6 +76,8 @@ class Construction:
     considered: int
     epsilon: float
     seconds: float
+    searched: int = 0
+    search_seconds: float = 0.0
 
 
 def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construction:
@@ -86,11 +98,27 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
             programs = _rank(form, device, list(candidates.values()), top_k)
             if len(programs) >= min(top_k, ENOUGH):
                 break
+    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(form, device, programs[0].estimate.seconds):
+        for candidate in propose(form, device, IRREGULAR_EPSILON):
+            candidates.setdefault(candidate.schedule, candidate)
+        epsilon, programs = IRREGULAR_EPSILON, _rank(form, device, list(candidates.values()), top_k)
     if not programs:
         programs = _rank(form, device, list(candidates.values()), top_k)
     if not programs:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
     return Construction(form, device, programs, len(candidates), epsilon, time.perf_counter() - start)
+
+
+def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool:
+    """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
+    if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
+        return False
+    instruction = device.matrix_instruction(_input_dtype(form)) if matrix_roles(form) else None
+    accumulate = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
+    rate = instruction.sustained_flops if instruction else device.sustained_flops(accumulate)
+    moved = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
+    bound = max(form.flops / rate, moved / device.dram.bandwidth_bytes_per_second)
+    return seconds > FAR_FROM_BOUND * bound + device.launch_overhead_seconds
 
 
 def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top_k: int) -> tuple[RProgram, ...]:
@@ -99,7 +127,7 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top
         return ()
     schedules = [candidate.schedule for candidate in candidates]
     unpadded = ScheduleTable.of(form, schedules)
-    padding = _bank_padding(unpadded, device)
+    padding = bank_padding(unpadded, device)
     table = estimate(unpadded.with_padding(padding), device)
     space = TileSpace.of(form)
     order = np.argsort(table.seconds, kind="stable")[:top_k]
@@ -120,39 +148,6 @@ def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top
             )
         )
     return tuple(programs)
-
-
-def _bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
-    """Storage padding in elements for every staged tile, by tensor: none where no read conflicts, else one vector,
-    else an odd row, else the printed formula.
-
-    The formula of 6.3.1 always pads to a fixed residue, up to doubling narrow rows; where the addresses of a warp
-    show no conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better.
-    """
-    banks = device.shared.bank_count or 32
-    rule = BankRule(banks, device.shared.bank_width_bytes or 4)
-    padding = dict(table.padding)
-    zeros = np.zeros(table.count, dtype=np.int64)
-    one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, zeros + 1)}
-    for load in table.form.body_loads:
-        wanted = table.cached[load.tensor] & ~table.warp_tile
-        if not load.indices or not wanted.any():
-            continue
-        element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-        rows = table.extents(load)[-1] + zeros
-        pads = np.stack([zeros, zeros + max(1, 16 // element_bytes), 1 - rows % 2])
-        passes = busiest_bank(lane_words(table, load, device, pads), banks)
-        chosen = pads[passes.argmin(axis=0), np.arange(table.count)]
-        still = wanted & (passes.min(axis=0) > 1)
-        if still.any():
-            reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
-            formula = np.array(
-                [rule.padding(n, r, element_bytes) for n, r in zip(rows.tolist(), reads.tolist(), strict=True)]
-            )
-            better = busiest_bank(lane_words(table, load, device, formula), banks) < passes.min(axis=0)
-            chosen = np.where(still & better, formula, chosen)
-        padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
-    return padding
 
 
 def propose(form: KernelForm, device: DeviceSpec, epsilon: float) -> Iterator[Candidate]:

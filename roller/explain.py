@@ -10,24 +10,27 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
+from roller.anatomy import arithmetic_rate, compulsory_bytes
 from roller.candidate import Reason
 from roller.construct import EPSILON_STEPS, Construction, RProgram
+from roller.pace import prediction, reasons, residency, rivals, stage_times
 from roller.performance import MicroModel
+from roller.programs import SEARCH_POLICY
 from roller.rtile import TileSpace
 from roller.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
-from roller.text import clipped, count_text, si_text, sizes_text, three_digits, time_text, wrapped
-from sokoban import STAGES, KernelForm, ScheduleTable, statement_text
-from sokoban.matrix import matrix_roles
-from sokoban.occupancy import blocks_per_unit
-
-_STAGE_MEANING = {
-    "compute": "the arithmetic units",
-    "shared": "shared memory",
-    "l2": "the way to the units",
-    "dram": "the way from DRAM",
-    "latency": "waiting for memory, step by step",
-    "block_launch": "starting the blocks",
-}
+from roller.text import (
+    clipped,
+    count_text,
+    layer_below,
+    scratchpad,
+    short_sizes,
+    si_text,
+    sizes_text,
+    three_digits,
+    time_text,
+    wrapped,
+)
+from sokoban import KernelForm, statement_text
 
 _POLICY_MEANING = {
     "scale up": "outputs share operands: tiles grow layer by layer along the axis whose growth saves most traffic",
@@ -39,7 +42,11 @@ _POLICY_MEANING = {
     ),
     "transpose through shared memory": "reading and writing along different axes: square tiles turn in shared memory",
     "direct": "nothing is staged: windows overlap between neighbouring threads, which share lines through L1",
+    "staged windows": "windows overlap: rows arrive in shared memory once, and a thread computes a column of outputs",
     "staged reduction": "one thread per output; rows arrive in shared memory in contiguous pieces",
+    SEARCH_POLICY: (
+        "not constructed: the best of all tiles, aligned or not, that passed every layer's condition in closed form"
+    ),
     "shared rows": "the threads of a block share each reduction and combine their partial results at the end",
 }
 
@@ -62,9 +69,13 @@ def _lines(construction: Construction, rank: int) -> Iterator[str]:
     yield ""
     yield from _program(form, device, program)
     yield ""
-    yield from _times(form, device, program)
+    yield from prediction(form, device, program)
     yield ""
-    yield from _rivals(construction, rank)
+    yield from reasons(form, device, program)
+    yield ""
+    yield from stage_times(construction.programs, rank)
+    yield ""
+    yield from rivals(construction, rank)
 
 
 # The operator
@@ -78,8 +89,8 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
         yield from wrapped(
             f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
         )
-    size_bytes = _compulsory_bytes(form)
-    rate, unit = _rate(form, device)
+    size_bytes = compulsory_bytes(form)
+    rate, unit = arithmetic_rate(form, device)
     bandwidth = device.dram.bandwidth_bytes_per_second
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
@@ -91,7 +102,7 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
     intensity = three_digits(form.flops / size_bytes)
     yield from wrapped(
         f"{si_text(form.flops, 'FLOP')} on at least {si_text(size_bytes, 'B')} is {intensity} FLOP "
-        f"per byte; this board can do {three_digits(balance)} for every byte from {_below(device)} ({unit})"
+        f"per byte; this board can do {three_digits(balance)} for every byte from {layer_below(device)} ({unit})"
     )
     if compute > memory:
         at = f"{time_text(compute)} at {si_text(rate, 'FLOP/s')} sustained"
@@ -101,34 +112,19 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
         yield f"  so memory bounds it: {at}, {time_text(compute)} of arithmetic behind"
 
 
-def _compulsory_bytes(form: KernelForm) -> int:
-    return sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-
-
-def _rate(form: KernelForm, device: DeviceSpec, *, matrix: bool | None = None) -> tuple[float, str]:
-    """The sustained arithmetic rate that an operator can hope for, and its name; ``matrix`` says which one it uses."""
-    if form.body_loads and matrix is not False:
-        dtype = form.expr.tensor_by_name[form.body_loads[0].tensor].dtype
-        instruction = device.matrix_instruction(dtype)
-        if instruction is not None and (matrix or matrix_roles(form) is not None):
-            return instruction.sustained_flops, f"{dtype} by matrix instructions"
-    dtype = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
-    return device.sustained_flops(dtype), dtype
-
-
 # The construction
 
 
 def _story(construction: Construction, program: RProgram, rank: int) -> Iterator[str]:
     form, device = construction.form, construction.device
-    yield f"How rank {rank} was constructed: {program.policy}"
+    yield f"How rank {rank} was {'found' if program.policy == SEARCH_POLICY else 'constructed'}: {program.policy}"
     meaning = _POLICY_MEANING.get(program.policy)
     if meaning is not None:
         yield from wrapped(meaning)
     yield from wrapped(_epsilon(construction, program))
     space = TileSpace.of(form)
     uses_matrix = program.schedule.instruction != "fma"
-    rate = _rate(form, device, matrix=uses_matrix)[0]
+    rate = arithmetic_rate(form, device, matrix=uses_matrix)[0]
     model = MicroModel(space, device, rate, float(form.body_operations))
     layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
     before: tuple[int, ...] | None = None
@@ -152,7 +148,7 @@ def _story(construction: Construction, program: RProgram, rank: int) -> Iterator
 
 
 def _epsilon(construction: Construction, program: RProgram) -> str:
-    if program.epsilon <= EPSILON_STEPS[0]:
+    if program.epsilon <= EPSILON_STEPS[0] or program.policy == SEARCH_POLICY:
         return f"axes may be padded by up to {100 * program.epsilon:g}% to fit whole tiles"
     return (
         f"axes may be padded by up to {100 * program.epsilon:g}% to fit whole tiles: "
@@ -187,8 +183,8 @@ def _register_steps(
 def _shared_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel) -> Iterator[str]:
     limits = model.device.limits
     room = limits.shared_bytes_per_block
-    below = _below(model.device)
-    name = _scratchpad(model.device).capitalize()
+    below = layer_below(model.device)
+    name = scratchpad(model.device).capitalize()
     yield f"  {name}, the tile of one block: room for {si_text(room, 'B')}, at most {limits.threads_per_block} threads"
     yield from _growth("shared", reasons, model, "byte")
     kept = next((reason for reason in reversed(reasons) if reason.action.startswith("keep")), None)
@@ -293,7 +289,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         yield f"  a block owns its outputs and walks {', '.join(form.reduced)} alone: no partial results cross units"
     yield (
         f"  {count_text(estimate.blocks_per_unit, 'block')} at a time on a unit, "
-        f"as {_residency(form, device, program)}; {count_text(estimate.wave_count, 'wave')}"
+        f"as {residency(form, device, program)}; {count_text(estimate.wave_count, 'wave')}"
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
     yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
@@ -308,7 +304,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
         yield from wrapped(
             f"{' and '.join(schedule.cached)} staged in {si_text(estimate.shared_bytes, 'B')} of "
-            f"{_scratchpad(device)}; "
+            f"{scratchpad(device)}; "
             + (f"{padding} against bank conflicts" if padding else "no bank conflicts to pad against")
         )
     waste = math.prod(
@@ -318,100 +314,6 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         yield f"  tiles cover {100 * (waste - 1):.1f}% more points than the operator has"
 
 
-def _residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
-    """Which limit of a unit keeps another block out."""
-    schedule, estimate, limits = program.schedule, program.estimate, device.limits
-    table = ScheduleTable.of(form, [schedule])
-
-    def with_use(registers: int, shared: int) -> int:
-        one = blocks_per_unit(table, device, table.block_count * 0 + registers, table.block_count * 0 + shared)
-        return int(one[0])
-
-    if with_use(estimate.registers, 0) == estimate.blocks_per_unit < with_use(1, 0):
-        return f"{limits.registers_per_unit} registers allow"
-    if with_use(1, estimate.shared_bytes) == estimate.blocks_per_unit < with_use(1, 0):
-        return f"{si_text(limits.shared_bytes_per_unit, 'B')} of {_scratchpad(device)} allow"
-    if estimate.blocks_per_unit == limits.blocks_per_unit:
-        return "no unit holds more"
-    return f"{limits.threads_per_unit} threads allow"
-
-
-# Times
-
-
-def _times(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
-    estimate = program.estimate
-    yield (
-        f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
-        f"{_STAGE_MEANING[estimate.bound]} set the pace"
-    )
-    longest = max(estimate.stage_seconds.values()) or 1.0
-    for stage in STAGES:
-        seconds = estimate.stage_seconds[stage]
-        if seconds == 0.0:
-            yield f"  {stage:12} {'-':>8}"
-            continue
-        bar = "█" * round(30 * seconds / longest) or "▏"
-        yield f"  {stage:12} {time_text(seconds):>8}  {bar:30}  {_STAGE_MEANING[stage]}"
-    rate, name = _rate(form, device, matrix=program.schedule.instruction != "fma")
-    useful = f"{si_text(_compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
-    share = 100 * _compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
-    traffic = f"{useful}, {share:.0f}% of {_below(device)}'s rate"
-    if form.flops:
-        done = form.flops / estimate.seconds
-        yield f"  in all {si_text(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and {traffic}"
-    else:
-        yield f"  in all {traffic}"
-
-
-# Rivals
-
-
-def _rivals(construction: Construction, rank: int) -> Iterator[str]:
-    chosen = construction.programs[rank - 1]
-    yield f"Its rivals, the best of {construction.considered} programs: what each gains or loses, and where"
-    rows = []
-    for position, program in enumerate(construction.programs, start=1):
-        mark = "→" if position == rank else " "
-        change = "" if position == rank else _change(program, chosen)
-        rows.append((f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", _schedule_text(program)))
-    column = max(len(head) for head, _ in rows)
-    for head, text in rows:
-        yield clipped(f"  {head:{column}}  {text}")
-
-
-def _change(program: RProgram, chosen: RProgram) -> str:
-    """``+4.2%  compute +93 µs``: the difference in time, and the stage behind it."""
-    ours, theirs = chosen.estimate, program.estimate
-    percent = 100 * (theirs.seconds / ours.seconds - 1)
-    changes = {stage: theirs.stage_seconds[stage] - ours.stage_seconds[stage] for stage in STAGES}
-    if abs(percent) < 0.05:
-        return "equal"
-    slower = percent > 0
-    stage = (program if slower else chosen).estimate.bound
-    if (changes[stage] > 0) != slower or abs(changes[stage]) < 0.05 * abs(theirs.seconds - ours.seconds):
-        # The stage that sets the pace is the same in both; what it does not hide of the others makes the difference.
-        stage = (max if slower else min)(("compute", "shared", "l2", "dram"), key=lambda name: changes[name])
-    return f"{percent:+.1f}%, {_signed(stage, changes[stage])}"
-
-
-def _signed(stage: str, seconds: float) -> str:
-    return f"{stage} {'+' if seconds >= 0 else '−'}{time_text(abs(seconds))}"
-
-
-def _schedule_text(program: RProgram) -> str:
-    schedule = program.schedule
-    text = f"block {_short(schedule.block)}"
-    owner = "warp" if schedule.instruction != "fma" else "thread"
-    tile = _short(tuple(schedule.register_tile.items()))
-    text += f" · {owner} {tile}" if tile != "of one" else ""
-    if schedule.step and schedule.cached:
-        text += f" · step {_short(schedule.step)}"
-    if schedule.reduce_threads:
-        text += f" · {math.prod(count for _, count in schedule.reduce_threads)} threads per row"
-    return text
-
-
 # Words and numbers
 
 
@@ -419,22 +321,9 @@ def _tile_text(tile: str | tuple[int, ...], space: TileSpace) -> str:
     """A tile without its axes of one."""
     if isinstance(tile, str):
         return tile
-    return _short(tuple(zip(space.axes, tile, strict=True)))
-
-
-def _scratchpad(device: DeviceSpec) -> str:
-    return f"{device.shared.name} memory"
+    return short_sizes(tuple(zip(space.axes, tile, strict=True)))
 
 
 def _source(layer: str, device: DeviceSpec) -> str:
     """What fills a layer."""
-    return _scratchpad(device) if layer == "registers" else _below(device)
-
-
-def _below(device: DeviceSpec) -> str:
-    """The bottom layer in words: "DRAM", or what an IPU has in its place."""
-    return "DRAM" if device.dram.name == "dram" else f"the {device.dram.name}"
-
-
-def _short(pairs: tuple[tuple[str, int], ...]) -> str:
-    return " ".join(f"{axis}={size}" for axis, size in pairs if size > 1) or "of one"
+    return scratchpad(device) if layer == "registers" else layer_below(device)

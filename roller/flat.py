@@ -8,12 +8,13 @@ and whether shared memory turns a scattered access into a contiguous one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from hal import DeviceSpec
-from roller.candidate import Candidate, Reason, widest_vector
-from roller.rtile import TileSpace
+from roller.candidate import Candidate, Reason
+from roller.rtile import TileSpace, data_tile_elements
 from sokoban import KernelForm, TileSchedule
+from sokoban.search_rows import widest_vector
 
 
 class Flat:
@@ -40,19 +41,62 @@ class Flat:
         return tuple(n for n in menu if n <= self.limits.threads_per_block) or (self.limits.threads_per_block,)
 
     def direct(self) -> Iterator[Candidate]:
-        """Windows and short reductions without shared memory: neighbouring threads share lines through L1."""
+        """Windows and short reductions without shared memory: neighbouring threads share lines through L1, and what a
+        thread reads for one output it keeps for its others."""
         for coarsen in (1, 2, 4):
             for threads in self._thread_counts((128, 256, 512)):
                 yield from self._flat("direct", coarsen, threads, 1)
+        axis = self._kept_along()
+        if axis is not None:
+            for outputs in (4, 16):
+                for threads in self._thread_counts((256, 512)):
+                    yield from self._flat("direct", 1, threads, 1, {axis: outputs})
+        window = self._window_axis()
+        if window is not None:
+            size = self.form.sizes[window]
+            # A column of outputs per thread, about 8 or 16 of them, as evenly as the axis divides.
+            for outputs in sorted({-(-size // -(-size // most)) for most in (8, 16)}):
+                for threads in self._thread_counts((64, 128, 256)):
+                    yield from self._flat("direct", 1, threads, 1, {window: outputs})
+                    yield from self._flat("staged windows", 1, threads, 1, {window: outputs}, staged=True)
 
-    def _flat(self, policy: str, coarsen: int, threads: int, vector: int) -> Iterator[Candidate]:
-        """Threads along the last axes, ``coarsen`` elements each: ``vector`` adjacent ones, the rest strided."""
+    def _window_axis(self) -> str | None:
+        """The last axis but one that a window slides along, so that a thread's outputs along it share what they read;
+        None where there is none."""
+        for axis in reversed(self.form.spatial[:-1]):
+            for load in self.form.body_loads:
+                if any(index.coefficient(axis) and len(index.terms) > 1 for index in load.indices):
+                    return axis
+        return None
+
+    def _kept_along(self) -> str | None:
+        """The outermost axis beside the last that some operand lacks: its values serve all outputs along it, such as
+        the filter of a depthwise convolution for all images."""
+        for axis in self.form.spatial[:-1]:
+            for load in self.form.body_loads:
+                if self.form.sizes[axis] >= 4 and not any(index.coefficient(axis) for index in load.indices):
+                    return axis
+        return None
+
+    def _flat(
+        self,
+        policy: str,
+        coarsen: int,
+        threads: int,
+        vector: int,
+        kept: Mapping[str, int] | None = None,
+        *,
+        staged: bool = False,
+    ) -> Iterator[Candidate]:
+        """Threads along the last axes, ``coarsen`` elements each: ``vector`` adjacent ones, the rest strided; and
+        ``kept`` elements along other axes. With ``staged`` all that a block reads passes through shared memory."""
         axes, sizes = self.form.spatial, self.form.sizes
         last = axes[-1]
         copies = max(1, coarsen // vector)
         if sizes[last] < vector * copies:
             copies = max(1, sizes[last] // vector)
-        thread = {axis: 1 for axis in axes} | {last: vector}
+        kept = {axis: min(outputs, sizes[axis]) for axis, outputs in (kept or {}).items()}
+        thread = {axis: 1 for axis in axes} | {last: vector} | kept
         virtual = {axis: 1 for axis in axes} | {last: copies}
         block: dict[str, int] = {}
         left = threads
@@ -62,12 +106,14 @@ class Flat:
             block[axis] = own * here
             # Whole threads only: what does not divide goes unused.
             left //= here
-        if math.prod(block.values()) // (vector * copies) > self.limits.threads_per_block:
+        if math.prod(block.values()) // (vector * copies * math.prod(kept.values())) > self.limits.threads_per_block:
+            return
+        if staged and self._tile_bytes(block) > self.limits.shared_bytes_per_block:
             return
         pairs = tuple((axis, block[axis]) for axis in axes)
         reason = Reason(
             "registers",
-            f"{coarsen} elements per thread, up to {threads} threads along the last axes",
+            f"{coarsen * math.prod(kept.values())} elements per thread, up to {threads} threads along the last axes",
             " ".join(f"{axis}={size}" for axis, size in pairs),
         )
         schedule = TileSchedule(
@@ -75,9 +121,15 @@ class Flat:
             thread=tuple(thread.items()),
             vthreads=tuple(virtual.items()),
             step=tuple((axis, sizes[axis]) for axis in self.form.reduced),
+            cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
         )
         yield Candidate(schedule, policy, self.epsilon, (reason,))
+
+    def _tile_bytes(self, block: Mapping[str, int]) -> int:
+        """What a block reads for its whole reduction."""
+        shape = tuple(block.get(axis, self.form.sizes[axis]) for axis in self.space.axes)
+        return sum(data_tile_elements(access, shape) * access.element_bytes for access in self.space.inputs)
 
     def _transposed(self) -> tuple[str, ...]:
         """Tensors whose innermost dimension is not the output's last axis."""
@@ -134,7 +186,6 @@ class Flat:
                 thread=tuple((axis, 1) for axis in axes),
                 step=tuple(step.items()),
                 cached=self.staged,
-                vector=tuple((name, widest_vector(self.form, name)) for name in self.staged),
             )
             yield Candidate(schedule, "staged reduction", self.epsilon, (reason,))
 
@@ -145,10 +196,10 @@ class Flat:
         columns = math.prod(form.sizes[axis] for axis in form.reduced)
         outputs = math.prod(form.sizes[axis] for axis in form.spatial)
         along = form.reduces_contiguously
-        for threads in self._thread_counts((32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32)):
+        for threads in self._thread_counts((32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32, 64)):
             if threads > self.lanes and threads >= 2 * columns:
                 break
-            for side in (1, 2, 4, 8) if along else (self.lanes, 2 * self.lanes):
+            for side in (1, 2, 4, 8) if along else (self.lanes // 2, self.lanes, 2 * self.lanes):
                 if threads * side > self.limits.threads_per_block or (along and side > 1 and side > outputs):
                     break
                 if threads * side % self.lanes:

@@ -1,4 +1,4 @@
-"""The compile pipeline: operator -> construction -> kernels built in parallel -> ranked -> bundle on disk."""
+"""The compile pipeline: operator -> programs -> kernels built in parallel -> ranked -> bundle on disk."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +27,9 @@ from codegen import (
 )
 from hal import DeviceSpec, InputError
 from roller.construct import Construction, RProgram, construct
+from roller.programs import find_programs, searched, united
 from sokoban import KernelForm, TensorExpr, kernel_form, statement_text
+from sokoban.search import SearchResult, search
 
 #: Programs constructed beyond those asked for, built only where some of those fail or spill.
 SPARES = 4
@@ -58,43 +61,84 @@ class CompiledOperator:
 
 
 def compile_operators(
-    expressions: Sequence[TensorExpr], device: DeviceSpec, *, top_k: int, verify: int, pool: Executor, ahead: int = 4
+    expressions: Sequence[TensorExpr],
+    device: DeviceSpec,
+    *,
+    top_k: int,
+    verify: int,
+    pool: Executor,
+    method: str = "both",
+    ahead: int = 4,
 ) -> Iterator[CompiledOperator]:
     """Compile operators in order; the next ``ahead`` are queued while one is being built.
 
     Args:
         top_k: kernels per operator.
         verify: how many of them, from rank 1 down, are run against the reference.
-        pool: executes :func:`codegen.build_kernel`.
+        pool: executes :func:`codegen.build_kernel` and :func:`sokoban.search.search`.
+        method: who looks for programs, one of :data:`roller.programs.METHODS`.
 
     Raises:
         InputError: an operator cannot be compiled; the message names it.
         BrokenProcessPool: a process of the pool died.
     """
     # All of them first: whatever is wrong with the last one is known before the first is written.
-    jobs = [_Job(expr, device, top_k, verify, pool) for expr in expressions]
+    jobs = [_Job(expr, device, top_k, verify, pool, method) for expr in expressions]
+    if jobs:
+        # The pool is still loading its compilers.
+        jobs[0].search_here()
     for position, job in enumerate(jobs):
-        for near in jobs[position : position + ahead + 1]:
-            near.start()
+        near = jobs[position : position + ahead + 1]
+        for other in near:
+            other.search_in_pool()
+        for other in near:
+            other.start()
         yield job.finish()
 
 
 class _Job:
     """One operator on its way through the pool."""
 
-    def __init__(self, expr: TensorExpr, device: DeviceSpec, top_k: int, verify: int, pool: Executor) -> None:
+    def __init__(
+        self, expr: TensorExpr, device: DeviceSpec, top_k: int, verify: int, pool: Executor, method: str
+    ) -> None:
         start = time.perf_counter()
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
         self.form = kernel_form(expr)
-        self.construction = construct(self.form, device, top_k + SPARES)
+        self.constructed = construct(self.form, device, top_k + SPARES) if method != "sokoban" else None
+        self.needs_search = method != "roller"
+        self.found: Future[SearchResult] | None = None
         self.futures: list[Future[BuiltKernel]] = []
         self.seconds_before = time.perf_counter() - start
+
+    def search_here(self) -> None:
+        """Search in this process, if a search is wanted at all."""
+        if self.needs_search:
+            start = time.perf_counter()
+            self.found = Future()
+            self.found.set_result(search(self.form, self.device, self.top_k + SPARES))
+            self.seconds_before += time.perf_counter() - start
+
+    def search_in_pool(self) -> None:
+        """Queue the search, once, if it is wanted."""
+        if self.needs_search and self.found is None:
+            self.found = self.pool.submit(search, self.form, self.device, self.top_k + SPARES)
+
+    def _programs(self) -> Construction:
+        """What construction and search found; waits for the search."""
+        if self.found is None:
+            assert self.constructed is not None
+            return self.constructed
+        with self._pool_named():
+            result = self.found.result()
+        return searched(result) if self.constructed is None else united(self.constructed, result, self.top_k + SPARES)
 
     def start(self) -> None:
         """Queue the first ``top_k`` programs, once."""
         if self.futures:
             return
         self.started = time.perf_counter()
+        self.construction = self._programs()
         programs = self.construction.programs[: self.top_k]
         self.futures = [self._submit(program, rank < self.verify) for rank, program in enumerate(programs)]
 
@@ -111,8 +155,15 @@ class _Job:
         return self.pool.submit(build_kernel, request)
 
     def finish(self) -> CompiledOperator:
-        try:
+        """Wait for the kernels, rank them, and build spares for those that fail."""
+        with self._pool_named():
             return self._finish()
+
+    @contextmanager
+    def _pool_named(self) -> Iterator[None]:
+        """A broken pool says at which operator it broke."""
+        try:
+            yield
         except BrokenProcessPool as error:
             raise BrokenProcessPool(f"{self.expr.name}: a build process died; try fewer --jobs") from error
 
@@ -263,16 +314,17 @@ def verify_operators(
     top_k: int,
     pool: Executor,
     engine: str = "opencl",
+    method: str = "both",
     ahead: int = 8,
 ) -> Iterator[tuple[str, list[Verification]]]:
     """Run the best ``top_k`` schedules of every operator against the reference, without compiling for the device.
 
-    ``engine`` as in :func:`codegen.verify.verify`.
+    ``engine`` as in :func:`codegen.verify.verify`, ``method`` as in :func:`roller.programs.find_programs`.
     """
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
         form = kernel_form(expr)
-        programs = construct(form, device, top_k).programs
+        programs = find_programs(form, device, top_k, method).programs
         started.append((expr.name, [pool.submit(verify_schedule, form, p.schedule, engine) for p in programs]))
         if len(started) > ahead:
             name, futures = started.pop(0)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from hal import DeviceSpec
 from roller.alignment import aligned_axis_sizes, default_rules
-from roller.candidate import Candidate, Reason, widest_vector
+from roller.candidate import Candidate, Reason
 from roller.performance import MicroModel
 from roller.reuse import data_reuse_score
 from roller.rtile import TileSpace
@@ -40,12 +40,20 @@ LARGEST_STEP = 64
 #: Points of the reduction per shared-memory fill below which barriers dominate.
 SMALLEST_STEP_POINTS = 8
 
+#: Blocks per unit up to which a launch waits for memory at every step rather than for arithmetic, so that its steps are
+#: worth doubling further; and how often.
+FEW_WAVES = 2
+LONGEST_DOUBLINGS = 5
+
 #: Storage padding of matrix operands: fragment rows may start at any multiple of eight halves, and eight more keep
 #: rows apart in the banks.
 OPERAND_PADDING = 8
 
-#: Tiles kept of the end of a path: at the register layer of the first and the second path, and at the shared layer.
+#: Tiles kept of the end of a path: at the register layer of the first and the second path, and at the shared layer. An
+#: operator with fewer outputs than the device holds threads may want less data reuse for more parallelism (6.6), so
+#: that smaller register tiles are kept too.
 REGISTER_TAILS = (3, 1)
+SMALL_REGISTER_TAILS = (5, 2)
 SHARED_TAIL = 3
 
 
@@ -67,7 +75,6 @@ class ScaleUp:
             rate = instruction.sustained_flops
         self.model = MicroModel(space, device, rate, float(space.form.body_operations))
         self.staged = tuple(dict.fromkeys(space.input_names))
-        self.vector = tuple((name, widest_vector(space.form, name)) for name in self.staged)
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
         self._blocked: Step | None = None
         self._grow = tuple(f"grow {axis}" for axis in space.axes)
@@ -107,9 +114,12 @@ class ScaleUp:
         """Two paths, by the best and by the second best axis at first; the last tiles of each, largest first."""
         menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
         found: dict[Shape, tuple[Reason, ...]] = {}
+        outputs = math.prod(self.space.sizes[: self.space.spatial_count])
+        small = outputs < self.device.unit_count * self.limits.threads_per_unit
+        tails = SMALL_REGISTER_TAILS if small else REGISTER_TAILS
         for turn in (0, 1):
             path, stop = self._register_path(menu, turn)
-            tail = path[-REGISTER_TAILS[turn] :]
+            tail = path[-tails[turn] :]
             for shape, reasons in reversed(tail):
                 if shape == path[-1][0]:
                     why = stop
@@ -270,22 +280,35 @@ class ScaleUp:
         """The tile itself; with a longer reduction step if there is room; and, for a small operator, shrunken tiles
         until every unit has a block (6.3.2)."""
         yield shape, ()
-        longer = self._longer_step(shape)
-        if longer != shape:
-            yield longer, (Reason("shared", "variant: a longer reduction step halves the barriers", longer),)
+        yield from self._longer_steps(shape, (), 1)
         reasons: list[Reason] = []
         blocks = self._blocks(shape)
+        kept: Explained = shape, ()
         while blocks < self.device.unit_count:
             smaller = self._shrink(register_shape, shape)
             if smaller is None:
-                return
+                break
             shape = smaller
             numbers = (("blocks", float(blocks)), ("units", float(self.device.unit_count)))
             reasons.append(Reason("scale out", "shrink: fewer blocks than units", shape, numbers))
             blocks = self._blocks(shape)
             threads = self._threads(register_shape, shape)
             if threads >= self.lanes and self.rules[0].fills(threads, self.epsilon):
-                yield shape, tuple(reasons)
+                kept = shape, tuple(reasons)
+                yield kept
+        if self._blocks(kept[0]) <= FEW_WAVES * self.device.unit_count:
+            yield from self._longer_steps(*kept, LONGEST_DOUBLINGS)
+
+    def _longer_steps(self, shape: Shape, reasons: tuple[Reason, ...], doublings: int) -> Iterator[Explained]:
+        """The tile with its reduction step doubled, up to ``doublings`` times, as long as there is room."""
+        for _ in range(doublings):
+            longer = self._longer_step(shape)
+            if longer == shape:
+                return
+            shape = longer
+            why = Reason("shared", "variant: a longer reduction step halves the barriers", shape)
+            reasons = (*reasons, why)
+            yield shape, reasons
 
     def _blocks(self, shape: Shape) -> int:
         return math.prod(-(-self.space.sizes[a] // shape[a]) for a in range(self.space.spatial_count))
@@ -327,7 +350,6 @@ class ScaleUp:
             vthreads=virtual,
             step=pairs[space.spatial_count :],
             cached=self.staged,
-            vector=self.vector,
             padding=tuple((name, OPERAND_PADDING) for name in self.staged) if matrix else (),
             instruction="wmma_16x16x16" if matrix else "fma",
         )

@@ -13,6 +13,7 @@ from rich.table import Table
 from codegen import Verification
 from hal import DeviceSpec, all_devices, leaves, provenance_of
 from roller.pipeline import CompiledOperator, manifest
+from roller.programs import SEARCH_POLICY
 from roller.text import sizes_text
 
 _CONSOLE = Console(soft_wrap=False, highlight=False)
@@ -82,6 +83,8 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
             "construct_seconds": round(compiled.construction.seconds, 6),
             "total_seconds": round(compiled.total_seconds, 6),
             "considered": compiled.construction.considered,
+            "search_seconds": round(compiled.construction.search_seconds, 6),
+            "searched": compiled.construction.searched,
             "out": str(directory),
             "kernels": kernels,
             "failures": list(compiled.failures),
@@ -97,7 +100,7 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
         table.add_column(column, overflow="fold")
     for column in ("grid", "threads", "shared B", "regs", "spill", "predicted"):
         table.add_column(column, justify="right")
-    for column in ("bound", "verified"):
+    for column in ("bound", "verified", "found by"):
         table.add_column(column)
     for compiled, _ in results:
         record = manifest(compiled, device)
@@ -118,17 +121,22 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
                 _microseconds(entry.seconds),
                 entry.bound,
                 _verdict(kernel.built.verification),
+                _finder(entry.policy),
             )
     print_table(table)
     kernels = sum(len(compiled.kernels) for compiled, _ in results)
     where = results[0][1] if single else results[0][1].parent
     constructed = sum(compiled.construction.seconds for compiled, _ in results)
-    print_line(
-        f"{kernels} kernels for {device.title} in {seconds:.1f} s ({1e3 * constructed:.1f} ms of it construction), "
-        f"written to {where}"
-    )
+    searched = sum(compiled.construction.search_seconds for compiled, _ in results)
+    finding = [f"{1e3 * constructed:.1f} ms of it construction"] if constructed else []
+    finding += [f"{1e3 * searched:.0f} ms{' of it' if not finding else ''} search"] if searched else []
+    print_line(f"{kernels} kernels for {device.title} in {seconds:.1f} s ({', '.join(finding)}), written to {where}")
     if device.code_generator_reason:
         print_line(device.code_generator_reason)
+
+
+def _finder(policy: str) -> str:
+    return "search" if policy == SEARCH_POLICY else "construction"
 
 
 def _verdict(check: Verification | None) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
+from hal import DeviceSpec
+
 #: Sentences are wrapped to this width.
 WIDTH = 120
 
@@ -17,6 +19,21 @@ def sizes_text(pairs: tuple[tuple[str, int], ...]) -> str:
     return " ".join(f"{axis}={size}" for axis, size in pairs)
 
 
+def short_sizes(pairs: tuple[tuple[str, int], ...]) -> str:
+    """The same without axes of one."""
+    return " ".join(f"{axis}={size}" for axis, size in pairs if size > 1) or "of one"
+
+
+def scratchpad(device: DeviceSpec) -> str:
+    """The memory of a unit that programs manage themselves: ``shared memory``."""
+    return f"{device.shared.name} memory"
+
+
+def layer_below(device: DeviceSpec) -> str:
+    """The bottom layer in words: ``DRAM``, or what an IPU has in its place."""
+    return "DRAM" if device.dram.name == "dram" else f"the {device.dram.name}"
+
+
 def count_text(number: int, noun: str) -> str:
     """``1 wave``, ``4 waves``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
@@ -27,7 +44,8 @@ def time_text(seconds: float) -> str:
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= scale:
             return f"{three_digits(seconds / scale)} {unit}"
-    return f"{three_digits(seconds * 1e9)} ns"
+    # No hardware does anything in a thousandth of a nanosecond: less is rounding.
+    return f"{three_digits(round(seconds * 1e9, 3))} ns"
 
 
 def si_text(value: float, unit: str) -> str:

@@ -42,7 +42,8 @@ class KernelForm:
 
     Attributes:
         source: the operator as the user wrote it.
-        expr: the same operator over fused axes; its tensors are contiguous views of the source's.
+        expr: the same operator over fused axes (unless they were asked to stay apart); its tensors are contiguous views
+            of the source's.
         kind: ``"tile"`` or ``"rows"``.
         reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
@@ -142,14 +143,20 @@ def operation_count(value: Value) -> int:
     return sum(1 for node in walk(value) if not isinstance(node, (Load, AxisValue)) and hasattr(node, "arguments"))
 
 
-def kernel_form(source: TensorExpr) -> KernelForm:
+def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     """Bring an operator into canonical form.
+
+    With ``fuse=False`` it keeps the axes that the user gave it, those of size 1 included: ``Y[n,c] = relu(X[n,c])`` is
+    then a kernel over ``n`` and ``c``, not over ``n.c``. Schedules made elsewhere name those.
 
     Raises:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
-    # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
-    expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
+    if fuse:
+        # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
+        expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
+    else:
+        expr, fused = inline_pointwise(source), {}
     reductions = [statement for statement in expr.statements if statement.reduction is not None]
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)

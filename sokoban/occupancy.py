@@ -6,21 +6,26 @@ import numpy as np
 
 from hal import DeviceSpec
 from sokoban.matrix import FRAGMENT, STATIC_SHARED_BYTES, STRIP_PADDING, matrix_roles
-from sokoban.table import Ints, ScheduleTable, product
+from sokoban.table import Bools, Ints, ScheduleTable, product
 
-#: Registers a kernel needs besides accumulators and operands: addresses, indices, the fetch in flight. Read off the
-#: compiler's report on this project's own matmul kernels (64 accumulators + 16 operands took 111).
-OVERHEAD_REGISTERS = 30
+#: Registers a kernel needs besides accumulators, operands and what is being fetched: addresses, counters. Read off the
+#: compiler's reports on tiled programs without fetches in flight.
+OVERHEAD_REGISTERS = 20
 
-#: How many of those the compiler gives up before it spills.
-SQUEEZABLE_REGISTERS = 16
+#: Fetched values that the compiler keeps in registers between load and store, at most.
+FETCHED_REGISTERS = 24
+
+#: Operands of a register tile beyond this many are read when they are needed.
+OPERAND_REGISTERS = 64
 
 
-def registers_per_thread(table: ScheduleTable) -> Ints:
-    """32-bit registers of one thread: accumulators, one operand fragment each, and the compiler's overhead."""
+def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> Ints:
+    """32-bit registers that one thread cannot do without: accumulators (none where they are ``local``), one operand
+    fragment each, and the compiler's overhead."""
     width = 2 if table.form.expr.accumulate == "float64" else 1
-    operands = sum(table.operand_elements.values())
-    values = (table.accumulators + (operands if table.form.reduction else 0)) * width
+    held: Ints = table.accumulators if local is None else np.where(local, 0, table.accumulators)
+    operands = sum(np.minimum(elements, OPERAND_REGISTERS) for elements in table.operand_elements.values())
+    values: Ints = (held + (operands if table.form.reduction else 0)) * width
     if table.has_warp_tiles:
         # The tile of a warp is spread over its lanes.
         values = np.where(table.warp_tile, -(-values // 32), values)
@@ -60,10 +65,9 @@ def granted_registers(table: ScheduleTable, device: DeviceSpec, needed: Ints) ->
 def spilled_registers(device: DeviceSpec, needed: Ints, granted: Ints) -> Ints:
     """Values per thread that live in local memory, since the compiler has no register for them.
 
-    It first does without what it only keeps for convenience (addresses it can compute again). As in
-    :func:`blocks_per_unit`, a device that plans with every register it counts counts none of the compiler's.
+    As in :func:`blocks_per_unit`, a device that plans with every register it counts counts none of the compiler's.
     """
-    return np.maximum(0, needed - _uncounted_registers(device) - SQUEEZABLE_REGISTERS - granted)
+    return np.maximum(0, needed - _uncounted_registers(device) - granted)
 
 
 def _uncounted_registers(device: DeviceSpec) -> int:

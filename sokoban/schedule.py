@@ -38,7 +38,7 @@ class TileSchedule:
         step: elements per step, by reduction axis.
         reduce_threads: threads along each reduction axis; empty when a thread reduces alone.
         cached: names of the tensors staged in shared memory.
-        vector: elements per cooperative-fetch (or direct) access, by tensor; 1 where absent.
+        vector: elements per cooperative-fetch (or direct) access, by tensor; the widest legal one where absent.
         padding: elements added to the innermost dimension of a staged data tile, by tensor.
         unroll: largest number of inner-loop iterations the code generator unrolls.
         instruction: ``"fma"`` or ``"wmma_16x16x16"``.

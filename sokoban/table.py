@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +32,13 @@ class ScheduleTable:
         cached: whether a tensor is staged in shared memory, by tensor.
         padding: storage padding of staged tiles in elements, by tensor.
         warp_tile: threads of a warp share one tile (matrix instructions): ``thread`` is then per warp.
+        vector: elements per access of a tensor's fetch (or of the output's stores), by tensor; 0, and a tensor that is
+            missing, stand for the widest legal access.
+        unroll: largest number of inner-loop iterations that the code generator unrolls; 0 leaves all of it to the
+            compiler.
+        inner_thread, inner_step: the parts of ``thread`` and ``step`` in the innermost loops, by axis; a missing axis
+            is all of ``thread`` or of ``step``. The loops of a thread are, outermost first: what is left of the step,
+            what is left of the thread's elements, ``inner_step``, ``inner_thread``, the virtual threads.
     """
 
     form: KernelForm
@@ -43,6 +50,10 @@ class ScheduleTable:
     cached: Mapping[str, Bools]
     padding: Mapping[str, Ints]
     warp_tile: Bools
+    vector: Mapping[str, Ints]
+    unroll: Ints
+    inner_thread: Mapping[str, Ints] = field(default_factory=dict)
+    inner_step: Mapping[str, Ints] = field(default_factory=dict)
 
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
@@ -52,7 +63,7 @@ class ScheduleTable:
         def column(values: list[int]) -> Ints:
             return np.array(values, dtype=np.int64)
 
-        tensors = dict.fromkeys(load.tensor for load in form.body_loads)
+        tensors, output = dict.fromkeys(load.tensor for load in form.body_loads), form.expr.output.name
         block = np.array([[size for _, size in s.block] for s in schedules], dtype=np.int64)
         thread = np.array([[size for _, size in s.thread] for s in schedules], dtype=np.int64)
         ones = (1,) * len(spatial)
@@ -73,6 +84,8 @@ class ScheduleTable:
                 for tensor in tensors
             },
             np.array([s.instruction != "fma" for s in schedules]),
+            {tensor: column([s.vector_of.get(tensor, 0) for s in schedules]) for tensor in (*tensors, output)},
+            column([s.unroll for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
@@ -81,6 +94,28 @@ class ScheduleTable:
         fields = self.__dataclass_fields__
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in fields})
         return other
+
+    def rows(self, which: slice) -> ScheduleTable:
+        """A part of the table."""
+
+        def part(columns: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: column[which] for name, column in columns.items()}
+
+        return ScheduleTable(
+            self.form,
+            part(self.block),
+            part(self.thread),
+            part(self.vthreads),
+            part(self.step),
+            self.reduce_threads[which],
+            part(self.cached),
+            part(self.padding),
+            self.warp_tile[which],
+            part(self.vector),
+            self.unroll[which],
+            part(self.inner_thread),
+            part(self.inner_step),
+        )
 
     @property
     def count(self) -> int:

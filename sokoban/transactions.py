@@ -12,6 +12,7 @@ from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
 from sokoban.regions import DataDimension, data_dimension
 from sokoban.table import Floats, Ints, ScheduleTable, product
+from sokoban.vectors import VECTOR_BYTES
 
 
 def tile_transaction_bytes(
@@ -131,3 +132,26 @@ def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float
         return float(tensor.size_bytes)
     span = elements // rows * data_dimension(load.indices[-1]).stride * tensor.element_bytes
     return float(min(tensor.size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes))
+
+
+def stored_transactions(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Transactions of the next layer per element of the output, as the warps write it.
+
+    Lanes run along the last axis, ``thread`` elements apart; where a lane does not write its adjacent elements at once
+    (``vector`` of the output), every store of a warp touches the sectors between them again.
+    """
+    form = table.form
+    output = form.expr.output
+    transaction = (device.l2 or device.dram).transaction_bytes
+    least = output.element_bytes / transaction
+    last = form.final.axes[-1] if form.final.axes else None
+    if last is None or last not in table.thread:
+        return np.full(table.count, least)
+    thread = table.thread[last]
+    vector = table.vector.get(output.name)
+    widest = np.gcd(thread, max(1, VECTOR_BYTES // output.element_bytes))
+    width = widest if vector is None else np.where(vector == 0, widest, np.gcd(vector, widest))
+    lanes = np.minimum(device.warp_lanes, table.threads[last])
+    span = lanes * thread * least + 1 - least
+    per_store = np.minimum(lanes * np.maximum(1.0, width * least), span) * (device.warp_lanes / lanes)
+    return np.maximum(least, per_store / (device.warp_lanes * width))

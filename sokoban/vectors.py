@@ -6,10 +6,17 @@ scalars; both are ruled out here, from the affine indices, before any code exist
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
 from sokoban.expression import Load, loads
 from sokoban.kernel_form import KernelForm
 from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
+
+Ints = NDArray[np.int64]
 
 #: Widest access of any accelerator we generate code for.
 VECTOR_BYTES = 16
@@ -34,6 +41,24 @@ def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: 
     conditions += [coefficient * tile[axis] for axis, coefficient in dimension.terms if axis in tile]
     conditions.append(conditions[0] + padding)
     return _largest(tensor.element_bytes, conditions)
+
+
+def widest_fetch(form: KernelForm, load: Load, tile: Mapping[str, Ints], padding: Ints) -> Ints:
+    """:func:`fetch_vector` of many schedules: ``tile`` has block and step, by axis."""
+    if not load.indices:
+        return np.ones_like(padding)
+    tensor = form.expr.tensor_by_name[load.tensor]
+    dimension = data_dimension(load.indices[-1])
+    if dimension.stride != 1 or any(coefficient < 0 for _, coefficient in dimension.terms):
+        return np.ones_like(padding)
+    everything = {axis: np.full_like(padding, size) for axis, size in form.sizes.items()} | dict(tile)
+    extent = dimension.extent(everything)
+    # Widths are powers of two, so that the greatest common divisor is the widest that divides all.
+    width = np.gcd(max(1, VECTOR_BYTES // tensor.element_bytes), np.gcd(dimension.offset, tensor.shape[-1]))
+    for axis, coefficient in dimension.terms:
+        if axis in tile:
+            width = np.gcd(width, coefficient * tile[axis])
+    return np.gcd(np.gcd(width, extent), extent + padding)
 
 
 def store_vector(form: KernelForm, schedule: TileSchedule) -> int:

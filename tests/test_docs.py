@@ -22,8 +22,9 @@ from codegen import Argument, KernelRecord, Manifest, VerificationRecord, read_m
 from codegen.opencl_runner import opencl_available
 from hal import all_devices
 from roller.cli import main
-from roller.schemas import schema_text
+from roller.schemas import schema, schema_text
 from sokoban import load_operators, operators_from_json
+from sokoban.schedule_json import load_schedules
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -53,7 +54,7 @@ def update() -> ModuleType:
 # Schemas
 
 
-@pytest.mark.parametrize("kind", ("operator", "device", "manifest"))
+@pytest.mark.parametrize("kind", ("operator", "device", "manifest", "schedule"))
 def test_a_published_schema_is_what_the_command_prints(kind: str) -> None:
     result = CliRunner().invoke(main, ["schema", kind])
     assert result.output == schema_text(kind)
@@ -85,6 +86,12 @@ def test_every_shipped_device_is_valid_by_the_published_schema() -> None:
 @pytest.mark.parametrize("path", EXAMPLES, ids=identifier)
 def test_an_example_file_loads(path: Path) -> None:
     assert load_operators(path)
+
+
+def test_the_example_schedules_load() -> None:
+    (expr,) = load_operators(ROOT / "examples" / "matmul.json")
+    (group,) = load_schedules(ROOT / "examples" / "schedules.jsonl", expr)
+    assert group.table.count == 4
 
 
 def operator_blocks() -> list[Any]:
@@ -198,6 +205,22 @@ def test_the_architecture_page_has_every_file_and_no_other() -> None:
     assert sorted(map(identifier, files - silent - shown)) == []
 
 
+def test_every_key_of_a_schedule_and_every_field_of_a_score_is_explained() -> None:
+    page = (ROOT / "docs" / "schedules.md").read_text("utf-8")
+    cells = " ".join(re.findall(r"^\| (`.*?) \|", page, re.MULTILINE))
+    for key in schema("schedule")["$defs"]["Schedule"]["properties"]:
+        assert f"`{key}`" in cells
+    result = CliRunner().invoke(
+        main,
+        [
+            "score", str(ROOT / "examples" / "matmul.json"), "--device", "v100", "--json",
+            "--schedules", str(ROOT / "examples" / "schedules.jsonl"),
+        ],
+    )  # fmt: skip
+    for line in result.output.splitlines():
+        assert all(f"`{field}`" in cells for field in json.loads(line))
+
+
 @pytest.mark.parametrize("record", (Manifest, Argument, KernelRecord, VerificationRecord), ids=lambda r: r.__name__)
 def test_every_field_of_a_manifest_is_explained(record: type[msgspec.Struct]) -> None:
     cells = " ".join(re.findall(r"^\| (`.*?) \|", (ROOT / "docs" / "bundles.md").read_text("utf-8"), re.MULTILINE))
@@ -216,8 +239,8 @@ def test_the_compilers_that_bundles_depend_on_are_the_pinned_ones() -> None:
 
 #: Blocks that take a second or less; the others build dozens of kernels.
 QUICK = (
-    "explain", "devices", "schema", "device-numbers", "statements", "kernel-form", "construction", "program",
-    "prediction", "rivals",
+    "explain", "score", "estimate", "estimate-library", "devices", "schema", "device-numbers", "statements", "kernel-form", "construction", "program",
+    "prediction", "reasons", "stages", "rivals", "constants",
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def schema(kind: str) -> dict[str, Any]:
-    """The schema of ``"operator"``, ``"device"`` or ``"manifest"`` files."""
+    """The schema of ``"operator"``, ``"device"``, ``"manifest"`` or ``"schedule"`` files."""
     if kind == "operator":
         from sokoban import operator_schema
 
@@ -16,6 +16,10 @@ def schema(kind: str) -> dict[str, Any]:
         from hal import device_schema
 
         return device_schema()
+    if kind == "schedule":
+        from sokoban.schedule_json import schedule_schema
+
+        return schedule_schema()
     from codegen import manifest_schema
 
     return manifest_schema()

@@ -193,7 +193,7 @@ def test_dynamic_shared_memory_holds_every_padded_tile(pad: int, dtype: str) -> 
     form = form_of(op="matmul", m=256, n=256, k=256, dtype=dtype)
     schedule = matmul_schedule(
         block=sizes({"m": 128, "n": 192}), thread=sizes({"m": 8, "n": 4}), vthreads=sizes({"m": 1, "n": 2}),
-        step=sizes({"k": 104}), padding=sizes({"A": pad, "B": pad}), vector=(),
+        step=sizes({"k": 104}), padding=sizes({"A": pad, "B": pad}), vector=sizes({"A": 1, "B": 1}),
     )  # fmt: skip
     lowered = lower(form, schedule, entry="padded")
     assert lowered.dynamic_shared_bytes > 48 * 1024

@@ -51,6 +51,21 @@ class TestAnswers:
             == "device.layers.dram: ipu-mk1 has no such memory layer; it has registers, local and exchange"
         )
 
+    def test_a_board_that_nobody_measured_has_typical_framework_calls(self, v100: DeviceSpec) -> None:
+        assert v100.framework is not None
+        assert v100.framework_calls is v100.framework
+        provenance = {key: text for key, text in v100.provenance.items() if key != "framework"}
+        unmeasured = msgspec.structs.replace(v100, framework=None, provenance=provenance)
+        assert 20e-6 < unmeasured.framework_calls.call_seconds < unmeasured.framework_calls.linear_call_seconds < 1e-4
+
+    def test_the_best_rate_lies_between_sustained_and_peak(self, v100: DeviceSpec, ipu: DeviceSpec) -> None:
+        assert v100.sustained_flops("float32") < v100.best_flops("float32") < v100.peak_flops("float32")
+        assert ipu.best_flops("float32") == ipu.sustained_flops("float32"), "nobody measured it"
+        assert v100.power_limited_flops("float32") is None
+        limit = hal.load_device("t4").power_limited_flops("float32")
+        assert limit is not None
+        assert limit < hal.load_device("t4").best_flops("float32")
+
     def test_rates_go_by_data_type(self, v100: DeviceSpec) -> None:
         assert v100.peak_flops("float32") == pytest.approx(80 * 64 * 2 * 1.53e9, rel=1e-3)
         assert v100.peak_flops("float16") == pytest.approx(2 * v100.peak_flops("float32"), rel=1e-3)
@@ -363,3 +378,18 @@ class TestProvenance:
         assert str(error.value) == (
             "device.provenance.limits: is empty; name the source of the number, or write 'estimate: ' and how"
         )
+
+
+@pytest.mark.parametrize(("field", "factor"), [("best_flops", 1.1), ("best_flops", 0.1), ("power_limited_flops", 1.1)])
+def test_best_and_power_limited_rates_out_of_range(v100: DeviceSpec, field: str, factor: float) -> None:
+    rates = tuple(
+        msgspec.structs.replace(rate, **{field: factor * rate.peak_flops}) if rate.dtype == "float32" else rate
+        for rate in v100.throughput
+    )
+    with pytest.raises(InputError, match=r"device\.throughput\.float32\."):
+        msgspec.structs.replace(v100, throughput=rates, provenance=v100.provenance | {"throughput": "test"})
+
+
+def test_scattered_reads_above_the_bandwidth(v100: DeviceSpec) -> None:
+    with pytest.raises(InputError, match="scattered_bytes_per_second"):
+        with_layer(v100, "dram", scattered_bytes_per_second=1e12)

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from hal import load_device
-from roller.construct import Construction, construct
+from roller.anatomy import REMAINDERS, anatomy
+from roller.construct import Construction, RProgram, construct
 from roller.explain import explain
-from roller.text import LONGEST_LINE
-from sokoban import STAGES, kernel_form, statement_text
+from roller.pace import instructions, reasons
+from roller.text import LONGEST_LINE, time_text
+from sokoban import STAGES, TileSchedule, estimate_schedules, kernel_form, statement_text
 from sokoban.operators import operator_from_data
+from sokoban.rational import busiest_scheduler
 
 SUITE = {data["name"]: data for data in json.loads(files("bench.suites").joinpath("roller119.json").read_text())}
 
@@ -162,4 +165,116 @@ def test_rivals_are_all_listed_with_the_stage_that_costs_them() -> None:
         if abs(percent) < 0.05:
             assert " equal " in line
         else:
-            assert re.search(rf"{re.escape(f'{percent:+.1f}%')}, ({'|'.join(STAGES)}) [+−]", line)
+            causes = "|".join(name.replace("_", " ") for name in (*STAGES, *REMAINDERS))
+            assert re.search(rf"{re.escape(f'{percent:+.1f}%')}, ({causes}) [{'+' if percent > 0 else '−'}]", line)
+
+
+def section(text: str, start: str) -> list[str]:
+    """The lines from one that starts so to the next empty one."""
+    lines = text.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith(start))
+    return [*lines[first:], ""][: [*lines[first:], ""].index("")]
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_the_stages_of_every_candidate_are_in_a_table_with_the_bound_marked(name: str) -> None:
+    construction = constructed(**OPERATORS[name])
+    _, head, *rows = section(explain(construction, 1), "Times of every stage")
+    assert head.split() == ["predicted", *STAGES[:-1], "launch"]
+    assert [row[2] for row in rows] == ["→", *" " * (len(rows) - 1)]
+    for position, (row, program) in enumerate(zip(rows, construction.programs, strict=True), start=1):
+        cells = re.findall(r"(-|[\d.]+ \w+)(\*?)(?: |$)", row[8:])
+        estimate = program.estimate
+        assert int(row[3:6]) == position
+        assert cells[0] == (time_text(estimate.seconds), "")
+        shown = [time_text(seconds) if seconds else "-" for seconds in estimate.stage_seconds.values()]
+        assert [text for text, _ in cells[1:]] == shown
+        assert [stage for stage, (_, mark) in zip(STAGES, cells[1:], strict=True) if mark] == [estimate.bound]
+
+
+@pytest.mark.parametrize("device", ["v100", "h200", "k80", "mi50", "ipu-mk1"])
+@pytest.mark.parametrize("name", ["M0", "C0", "D0", "E0", "R0", "P0", "small", "softmax", "halves"])
+def test_the_parts_of_a_time_add_up_to_it(name: str, device: str) -> None:
+    construction = constructed(device, **OPERATORS[name])
+    for program in construction.programs:
+        parts = anatomy(construction.form, construction.device, program.schedule).parts
+        assert sum(parts.values()) == pytest.approx(program.estimate.seconds, rel=1e-9)
+        assert set(parts) <= {*STAGES, *REMAINDERS, "launch"} and min(parts.values()) >= 0
+
+
+def test_dram_traffic_is_what_the_dram_stage_takes() -> None:
+    construction = constructed(**SUITE["C0"])
+    v100 = construction.device
+    for program in construction.programs:
+        moved = anatomy(construction.form, v100, program.schedule).dram_traffic
+        seconds = program.estimate.stage_seconds["dram"]
+        assert moved / v100.dram.bandwidth_bytes_per_second == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("name", ["C0", "D0", "M0", "P0", "R0", "E0", "softmax"])
+def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
+    construction = constructed(**OPERATORS[name])
+    v100 = construction.device
+    for program in construction.programs:
+        found = anatomy(construction.form, v100, program.schedule)
+        cycles = sum(instructions(found).values()) * busiest_scheduler(found.launch, v100)[0]
+        assert found.step_busy["issue"] == pytest.approx(cycles / v100.clocks.boost_hz)
+
+
+def reasons_of(schedule: TileSchedule, device: str = "v100", **operator: Any) -> str:
+    """The reasons for the time of a schedule of one's own, as one line."""
+    form, board = kernel_form(operator_from_data(operator)), load_device(device)
+    estimate = estimate_schedules(form, board, [schedule]).row(0)
+    program = RProgram(schedule, estimate, None, None, "own", 0.0, ())
+    return " ".join(" ".join(reasons(form, board, program)).split())
+
+
+def product_schedule(m: int, n: int, k: int, thread_m: int, thread_n: int, **more: Any) -> TileSchedule:
+    return TileSchedule(
+        block=(("m", m), ("n", n)),
+        thread=(("m", thread_m), ("n", thread_n)),
+        step=(("k", k),),
+        cached=("A", "B"),
+        **more,
+    )
+
+
+PRODUCT: dict[str, Any] = {"op": "matmul", "m": 4096, "n": 4096, "k": 1024}
+
+
+def test_spilled_values_are_told_with_what_was_needed_and_given() -> None:
+    text = reasons_of(product_schedule(256, 256, 8, 16, 16), **PRODUCT)
+    needed, given, spilled = map(
+        int,
+        re.search(r"needs (\d+) and gets (\d+) in a block of 256: (\d+) values spill", text).groups(),  # type: ignore[union-attr]
+    )
+    assert needed == 16 * 16 + 16 + 16 + 20 and given == 255 and spilled == needed - given
+
+
+def test_waiting_names_the_blocks_that_would_fill_it_and_what_keeps_them_out() -> None:
+    """16 rows of A, 708 floats apart: 45 kB per block, of which two fit into the 96 kB of a V100's unit."""
+    text = reasons_of(product_schedule(16, 16, 8, 4, 4, padding=(("A", 700),)), **PRODUCT)
+    assert re.search(r"latency: a step of one block is [\d.]+ .s of work and [\d.]+ .s of waiting", text)
+    assert re.search(r"blocks at a time would fill it, 2 fit, as 98.3 kB of shared memory allow", text)
+
+
+def test_bank_conflicts_are_told_as_passes() -> None:
+    """A thread of its own row each: 32 words, 32 floats apart, all in one bank."""
+    text = reasons_of(product_schedule(64, 8, 32, 1, 8, unroll=1), **PRODUCT)
+    assert re.search(r"reads(?: of \d)? from A with (?:[89]|[1-3]\d)(?:\.\d+)? passes each", text)
+
+
+def test_many_small_blocks_are_blamed_on_their_start() -> None:
+    text = reasons_of(
+        TileSchedule(block=(("i", 32),), thread=(("i", 1),)), expr="Y[i] = X[i] + 1", sizes={"i": 1 << 24}
+    )
+    assert f"block launch: {(1 << 24) // 32} blocks, one every " in text
+
+
+def test_losses_of_arithmetic_multiply_up_to_its_time() -> None:
+    """33 threads are two warps of 64 lanes; 100 blocks on 80 units take as long as 160."""
+    schedule = product_schedule(33 * 4, 32, 8, 4, 32)
+    text = reasons_of(schedule, op="matmul", m=33 * 4 * 100, n=32, k=4096)
+    assert f"partial warps +{100 * (64 / 33 - 1):.0f}%" in text
+    assert f"100 blocks on 80 SMs +{100 * (160 / 100 - 1):.0f}%" in text
+    assert "4 warps on 4 schedulers" not in text

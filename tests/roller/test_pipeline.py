@@ -52,7 +52,7 @@ def rank_of(schedule: TileSchedule) -> int:
 
 def compiled(answer: Answer, *, top_k: int = 4, verify: int = 1) -> tuple[CompiledOperator, Builder]:
     builder = Builder(answer)
-    (result,) = compile_operators([EXPR], V100, top_k=top_k, verify=verify, pool=builder)
+    (result,) = compile_operators([EXPR], V100, top_k=top_k, verify=verify, pool=builder, method="roller")
     return result, builder
 
 
@@ -128,7 +128,7 @@ def test_nothing_is_built_when_the_last_operator_is_refused() -> None:
     )
     builder = Builder(lambda schedule, verify: {})
     with pytest.raises(InputError, match="cannot be one kernel"):
-        list(compile_operators([EXPR, two], V100, top_k=1, verify=0, pool=builder))
+        list(compile_operators([EXPR, two], V100, top_k=1, verify=0, pool=builder, method="roller"))
     assert builder.requests == []
 
 
@@ -139,7 +139,9 @@ def test_operators_come_out_in_order_however_many_are_under_way() -> None:
     names = [f"op{i}" for i in range(7)]
     for ahead in (0, 2, 9):
         builder = Builder(lambda schedule, verify: {})
-        results = compile_operators([named(n) for n in names], V100, top_k=1, verify=0, pool=builder, ahead=ahead)
+        results = compile_operators(
+            [named(n) for n in names], V100, top_k=1, verify=0, pool=builder, method="roller", ahead=ahead
+        )
         assert [result.expr.name for result in results] == names
         assert [request.entry for request in builder.requests] == [f"roller_{name}" for name in names]
 

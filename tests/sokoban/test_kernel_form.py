@@ -26,8 +26,8 @@ def statements(form: KernelForm) -> list[str]:
     return [statement_text(statement) for statement in (*form.reductions, form.final)]
 
 
-def assert_same_value(source: TensorExpr) -> None:
-    form = kernel_form(source)
+def assert_same_value(source: TensorExpr, *, fuse: bool = True) -> None:
+    form = kernel_form(source, fuse=fuse)
     inputs = random_inputs(source, 7)
     expected = evaluate(source, inputs)
     flat = {t.name: inputs[t.name].reshape(t.shape) for t in form.expr.inputs}
@@ -36,9 +36,9 @@ def assert_same_value(source: TensorExpr) -> None:
     np.testing.assert_allclose(actual.ravel(), expected.ravel(), rtol=1e-12, atol=1e-12)
 
 
-def is_one_kernel(data: dict[str, Any]) -> bool:
+def is_one_kernel(data: dict[str, Any], *, fuse: bool = True) -> bool:
     try:
-        kernel_form(operator_from_data(data))
+        kernel_form(operator_from_data(data), fuse=fuse)
     except InputError:
         return False
     return True
@@ -48,6 +48,32 @@ def is_one_kernel(data: dict[str, Any]) -> bool:
 @given(operators(max_points=4000).filter(is_one_kernel))
 def test_any_operator_keeps_its_value(data: dict[str, Any]) -> None:
     assert_same_value(operator_from_data(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(operators(max_points=4000).filter(lambda data: is_one_kernel(data, fuse=False)))
+def test_any_operator_keeps_its_value_over_its_own_axes(data: dict[str, Any]) -> None:
+    assert_same_value(operator_from_data(data), fuse=False)
+
+
+@pytest.mark.parametrize(
+    ("data", "spatial", "reduced"),
+    [
+        ({"op": "elementwise", "function": "relu", "shape": [2, 1, 3]}, ("i0", "i1", "i2"), ()),
+        (
+            {"op": "conv2d", "n": 1, "c": 2, "h": 4, "w": 4, "f": 3, "kh": 1, "kw": 1},
+            ("n", "f", "oh", "ow"),
+            ("c", "kh", "kw"),
+        ),
+        ({"op": "matmul", "m": 4, "n": 1, "k": 1, "epilogue": ["relu"]}, ("m", "n"), ("k",)),
+        ({"op": "softmax", "shape": [2, 1, 8]}, ("i0", "i1"), ("i2",)),
+    ],
+)
+def test_without_fusion_an_operator_has_the_axes_it_was_given(
+    data: dict[str, Any], spatial: tuple[str, ...], reduced: tuple[str, ...]
+) -> None:
+    form = kernel_form(operator_from_data(data), fuse=False)
+    assert (form.spatial, form.reduced, form.fused) == (spatial, reduced, ())
 
 
 @settings(max_examples=80, deadline=None)

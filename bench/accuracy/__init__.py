@@ -1,0 +1,1 @@
+"""What RATIONAL predicts against what others measured: ``python -m bench.accuracy`` prints the tables."""

@@ -1,0 +1,54 @@
+"""``python -m bench.accuracy``: every table of predictions against measurements, and a picture of each."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import click
+
+from bench.accuracy.data import data_directory
+from hal import InputError
+
+#: Modules of this package with a function ``table(data: Path, out: Path)`` that returns tables of rich and may write
+#: pictures to ``out``; another table is another name here.
+TABLES = ("schedules", "library", "thesis", "ablation")
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="The measured data.  [default: $ROLLER_DATA, else shared/data beside the repository]",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("out/accuracy"),
+    show_default=True,
+    help="Where the pictures go.",
+)
+@click.option("--only", type=click.Choice(TABLES), multiple=True, help="Some tables only.")
+def main(data: Path | None, out: Path, only: tuple[str, ...]) -> None:
+    """Compare what the cost model predicts with what others measured."""
+    from roller.show import print_line, print_table
+
+    try:
+        directory = data_directory(data)
+        for name in only or TABLES:
+            for view in importlib.import_module(f"bench.accuracy.{name}").table(directory, out):
+                print_table(view)
+                print_line("")
+    except InputError as error:
+        click.echo(f"bench.accuracy: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        click.echo(f"bench.accuracy: {error}; install what it needs with pip install -e '.[accuracy]'", err=True)
+        sys.exit(1)
+    print_line(f"pictures in {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,340 @@
+"""What each physical effect of the cost models contributes to their accuracy: predictions with it against without.
+
+An effect is taken out by replacing the functions and constants that hold it for the time of one evaluation, nowhere
+else. Effects overlap (what one no longer explains another may still bound), so that their contributions do not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+from msgspec.structs import replace as replace_struct
+from rich.table import Table
+
+from bench.accuracy.ansor import FLAT, TILED
+from bench.accuracy.schedules import DEVICE, Score, evaluate
+from hal import DeviceSpec, load_device
+from sokoban import fetch, operands, rational, transactions
+from sokoban.expression import Load
+from sokoban.loops import LoopNest
+from sokoban.table import Floats, Ints, ScheduleTable, product
+
+#: Stands for nothing where a figure has to be positive.
+TINY = 1e-15
+
+#: Exponent with which times add up to little more than the longest; larger ones underflow.
+NO_SUM = 24.0
+
+Patches = tuple[tuple[ModuleType, Mapping[str, Any]], ...]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """One effect, and the model without it.
+
+    Attributes:
+        name: as the tables show it.
+        patches: what to replace, by module: ``(module, {name: replacement})``. A name that a module lacks is an error.
+        device: the board without it.
+    """
+
+    name: str
+    patches: Patches = ()
+    device: Callable[[DeviceSpec], DeviceSpec] = field(default=lambda board: board)
+
+
+@contextmanager
+def without(effects: Iterable[Effect]) -> Iterator[None]:
+    """The models without some effects, inside the block."""
+    with ExitStack() as stack:
+        for effect in effects:
+            for module, names in effect.patches:
+                stack.enter_context(patch.multiple(module, **names))
+        yield
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Means over the tiled operators (see :class:`schedules.Score`), and errors of flat programs.
+
+    Nine in ten flat programs take exactly as long as their blocks take to start, so that the median over all of them
+    says something about that alone. ``reduction_error`` is the mean of the medians of the reductions, which do not.
+    """
+
+    first: float
+    best_of_ten: float
+    median_error: float
+    rank_correlation: float
+    flat_median: float
+    reduction_error: float
+
+    def minus(self, other: Figures) -> Figures:
+        """Difference, figure by figure."""
+        return Figures(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+
+
+def figures(data: Path, effect: Effect | None = None) -> Figures:
+    """The measured schedules of ``data``, predicted without ``effect``."""
+    board = load_device(DEVICE)
+    with without([effect] if effect else []), np.errstate(divide="ignore", invalid="ignore"):
+        board = effect.device(board) if effect else board
+        return _figures(evaluate(board, TILED, data), evaluate(board, FLAT, data))
+
+
+def _figures(tiled: Sequence[Score], flat: Sequence[Score]) -> Figures:
+    errors = np.concatenate([np.abs(s.predicted - s.measured) / s.measured for s in flat])
+    return Figures(
+        float(np.mean([s.first for s in tiled])),
+        float(np.mean([s.best_of_ten for s in tiled])),
+        float(np.mean([s.median_error for s in tiled])),
+        float(np.nanmean([s.rank_correlation for s in tiled])),
+        float(np.median(errors)),
+        float(np.mean([s.median_error for s in flat if s.kind.startswith("reduction")])),
+    )
+
+
+# RATIONAL without ...
+
+
+def _zeros(table: ScheduleTable, *_: Any) -> Floats:
+    return np.zeros(table.count)
+
+
+def _ones(table: ScheduleTable, *_: Any) -> Floats:
+    return np.ones(table.count)
+
+
+def _raw_bytes(
+    table: ScheduleTable, load: Load, tile: Mapping[str, Ints], transaction_bytes: int, by_lane: bool = False
+) -> Floats:
+    """Bytes of a tile's elements, whatever transactions they arrive in."""
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    return product(table.extents(load), table.count) * float(tensor.element_bytes)
+
+
+def _raw_touched_bytes(form: Any, load: Load, transaction_bytes: int) -> float:
+    return float(form.expr.tensor_by_name[load.tensor].size_bytes)
+
+
+def _raw_stores(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    least = table.form.expr.output.element_bytes / (device.l2 or device.dram).transaction_bytes
+    return np.full(table.count, least)
+
+
+def _fetch_without_store_conflicts(table: ScheduleTable, load: Load, device: DeviceSpec) -> fetch.Fetch:
+    """The fetch, its stores to shared memory without waiting for banks."""
+    part = _FETCH(table, load, device)
+    vector, run = fetch._vector(table, load), fetch._contiguous_run(table, load)
+    real = fetch._is_vector_access(table, load, vector, run) & (load.pad is None)
+    conflicts = np.where(real, 1, np.gcd(vector, device.shared.bank_count or 32))
+    return replace(part, wavefronts=part.wavefronts - part.elements / device.warp_lanes * (conflicts - 1))
+
+
+def _free_fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> fetch.Fetch:
+    """The fetch, its instructions and wavefronts for nothing."""
+    none = np.zeros(table.count)
+    return replace(_FETCH(table, load, device), instructions=none, wavefronts=none)
+
+
+def _free_reads(*arguments: Any) -> operands.OperandReads:
+    part = _READS(*arguments)
+    return replace(part, instructions=0.0 * part.instructions, passes=0.0 * part.passes)
+
+
+def _never_wide(table: ScheduleTable, *_: Any) -> Any:
+    return np.zeros(table.count, dtype=bool)
+
+
+def _launch_without_rounding(*arguments: Any) -> rational.Launch:
+    """Warps and their share of the schedulers as fractions."""
+    table, device = arguments[0], arguments[1]
+    return replace(_LAUNCH(*arguments), warps=table.threads_per_block / device.warp_lanes)
+
+
+def _fluid_schedulers(launch: rational.Launch, device: DeviceSpec) -> Floats:
+    return launch.warps * launch.running / device.teu.group_size
+
+
+def _launch_without_waves(*arguments: Any) -> rational.Launch:
+    """Blocks spread evenly over the units, in fractions."""
+    table, device = arguments[0], arguments[1]
+    launch = _LAUNCH(*arguments)
+    share = table.block_count / device.unit_count
+    running = np.minimum(np.maximum(1, launch.resident), np.maximum(1.0, share))
+    return replace(launch, running=running, rounds=share / running)
+
+
+def _block_limit(table: ScheduleTable, device: DeviceSpec, *_: Any) -> Ints:
+    return np.full(table.count, device.limits.blocks_per_unit)
+
+
+def _no_spills(device: DeviceSpec, needed: Ints, granted: Ints) -> Ints:
+    return np.zeros_like(needed)
+
+
+def _reads_of_whole_steps(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> Any:
+    """Reads as if all loops were unrolled; the words that the compiler may hoist stay those of the real bodies."""
+    part = _READS(table, load, device, _whole_step(table))
+    return replace(part, words=_READS(table, load, device, nest).words)
+
+
+def _whole_step(table: ScheduleTable) -> LoopNest:
+    """Everything unrolled, every accumulator in a register."""
+    unrolled = {axis: -(-size // table.reduce_threads) for axis, size in table.step.items()}
+    return LoopNest(unrolled, product(unrolled.values(), table.count), np.zeros(table.count, dtype=bool))
+
+
+def _never_local(table: ScheduleTable) -> LoopNest:
+    return replace(_NEST(table), local=np.zeros(table.count, dtype=bool))
+
+
+def _all_together(table: ScheduleTable, loads: Floats, guarded: bool) -> Floats:
+    return np.minimum(loads, fetch.UNROLLED_LOADS)
+
+
+def _instant_blocks(device: DeviceSpec) -> DeviceSpec:
+    return replace_struct(device, block_launch_seconds=TINY)
+
+
+#: The functions that replacements above still call.
+_FETCH, _READS, _NEST, _LAUNCH = rational.fetch, rational.operand_reads, rational.loop_nest, rational.launch_of
+
+#: The effects of RATIONAL; what follows a colon is a part of the effect before it.
+EFFECTS: Sequence[Effect] = (
+    Effect(
+        "transactions",
+        (
+            (fetch, {"tile_transaction_bytes": _raw_bytes, "LINE_WAVEFRONTS": 0.0}),
+            (operands, {"LINE_WAVEFRONTS": 0.0}),
+            (transactions, {"touched_bytes": _raw_touched_bytes}),
+            (rational, {"tile_transaction_bytes": _raw_bytes, "stored_transactions": _raw_stores}),
+        ),
+    ),
+    Effect("transactions: of stores", ((rational, {"stored_transactions": _raw_stores}),)),
+    Effect("transactions: lines of a fetch", ((fetch, {"LINE_WAVEFRONTS": 0.0}), (operands, {"LINE_WAVEFRONTS": 0.0}))),
+    Effect("banks", ((operands, {"_passes": _ones}), (rational, {"fetch": _fetch_without_store_conflicts}))),
+    Effect("banks: of staging", ((rational, {"fetch": _fetch_without_store_conflicts}),)),
+    Effect("vectors", ((operands, {"VECTOR_BYTES": 1}), (fetch, {"_is_vector_access": _never_wide}))),
+    Effect("vectors: of operands", ((operands, {"VECTOR_BYTES": 1}),)),
+    Effect("density", ((rational, {"issue_seconds": _zeros, "operand_reads": _free_reads}),)),
+    Effect("density: issue slots", ((rational, {"issue_seconds": _zeros}),)),
+    Effect("cost of the fetch", ((rational, {"fetch": _free_fetch}),)),
+    Effect(
+        "thread mapping",
+        ((rational, {"launch_of": _launch_without_rounding, "busiest_scheduler": _fluid_schedulers}),),
+    ),
+    Effect("occupancy", ((rational, {"blocks_per_unit": _block_limit, "spilled_registers": _no_spills}),)),
+    Effect("occupancy: spills", ((rational, {"spilled_registers": _no_spills}),)),
+    Effect("compilers", ((rational, {"loop_nest": _whole_step, "hoisting_factor": _ones}),)),
+    Effect("compilers: rolled loops", ((rational, {"operand_reads": _reads_of_whole_steps}),)),
+    Effect("compilers: local accumulators", ((rational, {"loop_nest": _never_local}),)),
+    Effect("compilers: hoisting", ((rational, {"hoisting_factor": _ones}),)),
+    Effect(
+        "compilers: loads in flight",
+        ((rational, {"loads_in_flight": _all_together}), (fetch, {"loads_in_flight": _all_together})),
+    ),
+    Effect("compilers: guards", ((fetch, {"GUARD_INSTRUCTIONS": 0.0}),)),
+    Effect("latency", ((rational, {"waiting_seconds": _zeros}),)),
+    Effect("overlap", ((rational, {"UNHIDDEN": 0.0, "UNHIDDEN_WAIT": 0.0}),)),
+    Effect("overlap: of stages", ((rational, {"UNHIDDEN": 0.0}),)),
+    Effect("overlap: of waiting", ((rational, {"UNHIDDEN_WAIT": 0.0}),)),
+    Effect("overlap: with DRAM", ((rational, {"DRAM_OVERLAP": NO_SUM}),)),
+    Effect("waves", ((rational, {"launch_of": _launch_without_waves}),)),
+    Effect("L2", ((rational, {"l2_seconds": _zeros, "stored_seconds_per_block": _zeros}),)),
+    Effect("L2: reuse between blocks", ((rational, {"dram_bytes": lambda *_: np.inf}),)),
+    Effect("L1 reuse", ((rational, {"L1_REUSE": 1}),)),
+    Effect("DRAM", ((rational, {"dram_seconds": _zeros}),)),
+    Effect("DRAM: rows", ((rational, {"row_factor": lambda *_: 1.0}),)),
+    Effect("power limit", ((rational, {"power_seconds": _zeros}),)),
+    Effect("block launch", device=_instant_blocks),
+)
+
+
+# Tables
+
+
+def table(data: Path, out: Path) -> Iterable[Table]:
+    """Both tables, and their pictures in ``out``."""
+    from bench.accuracy.library_ablation import library_chart, library_rows, library_table
+
+    full = figures(data)
+    rows = [(effect.name, figures(data, effect)) for effect in EFFECTS]
+    chart(full, rows, out / "ablation.png")
+    views = [effect_table(full, rows)]
+    calls = library_rows(data)
+    if calls:
+        library_chart(calls, out / "ablation_library.png")
+        views.append(library_table(calls))
+    return views
+
+
+def effect_table(full: Figures, rows: Sequence[tuple[str, Figures]]) -> Table:
+    """A row per effect: the figures without it, and in brackets by how much they differ from the full model's."""
+    view = Table(box=None, pad_edge=False, title="Ansor's programs, RATIONAL without ...", title_justify="left")
+    view.add_column("without")
+    for column in ("first choice", "best of ten", "median error", "rank correlation", "flat median", "reductions"):
+        view.add_column(column, justify="right")
+    view.add_row("nothing: the full model", *_cells(full), style="bold", end_section=True)
+    for name, found in rows:
+        more = _cells(found.minus(full), sign="+")
+        indent = "  " if ": " in name else ""
+        view.add_row(indent + name, *(f"{a} ({b})" for a, b in zip(_cells(found), more, strict=True)))
+    return view
+
+
+def _cells(found: Figures, sign: str = "") -> tuple[str, ...]:
+    return (
+        f"{found.first:{sign}.3f}",
+        f"{found.best_of_ten:{sign}.3f}",
+        f"{found.median_error:{sign}.1%}",
+        f"{found.rank_correlation:{sign}.3f}",
+        f"{found.flat_median:{sign}.2%}",
+        f"{found.reduction_error:{sign}.1%}",
+    )
+
+
+def chart(full: Figures, rows: Sequence[tuple[str, Figures]], path: Path) -> None:
+    """Horizontal bars as a PNG: by how much each figure gets worse without an effect."""
+    from matplotlib.figure import Figure
+
+    shown: Sequence[tuple[str, Callable[[Figures], float]]] = (
+        ("first choice, % slower", lambda f: 100 * (f.first - full.first)),
+        ("best of ten, % slower", lambda f: 100 * (f.best_of_ten - full.best_of_ten)),
+        ("median error, points", lambda f: 100 * (f.median_error - full.median_error)),
+        ("rank correlation lost", lambda f: full.rank_correlation - f.rank_correlation),
+        ("reductions: error, points", lambda f: 100 * (f.reduction_error - full.reduction_error)),
+    )
+    figure = Figure(figsize=(15, 0.27 * len(rows) + 1.2))
+    figure.set_layout_engine("constrained")
+    panels: list[Any] = figure.subplots(1, len(shown), sharey=True).tolist()
+    for panel, (title, worse) in zip(panels, shown, strict=True):
+        values = [worse(found) for _, found in rows]
+        bars(panel, values, [""] * len(values))
+        panel.set_title(title)
+    panels[0].set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=9)
+    figure.suptitle("Ansor's programs on a V100: what RATIONAL loses without an effect (red) or gains (blue)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def bars(panel: Any, values: Sequence[float], labels: Sequence[str]) -> None:
+    """One horizontal bar per value, from the top down, positive ones red."""
+    # A few effects without which a model is useless would flatten all others.
+    limit = max(4 * float(np.quantile(np.abs(values), 0.7)), 1e-3)
+    left = -max(0.15 * limit, min(limit, -min(values)))
+    places = range(len(values))
+    panel.barh(places, np.clip(values, left, limit), color=["C3" if value > 0 else "C0" for value in values])
+    for place, value in zip(places, values, strict=True):
+        if value > limit:
+            panel.text(0.97 * limit, place, f"{value:.3g}", va="center", ha="right", fontsize=8, color="white")
+    panel.axvline(0, color="black", linewidth=0.8)
+    panel.set_yticks(places, labels, fontsize=9)
+    panel.set(xlim=(left, limit), ylim=(len(values) - 0.4, -0.6))
+    panel.grid(axis="x", alpha=0.25)

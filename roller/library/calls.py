@@ -1,0 +1,217 @@
+"""Calls of a library: what PyTorch launches for an operator, and the price of many calls at once.
+
+A call is its kind and its sizes; :func:`price` sorts them by what they share and hands every group to its model as
+arrays, so that ten thousand cost little more than one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from hal import DeviceSpec, InputError
+from roller.library.convolution import convolution_seconds
+from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
+from roller.library.gemm import choose_gemm
+from roller.library.gemm_tiles import generation
+from roller.library.rowwise import layer_norm_seconds, softmax_seconds
+from roller.library.streams import streamed_seconds
+from sokoban.expression import DTYPE_BYTES
+
+#: Kind -> names of its sizes.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "gemm": ("b", "m", "n", "k"),
+    "convolution": ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation"),
+    "elementwise": ("elements",),
+    "softmax": ("rows", "columns"),
+    "layer_norm": ("rows", "columns"),
+    "stream": ("moved", "outputs", "points"),
+    "roofline": ("moved", "outputs", "flops"),
+}
+
+
+class Call(NamedTuple):
+    """One call.
+
+    Attributes:
+        kind: one of :data:`KINDS`.
+        label: what it computes, for people: ``matmul``, ``relu``, ``gradient of A``.
+        sizes: in the order of :data:`KINDS`, in elements; ``moved`` is in bytes.
+        dtype: element type of the tensors.
+        variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul`` or ``linear`` (with
+            bias); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name.
+        inputs: ``elementwise``: tensors of full size that it reads; 0 takes the operator's own number.
+        direction: whether the model itself knows the backward pass.
+    """
+
+    kind: str
+    label: str
+    sizes: tuple[float, ...]
+    dtype: str = "float32"
+    variant: str = ""
+    inputs: int = 0
+    direction: Direction = "forward"
+
+
+class PricedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a call takes.
+
+    Attributes:
+        label: what it computes.
+        kernel: the kernel or algorithm assumed; ``none`` where the call launches nothing, ``roofline`` where no kernel
+            is known.
+        seconds: device time of its kernels.
+        call_seconds: of the framework call: GPU events right before and after it on an idle device.
+        bound: the longest part of the device time.
+        kernels: how many it launches.
+        tile: ``128x64``, columns before rows as in the names of cuBLAS, for matrix products.
+        splits: slices of the reduction between blocks, for matrix products.
+    """
+
+    label: str
+    kernel: str
+    seconds: float
+    call_seconds: float
+    bound: str
+    kernels: int
+    tile: str | None = None
+    splits: int | None = None
+
+
+def price(calls: Sequence[Call], device: DeviceSpec) -> list[PricedCall]:
+    """The price of every call, in order.
+
+    Raises:
+        InputError: the board is no CUDA device, or has no rate for a type.
+    """
+    if device.compute_capability is None:
+        raise InputError(
+            "--device",
+            f"{device.name} runs no cuBLAS and no cuDNN, whose kernels are modelled",
+            "use --implementation best, or an NVIDIA board",
+        )
+    groups: dict[tuple[str, str, str, int, Direction], list[int]] = {}
+    for position, call in enumerate(calls):
+        key = (call.kind, call.dtype, call.variant, call.inputs, call.direction)
+        groups.setdefault(key, []).append(position)
+    priced: list[PricedCall | None] = [None] * len(calls)
+    for members in groups.values():
+        first = calls[members[0]]
+        sizes = np.array([calls[position].sizes for position in members], dtype=np.float64).T
+        columns = dict(zip(KINDS[first.kind], sizes, strict=True))
+        labels = [calls[position].label for position in members]
+        for position, result in zip(members, _MODELS[first.kind](first, columns, labels, device), strict=True):
+            priced[position] = result
+    return [result for result in priced if result is not None]
+
+
+_Columns = Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
+_Model = Callable[[Call, _Columns, Sequence[str], DeviceSpec], list[PricedCall]]
+
+
+def _gemms(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    """Linear layers and batched products have kernels of their own; single products the faster of both.
+
+    The kernels of a linear layer share k between blocks and read weights stored as [n, k], those of ``bmm`` [k, n].
+    """
+    if first.variant != "matmul":
+        return _chosen(first, sizes, labels, device, bias=first.variant == "linear")
+    # The host's work is that of a product without bias.
+    calls = device.framework_calls
+    cheaper = msgspec.structs.replace(calls, linear_call_seconds=calls.matmul_call_seconds)
+    board = msgspec.structs.replace(device, framework=cheaper)
+    both = (_chosen(first, sizes, labels, board, bias=bias) for bias in (True, False))
+    return [min(pair, key=lambda call: call.seconds) for pair in zip(*both, strict=True)]
+
+
+def _chosen(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec, *, bias: bool) -> list[PricedCall]:
+    matrix = device.matrix_instruction(first.dtype) is not None
+    # Halves are multiplied in float32 where there are no matrix units for them, however fast their own units are.
+    dtype = first.dtype if matrix or DTYPE_BYTES[first.dtype] > 2 else "float32"
+    times = choose_gemm(sizes["b"], sizes["m"], sizes["n"], sizes["k"], device, bias=bias, dtype=dtype)
+    bounds = _longest({name: part for name, part in times.stage_seconds.items() if name != "launch"})
+    prefix = f"{generation(device)}_{'d' if dtype == 'float64' else 's'}gemm_"
+    rows = zip(
+        labels, times.launch.tile_names, times.kernel_seconds.tolist(), times.call_seconds.tolist(), bounds,
+        times.launch.splits.tolist(), times.launch.reduce.tolist(), strict=True,
+    )  # fmt: skip
+    return [
+        PricedCall(
+            label=label, kernel=f"{'matrix units, tile ' if matrix else prefix}{tile}" + "+splitkreduce" * bool(reduce),
+            seconds=seconds, call_seconds=call, bound=bound, kernels=1 + bool(reduce),
+            tile=tile.partition("_")[0], splits=int(splits),
+        )
+        for label, tile, seconds, call, bound, splits, reduce in rows
+    ]  # fmt: skip
+
+
+def _convolutions(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    rest: dict[str, Any] = dict(sizes)
+    times = convolution_seconds(
+        **rest, pad=0, device=device, dtype_bytes=DTYPE_BYTES[first.dtype], direction=first.direction
+    )
+    return _listed(times, labels)
+
+
+def _elementwise(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    times = elementwise_seconds(
+        first.variant,
+        sizes["elements"],
+        device,
+        inputs=first.inputs or None,
+        dtype_bytes=DTYPE_BYTES[first.dtype],
+        direction=first.direction,
+    )
+    return _listed(times, labels)
+
+
+def _softmax(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    model = softmax_seconds if first.kind == "softmax" else layer_norm_seconds
+    return _listed(model(sizes["rows"], sizes["columns"], device, first.direction, DTYPE_BYTES[first.dtype]), labels)
+
+
+def _streams(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    times = streamed_seconds(sizes["moved"], sizes["outputs"], sizes["points"], device, first.variant)
+    return _listed(times, labels)
+
+
+def _rooflines(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    times = streamed_seconds(
+        sizes["moved"], sizes["outputs"], sizes["flops"], device, "roofline", dtype=first.dtype, roofline=True
+    )
+    return _listed(times, labels)
+
+
+_MODELS: Mapping[str, _Model] = {
+    "gemm": _gemms,
+    "convolution": _convolutions,
+    "elementwise": _elementwise,
+    "softmax": _softmax,
+    "layer_norm": _softmax,
+    "stream": _streams,
+    "roofline": _rooflines,
+}
+
+
+def _listed(times: LibraryTime, labels: Sequence[str]) -> list[PricedCall]:
+    bounds = _longest({name: part for name, part in times.stages.items() if name != "host"})
+    rows = zip(
+        labels, times.algorithm.tolist(), times.kernel_seconds.tolist(), times.call_seconds.tolist(), bounds,
+        times.kernels.tolist(), strict=True,
+    )  # fmt: skip
+    return [
+        PricedCall(
+            label=label, kernel=kernel, seconds=seconds, call_seconds=call, bound=bound if kernels else "none",
+            kernels=kernels,
+        )
+        for label, kernel, seconds, call, bound, kernels in rows
+    ]  # fmt: skip
+
+
+def _longest(stages: _Columns) -> list[str]:
+    names = list(stages)
+    chosen = np.argmax(np.stack([np.atleast_1d(stages[name]) for name in names]), axis=0)
+    return [names[index] for index in chosen.tolist()]

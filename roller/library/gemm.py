@@ -1,0 +1,239 @@
+"""Matrix multiplications as PyTorch runs them: the cuBLAS kernel of a call, its time, and the time of the whole call.
+
+``out[b,m,n] = a[b,m,k] w[b,k,n]`` for ``torch.bmm``; with ``bias``, ``torch.nn.functional.linear``: b = 1 and w stored
+as [n, k]. Two times are given: that of the kernel on the device, and that of a call on an idle device, from the event
+before it to the event after it (``latency_ms`` of the NeuSight data set). All arrays have one entry per GEMM.
+
+The model is that of ``gemm_cost``; its constants belong to the library, all that depends on the board is in its
+:class:`hal.DeviceSpec`. Lee et al., *Forecasting GPU Performance for Deep Learning Training and Inference*, ASPLOS
+2025, describe the data and the idea of costing a library call by the tile of its kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hal import DeviceSpec, InputError
+from roller.library.gemm_cost import CONSTANTS, GemmConstants, Launch, kernel_stages
+from roller.library.gemm_tiles import TILES, generation, menu, tile_arrays, tile_index
+from roller.library.gemm_types import Bools, Floats, Ints
+
+ELEMENT_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+
+SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
+"""Numbers of slices of k to choose from; the library uses others too, their times lie in between."""
+
+_SHORTEST_SLICE = 32
+_CHOICE_POWER = 12.0
+"""The library picks by a heuristic of its own, not by our times: candidates count by their time to minus this."""
+
+STAGES = ("compute", "dram", "power", "reduce", "launch")
+
+
+@dataclass(frozen=True)
+class GemmLaunch:
+    """The kernel of each call.
+
+    Attributes:
+        tile_m: rows of the result per block.
+        tile_n: columns of the result per block.
+        tile_k: elements of k per step: 8, or 32 for a ``sliced1x4`` kernel.
+        threads: per block.
+        splits: slices of k that blocks share between them; 1 for batched calls.
+        reduce: whether a second kernel (``splitkreduce``) adds the slices.
+    """
+
+    tile_m: Floats
+    tile_n: Floats
+    tile_k: Floats
+    threads: Floats
+    splits: Floats
+    reduce: Bools
+
+    @property
+    def tile_names(self) -> list[str]:
+        """Names of the tiles as in the kernels' names, columns first."""
+        return [TILES[index].name for index in tile_index(self.tile_m, self.tile_n, self.tile_k)]
+
+
+@dataclass(frozen=True)
+class GemmTimes:
+    """Predicted times.
+
+    Attributes:
+        call_seconds: of the framework call, events around it.
+        kernel_seconds: of the kernels on the device.
+        stage_seconds: per stage of ``STAGES``, each as if it were alone.
+        bound: name of the longest stage of each call.
+        launch: the kernels.
+    """
+
+    call_seconds: Floats
+    kernel_seconds: Floats
+    stage_seconds: dict[str, Floats]
+    bound: npt.NDArray[np.str_]
+    launch: GemmLaunch
+
+
+def gemm_seconds(
+    b: npt.ArrayLike,
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
+    k: npt.ArrayLike,
+    device: DeviceSpec,
+    launch: GemmLaunch,
+    *,
+    bias: bool = False,
+    dtype: str = "float32",
+    constants: GemmConstants = CONSTANTS,
+) -> GemmTimes:
+    """Times of calls whose kernels are known, for example from a profile."""
+    shape = _shape(b, m, n, k)
+    index = tile_index(launch.tile_m, launch.tile_n, launch.tile_k)
+    stages = _stages(shape, index, launch.splits, launch.reduce, device, bias, dtype, constants, launch.threads)
+    return _times(shape, stages, stages["kernel"], launch, device, bias, constants)
+
+
+def choose_gemm(
+    b: npt.ArrayLike,
+    m: npt.ArrayLike,
+    n: npt.ArrayLike,
+    k: npt.ArrayLike,
+    device: DeviceSpec,
+    *,
+    bias: bool = False,
+    dtype: str = "float32",
+    constants: GemmConstants = CONSTANTS,
+) -> GemmTimes:
+    """Times of calls of which only the shapes are known, and the kernel the library most likely takes.
+
+    The launch is the fastest candidate by this model. The times are a mean over the candidates that weighs the fast
+    ones most: the library's choice is near the fastest, seldom it.
+    """
+    shape = _shape(b, m, n, k)
+    candidates = [
+        (index, splits)
+        for index in menu(generation(device), batched=not bias)
+        for splits in (SPLITS if bias else SPLITS[:1])
+    ]
+    runs = [_candidate(shape, index, splits, device, bias, dtype, constants) for index, splits in candidates]
+    seconds = np.stack([run["kernel"] for run in runs])
+    rank = np.stack([run["rank"] for run in runs])
+    for row, (_, splits) in enumerate(candidates):
+        if splits > 1:
+            rank[row] = np.where(shape[3] / splits < _SHORTEST_SLICE, np.inf, rank[row])
+    best = np.argmin(rank, axis=0)
+    weight = (rank.min(axis=0) / rank) ** _CHOICE_POWER
+    expected = (weight * seconds).sum(axis=0) / weight.sum(axis=0)
+    expected = np.where(np.minimum(shape[1], shape[2]) == 1, _vector_seconds(shape, device, dtype), expected)
+    rows = np.arange(len(best))
+    stages = {name: np.stack([run[name] for run in runs])[best, rows] for name in runs[0] if name != "rank"}
+    index = np.array([candidate[0] for candidate in candidates], dtype=np.int64)[best]
+    splits = np.array([candidate[1] for candidate in candidates], dtype=np.float64)[best]
+    columns = tile_arrays(index)
+    launch = GemmLaunch(
+        columns["m"], columns["n"], columns["depth"], columns["threads"], splits, _reduces(shape, splits, device)
+    )
+    return _times(shape, stages, expected, launch, device, bias, constants)
+
+
+def flops_of(device: DeviceSpec, dtype: str) -> float:
+    """FLOP/s of the best library GEMM for an element type: of the matrix units where there are any for it."""
+    if dtype not in ELEMENT_BYTES:
+        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}", "convert the operands")
+    instruction = device.matrix_instruction(dtype)
+    if instruction is not None:
+        return instruction.sustained_flops
+    if dtype == "tfloat32":
+        # TensorFloat-32 runs on the units of float16 at half their rate from sm_80 on; elsewhere it is plain float32.
+        half = device.matrix_instruction("float16")
+        recent = (device.compute_capability or (0, 0)) >= (8, 0)
+        return half.sustained_flops / 2 if half is not None and recent else device.best_flops("float32")
+    return device.best_flops(dtype if dtype in device.dtypes else "float32")
+
+
+_Shape = tuple[Floats, Floats, Floats, Floats]
+
+
+def _shape(b: npt.ArrayLike, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> _Shape:
+    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(size, dtype=np.float64)) for size in (b, m, n, k)))
+    for name, array in zip("bmnk", arrays, strict=True):
+        if not (np.isfinite(array) & (array >= 1)).all():
+            raise InputError(f"gemm.{name}", "has sizes below 1", "every size is a whole number from 1 on")
+    return arrays[0], arrays[1], arrays[2], arrays[3]
+
+
+def _vector_seconds(shape: _Shape, device: DeviceSpec, dtype: str) -> Floats:
+    """Matrix times vector has kernels of its own, which read everything once; none is in the data."""
+    b, m, n, k = shape
+    moved = b * (m * k + k * n + m * n) * ELEMENT_BYTES[dtype]
+    latency = device.dram.latency_seconds or 500e-9
+    return np.asarray(moved / device.dram.bandwidth_bytes_per_second + 4 * latency)
+
+
+def _candidate(
+    shape: _Shape, index: int, splits: int, device: DeviceSpec, bias: bool, dtype: str, constants: GemmConstants
+) -> dict[str, Floats]:
+    slices = np.full_like(shape[0], splits)
+    indices = np.full(len(shape[0]), index, dtype=np.int64)
+    return _stages(shape, indices, slices, _reduces(shape, slices, device), device, bias, dtype, constants)
+
+
+def _reduces(shape: _Shape, splits: Floats, device: DeviceSpec) -> Bools:
+    """Small results are added by a second kernel, large ones in place, slice after slice."""
+    _, m, n, _ = shape
+    return np.asarray((splits > 1) & (m * n < 65536))
+
+
+def _stages(
+    shape: _Shape,
+    index: Ints,
+    splits: Floats,
+    reduce: Bools,
+    device: DeviceSpec,
+    bias: bool,
+    dtype: str,
+    constants: GemmConstants,
+    threads: Floats | None = None,
+) -> dict[str, Floats]:
+    b, m, n, k = shape
+    columns = tile_arrays(index)
+    launch = Launch(
+        b=b,
+        m=m,
+        n=n,
+        k=k,
+        tile_m=columns["m"],
+        tile_n=columns["n"],
+        depth=columns["depth"],
+        threads=columns["threads"] if threads is None else threads,
+        registers=columns["registers"],
+        shared_bytes=columns["shared_bytes"],
+        splits=splits,
+        reduce=reduce,
+        transposed=np.full(len(b), bias),
+    )
+    return kernel_stages(launch, device, flops_of(device, dtype), ELEMENT_BYTES[dtype], constants)
+
+
+def _times(
+    shape: _Shape,
+    stages: dict[str, Floats],
+    kernel: Floats,
+    launch: GemmLaunch,
+    device: DeviceSpec,
+    bias: bool,
+    constants: GemmConstants,
+) -> GemmTimes:
+    calls = device.framework_calls
+    floor = calls.linear_call_seconds if bias else calls.matmul_call_seconds
+    # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows
+    # the host's work before the launch.
+    call = (floor**8 + (constants.floor_share * floor + kernel) ** 8) ** (1 / 8)
+    named = {name: stages[name] for name in STAGES if name in stages}
+    named["launch"] = np.full_like(kernel, constants.floor_share * floor)
+    bound = np.array(STAGES)[np.argmax(np.stack([named[name] for name in STAGES]), axis=0)]
+    return GemmTimes(call, kernel, named, bound, launch)

@@ -1,0 +1,301 @@
+"""How long a cuBLAS GEMM kernel with a known tile takes: arithmetic in waves of blocks, memory, power.
+
+All arrays have one entry per GEMM. The kernel is a chain of stages (thesis 5.5.3 treats our own kernels the same way):
+every unit works through its blocks, resident ones side by side; DRAM delivers what the caches do not keep; a board at
+its power limit lowers the clock. The slower of arithmetic and memory covers most of the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hal import DeviceSpec
+from roller.library.gemm_tiles import Generation, generation
+from roller.library.gemm_types import Bools, Floats
+
+
+@dataclass(frozen=True)
+class GemmConstants:
+    """The numbers of the model that belong to the library's kernels rather than to a board; see the comments.
+
+    Fitted once to 20 000 calls on V100, P100, P4, T4 and A100 together (NeuSight data set); none belongs to a shape.
+    """
+
+    # What the best call ever seen reaches of a loop without latency, prologue, edges and last wave.
+    best_share: float = 0.88
+    # A tile's operand traffic per multiply-add is 1/m + 1/n. Loading and storing it takes issue slots and shared-memory
+    # cycles from the arithmetic: the share per unit of traffic, where a scheduler has half a warp of lanes and issues
+    # other instructions in the gaps, and where it has a whole warp's and each instruction costs a multiply-add.
+    staging_gaps: float = 4.07
+    staging_full: float = 16.3
+    # Ampere's kernels copy to shared memory without passing through registers: load and store are one instruction. No
+    # data: none of the boards fitted has such kernels and whole-warp schedulers.
+    staging_async: float = 0.5
+    # Sums over the slices of a sliced kernel and a second barrier per step.
+    sliced: float = 1.16
+    # Share of the L2 latency that each step leaves exposed, per wave of resident blocks.
+    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.129, "volta": 1.96, "ampere": 1.0})
+    # First loads and the store of a tile, in elements of k.
+    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 16.4, "volta": 10.8, "ampere": 11.5})
+    # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
+    overlap: float = 7.76
+    # Row length, in elements, of a k-contiguous operand at which half of its short reads activate a DRAM row.
+    row_k: float = 286.0
+    # Bytes that L2 fetches when such a read misses: 32 on Pascal, two and four sectors later (less for batched calls).
+    fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 48.0, "ampere": 128.0})
+    # Distance along k between blocks that share reads, for blocks of two warps, as a share of k: in the first wave of
+    # that in late ones, and waves until it has grown by 1 - 1/e. Half of the shared reads are lost once L2 holds less
+    # than 1 / hold of that distance, of the rows that neighbours share and of the columns that others share; and how
+    # sharply.
+    drift_first: float = 0.0336
+    drift_waves: float = 18.8
+    hold_m: float = 407.0
+    hold_n: float = 28.3
+    hold_power: float = 0.858
+    # Translation of addresses on GP100: span of a unit's rows at which half of the reads miss, how sharply, and the
+    # time between two misses of one unit.
+    reach_bytes: float = 60100000.0
+    reach_power: float = 1.3
+    miss_seconds: float = 1.3e-08
+    # Inputs of this share of L2, inverted, are read from DRAM once.
+    keep: float = 1.0
+    # Bytes written to DRAM per byte of the result (rows of a tile start and end within a sector), and what a bias adds.
+    store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.18, "volta": 1.56, "ampere": 0.92})
+    store_bias: float = 1.38
+    # Launching the splitkreduce kernel.
+    reduce_seconds: float = 7.81e-6
+    # Load after which a board at its power limit has lost half its boost, and how sharply; energy of operand traffic per
+    # 1/m + 1/n, the arithmetic of a 128 x 128 tile being 1; energy of a multiply-add of zeros, of that of other
+    # numbers; share of the limit that DRAM takes at its full rate.
+    power_seconds: float = 0.00216
+    power_fall: float = 2.07
+    power_traffic: float = 8.02
+    power_of_zeros: float = 0.937
+    power_dram: float = 0.21
+    # Host time before the kernel starts, of a call.
+    floor_share: float = 0.6
+
+
+CONSTANTS = GemmConstants()
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What runs, one entry per GEMM. ``splits`` slices of k; ``reduce``: a second kernel adds the slices."""
+
+    b: Floats
+    m: Floats
+    n: Floats
+    k: Floats
+    tile_m: Floats
+    tile_n: Floats
+    depth: Floats
+    threads: Floats
+    registers: Floats
+    shared_bytes: Floats
+    splits: Floats
+    reduce: Bools
+    transposed: Bools
+
+
+def kernel_stages(
+    launch: Launch, device: DeviceSpec, flops: float, bytes_per_element: float, constants: GemmConstants = CONSTANTS
+) -> dict[str, Floats]:
+    """Seconds of ``compute``, ``dram``, ``power`` and ``reduce``, each as if it were alone.
+
+    ``kernel`` is what they come to together, ``rank`` what the library picks by.
+    """
+    steps = np.ceil(launch.k / launch.splits / 8) * 8
+    compute = _compute_seconds(launch, device, flops, steps, constants)
+    dram = _dram_seconds(launch, device, steps, bytes_per_element, constants)
+    translation = _translation_seconds(launch, device, steps, bytes_per_element, constants)
+    dram = np.maximum(dram, translation)
+    p = constants.overlap
+    busy = (compute**p + dram**p) ** (1 / p)
+    power = _power_seconds(launch, device, steps, flops, dram, constants)
+    held = np.maximum(busy, power)
+    # The longer the load, the less is left of the boost the board started with.
+    boost = 1 / (1 + (held / constants.power_seconds) ** constants.power_fall)
+    kernel = held + (busy - held) * boost
+    out = launch.m * launch.n * bytes_per_element
+    reduce = np.where(
+        launch.reduce,
+        constants.reduce_seconds + out * (launch.splits + 1) / device.dram.bandwidth_bytes_per_second,
+        0.0,
+    )
+    return {
+        "rank": _ranking(launch, device, kernel + reduce),
+        "compute": compute,
+        "dram": dram,
+        "power": power,
+        "reduce": reduce,
+        "kernel": kernel + reduce,
+    }
+
+
+def blocks_of(launch: Launch) -> tuple[Floats, Floats, Floats]:
+    """Blocks along the columns and rows of one result, and how many results (batch or slices of k) there are."""
+    return np.ceil(launch.n / launch.tile_n), np.ceil(launch.m / launch.tile_m), launch.b * launch.splits
+
+
+def resident_blocks(launch: Launch, device: DeviceSpec) -> Floats:
+    """Blocks of each kernel that one unit holds at a time."""
+    limits = device.limits
+    registers = np.ceil(launch.registers / 8) * 8 * launch.threads
+    shared = launch.shared_bytes + limits.shared_bytes_reserved_per_block
+    per_unit = np.minimum(limits.registers_per_unit // registers, limits.shared_bytes_per_unit // shared)
+    per_unit = np.minimum(per_unit, np.minimum(limits.threads_per_unit // launch.threads, limits.blocks_per_unit))
+    return np.maximum(per_unit, 1.0)
+
+
+def _traffic(launch: Launch) -> Floats:
+    """Operand elements per multiply-add of a tile, above those of the largest (128 x 128)."""
+    return 1 / launch.tile_m + 1 / launch.tile_n - 1 / 64
+
+
+def _dear_staging(device: DeviceSpec) -> bool:
+    """Whether moving operands costs a tile arithmetic.
+
+    It does where a scheduler has 32 float32 lanes, so that every other instruction takes the place of a multiply-add,
+    and where shared memory delivers less than a word for every 3 multiply-adds (otherwise 2 words for 4 or 5).
+    """
+    multiply_adds = device.peak_flops("float32") / 2
+    lanes = multiply_adds / device.unit_count / device.clocks.boost_hz
+    return lanes / _schedulers(device) > 24 or device.shared.bandwidth_bytes_per_second / multiply_adds < 4 / 3
+
+
+def _schedulers(device: DeviceSpec) -> int:
+    return device.teu.group_size
+
+
+def _compute_seconds(launch: Launch, device: DeviceSpec, flops: float, steps: Floats, c: GemmConstants) -> Floats:
+    columns, rows, results = blocks_of(launch)
+    per_unit = np.ceil(columns * rows * results / device.unit_count)  # blocks on the busiest unit
+    staging = c.staging_full if _dear_staging(device) else c.staging_gaps
+    if _dear_staging(device) and generation(device) == "ampere":
+        staging *= c.staging_async
+    slowdown = (1 + staging * _traffic(launch)) * np.where(launch.depth > 8, c.sliced, 1.0)
+    prologue = c.prologue[generation(device)]
+    block = 2 * launch.tile_m * launch.tile_n * (steps + prologue) * slowdown * device.unit_count
+    block *= c.best_share / flops
+    kind = generation(device)
+    latency = (device.l2 or device.dram).latency_seconds or 220e-9
+    exposed = c.exposed[kind] * latency * steps / launch.depth
+    # Blocks of two warps occupy two of four schedulers, and the same two for every first and second of four blocks.
+    narrow = launch.threads / device.teu.lanes < _schedulers(device)
+    uneven = np.where(narrow, np.array([0.0, 1.0, 2.0, 1.0])[np.mod(per_unit, 4).astype(np.int64)], 0.0)
+    waves = np.ceil(per_unit / np.minimum(resident_blocks(launch, device), per_unit))
+    # Nothing can beat the datasheet.
+    limit = flops * device.peak_flops("float32") / device.best_flops("float32")
+    work = 2 * columns * rows * results * launch.tile_m * launch.tile_n * steps
+    return np.asarray(np.maximum((per_unit + uneven) * block + waves * exposed, work / limit))
+
+
+def _ranking(launch: Launch, device: DeviceSpec, kernel: Floats) -> Floats:
+    """What the library picks by, the smaller the better; to be compared between candidates for one GEMM.
+
+    Volta's and Ampere's kernels: our time. The older heuristic for Maxwell's knows nothing of memory. Where tiles of
+    64 x 64 fill the board, or k is short, it does not split k and takes the least area of whole tiles, with a little
+    regard to whole waves; GP100's rating of the 64 x 64 tile is lower. Elsewhere it splits k so that the slices just
+    fill the board. (Of the NeuSight calls on P100 and P4, 99 of 100 split by this rule, 8 of 10 have the tile.)
+    """
+    if generation(device) != "maxwell":
+        return kernel
+    columns, rows, results = blocks_of(launch)
+    at_once = device.unit_count * resident_blocks(launch, device)
+    filled = columns * rows / at_once
+    area = columns * rows * launch.tile_m * launch.tile_n * (np.ceil(filled) / filled) ** 0.1
+    area *= np.where((launch.tile_m == 64) & (device.architecture == "sm_60"), 1.075, 1.0)
+    # Only the order counts: no time is meant. Powers keep the runner-up out of the mean that the caller takes.
+    whole = np.where((launch.splits > 1) | (launch.tile_m < 64), np.inf, (area / 2.0**40) ** 20)
+    split = np.where(launch.splits > 1, kernel * (1 + np.log(filled * results) ** 2), np.inf)
+    squares = np.ceil(launch.m / 64) * np.ceil(launch.n / 64) / device.unit_count
+    choice = np.where((squares >= 8) | (launch.k <= 256), whole, split)
+    return np.where(launch.transposed, choice, kernel)  # batched calls have one tile and never split
+
+
+def _power_seconds(
+    launch: Launch, device: DeviceSpec, steps: Floats, flops: float, dram: Floats, c: GemmConstants
+) -> Floats:
+    limit = device.power_limited_flops("float32")
+    if limit is None:
+        return np.zeros_like(launch.m)
+    limit *= flops / device.best_flops("float32")
+    columns, rows, results = blocks_of(launch)
+    padded = 2 * columns * rows * results * launch.tile_m * launch.tile_n * steps
+    # Past the edge a tile multiplies zeros, which switch few gates.
+    work = 2 * launch.b * launch.m * launch.n * launch.k
+    work += (padded - work) * c.power_of_zeros
+    return np.asarray(work * (1 + c.power_traffic * _traffic(launch)) / limit + c.power_dram * dram)
+
+
+def _dram_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> Floats:
+    """Reads of both operands, as far as L2 does not keep them, and the writes."""
+    kind = generation(device)
+    once_m, once_n, read_m, read_n = _reads(launch, device, steps, size, c)
+    inputs = (once_m + once_n) / launch.b
+    l2 = float((device.l2 or device.dram).capacity_bytes)
+    kept = 1 / (1 + (inputs * c.keep / l2) ** 4)
+    read_m = once_m + np.maximum(read_m - once_m, 0) * (1 - kept)
+    read_n = once_n + np.maximum(read_n - once_n, 0) * (1 - kept)
+    stream = device.dram.bandwidth_bytes_per_second
+    # Operands that are contiguous along k are read in rows of ``depth`` elements. Once such rows are far apart, each
+    # activates a DRAM row, and the activations per second bound the rate.
+    scattered = device.dram.scattered_bytes_per_second or 0.25 * stream
+    fetch = np.where(launch.transposed, c.fetch[kind], max(c.fetch[kind] / 2, 32.0))
+    fetch = np.maximum(fetch, np.where(launch.depth > 8, launch.depth * size, 0.0))
+    rate = np.minimum(scattered * fetch / 32, stream)
+    far = steps / (steps + c.row_k)
+    short = (1 - far) / stream + far / rate
+    writes = launch.b * launch.m * launch.n * size * np.where(launch.splits > 1, 2 * launch.splits, 1)
+    writes = writes * c.store[kind] * np.where(launch.transposed, c.store_bias, 1.0)
+    return np.asarray(read_m * short + read_n * np.where(launch.transposed, short, 1 / stream) + writes / stream)
+
+
+def _translation_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> Floats:
+    """Address translation on Pascal, whose units keep few pages: every short row of far-away rows misses."""
+    if device.architecture != "sm_60":
+        return np.zeros_like(steps)
+    columns, rows, results = blocks_of(launch)
+    used_m = np.minimum(1, launch.m / (rows * launch.tile_m)) * launch.tile_m
+    used_n = np.minimum(1, launch.n / (columns * launch.tile_n)) * launch.tile_n
+    per_block = used_m + np.where(launch.transposed, used_n, 0.0)
+    resident = resident_blocks(launch, device)
+    near = np.minimum(resident * used_m, launch.m) + np.where(
+        launch.transposed, np.minimum(resident * used_n, launch.n), 0.0
+    )
+    span = near * launch.k * size
+    missed = 1 / (1 + (c.reach_bytes / span) ** c.reach_power)
+    reads = columns * rows * results * per_block * steps / launch.depth
+    return np.asarray(reads * missed * c.miss_seconds / device.unit_count)
+
+
+def _reads(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> tuple[Floats, ...]:
+    """Bytes of the m and the n operand: needed once each, and read when L2 keeps nothing from wave to wave."""
+    columns, rows, results = blocks_of(launch)
+    blocks = columns * rows * results
+    resident = resident_blocks(launch, device)
+    together = np.minimum(blocks, device.unit_count * resident)
+    # Blocks start along the columns first; those that run together read the tiles they share once.
+    across = np.minimum(columns, together)
+    down = np.clip(together / across, 1, rows)
+    parts = np.maximum(together / (columns * rows), 1)
+    used_m = np.minimum(1, launch.m / (rows * launch.tile_m)) * launch.tile_m
+    used_n = np.minimum(1, launch.n / (columns * launch.tile_n)) * launch.tile_n
+    strip = steps * size
+    waves = blocks / together
+    shared_m, shared_n = waves * parts * down * used_m * strip, waves * parts * across * used_n * strip
+    alone_m, alone_n = blocks * used_m * strip, blocks * used_n * strip
+    # The blocks of the first wave start together; from wave to wave they drift apart, the more so the fewer warps a
+    # block has to even out its luck. What one block reads is still in L2 for another that shares it if they are closer
+    # than the stretch of k that L2 holds of what all running blocks read.
+    l2 = float((device.l2 or device.dram).capacity_bytes)
+    held = l2 / (together * (used_m + used_n) * size)
+    settled = 1 - (1 - c.drift_first) * np.exp(-(waves - 1) / c.drift_waves)
+    apart = steps * settled * 64 / launch.threads
+    lost_m = 1 / (1 + (c.hold_m * held / apart) ** c.hold_power)
+    lost_n = 1 / (1 + (c.hold_n * held / apart) ** c.hold_power)
+    once_m, once_n = launch.b * launch.m * launch.k * size, launch.b * launch.n * launch.k * size
+    return once_m, once_n, shared_m + (alone_m - shared_m) * lost_m, shared_n + (alone_n - shared_n) * lost_n

@@ -1,0 +1,155 @@
+"""Named operators as library calls without writing their expressions: re-pricing a trace asks for thousands.
+
+The calls are those that :mod:`roller.library.recognise` finds in the expression, only faster.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from roller.library.calls import Call
+from roller.library.parts import convolution, elementwise, product, stream
+from sokoban.named import NAMED_OPERATORS
+from sokoban.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
+
+
+def named_calls(data: Mapping[str, Any]) -> list[Call] | None:
+    """The forward calls for an operator's JSON object; None where it is no valid named operator.
+
+    Raises:
+        InputError: its keys contradict each other.
+    """
+    read = _read(data)
+    make = _MAKERS.get(data["op"]) if read is not None else None
+    if read is None or make is None:
+        return None
+    operator, program = read
+    calls = make(operator, program)
+    outputs = math.prod(program.sizes[axis] for axis in program.axes)
+    for step in operator.epilogue:
+        if isinstance(step, BiasAdd):
+            if len(calls) == 1 and calls[0].variant == "matmul" and step.axis == "n":
+                calls = [calls[0]._replace(variant="linear", label="linear")]
+                continue
+            calls.append(elementwise("add", outputs, operator.dtype, 1))
+        elif isinstance(step, ResidualAdd):
+            calls.append(elementwise("add", outputs, operator.dtype, 2))
+        elif isinstance(step, Scale):
+            calls.append(elementwise("mul", outputs, operator.dtype, 1, number=True))
+        else:
+            calls.append(elementwise(step, outputs, operator.dtype, 1))
+    return calls
+
+
+def named_stem(data: Mapping[str, Any]) -> str | None:
+    """The name that a named operator has without one of its own; None where it is no valid one.
+
+    Raises:
+        InputError: its keys contradict each other.
+    """
+    read = _read(data)
+    if read is None:
+        return None
+    operator, program = read
+    return with_epilogue(program, operator.epilogue).stem + (
+        "" if operator.dtype == "float32" else f"_{operator.dtype}"
+    )
+
+
+def _read(data: Mapping[str, Any]) -> tuple[Any, Program] | None:
+    cls = NAMED_OPERATORS.get(data["op"]) if isinstance(data.get("op"), str) else None
+    if cls is None or "expr" in data:
+        return None
+    try:
+        operator: Any = msgspec.convert(data, cls)
+    except (msgspec.ValidationError, RecursionError):
+        return None
+    program = operator.program()
+    with_epilogue(program, operator.epilogue)  # checks its axes
+    return operator, program
+
+
+def _matmul(operator: Any, program: Program) -> list[Call]:
+    batch = program.sizes.get("b")
+    return [product(batch or 1, operator.m, operator.n, operator.k, operator.dtype, batched=batch is not None)]
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _conv2d(operator: Any, program: Program) -> list[Call]:
+    channels = operator.c
+    sizes = {
+        "n": operator.n, "c": channels, "f": getattr(operator, "f", channels), "h": operator.h, "w": operator.w,
+        "kh": operator.kh, "kw": operator.kw, "stride": max(_pair(operator.stride)),
+        "groups": getattr(operator, "groups", channels),
+        "out_h": program.sizes["oh"], "out_w": program.sizes["ow"], "dilation": max(_pair(operator.dilation)),
+    }  # fmt: skip
+    return [convolution(sizes, operator.dtype)]
+
+
+def _pool(operator: Any, program: Program) -> list[Call]:
+    outputs = operator.n * operator.c * program.sizes["oh"] * program.sizes["ow"]
+    points = outputs * operator.kh * operator.kw
+    (stride, _), (dilation, _) = _pair(operator.stride), _pair(getattr(operator, "dilation", 1))
+    # Strides above the window skip whole rows, but no part of a line.
+    share = min(1.0, ((operator.kh - 1) * dilation + 1) / stride)
+    if operator.layout == "NHWC":
+        # Columns are whole rows of channels there.
+        (_, stride), (_, dilation) = _pair(operator.stride), _pair(getattr(operator, "dilation", 1))
+        share *= min(1.0, ((operator.kw - 1) * dilation + 1) / stride)
+    read = operator.n * operator.c * operator.h * operator.w * share
+    kernel = "max_pool_forward_nchw" if operator.kind == "max_pool2d" else "avg_pool2d_out_cuda_frame"
+    return [stream("pool", kernel, read, outputs, points, operator.dtype)]
+
+
+def _reduce(operator: Any, program: Program) -> list[Call]:
+    points = math.prod(operator.shape)
+    outputs = math.prod(program.sizes[axis] for axis in program.axes)
+    function = "sum" if operator.function == "mean" else operator.function
+    return [stream(f"reduce {function}", "reduce_kernel", points, outputs, points, operator.dtype)]
+
+
+def _elementwise(operator: Any, program: Program) -> list[Call]:
+    outputs = math.prod(program.sizes[axis] for axis in program.axes)
+    shapes = operator.shapes or (operator.shape,)
+    binary = len(shapes) == 1 and not operator.scalar and operator.function in _BINARY
+    counts = [math.prod(shape) for shape in shapes] * (2 if binary else 1)
+    full = sum(count * 4 > outputs for count in counts)
+    return [elementwise(operator.function, outputs, operator.dtype, full, number=operator.scalar)]
+
+
+_BINARY = ("add", "sub", "mul", "div", "pow", "min", "max")
+
+
+def _rows(operator: Any, program: Program) -> list[Call]:
+    columns = operator.shape[operator.axis]
+    kind = "softmax" if type(operator).__name__ == "Softmax" else "layer_norm"
+    return [Call(kind, kind, (math.prod(operator.shape) // columns, columns), operator.dtype)]
+
+
+def _transpose(operator: Any, program: Program) -> list[Call]:
+    count = math.prod(operator.shape)
+    if list(operator.perm) == sorted(operator.perm):
+        return [elementwise("copy", count, operator.dtype, 1)]
+    return [stream("transpose", "elementwise_kernel", count, count, count, operator.dtype)]
+
+
+_MAKERS: Mapping[str, Callable[[Any, Program], list[Call]]] = {
+    "matmul": _matmul,
+    "batch_matmul": _matmul,
+    "conv2d": _conv2d,
+    "depthwise_conv2d": _conv2d,
+    "avg_pool2d": _pool,
+    "max_pool2d": _pool,
+    "reduce": _reduce,
+    "elementwise": _elementwise,
+    "softmax": _rows,
+    "layer_norm": _rows,
+    "transpose": _transpose,
+}

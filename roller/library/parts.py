@@ -1,0 +1,108 @@
+"""How the parts of an operator become library calls, whichever way the operator was read.
+
+Element-wise functions take the model of the one that is most like them: a kernel that streams does not care whether it
+adds or subtracts. The backward pass turns every call into those that PyTorch's autograd makes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from roller.library.calls import Call
+from roller.library.elementwise import Direction
+from sokoban.expression import DTYPE_BYTES, FUNCTIONS
+
+#: Function of the expression language -> the modelled operator whose forward and whose backward kernels it has; ``u``
+#: stands for a tensor and a number. An addition passes its gradient on.
+ELEMENTWISE: Mapping[str, tuple[str, str]] = {
+    "add": ("add", "add"), "sub": ("add", "mulu"), "mul": ("mul", "mul"), "div": ("div", "div"), "pow": ("pow", "pow"),
+    "min": ("add", "mul"), "max": ("add", "mul"), "select": ("add", "mul"),
+    "neg": ("copy", "copy"), "abs": ("relu", "relu"), "relu": ("relu", "relu"), "gelu": ("gelu", "gelu"),
+    "tanh": ("tanh", "tanh"), "sigmoid": ("sigmoid", "sigmoid"), "silu": ("sigmoid", "sigmoid"),
+    "exp": ("exp", "exp"), "log": ("exp", "exp"), "sqrt": ("sqrt", "sqrt"), "rsqrt": ("sqrt", "sqrt"),
+    "erf": ("tanh", "tanh"), "sin": ("tanh", "tanh"), "cos": ("tanh", "tanh"),
+}  # fmt: skip
+
+#: The same for a tensor and a number.
+WITH_NUMBER: Mapping[str, tuple[str, str]] = {
+    "add": ("addu", "addu"), "sub": ("addu", "addu"), "mul": ("mulu", "mulu"), "div": ("divu", "divu"),
+    "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"),
+}  # fmt: skip
+
+#: What has no gradient, comparisons and rounding, by its number of operands.
+WITHOUT_GRADIENT = {1: ("copy", "add"), 2: ("add", "add")}
+
+
+def elementwise(function: str, elements: int, dtype: str, full_inputs: int, *, number: bool = False) -> Call:
+    """A function of each element; ``full_inputs`` tensors have the size of the result, smaller ones do not count."""
+    forward, _ = _variants(function, number)
+    usual = 2 if FUNCTIONS.get(function) == 2 and not number else 1
+    inputs = 0 if full_inputs == usual else full_inputs
+    # The label carries the function (and whether a number took part) to the backward pass.
+    label = f"{function} (number)" if number else function
+    return Call("elementwise", label, (float(elements),), dtype, forward, inputs)
+
+
+def _variants(function: str, number: bool) -> tuple[str, str]:
+    """The modelled operators for a function's forward and backward kernels."""
+    if number and function in WITH_NUMBER:
+        return WITH_NUMBER[function]
+    return ELEMENTWISE.get(function) or WITHOUT_GRADIENT[min(FUNCTIONS.get(function, 1), 2)]
+
+
+def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False, bias: bool = False) -> Call:
+    """A matrix product; ``bias`` makes it a linear layer, ``batched`` one of ``b`` that may be 1."""
+    variant = "bmm" if batched else "linear" if bias else "matmul"
+    label = {"bmm": "batch_matmul"}.get(variant, variant)
+    return Call("gemm", label, (b, m, n, k), dtype, variant)
+
+
+def convolution(sizes: Mapping[str, int], dtype: str) -> Call:
+    """A convolution, ``sizes`` by the names of ``calls.KINDS``; double precision has no model but the roofline."""
+    n, c, f, h, w = (sizes[name] for name in ("n", "c", "f", "h", "w"))
+    groups, window = sizes["groups"], sizes["kh"] * sizes["kw"]
+    label = "depthwise_conv2d" if groups == c > 1 else "conv2d"
+    if dtype == "float64":
+        outputs = n * f * sizes["out_h"] * sizes["out_w"]
+        moved = DTYPE_BYTES[dtype] * (n * c * h * w + f * c // groups * window + outputs)
+        return Call("roofline", label, (moved, outputs, 2 * outputs * c // groups * window), dtype)
+    names = ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation")
+    return Call("convolution", label, tuple(sizes[name] for name in names), dtype)
+
+
+def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> Call:
+    """A kernel that reads and writes so many elements."""
+    return Call("stream", label, ((read + written) * DTYPE_BYTES[dtype], written, points), dtype, kernel)
+
+
+def directed(calls: Sequence[Call], direction: Direction) -> list[Call]:
+    """Forward calls as they are, or the calls of their backward pass, last call first."""
+    if direction == "forward":
+        return list(calls)
+    return [back for call in reversed(calls) for back in _backward(call)]
+
+
+def _backward(call: Call) -> list[Call]:
+    if call.kind == "gemm":
+        b, m, n, k = (int(size) for size in call.sizes)
+        batched = call.variant == "bmm"
+        gradients = [
+            product(b, m, k, n, call.dtype, batched=batched)._replace(label="gradient of the first operand"),
+            product(b, k, n, m, call.dtype, batched=batched)._replace(label="gradient of the second operand"),
+        ]
+        if call.variant == "linear":
+            gradients.append(stream("gradient of the bias", "reduce_kernel", m * n, n, m * n, call.dtype))
+        return gradients
+    label = f"gradient of {call.label}"
+    if call.kind == "elementwise":
+        function, _, number = call.label.partition(" ")
+        _, backward = _variants(function, bool(number))
+        return [call._replace(label=label, variant=backward, direction="backward")]
+    if call.kind in ("convolution", "softmax", "layer_norm"):
+        return [call._replace(label=label, direction="backward")]
+    moved, _, work = call.sizes
+    if call.kind == "roofline":
+        # Every operand's gradient costs about what the operator did, and there are two as a rule.
+        return [call._replace(label=label, sizes=(2 * moved, call.sizes[1], 2 * work))]
+    elements = moved / DTYPE_BYTES[call.dtype]
+    return [call._replace(label=label, variant=f"{call.variant} (backward)", sizes=(moved, elements, work))]

@@ -1,0 +1,271 @@
+"""Tensor expressions as library calls, by what they compute: a product of matrices is one however it was written.
+
+Sums of products are matrix products or convolutions by the roles of their axes, other reductions and element-wise
+values are the kernels that an eager framework launches for them one by one. What remains is a *roofline* call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from hal import InputError
+from roller.library.calls import Call
+from roller.library.parts import convolution, elementwise, product, stream
+from sokoban import KernelForm, TensorExpr, kernel_form
+from sokoban.expression import DTYPE_BYTES, AffineIndex, Constant, Load, Value, loads, rewrite, walk
+from sokoban.expression import Call as Apply
+
+#: How many times smaller than the result a tensor may be and still count as read for every element.
+BROADCAST = 4
+
+
+def recognise(expr: TensorExpr) -> list[Call]:
+    """The forward calls for an operator, in order; a single roofline call where it fits no library operator."""
+    try:
+        form = kernel_form(expr, fuse=False)
+    except InputError:
+        # More than one of our kernels, but arithmetic and tensors are known all the same.
+        return [_roofline_of_statements(expr)]
+    if form.kind == "rows":
+        return [_rows(form)]
+    if form.reduction is None:
+        return _pointwise(form, form.final.value)
+    main = _contraction(form) or _reduction(form)
+    return main if main is not None else [_roofline(form)]
+
+
+# Products
+
+
+def _contraction(form: KernelForm) -> list[Call] | None:
+    """A matrix product or a convolution, and what follows it; None where it is neither."""
+    operands = multiplied(form)
+    if operands is None:
+        return None
+    plain = [all(index.is_plain_axis for index in load.indices) for load in operands]
+    if all(plain):
+        return _matrix_product(form, *operands)
+    if any(plain) and len(operands) == 2:
+        data, weights = operands if plain[1] else operands[::-1]
+        call = _convolution(form, data, weights)
+        return None if call is None else [call, *_pointwise(form, form.final.value)]
+    return None
+
+
+def multiplied(form: KernelForm) -> tuple[Load, Load] | None:
+    """The two tensors whose products a ``tile`` sums, or None."""
+    reduction = form.reduction
+    if reduction is None or reduction.function != "sum" or not isinstance(reduction.body, Apply):
+        return None
+    if reduction.body.function != "mul":
+        return None
+    first, second = reduction.body.arguments
+    return (first, second) if isinstance(first, Load) and isinstance(second, Load) else None
+
+
+def _matrix_product(form: KernelForm, first: Load, second: Load) -> list[Call] | None:
+    in_first, in_second = _axes(first), _axes(second)
+    output = form.reductions[0].axes
+    shared = [axis for axis in output if axis in in_first and axis in in_second]
+    rows = [axis for axis in output if axis in in_first and axis not in in_second]
+    columns = [axis for axis in output if axis in in_second and axis not in in_first]
+    if not rows and not columns:
+        return None
+    if not all(axis in in_first and axis in in_second for axis in form.reduced):
+        return None
+    if rows and columns and output.index(columns[0]) < output.index(rows[0]):
+        rows, columns = columns, rows
+    b, m, n, k = (_size(form, axes) for axes in (shared, rows, columns, form.reduced))
+    value, bias = form.final.value, False
+    if not shared:
+        value, bias = _without_bias(form, columns)
+    return [product(b, m, n, k, _dtype(form, first), batched=bool(shared), bias=bias), *_pointwise(form, value)]
+
+
+def _without_bias(form: KernelForm, columns: list[str]) -> tuple[Value, bool]:
+    """The final value with the addition of a vector along the columns taken into the product, which does it itself."""
+    accumulated = form.reductions[0].tensor
+    for node in walk(form.final.value):
+        if not isinstance(node, Apply) or node.function != "add":
+            continue
+        for result, vector in (node.arguments, node.arguments[::-1]):
+            if not isinstance(result, Load) or not isinstance(vector, Load) or result.tensor != accumulated:
+                continue
+            if columns and set(_axes(vector)) == set(columns):
+                return rewrite(form.final.value, {node: result}), True
+    return form.final.value, False
+
+
+def _convolution(form: KernelForm, data: Load, weights: Load) -> Call | None:
+    """The call of a sum over windows of ``data``; None where there are no or more than two window dimensions."""
+    tensor = form.expr.tensor_by_name[data.tensor]
+    windows = [
+        (index, extent) for index, extent in zip(data.indices, tensor.shape, strict=True) if len(index.axes) == 2
+    ]
+    plain = [index.axes[0] for index in data.indices if index.is_plain_axis]
+    if not 1 <= len(windows) <= 2 or len(windows) + len(plain) != len(data.indices):
+        return None
+    rows: dict[str, int] | None = {"extent": 1, "taps": 1, "out": 1, "stride": 1, "dilation": 1}
+    sides = [rows, *(_side(form, *window) for window in windows)][-2:]
+    in_weights = _axes(weights)
+    windowed = [axis for index, _ in windows for axis in index.axes]
+    output = form.reductions[0].axes
+    if any(side is None for side in sides) or any(a in in_weights for a in windowed if a in output):
+        return None
+    if any(axis not in in_weights for axis in form.reduced):
+        return None
+    (h, w) = (side for side in sides if side is not None)
+    groups = _size(form, [axis for axis in output if axis in plain and axis in in_weights])
+    c = _size(form, [axis for axis in form.reduced if axis in plain])
+    f = _size(form, [axis for axis in output if axis in in_weights and axis not in plain])
+    n = _size(form, [axis for axis in output if axis in plain and axis not in in_weights])
+    sizes = {
+        "n": n, "c": c * groups, "f": f * groups, "h": h["extent"], "w": w["extent"], "kh": h["taps"], "kw": w["taps"],
+        "stride": max(h["stride"], w["stride"]), "groups": groups, "out_h": h["out"], "out_w": w["out"],
+        "dilation": max(h["dilation"], w["dilation"]),
+    }  # fmt: skip
+    return convolution(sizes, _dtype(form, data))
+
+
+def _side(form: KernelForm, index: AffineIndex, extent: int) -> dict[str, int] | None:
+    """One dimension of a window: an output axis and a reduced one."""
+    output = [axis for axis in index.axes if axis not in form.reduced]
+    taps = [axis for axis in index.axes if axis in form.reduced]
+    if len(output) != 1 or len(taps) != 1:
+        return None
+    return {
+        "extent": extent, "taps": form.sizes[taps[0]], "out": form.sizes[output[0]],
+        "stride": abs(index.coefficient(output[0])), "dilation": abs(index.coefficient(taps[0])),
+    }  # fmt: skip
+
+
+# Reductions of one tensor, softmax and layer norm
+
+
+def _reduction(form: KernelForm) -> list[Call] | None:
+    """Pooling, or a plain reduction after the kernels that make what it reduces."""
+    reduction = form.reduction
+    assert reduction is not None
+    inputs = [load for load in form.body_loads if load.indices]
+    if not inputs:
+        return None
+    windowed = any(not index.is_plain_axis for load in inputs for index in load.indices)
+    if windowed and not isinstance(reduction.body, Load):
+        return None
+    dtype = _dtype(form, inputs[0])
+    outputs = form.expr.output.element_count
+    read = sum(_touched(form, load) for load in inputs)
+    before = [] if isinstance(reduction.body, Load) else _pointwise(form, reduction.body, form.points)
+    if before:
+        read = form.points
+    label, kernel = (
+        ("pool", "max_pool_forward_nchw" if reduction.function == "max" else "avg_pool2d_out_cuda_frame")
+        if windowed
+        else (f"reduce {reduction.function}", "reduce_kernel")
+    )
+    main = stream(label, kernel, read, outputs, form.points, dtype)
+    return [*before, main, *_after_reduction(form)]
+
+
+def _after_reduction(form: KernelForm) -> list[Call]:
+    """Element-wise kernels on the result; the division that makes a sum a mean belongs to the reduction."""
+    value = form.final.value
+    if isinstance(value, Apply) and value.function == "div":
+        sum_, count = value.arguments
+        if isinstance(sum_, Load) and not loads(count):
+            return []
+    return _pointwise(form, value)
+
+
+def _touched(form: KernelForm, load: Load) -> float:
+    """Elements of a tensor whose memory is read: strides above the window skip whole rows, but no part of a line."""
+    tensor = form.expr.tensor_by_name[load.tensor]
+    share = 1.0
+    for index in load.indices[:-1]:
+        side = _side(form, index, 1) if len(index.axes) == 2 else None
+        if side is not None:
+            share *= min(1.0, ((side["taps"] - 1) * side["dilation"] + 1) / side["stride"])
+    return tensor.element_count * share
+
+
+def _rows(form: KernelForm) -> Call:
+    functions = [statement.reduction.function for statement in form.reductions if statement.reduction]
+    applied = {node.function for node in walk(form.final.value) if isinstance(node, Apply)}
+    inside = {node.function for each in form.reductions for node in walk(each.value) if isinstance(node, Apply)}
+    sizes = (_size(form, form.spatial), _size(form, form.reduced))
+    dtype = form.expr.inputs[0].dtype
+    if functions == ["max", "sum"] and "exp" in inside and len(form.expr.inputs) == 1 and form.columns:
+        return Call("softmax", "softmax", sizes, dtype)
+    if functions == ["sum", "sum"] and "mul" in inside and applied & {"rsqrt", "sqrt", "pow"} and form.columns:
+        return Call("layer_norm", "layer_norm", sizes, dtype)
+    return _roofline(form)
+
+
+# Element-wise kernels
+
+
+def _pointwise(form: KernelForm, value: Value, elements: int | None = None) -> list[Call]:
+    """One call per function, as an eager framework runs them; a plain copy or a transposition if there is none."""
+    count = form.expr.output.element_count if elements is None else elements
+    functions = [node for node in dict.fromkeys(walk(value)) if isinstance(node, Apply) and loads(node)]
+    dtype = form.expr.output.dtype
+    if not functions and form.reduction is None:
+        return [_copy(form, value, count, dtype)]
+    return [_applied(form, node, count, dtype) for node in reversed(functions)]
+
+
+def _applied(form: KernelForm, node: Apply, count: int, dtype: str) -> Call:
+    tensors = [argument for argument in node.arguments if loads(argument)]
+    full = sum(not isinstance(each, Load) or _is_full(form, each, count) for each in tensors)
+    number = len(node.arguments) == 2 and any(isinstance(each, Constant) for each in node.arguments)
+    return elementwise(node.function, count, dtype, full, number=number)
+
+
+def _is_full(form: KernelForm, load: Load, count: int) -> bool:
+    return form.expr.tensor_by_name[load.tensor].element_count * BROADCAST > count
+
+
+def _copy(form: KernelForm, value: Value, count: int, dtype: str) -> Call:
+    in_order = isinstance(value, Load) and [index.axes for index in value.indices] == [
+        (axis,) for axis in form.final.axes
+    ]
+    read = min(count, sum(tensor.element_count for tensor in form.expr.inputs))
+    if in_order or not isinstance(value, Load):
+        return elementwise("copy", count, dtype, 1 if loads(value) else 0)
+    return stream("transpose", "elementwise_kernel", read, count, count, dtype)
+
+
+# Rooflines
+
+
+def _roofline(form: KernelForm) -> Call:
+    return _roofline_call(form.expr, form.flops)
+
+
+def _roofline_of_statements(expr: TensorExpr) -> Call:
+    flops = 0.0
+    for statement in expr.statements:
+        axes = statement.axes + (statement.reduction.axes if statement.reduction else ())
+        operations = sum(isinstance(node, Apply) for node in walk(statement.value)) + (statement.reduction is not None)
+        flops += operations * math.prod(expr.sizes[axis] for axis in axes)
+    return _roofline_call(expr, flops)
+
+
+def _roofline_call(expr: TensorExpr, flops: float) -> Call:
+    tensors = (*expr.inputs, expr.output)
+    moved = sum(tensor.element_count * DTYPE_BYTES[tensor.dtype] for tensor in tensors)
+    dtype = expr.inputs[0].dtype if expr.inputs else expr.output.dtype
+    return Call("roofline", "expression", (moved, expr.output.element_count, flops), dtype)
+
+
+def _axes(load: Load) -> tuple[str, ...]:
+    return tuple(axis for index in load.indices for axis in index.axes)
+
+
+def _size(form: KernelForm, axes: Iterable[str]) -> int:
+    return math.prod(form.sizes[axis] for axis in axes)
+
+
+def _dtype(form: KernelForm, load: Load) -> str:
+    return form.expr.tensor_by_name[load.tensor].dtype

@@ -1,0 +1,177 @@
+"""How long PyTorch's softmax and layer norm over the last axis take, forward and backward.
+
+Softmax of rows up to 1024 elements keeps a row in the registers of a warp (``softmax_warp_forward``) and touches memory
+once each way. Longer rows get a block each (``cunn_SoftMaxForward``) that reads the row three times: maximum, sum of
+exponentials, result. Layer norm gives every row four warps (``vectorized_layer_norm_kernel``) and reads it twice:
+running moments, result. Whether a second read costs DRAM traffic depends on whether the rows of all resident blocks
+together stay in L1 or L2. Reductions and exponentials make short rows bound by instructions.
+
+Seconds; ``rows`` and ``columns`` are those of the row-major matrix, float32 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from hal import DeviceSpec
+from roller.library.elementwise import (
+    Direction,
+    Floats,
+    LibraryTime,
+    block_seconds,
+    dram_bytes_per_second,
+    host_seconds,
+    instruction_seconds,
+    kernel_seconds_floor,
+    library_time,
+    reuse,
+)
+
+MEASURED_CALLS: Mapping[str, Mapping[str, float]] = {"p100-pcie-16gb": {"softmax": 58.5e-6, "layer_norm": 45.7e-6}}
+"""Smallest calls where they do not follow from the smallest element-wise call, because the host was another one
+(NeuSight data set: on P100 layer norm is as fast as an addition, elsewhere 1.6 times as slow).
+TODO(hal): ``framework.softmax_call_seconds`` and ``framework.layer_norm_call_seconds``, see /tmp/hal-wish.md."""
+
+SOFTMAX_HOST, LAYER_NORM_HOST = 1.14, 1.62
+"""Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module."""
+
+WARP_ROW = 1024
+"""Longest row that the warp softmax takes."""
+
+RESIDENT_FULL, RESIDENT_NONE = 1.05, 2.25
+"""Bytes that the resident rows read and write over the capacity of L2: second reads all hit up to the first and all
+miss from the second on."""
+
+L1_FULL, L1_NONE = 0.8, 1.8
+"""The same for the bytes read by the resident rows of one SM and its L1, from Volta on; before, L1 keeps no loads."""
+
+OVERLAP = 2.0
+"""Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
+block the phases wait for each other, between the blocks of an SM they overlap."""
+
+WARP_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 6.0, 34.0
+"""Softmax: instructions per element, of the padded row for the warp kernel, of three passes for the block kernel."""
+
+NORM_FIXED, NORM_STEP = 170.0, 125.0
+"""Layer norm: instructions per thread for the reduction over a block, and per step of 4 elements per thread (moments
+with a division each, then the result)."""
+
+NORM_THREADS = 128
+UNALIGNED = 0.07
+"""Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move."""
+
+
+def softmax_seconds(
+    rows: ArrayLike, columns: ArrayLike, device: DeviceSpec, direction: Direction = "forward", dtype_bytes: int = 4
+) -> LibraryTime:
+    """Time of softmax (or log-softmax) calls over the last axis of row-major ``[rows, columns]`` tensors.
+
+    The backward pass reads the result and its gradient; its long-row kernel sums first and reads both again.
+    """
+    high, wide = np.broadcast_arrays(np.asarray(rows, dtype=np.float64), np.asarray(columns, dtype=np.float64))
+    backward = direction == "backward"
+    warp = wide <= WARP_ROW
+    moved = high * wide * dtype_bytes * (3 if backward else 2)
+    again = np.where(warp, 0.0, high * wide * dtype_bytes * 2)
+    threads = np.where(warp, 128.0, softmax_block_threads(wide))
+    rows_per_block = np.where(warp, np.where(wide <= 128, 8.0, 4.0), 1.0)
+    aligned = (wide * dtype_bytes % 32 == 0) | ~warp
+    padded = np.maximum(device.warp_lanes, 2 ** np.ceil(np.log2(np.maximum(wide, 1))))
+    instructions = high * np.where(warp, WARP_INSTRUCTIONS * padded, BLOCK_INSTRUCTIONS * wide)
+    resident = _resident_rows(device, high, threads, rows_per_block)
+    stages = {
+        "host": host_seconds(device, np.full(wide.shape, _host_units(device, "softmax", SOFTMAX_HOST))),
+        "launch": block_seconds(device, np.ceil(high / rows_per_block)),
+        **_memory(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes),
+        "arithmetic": instruction_seconds(device, instructions),
+    }
+    suffix = "backward" if backward else "forward"
+    long_row = "cunn_SoftMaxBackward" if backward else "cunn_SoftMaxForward"
+    return _together(device, stages, np.ones(wide.shape), np.where(warp, f"softmax_warp_{suffix}", long_row))
+
+
+def layer_norm_seconds(
+    rows: ArrayLike, columns: ArrayLike, device: DeviceSpec, direction: Direction = "forward", dtype_bytes: int = 4
+) -> LibraryTime:
+    """Time of layer norm calls with scale and shift over the last axis of row-major ``[rows, columns]`` tensors.
+
+    Rows that are no multiple of four elements take two kernels forward (``RowwiseMoments``, ``LayerNormForward``).
+    Backward, one kernel makes the gradient of the input from two reads of both tensors, and one sums the gradients of
+    scale and shift down the columns.
+    """
+    high, wide = np.broadcast_arrays(np.asarray(rows, dtype=np.float64), np.asarray(columns, dtype=np.float64))
+    tensor = high * wide * dtype_bytes
+    vector = wide % 4 == 0
+    if direction == "backward":
+        kernels = np.full(wide.shape, 2.0)
+        moved, again = 5 * tensor, 2 * tensor
+        algorithm = np.full(wide.shape, "layer_norm_grad_input_kernel+GammaBetaBackwardCUDAKernel")
+    else:
+        kernels = np.where(vector, 1.0, 2.0)
+        # Two kernels read the tensor once each, so the second read never depends on the resident rows.
+        moved, again = np.where(vector, 2, 3) * tensor, np.where(vector, tensor, 0.0)
+        algorithm = np.where(vector, "vectorized_layer_norm_kernel", "RowwiseMomentsCUDAKernel+LayerNormForward")
+    # A warp without elements left in the last step issues nothing.
+    steps = np.ceil(wide / (4 * device.warp_lanes)) * device.warp_lanes / NORM_THREADS
+    passes = 2.0 if direction == "backward" else 1.0
+    instructions = passes * high * NORM_THREADS * (NORM_FIXED + NORM_STEP * steps)
+    resident = _resident_rows(device, high, np.full(wide.shape, NORM_THREADS), np.ones(wide.shape))
+    stages = {
+        "host": host_seconds(device, _host_units(device, "layer_norm", LAYER_NORM_HOST), kernels),
+        "launch": kernels * block_seconds(device, high),
+        **_memory(device, moved, again, resident, wide * dtype_bytes),
+        "arithmetic": instruction_seconds(device, instructions),
+    }
+    return _together(device, stages, kernels, algorithm)
+
+
+def softmax_block_threads(columns: ArrayLike) -> Floats:
+    """Threads of a block of the long-row softmax: the power of two that covers an eighth of the row, 32 to 1024.
+
+    PyTorch's ``SoftMax_getBlockSize``: doubled while below half of the row's groups of four elements.
+    """
+    half = np.floor(np.floor(np.asarray(columns, dtype=np.float64) / 4) / 2)
+    return np.clip(2 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)
+
+
+def _host_units(device: DeviceSpec, operator: str, usual: float) -> float:
+    measured = MEASURED_CALLS.get(device.name, {}).get(operator)
+    return usual if measured is None else measured / device.framework_calls.call_seconds
+
+
+def _resident_rows(device: DeviceSpec, rows: Floats, threads: Floats, rows_per_block: Floats) -> Floats:
+    """Rows that one unit works on at a time."""
+    blocks = np.minimum(np.floor(device.limits.threads_per_unit / threads), device.limits.blocks_per_unit)
+    return np.minimum(blocks * rows_per_block, rows / device.unit_count)
+
+
+def _memory(device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, row_bytes: Floats) -> dict[str, Floats]:
+    """DRAM and L2 seconds of kernels that move ``moved`` bytes once and read ``again`` bytes another time."""
+    l2 = device.l2
+    cached = reuse(device, moved)
+    kept = np.zeros_like(moved)
+    if l2 is not None:
+        kept = _ramp(2 * resident * device.unit_count * row_bytes / l2.capacity_bytes, RESIDENT_FULL, RESIDENT_NONE)
+    if device.compute_capability is not None and device.compute_capability >= (7, 0):
+        kept = np.maximum(kept, _ramp(resident * row_bytes / device.shared.capacity_bytes, L1_FULL, L1_NONE))
+    hits = np.maximum(kept, cached)
+    rate = dram_bytes_per_second(device)
+    l2_rate = l2.bandwidth_bytes_per_second if l2 is not None else rate
+    return {
+        "dram": (moved * (1 - cached) + again * (1 - hits)) / rate,
+        "l2": (moved * cached + again * hits) / l2_rate,
+    }
+
+
+def _ramp(filled: Floats, full: float, none: float) -> Floats:
+    return np.clip((none - filled) / (none - full), 0.0, 1.0)
+
+
+def _together(device: DeviceSpec, stages: Mapping[str, Floats], kernels: Floats, algorithm: ArrayLike) -> LibraryTime:
+    memory = stages["dram"] + stages["l2"]
+    busy = (memory**OVERLAP + stages["arithmetic"] ** OVERLAP) ** (1 / OVERLAP)
+    kernel = np.maximum(busy, stages["launch"]) + kernels * kernel_seconds_floor(device)
+    return library_time(device, stages, kernel, kernels, algorithm)

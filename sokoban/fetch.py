@@ -1,0 +1,132 @@
+"""The cooperative fetch: all threads of a block copy the data tiles of a step from global to shared memory (5.5.2).
+
+Consecutive threads take consecutive elements of the tile (``vector`` of them each), so that coalescing depends on how
+long the tile's rows are in memory. Four costs follow: instructions, wavefronts of the load/store unit, conflicts of
+the stores to shared memory, and the time for which nobody can compute because the loads of one thread wait for each
+other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal import DeviceSpec
+from sokoban.expression import Load
+from sokoban.table import Bools, Floats, Ints, ScheduleTable, product
+from sokoban.transactions import tile_transaction_bytes
+from sokoban.vectors import VECTOR_BYTES, widest_fetch
+
+#: Instructions per element copied, besides nothing: address arithmetic, load, store. Read off the SASS of tiled
+#: programs (8 of a 1x1 convolution, 16 to 22 where a bounds check guards every element of a padded input).
+FETCH_INSTRUCTIONS = 7.0
+GUARD_INSTRUCTIONS = 14.0
+
+#: Loads that one thread has under way before the first of their stores makes it wait: in unrolled code the compiler
+#: hoists about as many as it has registers for; a rolled loop it unrolls by four; a guarded load is a branch, and few
+#: or none of these overlap.
+UNROLLED_LOADS = 16.0
+ROLLED_LOADS = 4.0
+GUARDED_UNROLLED_LOADS = 3.0
+GUARDED_LOADS = 1.0
+
+#: Wavefronts of the load/store unit per line that a load touches: lines of a request that misses are handed on at
+#: more than one per cycle of the shared-memory port.
+LINE_WAVEFRONTS = 0.3
+
+_LINE_BYTES = 128
+_SECTOR_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """Copying the data tile of one load during one step; of a block where nothing else is said.
+
+    Attributes:
+        elements: elements of the tile.
+        loads: load instructions per thread.
+        instructions: all instructions per thread.
+        wavefronts: passes of the load/store unit, global loads and shared stores together.
+        batches: how often a thread waits for memory, the first time included; 0 where the tensor is not staged.
+        bytes: bytes in transactions of the next layer.
+    """
+
+    elements: Ints
+    loads: Floats
+    instructions: Floats
+    wavefronts: Floats
+    batches: Floats
+    bytes: Floats
+
+
+def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
+    """The fetch of ``load``, staged or not: a caller picks the rows where it is."""
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    elements = product(table.extents(load), table.count)
+    vector = _vector(table, load)
+    run = _contiguous_run(table, load)
+    guarded = load.pad is not None
+    real = _is_vector_access(table, load, vector, run) & (not guarded)
+    times = np.ceil(elements / (table.threads_per_block * vector))
+    loads = np.where(real, times, times * vector)
+    width, stride = np.where(real, vector, 1), np.where(real, 1, vector)
+    requests = elements / (device.warp_lanes * width)
+    span = device.warp_lanes * vector
+    reach = np.minimum(run, span)
+    rows = np.maximum(1.0, span / run)
+    apart = np.ceil(reach / stride)
+    size = tensor.element_bytes
+    sectors = rows * np.minimum(reach * size / _SECTOR_BYTES + 1 - size / _SECTOR_BYTES, apart)
+    sectors = np.minimum(sectors, device.warp_lanes * np.maximum(1.0, width * size / _SECTOR_BYTES))
+    lines = rows * np.minimum(reach * size / _LINE_BYTES + 1 - size / _LINE_BYTES, apart)
+    lines = np.minimum(lines, device.warp_lanes)
+    tags = np.maximum(lines, sectors * _SECTOR_BYTES / _LINE_BYTES)
+    stores = np.where(real, np.maximum(1.0, width * size / 4), np.gcd(vector, device.shared.bank_count or 32))
+    instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
+    return Fetch(
+        elements,
+        loads,
+        instructions,
+        requests * (tags * LINE_WAVEFRONTS + stores),
+        np.maximum(1.0, loads / loads_in_flight(table, loads, guarded)),
+        tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
+    )
+
+
+def _vector(table: ScheduleTable, load: Load) -> Ints:
+    """Elements that a thread takes at a time; the widest legal number where the schedule leaves it open."""
+    given = table.vector.get(load.tensor)
+    if given is not None and given.all():
+        return given
+    widest = widest_fetch(table.form, load, {**table.block, **table.step}, table.padding[load.tensor])
+    return widest if given is None else np.where(given == 0, widest, given)
+
+
+def loads_in_flight(table: ScheduleTable, loads: Floats, guarded: bool) -> Floats:
+    """Loads of one thread that wait for memory together, at most ``loads``."""
+    unrolled = loads <= np.maximum(table.unroll, 1)
+    if guarded:
+        together = np.where(unrolled, GUARDED_UNROLLED_LOADS, GUARDED_LOADS)
+    else:
+        together = np.where(unrolled, UNROLLED_LOADS, ROLLED_LOADS)
+    return np.minimum(loads, together)
+
+
+def _contiguous_run(table: ScheduleTable, load: Load) -> Ints:
+    """Elements of the data tile that follow each other in memory: a row, or many where rows are read whole."""
+    shape = table.form.expr.tensor_by_name[load.tensor].shape
+    run = np.ones(table.count, dtype=np.int64)
+    whole: Bools = np.ones(table.count, dtype=bool)
+    for extent, size in zip(reversed(table.extents(load)), reversed(shape), strict=True):
+        run = np.where(whole, run * extent, run)
+        whole = whole & (extent == size)
+    return run
+
+
+def _is_vector_access(table: ScheduleTable, load: Load, vector: Ints, run: Ints) -> Bools:
+    """Whether ``vector`` elements are one access: a power of two up to 16 bytes, aligned and inside a row."""
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    power = (vector & (vector - 1)) == 0
+    fits = (vector > 1) & (vector * tensor.element_bytes <= VECTOR_BYTES)
+    return power & fits & (run % vector == 0) & (tensor.shape[-1] % vector == 0 if tensor.shape else False)

@@ -1,0 +1,133 @@
+"""Reading operands from shared memory in the inner loop: how many instructions, how wide, how many passes (5.5.2).
+
+Everything follows from addresses. The elements that one thread reads in an unrolled body form a box in the staged
+tile; equal ones are read once. Where a run of them is contiguous and every lane's start is aligned, the compiler reads
+up to 16 bytes at once. What the 32 lanes of a warp read together then decides how many passes the banks need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal import DeviceSpec
+from sokoban.banks import busiest_bank, cache_lines, lane_words
+from sokoban.expression import Load
+from sokoban.fetch import LINE_WAVEFRONTS
+from sokoban.loops import LoopNest
+from sokoban.regions import DataDimension, data_dimension
+from sokoban.table import Floats, Ints, ScheduleTable, product
+from sokoban.vectors import VECTOR_BYTES
+
+
+@dataclass(frozen=True, eq=False)
+class OperandReads:
+    """One load of the body: what a thread reads during a step of its block.
+
+    Attributes:
+        words: different elements in one unrolled body.
+        instructions: read instructions per step.
+        passes: passes through the banks (lines of L1 where the tensor is not staged) per warp and step.
+        width: elements per instruction.
+    """
+
+    words: Floats
+    instructions: Floats
+    passes: Floats
+    width: Ints
+
+
+def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
+    """Reads of ``load`` per thread (``passes``: per warp) and step."""
+    points = np.ceil(product(table.step.values(), table.count) / table.reduce_threads)
+    bodies = np.maximum(1.0, points / nest.unrolled_points)
+    words, run, alignment, rows_alignment = _footprint(table, load, nest)
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    widest = max(1, VECTOR_BYTES // element_bytes)
+    fits = 1 << np.log2(np.maximum(1, run)).astype(np.int64)
+    first = np.minimum(np.gcd(alignment, widest), fits)
+    width = np.minimum(np.gcd(rows_alignment, first), fits)
+    staged = table.cached[load.tensor]
+    # What is read in place is read word by word: the compiler cannot prove alignment in a tensor it does not lay out.
+    first, width = np.where(staged, first, 1), np.where(staged, width, 1)
+    # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line begin
+    # and end with single ones.
+    aligned = width / first
+    per_run = run // first + run % first + np.where(run % first == 0, 2.0, 1.0) * (1.0 - aligned)
+    per_run = np.minimum(run, per_run)
+    instructions = words / run * per_run * bodies
+    conflicts: Floats = np.ones(table.count)
+    if staged.any():
+        conflicts = _passes(table, load, device, first)
+    if not staged.all():
+        lines = np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device))
+        conflicts = np.where(staged, conflicts, lines)
+    return OperandReads(words, instructions, instructions * conflicts, first)
+
+
+def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Ints, Ints, Ints]:
+    """Different elements that a thread reads in an unrolled body, how many of them lie side by side in the staged tile,
+    and what divides every address where the first such run of a body may start, and where any of them does; 0 = any."""
+    words = np.ones(table.count)
+    run, pitch = np.ones(table.count, dtype=np.int64), np.ones(table.count, dtype=np.int64)
+    alignment = rows_alignment = np.zeros(table.count, dtype=np.int64)
+    contiguous = np.ones(table.count, dtype=bool)
+    extents = table.extents(load)
+    for position in reversed(range(len(load.indices))):
+        dimension = data_dimension(load.indices[position])
+        together, apart = _reach(table, dimension, nest)
+        for axis, coefficient in dimension.terms:
+            if axis in table.thread:
+                own, others = table.thread[axis], table.threads[axis] > 1
+            elif axis in table.step:
+                own, others = nest.unrolled[axis], nest.unrolled[axis] < table.step[axis]
+            else:
+                continue
+            # Where other threads or bodies start, and where runs of this one do.
+            stride = abs(coefficient) * pitch
+            alignment = np.gcd(alignment, np.where(others, own * stride, 0))
+            rows_alignment = np.gcd(rows_alignment, np.where((own > 1) & ~contiguous, stride, 0))
+        span, different = together
+        run = np.where(contiguous & (different == span), run * different, run)
+        words = words * different * apart
+        stored = extents[position] + (table.padding[load.tensor] if position == len(load.indices) - 1 else 0)
+        contiguous = contiguous & (different == stored)
+        pitch = pitch * stored
+    return words, run, alignment, np.gcd(alignment, rows_alignment)
+
+
+def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tuple[tuple[Ints, Ints], Ints]:
+    """Along one dimension: (span, different coordinates) of a thread's adjacent elements, and how many such pieces its
+    virtual threads make."""
+    span, counted, pieces = (np.ones(table.count, dtype=np.int64) for _ in range(3))
+    for axis, coefficient in dimension.terms:
+        if axis in table.thread:
+            # Virtual threads of a single thread lie side by side.
+            alone = table.threads[axis] == 1
+            size = np.where(alone, table.register_tile[axis], table.thread[axis])
+            pieces = pieces * np.where(alone, 1, table.vthreads[axis])
+        elif axis in table.step:
+            size = nest.unrolled[axis]
+        else:
+            continue
+        span = span + abs(coefficient) * (size - 1)
+        counted = counted * size
+    return (span, np.minimum(span, counted)), pieces
+
+
+def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:
+    """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp.
+
+    Lanes that read the same word are served together, in vector reads too: a bank is as busy as the different words
+    that the whole warp wants of it.
+    """
+    banks, bank_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    words = lane_words(table, load, device)
+    wide = np.clip(width * element_bytes // bank_bytes, 1, banks)
+    passes = np.ones(table.count)
+    for size in np.unique(wide).tolist():
+        rows = wide == size
+        passes[rows] = busiest_bank(words[rows] // size, banks // size)
+    return passes

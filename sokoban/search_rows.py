@@ -1,0 +1,152 @@
+"""Columns of a search: tiles put together as :class:`ScheduleTable`, taken apart again, and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+
+from sokoban.kernel_form import KernelForm
+from sokoban.schedule import TileSchedule
+from sokoban.search_space import Family
+from sokoban.table import Bools, Ints, ScheduleTable
+from sokoban.vectors import VECTOR_BYTES
+
+#: Adjacent elements of a 16-byte access in single precision.
+ADJACENT = 4
+
+#: Storage padding of matrix operands: fragment rows may start at any multiple of eight halves.
+OPERAND_PADDING = 8
+
+#: Loop iterations that the code generator unrolls.
+UNROLL = 64
+
+
+def adjacent(form: KernelForm, family: Family, register: Ints) -> Ints:
+    """How many elements of a thread's tile are adjacent, by axis; the rest are strided copies.
+
+    Staged tiles are read four elements at a time along every axis; without staging lanes stay adjacent along the last
+    axis, except for what a vector holds where nothing is reduced. Warps own their fragments in one piece.
+    """
+    if family.roles is not None:
+        return register
+    if family.staged and form.reduction is not None:
+        return np.where(register % ADJACENT == 0, ADJACENT, register)
+    inner = register.copy()
+    inner[:, -1] = np.gcd(register[:, -1], ADJACENT) if form.reduction is None else 1
+    return inner
+
+
+def tile_table(form: KernelForm, family: Family, block: Ints, register: Ints, inner: Ints, step: Ints) -> ScheduleTable:
+    """The table of some tiles; arrays have a row per schedule and a column per axis.
+
+    ``register`` is the tile of a thread (of a warp for matrix instructions), ``inner`` how much of it is adjacent.
+    """
+    count = len(block)
+    return _table(
+        form,
+        block,
+        inner,
+        register // inner,
+        step,
+        np.ones(count, dtype=np.int64),
+        {name: np.full(count, name in family.staged) for name in _body_tensors(form)},
+        np.full(count, family.roles is not None),
+        np.full(count, OPERAND_PADDING if family.roles is not None else 0, dtype=np.int64),
+    )
+
+
+def shared_table(form: KernelForm, block: Ints, threads: Ints) -> ScheduleTable:
+    """The table of schedules in which ``threads`` threads share a reduction and each has one output of ``block``."""
+    count, ones = len(block), np.ones_like(block)
+    step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
+    no = np.zeros(count, dtype=bool)
+    return _table(
+        form, block, ones, ones, step, threads, {name: no for name in _body_tensors(form)}, no, no.astype(np.int64)
+    )
+
+
+def _body_tensors(form: KernelForm) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(load.tensor for load in form.body_loads))
+
+
+def _table(
+    form: KernelForm,
+    block: Ints,
+    thread: Ints,
+    vthreads: Ints,
+    step: Ints,
+    reduce_threads: Ints,
+    cached: dict[str, Bools],
+    warp_tile: Bools,
+    padding: Ints,
+) -> ScheduleTable:
+    count = len(block)
+    return ScheduleTable(
+        form,
+        dict(zip(form.spatial, np.ascontiguousarray(block.T), strict=True)),
+        dict(zip(form.spatial, np.ascontiguousarray(thread.T), strict=True)),
+        dict(zip(form.spatial, np.ascontiguousarray(vthreads.T), strict=True)),
+        dict(zip(form.reduced, np.ascontiguousarray(step.T), strict=True)),
+        reduce_threads,
+        cached,
+        {name: np.where(staged, padding, 0) for name, staged in cached.items()},
+        warp_tile,
+        {},
+        np.full(count, UNROLL, dtype=np.int64),
+    )
+
+
+def widest_vector(form: KernelForm, tensor: str) -> int:
+    """Elements of a 16-byte access; code generation narrows it to what alignment allows."""
+    return max(1, VECTOR_BYTES // form.expr.tensor_by_name[tensor].element_bytes)
+
+
+def pick(table: ScheduleTable, rows: Ints) -> ScheduleTable:
+    """Some rows of a table, in the order given."""
+    return _columns_from([table], lambda columns: columns[0][rows])
+
+
+def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
+    """The rows of several tables of one operator, one table after the other."""
+    return _columns_from(tables, np.concatenate)
+
+
+def _columns_from(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
+    """A table whose every column is made of the same column of ``tables``."""
+    first, made = tables[0], {}
+    for field in fields(ScheduleTable):
+        value = getattr(first, field.name)
+        if isinstance(value, np.ndarray):
+            made[field.name] = make([getattr(table, field.name) for table in tables])
+        elif isinstance(value, Mapping):
+            made[field.name] = {name: make([getattr(table, field.name)[name] for table in tables]) for name in value}
+    return replace(first, **made)
+
+
+def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
+    """One row as a :class:`TileSchedule`, written as construction writes its own."""
+    form = table.form
+
+    def sizes(mapping: object) -> tuple[tuple[str, int], ...]:
+        assert isinstance(mapping, dict)
+        return tuple((name, int(column[row])) for name, column in mapping.items())
+
+    cached = tuple(name for name, staged in table.cached.items() if staged[row])
+    shared = int(table.reduce_threads[row])
+    is_rows = shared > 1 or form.kind == "rows"
+    return TileSchedule(
+        block=sizes(table.block),
+        thread=sizes(table.thread),
+        vthreads=() if is_rows else sizes(table.vthreads),
+        step=() if is_rows else sizes(table.step),
+        reduce_threads=tuple((axis, shared if axis == form.reduced[-1] else 1) for axis in form.reduced)
+        if is_rows
+        else (),
+        cached=cached,
+        padding=tuple((name, int(table.padding[name][row])) for name in cached if table.padding[name][row]),
+        unroll=int(table.unroll[row]),
+        instruction="wmma_16x16x16" if table.warp_tile[row] else "fma",
+    )

@@ -1,0 +1,198 @@
+"""The library model for GEMMs: what must hold whatever the constants are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import hal
+from roller.library import gemm, gemm_tiles
+from roller.library.gemm_cost import CONSTANTS, Launch, kernel_stages, resident_blocks
+
+V100, P100, P4, T4, A100, H100, L4 = (
+    hal.load_device(name) for name in ("v100-pcie", "p100", "p4", "t4", "a100", "h100", "l4")
+)
+BOARDS = [device for device in hal.all_devices() if device.vendor == "NVIDIA"]
+ONE = np.ones(1)
+
+
+def named(device: hal.DeviceSpec) -> str:
+    return device.name
+
+
+def launch(tile: str = "128x128", splits: float = 1, reduce: bool = False, rows: int = 1) -> gemm.GemmLaunch:
+    found = next(t for t in gemm_tiles.TILES if t.name == tile)
+    m, n, depth, threads, slices = (
+        np.full(rows, float(value)) for value in (found.m, found.n, found.depth, found.threads, splits)
+    )
+    return gemm.GemmLaunch(m, n, depth, threads, slices, np.full(rows, reduce))
+
+
+def kernel(m: Any, n: Any, k: Any, device: hal.DeviceSpec = V100, b: Any = 1, **kwargs: Any) -> np.ndarray:
+    rows = np.broadcast(np.atleast_1d(b), m, n, k).size
+    given = launch(kwargs.pop("tile", "128x128"), kwargs.pop("splits", 1), kwargs.pop("reduce", False), rows)
+    return gemm.gemm_seconds(b, m, n, k, device, given, **kwargs).kernel_seconds
+
+
+@pytest.mark.parametrize("device", BOARDS, ids=named)
+@pytest.mark.parametrize("bias", [False, True])
+def test_every_board_gives_positive_times_and_a_launch_from_its_menu(device: hal.DeviceSpec, bias: bool) -> None:
+    m, n, k = (axis.ravel() for axis in np.meshgrid([1, 7, 300, 4096], [1, 33, 5000], [1, 64, 20_000], indexing="ij"))
+    times = gemm.choose_gemm(1, m, n, k, device, bias=bias)
+    assert (times.kernel_seconds > 0).all()
+    assert np.isfinite(times.call_seconds).all()
+    assert (times.call_seconds >= times.kernel_seconds).all()
+    menu = {gemm_tiles.TILES[i].name for i in gemm_tiles.menu(gemm_tiles.generation(device), batched=not bias)}
+    assert set(times.launch.tile_names) <= menu
+    assert set(times.stage_seconds) == set(gemm.STAGES)
+    assert set(times.bound.tolist()) <= set(gemm.STAGES)
+
+
+@pytest.mark.parametrize("device", BOARDS, ids=named)
+def test_a_longer_k_never_costs_less(device: hal.DeviceSpec) -> None:
+    k = np.arange(8, 4096, 8)
+    for bias in (False, True):
+        assert (np.diff(kernel(512, 512, k, device, bias=bias)) > -1e-12).all()
+
+
+def test_blocks_come_in_waves() -> None:
+    units = V100.unit_count
+    one, two, three = (
+        kernel(128, 128 * blocks, 512, tile="128x128")[0] for blocks in (units, units + 1, 2 * units + 1)
+    )
+    half = kernel(128, 128 * (units // 2), 512, tile="128x128")[0]
+    assert half == pytest.approx(one, rel=0.1), "the busiest unit has one block either way"
+    assert two > 1.5 * one
+    assert three > 1.2 * two
+
+
+def test_long_large_products_run_near_the_best_rate_and_never_above_the_datasheet() -> None:
+    size = 8192
+    for device in BOARDS:
+        rate = 2 * size**3 / kernel(size, size, size, device)[0]
+        assert 0.4 * device.sustained_flops("float32") < rate <= device.peak_flops("float32"), device.name
+
+
+def test_a_board_at_its_power_limit_is_fast_for_a_moment() -> None:
+    assert T4.power_limited_flops("float32") is not None
+    rate = [2 * 1024**3 * b / kernel(1024, 1024, 1024, T4, b=b)[0] for b in (2, 2000)]
+    assert rate[0] > 1.2 * rate[1]
+    tiles = [kernel(1024, 1024, 1024, T4, b=500, tile=name)[0] for name in ("128x128", "64x64")]
+    assert tiles[1] > tiles[0], "more operand traffic, more energy"
+
+
+def test_splitting_k_helps_only_where_blocks_are_few() -> None:
+    few = [kernel(64, 64, 16_384, tile="64x64", splits=s, bias=True)[0] for s in (1, 8)]
+    many = [kernel(4096, 4096, 1024, tile="64x64", splits=s, bias=True)[0] for s in (1, 8)]
+    assert few[1] < few[0]
+    assert many[1] > many[0]
+    chosen = gemm.choose_gemm(1, [64, 4096], [64, 4096], [16_384, 1024], V100, bias=True).launch.splits
+    assert chosen[0] > 1
+    assert chosen[1] == 1
+
+
+def test_a_second_kernel_for_the_slices_costs_its_launch() -> None:
+    with_it, without = (kernel(64, 64, 8192, tile="64x64", splits=8, reduce=r, bias=True)[0] for r in (True, False))
+    assert with_it - without >= CONSTANTS.reduce_seconds
+
+
+def test_a_call_costs_at_least_what_the_host_takes() -> None:
+    for bias, floor in ((False, "matmul_call_seconds"), (True, "linear_call_seconds")):
+        small = gemm.choose_gemm(1, 8, 8, 8, A100, bias=bias)
+        assert small.call_seconds[0] == pytest.approx(getattr(A100.framework_calls, floor), rel=0.05)
+        assert small.kernel_seconds[0] < 20e-6
+    long = gemm.choose_gemm(1, 8192, 8192, 8192, A100)
+    assert long.call_seconds[0] - long.kernel_seconds[0] < A100.framework_calls.matmul_call_seconds
+
+
+def test_narrow_operands_with_long_rows_are_bound_by_memory() -> None:
+    times = gemm.choose_gemm(512, 1024, 8, 1024, V100)
+    assert times.bound[0] == "dram"
+    streamed = 512 * 4 * (1024 * 1024 + 8 * 1024 + 1024 * 8) / V100.dram.bandwidth_bytes_per_second
+    assert times.kernel_seconds[0] > 1.5 * streamed, "every short read activates a DRAM row"
+
+
+def test_doubling_dram_bandwidth_helps_what_memory_binds() -> None:
+    layers = [
+        msgspec.structs.replace(layer, bandwidth_bytes_per_second=2 * layer.bandwidth_bytes_per_second)
+        if layer.name == "dram"
+        else layer
+        for layer in V100.layers
+    ]
+    faster = msgspec.structs.replace(V100, layers=tuple(layers))
+    assert kernel(4096, 4096, 8, faster)[0] < 0.8 * kernel(4096, 4096, 8)[0]
+
+
+def test_blocks_of_two_warps_share_schedulers_unevenly() -> None:
+    units = V100.unit_count
+    times = [
+        gemm.gemm_seconds(units * blocks, 64, 64, 1024, V100, launch("64x64")).stage_seconds["compute"][0]
+        for blocks in (1, 2, 4)
+    ]
+    assert times[1] == pytest.approx(times[2], rel=0.01), "two of the four schedulers do all the work"
+    assert times[0] < 0.7 * times[1]
+
+
+def test_resident_blocks_follow_registers_shared_memory_and_threads() -> None:
+    columns = gemm_tiles.tile_arrays(np.arange(len(gemm_tiles.TILES)))
+    ones = np.ones(len(gemm_tiles.TILES))
+    run = Launch(
+        b=ones, m=ones, n=ones, k=ones, tile_m=columns["m"], tile_n=columns["n"], depth=columns["depth"],
+        threads=columns["threads"], registers=columns["registers"], shared_bytes=columns["shared_bytes"],
+        splits=ones, reduce=ones > 1, transposed=ones > 1,
+    )  # fmt: skip
+    found = dict(zip((tile.name for tile in gemm_tiles.TILES), resident_blocks(run, V100).tolist(), strict=True))
+    assert (found["128x128"], found["128x64"], found["64x64"], found["32x128"]) == (2, 4, 8, 4)
+    assert found["32x32_sliced1x4"] == 3
+    stages = kernel_stages(run, V100, V100.best_flops("float32"), 4)
+    assert all((seconds >= 0).all() for seconds in stages.values())
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float16", 3.0), ("tfloat32", 1.5), ("bfloat16", 3.0)])
+def test_matrix_units_make_large_products_faster(dtype: str, least: float) -> None:
+    slow, fast = (
+        gemm.choose_gemm(1, 8192, 8192, 8192, A100, dtype=name).kernel_seconds[0] for name in ("float32", dtype)
+    )
+    assert slow / fast > least
+    assert gemm.choose_gemm(1, 8192, 8192, 8192, A100, dtype="float64").kernel_seconds[0] > slow
+
+
+def test_matrix_times_vector_takes_the_time_of_reading_the_matrix() -> None:
+    seconds = gemm.choose_gemm(1, 1, 8192, 8192, A100, bias=True).kernel_seconds[0]
+    assert seconds == pytest.approx(4 * 8192**2 / A100.dram.bandwidth_bytes_per_second, rel=0.05)
+
+
+def test_many_shapes_at_once_give_what_each_gives_alone() -> None:
+    m, n, k = np.array([100, 2000, 33]), np.array([300, 70, 4000]), np.array([64, 5000, 900])
+    together = gemm.choose_gemm(1, m, n, k, T4, bias=True).call_seconds
+    alone = [gemm.choose_gemm(1, *shape, T4, bias=True).call_seconds[0] for shape in zip(m, n, k, strict=True)]
+    assert together.tolist() == pytest.approx(alone)
+
+
+def test_an_unknown_tile_is_taken_for_the_nearest() -> None:
+    index = gemm_tiles.tile_index(
+        np.array([128.0, 256.0, 32.0]), np.array([128.0, 128.0, 32.0]), np.array([8.0, 8, 32])
+    )
+    assert [gemm_tiles.TILES[i].name for i in index] == ["128x128", "128x128", "32x32_sliced1x4"]
+
+
+@pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf")])
+def test_sizes_below_one_are_refused(bad: float) -> None:
+    with pytest.raises(hal.InputError, match=r"gemm\.k"):
+        gemm.choose_gemm(1, 8, 8, bad, V100)
+    with pytest.raises(hal.InputError, match="dtype"):
+        gemm.choose_gemm(1, 8, 8, 8, V100, dtype="int8")
+
+
+def test_the_constants_are_an_argument() -> None:
+    slow = replace(CONSTANTS, staging_gaps=4 * CONSTANTS.staging_gaps)
+    given = launch("64x64")
+    plain, slowed = (
+        gemm.gemm_seconds(1, 2048, 2048, 2048, V100, given, constants=constants).kernel_seconds[0]
+        for constants in (CONSTANTS, slow)
+    )
+    assert slowed > plain

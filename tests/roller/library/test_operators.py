@@ -1,0 +1,175 @@
+"""Operators as library calls: recognised by what they compute, priced together, and their way back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bench.suites import load_suite, suite_names
+from hal import InputError, load_device
+from roller.library import library_calls, library_time, library_times
+from roller.library.calls import KINDS, price
+from roller.library.gemm import choose_gemm
+from roller.library.named_calls import named_calls
+from roller.library.recognise import recognise
+from sokoban.operators import operator_from_data
+
+V100 = load_device("v100-pcie")
+SUITES = [operator for name in suite_names() for operator in json.loads(load_suite(name))]
+OTHERS: list[dict[str, Any]] = [
+    {"op": "conv2d", "n": 2, "c": 8, "h": 9, "w": 11, "f": 16, "kh": 3, "kw": 1, "stride": 2, "padding": [1, 0, 0, 0],
+     "groups": 2, "epilogue": [{"function": "bias_add", "axis": "f"}, "relu"]},
+    {"op": "conv2d", "n": 2, "c": 8, "h": 9, "w": 11, "f": 16, "kh": 3, "kw": 3, "dilation": 2, "layout": "NHWC"},
+    {"op": "conv2d", "n": 2, "c": 8, "h": 9, "w": 11, "f": 16, "kh": 3, "kw": 3, "dtype": "float64"},
+    {"op": "depthwise_conv2d", "n": 2, "c": 8, "h": 9, "w": 11, "kh": 5, "kw": 5, "padding": "SAME", "layout": "NHWC"},
+    {"op": "avg_pool2d", "n": 2, "c": 8, "h": 9, "w": 11, "kh": 1, "kw": 1, "stride": 3, "layout": "NHWC"},
+    {"op": "max_pool2d", "n": 2, "c": 8, "h": 9, "w": 11, "kh": 2, "kw": 2, "stride": 2, "dilation": 2},
+    {"op": "batch_matmul", "b": 1, "m": 5, "n": 6, "k": 7, "transpose_b": True},
+    {"op": "matmul", "m": 5, "n": 6, "k": 7, "transpose_a": True,
+     "epilogue": [{"function": "bias_add", "axis": "n"}, "gelu", {"function": "residual_add"}]},
+    {"op": "matmul", "m": 5, "n": 60, "k": 7, "epilogue": [{"function": "bias_add", "axis": "m"}]},
+    {"op": "elementwise", "function": "add", "shapes": [[128, 1, 64], [32, 1]]},
+    {"op": "elementwise", "function": "pow", "shape": [7, 9], "scalar": True},
+    {"op": "elementwise", "function": "floor", "shape": [7, 9]},
+    {"op": "softmax", "shape": [4, 5, 6], "axis": 1},
+    {"op": "transpose", "shape": [4, 5], "perm": [0, 1]},
+    {"op": "reduce", "function": "max", "shape": [4, 5], "axes": [0, 1]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", [*SUITES, *OTHERS], ids=lambda data: data.get("name", data["op"]))
+def test_a_named_operator_and_its_expression_are_the_same_calls(data: dict[str, Any]) -> None:
+    named = named_calls(data)
+    assert named is not None
+    assert named == recognise(operator_from_data(data))
+
+
+def kinds(data: dict[str, Any]) -> list[tuple[str, str, tuple[float, ...]]]:
+    return [(call.kind, call.variant, call.sizes) for call in library_calls(data)]
+
+
+def test_a_product_is_recognised_however_it_is_written() -> None:
+    sizes = {"i": 4, "j": 5, "k": 6}
+    plain = {"expr": "D[i,j] = sum(k, Q[i,k] * R[j,k])", "sizes": sizes}
+    assert kinds(plain) == [("gemm", "matmul", (1, 4, 5, 6))]
+    linear = {"expr": "T[i,j] = sum(k, Q[i,k] * R[k,j]); D[i,j] = relu(T[i,j] + bias[j])", "sizes": sizes}
+    assert kinds(linear) == [("gemm", "linear", (1, 4, 5, 6)), ("elementwise", "relu", (20,))]
+    batched = {"expr": "D[b,i,j] = sum(k, Q[b,k,i] * R[b,k,j])", "sizes": sizes | {"b": 3}}
+    assert kinds(batched) == [("gemm", "bmm", (3, 4, 5, 6))]
+    vector = {"expr": "D[i] = sum(k, Q[i,k] * R[k])", "sizes": {"i": 4, "k": 6}}
+    assert kinds(vector) == [("gemm", "matmul", (1, 4, 1, 6))]
+
+
+def test_a_convolution_in_one_dimension_is_recognised() -> None:
+    data = {
+        "expr": "Y[n,f,o] = sum((c,t), X[n,c,2*o + t] * W[f,c,t])",
+        "sizes": {"n": 2, "f": 3, "o": 10, "c": 4, "t": 5},
+    }
+    (call,) = library_calls(data)
+    assert dict(zip(KINDS["convolution"], call.sizes, strict=True)) == {
+        "n": 2, "c": 4, "f": 3, "h": 1, "w": 23, "kh": 1, "kw": 5, "stride": 2, "groups": 1, "out_h": 1, "out_w": 10,
+        "dilation": 1,
+    }  # fmt: skip
+
+
+def test_softmax_and_layer_norm_are_recognised() -> None:
+    sizes = {"i": 4, "j": 9}
+    softmax = "P[i] = max(j, X[i,j]); E[i,j] = exp(X[i,j] - P[i]); S[i] = sum(j, E[i,j]); Y[i,j] = E[i,j] / S[i]"
+    assert kinds({"expr": softmax, "sizes": sizes}) == [("softmax", "", (4, 9))]
+    norm = (
+        "M[i] = mean(j, X[i,j]); V[i] = mean(j, (X[i,j] - M[i]) * (X[i,j] - M[i])); "
+        "Y[i,j] = (X[i,j] - M[i]) / sqrt(V[i] + 0.001)"
+    )
+    assert kinds({"expr": norm, "sizes": sizes}) == [("layer_norm", "", (4, 9))]
+
+
+def test_other_expressions_are_rooflines_and_say_so() -> None:
+    sizes = {"i": 64, "j": 64, "k": 64, "l": 64}
+    chain = {"expr": "C[i,j] = sum(k, A[i,k] * B[k,j]); D[i,l] = sum(j, C[i,j] * E[j,l])", "sizes": sizes}
+    found = library_time(chain, V100)
+    assert (found.kernel, len(found.parts)) == ("roofline", 1)
+    (call,) = library_calls(chain)
+    assert call.sizes == (4 * 4 * 64 * 64, 64 * 64, 4 * 64**3)
+
+
+def test_element_wise_expressions_run_function_by_function() -> None:
+    data = {"expr": "Y[i] = tanh(X[i] * Z[i] + 2)", "sizes": {"i": 1000}}
+    assert [call.label for call in library_calls(data)] == ["mul", "add (number)", "tanh"]
+    assert [call.label for call in library_calls(data, "backward")] == [
+        "gradient of tanh", "gradient of add (number)", "gradient of mul",
+    ]  # fmt: skip
+
+
+def test_many_cost_what_each_costs() -> None:
+    operators = [*SUITES, *OTHERS]
+    for direction in ("forward", "backward"):
+        together = library_times(operators, V100, direction)
+        for found, operator in zip(together, operators, strict=True):
+            alone = library_time(operator, V100, direction)
+            assert (found.kernel, found.bound, found.kernels) == (alone.kernel, alone.bound, alone.kernels)
+            assert (found.seconds, found.call_seconds) == pytest.approx((alone.seconds, alone.call_seconds))
+            assert found.seconds == pytest.approx(sum(part.seconds for part in found.parts))
+            assert found.call_seconds >= 0 and found.kernels >= 0
+
+
+def test_a_batched_product_has_the_time_of_the_gemm_model() -> None:
+    found = library_time({"op": "batch_matmul", "b": 16, "m": 128, "n": 256, "k": 64}, V100)
+    model = choose_gemm(16, 128, 256, 64, V100)
+    assert (found.seconds, found.call_seconds) == (model.kernel_seconds[0], model.call_seconds[0])
+    assert found.parts[0].tile == model.launch.tile_names[0].partition("_")[0]
+
+
+def test_a_single_product_without_bias_costs_the_host_less_than_a_linear_layer() -> None:
+    product = {"op": "matmul", "m": 64, "n": 64, "k": 64}
+    linear = product | {"epilogue": [{"function": "bias_add", "axis": "n"}]}
+    assert library_time(product, V100).call_seconds < library_time(linear, V100).call_seconds
+    assert library_time(product, V100).seconds <= library_time(linear, V100).seconds
+
+
+def test_the_way_back_of_a_product_is_two_products() -> None:
+    calls = library_calls({"op": "matmul", "m": 4, "n": 5, "k": 6}, "backward")
+    assert [call.sizes for call in calls] == [(1, 4, 6, 5), (1, 6, 5, 4)]
+    bias = {"op": "matmul", "m": 4, "n": 5, "k": 6, "epilogue": [{"function": "bias_add", "axis": "n"}]}
+    assert [call.kind for call in library_calls(bias, "backward")] == ["gemm", "gemm", "stream"]
+
+
+def test_the_way_back_of_an_addition_launches_nothing() -> None:
+    found = library_time({"op": "elementwise", "function": "add", "shape": [512, 512]}, V100, "backward")
+    assert (found.seconds, found.call_seconds, found.kernels, found.kernel, found.bound) == (0, 0, 0, "none", "none")
+
+
+def test_each_operator_may_have_its_own_direction() -> None:
+    operator = {"op": "softmax", "shape": [4096, 512]}
+    both = library_times([operator, operator], V100, ["forward", "backward"])
+    assert both == [library_time(operator, V100), library_time(operator, V100, "backward")]
+    assert both[0].seconds < both[1].seconds
+
+
+@pytest.mark.parametrize(
+    ("operators", "device", "direction", "message"),
+    [
+        ([{"op": "matmul", "m": 4, "n": 5}], "v100", "forward", '[0].k: is missing; add "k"'),
+        ([{"op": "matmul", "m": 4, "n": 5, "k": 6}], "v100", "back", "[0].direction: there is no 'back'"),
+        ([{"op": "matmul", "m": 4, "n": 5, "k": 6}], "v100", ["forward"] * 2, "direction: 2 for 1 operators"),
+        ([{"op": "matmul", "m": 4, "n": 5, "k": 6}], "mi50", "forward", "--device: mi50 runs no cuBLAS"),
+    ],
+)
+def test_bad_input_names_its_place(operators: Any, device: str, direction: Any, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        library_times(operators, load_device(device), direction)
+    assert str(error.value).startswith(message)
+
+
+def test_nothing_to_price_is_nothing() -> None:
+    assert price([], V100) == [] and library_times([], V100) == []
+
+
+def test_halves_run_at_the_rate_of_matrix_units_or_of_float32() -> None:
+    data = {"op": "matmul", "m": 4096, "n": 4096, "k": 4096}
+    p4 = load_device("p4")
+    half, single = (library_time(data | {"dtype": dtype}, p4) for dtype in ("float16", "float32"))
+    assert half.seconds == single.seconds
+    tensor = library_time(data | {"dtype": "float16"}, V100)
+    assert tensor.seconds < 0.5 * library_time(data, V100).seconds and tensor.kernel.startswith("matrix units")

@@ -1,0 +1,147 @@
+"""Construction and search side by side: who found a program, and which come first."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from codegen import BuildRequest, BuiltKernel, Verification
+from hal import InputError, load_device
+from roller.candidate import Reason
+from roller.cli import main
+from roller.construct import construct
+from roller.explain import explain
+from roller.pipeline import compile_operators, manifest, verify_operators
+from roller.programs import METHODS, SEARCH_POLICY, find_programs, schedule_key, searched, united
+from sokoban import KernelForm, TileSchedule, kernel_form
+from sokoban.operators import operator_from_data
+from sokoban.search import search
+
+V100 = load_device("v100")
+
+
+def form_of(**operator: Any) -> KernelForm:
+    return kernel_form(operator_from_data(operator))
+
+
+#: The thesis's example of an operator too small for aligned tiles (6.6).
+SMALL = form_of(op="matmul", m=128, n=256, k=256)
+REGULAR = form_of(op="matmul", m=4096, n=4096, k=1024)
+
+
+def test_each_method_finds_its_own_programs() -> None:
+    by_method = {method: find_programs(SMALL, V100, 5, method) for method in METHODS}
+    assert by_method["roller"].programs == construct(SMALL, V100, 5).programs
+    assert by_method["roller"].searched == 0 and by_method["roller"].search_seconds == 0.0
+    assert {program.policy for program in by_method["sokoban"].programs} == {SEARCH_POLICY}
+    assert by_method["sokoban"].considered == 0 < by_method["sokoban"].searched
+    assert by_method["both"].considered > 0 and by_method["both"].searched > 0
+    assert [len(construction.programs) for construction in by_method.values()] == [5, 5, 5]
+
+
+def test_both_together_are_the_best_of_either() -> None:
+    constructed, result = construct(SMALL, V100, 6), search(SMALL, V100, 6)
+    together = united(constructed, result, 6).programs
+    seconds = [program.estimate.seconds for program in together]
+    every = {schedule_key(p.schedule, SMALL): p.estimate.seconds for p in constructed.programs}
+    every |= {schedule_key(s, SMALL): e.seconds for s, e in zip(result.schedules, result.estimates, strict=True)}
+    assert seconds == sorted(every.values())[:6]
+    assert len({schedule_key(program.schedule, SMALL) for program in together}) == 6
+
+
+def test_a_schedule_that_both_find_is_constructions() -> None:
+    constructed = construct(SMALL, V100, 3)
+    result = search(SMALL, V100, 3)
+    same = type(result)(
+        SMALL, V100, tuple(p.schedule for p in constructed.programs),
+        tuple(p.estimate for p in constructed.programs), 9, 9, 0.1,
+    )  # fmt: skip
+    assert united(constructed, same, 9).programs == constructed.programs
+
+
+def test_a_key_sees_through_defaults_that_are_written_out() -> None:
+    short = TileSchedule(block=(("m", 8), ("n", 8)), thread=(("m", 1), ("n", 1)))
+    long = short.with_(
+        vthreads=(("m", 1), ("n", 1)), step=(("k", 256),), reduce_threads=(("k", 1),), padding=(("A", 0),)
+    )
+    assert schedule_key(short, SMALL) == schedule_key(long, SMALL)
+    assert schedule_key(short, SMALL) != schedule_key(short.with_(cached=("A",)), SMALL)
+    assert schedule_key(short, SMALL) != schedule_key(long.with_(padding=(("A", 1),)), SMALL)
+
+
+def test_search_finds_what_alignment_rules_out_of_an_irregular_operator() -> None:
+    odd = form_of(op="matmul", m=127, n=1023, k=511)
+    alone = construct(odd, V100, 1).programs[0].estimate.seconds
+    assert find_programs(odd, V100, 1).programs[0].estimate.seconds < 0.97 * alone
+
+
+def test_construction_is_near_the_optimum_of_a_large_regular_operator() -> None:
+    alone = construct(REGULAR, V100, 1).programs[0].estimate.seconds
+    assert alone < 1.1 * search(REGULAR, V100, 1).estimates[0].seconds
+
+
+def test_a_searched_program_says_how_it_was_found() -> None:
+    construction = searched(search(SMALL, V100, 2))
+    second = construction.programs[1]
+    assert isinstance(second.reasons[0], Reason)
+    assert second.reasons[0].layer == "search" and second.reasons[0].tile == "its rank 2"
+    page = explain(construction, 2)
+    assert "How rank 2 was found: search" in page
+    assert f"{construction.searched} schedules left by closed forms" in page
+    assert f"the best of {construction.searched} programs" in page
+
+
+class Pool:
+    """Runs searches at once and builds nothing; notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.searches: list[str] = []
+        self.schedules: list[TileSchedule] = []
+
+    def submit(self, function: Any, *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if function is search:
+            self.searches.append(arguments[0].expr.name)
+            future.set_result(search(*arguments))
+        elif isinstance(arguments[0], BuildRequest):
+            self.schedules.append(arguments[0].schedule)
+            future.set_result(BuiltKernel("k", "", b"", (1, 1, 1), (32, 1, 1), 0, 0, 32, 0, None))
+        else:
+            self.schedules.append(arguments[1])
+            future.set_result(Verification(True, "made up", 0.0, 1e-4, {}))
+        return future
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_compiled_kernels_say_who_found_them(method: str) -> None:
+    names = ("one", "two", "three")
+    expressions = [operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 170, "name": name}) for name in names]
+    pool = Pool()
+    results = list(compile_operators(expressions, V100, top_k=3, verify=0, pool=pool, method=method))  # type: ignore[arg-type]
+    # The first search runs while the pool still starts.
+    assert pool.searches == ([] if method == "roller" else ["two", "three"])
+    for result in results:
+        wanted = find_programs(result.form, V100, 3, method).programs
+        assert [kernel.program.schedule for kernel in result.kernels] == [program.schedule for program in wanted]
+        policies = [record.policy for record in manifest(result, V100).kernels]
+        assert policies == [program.policy for program in wanted]
+
+
+def test_what_is_verified_is_what_would_be_compiled() -> None:
+    pool, expr = Pool(), operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 170})
+    ((name, checks),) = verify_operators([expr], V100, top_k=3, pool=pool)  # type: ignore[arg-type]
+    assert (name, len(checks)) == (expr.name, 3)
+    assert pool.schedules == [program.schedule for program in find_programs(kernel_form(expr), V100, 3).programs]
+
+
+def test_an_unknown_method_is_refused() -> None:
+    result = CliRunner().invoke(
+        main, ["compile", "x.json", "--device", "v100", "--search", "magic"], prog_name="roller"
+    )
+    assert result.exit_code == 2
+    assert "'magic' is not one of 'roller', 'sokoban', 'both'" in result.stderr
+    with pytest.raises(InputError, match="there is no 'magic'"):
+        find_programs(SMALL, V100, 1, "magic")
