@@ -51,8 +51,8 @@ def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: Lo
     staged = table.cached[load.tensor]
     # What is read in place is read word by word: the compiler cannot prove alignment in a tensor it does not lay out.
     first, width = np.where(staged, first, 1), np.where(staged, width, 1)
-    # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line begin
-    # and end with single ones.
+    # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line
+    # begin and end with single ones.
     aligned = width / first
     per_run = run // first + run % first + np.where(run % first == 0, 2.0, 1.0) * (1.0 - aligned)
     per_run = np.minimum(run, per_run)

@@ -148,7 +148,7 @@ def test_an_unknown_option_or_command_is_one_line(here: Path) -> None:
     for arguments, start in (
         (("compile", "op.json", "--device", "v100", "--bogus"), "roller: No such option '--bogus'"),
         (("build",), "roller: No such command 'build'"),
-        (("schema", "kernel"), "roller: Invalid value for '{operator|device|manifest|schedule}': 'kernel' is not one of"),
+        (("schema", "kernel"), "roller: Invalid value for '{operator|device|manifest|schedule}': 'kernel' is not"),
     ):
         result = roller(*arguments)
         assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
