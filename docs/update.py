@@ -230,7 +230,7 @@ def _manifest() -> str:
 
 
 #: The rooms of RATIONAL that hold constants.
-_RATIONAL = ("rational", "loops", "operands", "fetch", "occupancy", "transactions", "vectors")
+_RATIONAL = ("rational", "stages", "loops", "operands", "fetch", "occupancy", "transactions", "vectors")
 
 #: Comments and the constants below them; private ones are sizes that every NVIDIA board has.
 _CONSTANT = re.compile(r"((?:^#: .*\n)+)((?:^[A-Z]\w* = .*\n)+)", re.MULTILINE)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hal import DeviceSpec
-from sokoban import KernelForm, ScheduleTable, TileSchedule, rational
+from sokoban import KernelForm, ScheduleTable, TileSchedule, rational, stages
 from sokoban.expression import Load
 from sokoban.fetch import Fetch
 from sokoban.loops import LoopNest
@@ -48,7 +48,7 @@ class Anatomy:
     nest: LoopNest
     fetches: Mapping[Load, Fetch]
     reads: Mapping[Load, OperandReads]
-    launch: rational.Launch
+    launch: stages.Launch
     needed_registers: int
     step_busy: Mapping[str, float]
     step_waiting: float
@@ -74,7 +74,7 @@ class Anatomy:
     @property
     def points(self) -> float:
         """Points of the reduction that a thread handles per step."""
-        return one(rational._thread_points(self.table))
+        return one(stages.thread_points(self.table))
 
 
 def one(values: object) -> float:
@@ -126,9 +126,9 @@ def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Ana
         form, device, table, nest, fetches, reads, launch,
         int(one(registers_per_thread(table, nest.local))),
         {name: one(seconds) for name, seconds in busy.items()},
-        one(waiting), one(waiting + work), one(rational.arithmetic_instructions(table)),
-        rational.STEP_INSTRUCTIONS
-        + one(rational.BODY_INSTRUCTIONS * rational._thread_points(table) / nest.unrolled_points),
+        one(waiting), one(waiting + work), one(stages.arithmetic_instructions(table)),
+        stages.STEP_INSTRUCTIONS
+        + one(stages.BODY_INSTRUCTIONS * stages.thread_points(table) / nest.unrolled_points),
         read_bytes, power, {**parts, "launch": device.launch_overhead_seconds},
     )  # fmt: skip
 

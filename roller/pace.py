@@ -24,7 +24,7 @@ from roller.text import (
 )
 from sokoban import STAGES, KernelForm, ScheduleTable
 from sokoban.occupancy import blocks_per_unit
-from sokoban.rational import DIRECT_GUARD_INSTRUCTIONS
+from sokoban.stages import DIRECT_GUARD_INSTRUCTIONS
 from sokoban.table import product
 from sokoban.transactions import stored_transactions
 

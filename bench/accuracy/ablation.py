@@ -21,7 +21,7 @@ from rich.table import Table
 from bench.accuracy.ansor import FLAT, TILED
 from bench.accuracy.schedules import DEVICE, Score, evaluate
 from hal import DeviceSpec, load_device
-from sokoban import fetch, operands, rational, transactions
+from sokoban import fetch, operands, rational, stages, transactions
 from sokoban.expression import Load
 from sokoban.loops import LoopNest
 from sokoban.table import Floats, Ints, ScheduleTable, product
@@ -152,17 +152,17 @@ def _never_wide(table: ScheduleTable, *_: Any) -> Any:
     return np.zeros(table.count, dtype=bool)
 
 
-def _launch_without_rounding(*arguments: Any) -> rational.Launch:
+def _launch_without_rounding(*arguments: Any) -> stages.Launch:
     """Warps and their share of the schedulers as fractions."""
     table, device = arguments[0], arguments[1]
     return replace(_LAUNCH(*arguments), warps=table.threads_per_block / device.warp_lanes)
 
 
-def _fluid_schedulers(launch: rational.Launch, device: DeviceSpec) -> Floats:
+def _fluid_schedulers(launch: stages.Launch, device: DeviceSpec) -> Floats:
     return launch.warps * launch.running / device.teu.group_size
 
 
-def _launch_without_waves(*arguments: Any) -> rational.Launch:
+def _launch_without_waves(*arguments: Any) -> stages.Launch:
     """Blocks spread evenly over the units, in fractions."""
     table, device = arguments[0], arguments[1]
     launch = _LAUNCH(*arguments)
@@ -214,10 +214,10 @@ EFFECTS: Sequence[Effect] = (
             (fetch, {"tile_transaction_bytes": _raw_bytes, "LINE_WAVEFRONTS": 0.0}),
             (operands, {"LINE_WAVEFRONTS": 0.0}),
             (transactions, {"touched_bytes": _raw_touched_bytes}),
-            (rational, {"tile_transaction_bytes": _raw_bytes, "stored_transactions": _raw_stores}),
+            (stages, {"tile_transaction_bytes": _raw_bytes, "stored_transactions": _raw_stores}),
         ),
     ),
-    Effect("transactions: of stores", ((rational, {"stored_transactions": _raw_stores}),)),
+    Effect("transactions: of stores", ((stages, {"stored_transactions": _raw_stores}),)),
     Effect("transactions: lines of a fetch", ((fetch, {"LINE_WAVEFRONTS": 0.0}), (operands, {"LINE_WAVEFRONTS": 0.0}))),
     Effect("banks", ((operands, {"_passes": _ones}), (rational, {"fetch": _fetch_without_store_conflicts}))),
     Effect("banks: of staging", ((rational, {"fetch": _fetch_without_store_conflicts}),)),
@@ -228,17 +228,17 @@ EFFECTS: Sequence[Effect] = (
     Effect("cost of the fetch", ((rational, {"fetch": _free_fetch}),)),
     Effect(
         "thread mapping",
-        ((rational, {"launch_of": _launch_without_rounding, "busiest_scheduler": _fluid_schedulers}),),
+        ((rational, {"launch_of": _launch_without_rounding}), (stages, {"busiest_scheduler": _fluid_schedulers})),
     ),
-    Effect("occupancy", ((rational, {"blocks_per_unit": _block_limit, "spilled_registers": _no_spills}),)),
-    Effect("occupancy: spills", ((rational, {"spilled_registers": _no_spills}),)),
+    Effect("occupancy", ((stages, {"blocks_per_unit": _block_limit, "spilled_registers": _no_spills}),)),
+    Effect("occupancy: spills", ((stages, {"spilled_registers": _no_spills}),)),
     Effect("compilers", ((rational, {"loop_nest": _whole_step, "hoisting_factor": _ones}),)),
     Effect("compilers: rolled loops", ((rational, {"operand_reads": _reads_of_whole_steps}),)),
     Effect("compilers: local accumulators", ((rational, {"loop_nest": _never_local}),)),
     Effect("compilers: hoisting", ((rational, {"hoisting_factor": _ones}),)),
     Effect(
         "compilers: loads in flight",
-        ((rational, {"loads_in_flight": _all_together}), (fetch, {"loads_in_flight": _all_together})),
+        ((stages, {"loads_in_flight": _all_together}), (fetch, {"loads_in_flight": _all_together})),
     ),
     Effect("compilers: guards", ((fetch, {"GUARD_INSTRUCTIONS": 0.0}),)),
     Effect("latency", ((rational, {"waiting_seconds": _zeros}),)),
@@ -248,10 +248,10 @@ EFFECTS: Sequence[Effect] = (
     Effect("overlap: with DRAM", ((rational, {"DRAM_OVERLAP": NO_SUM}),)),
     Effect("waves", ((rational, {"launch_of": _launch_without_waves}),)),
     Effect("L2", ((rational, {"l2_seconds": _zeros, "stored_seconds_per_block": _zeros}),)),
-    Effect("L2: reuse between blocks", ((rational, {"dram_bytes": lambda *_: np.inf}),)),
-    Effect("L1 reuse", ((rational, {"L1_REUSE": 1}),)),
+    Effect("L2: reuse between blocks", ((stages, {"dram_bytes": lambda *_: np.inf}),)),
+    Effect("L1 reuse", ((stages, {"L1_REUSE": 1}),)),
     Effect("DRAM", ((rational, {"dram_seconds": _zeros}),)),
-    Effect("DRAM: rows", ((rational, {"row_factor": lambda *_: 1.0}),)),
+    Effect("DRAM: rows", ((stages, {"row_factor": lambda *_: 1.0}),)),
     Effect("power limit", ((rational, {"power_seconds": _zeros}),)),
     Effect("block launch", device=_instant_blocks),
 )

@@ -17,7 +17,7 @@ from roller.pace import instructions, reasons
 from roller.text import LONGEST_LINE, time_text
 from sokoban import STAGES, TileSchedule, estimate_schedules, kernel_form, statement_text
 from sokoban.operators import operator_from_data
-from sokoban.rational import busiest_scheduler
+from sokoban.stages import busiest_scheduler
 
 SUITE = {data["name"]: data for data in json.loads(files("bench.suites").joinpath("roller119.json").read_text())}
 
