@@ -39,11 +39,14 @@ class LoopNest:
         unrolled: points of each reduction axis in the innermost unrolled body.
         unrolled_points: their product.
         local: the accumulators live in local memory, since a loop that indexes them is not unrolled.
+        left: unrolling the reduction is left to the device compiler, which then merges the reads of different points
+            only at times.
     """
 
     unrolled: Mapping[str, Ints]
     unrolled_points: Ints
     local: Bools
+    left: Bools
 
 
 def loop_nest(table: ScheduleTable) -> LoopNest:
@@ -55,6 +58,7 @@ def loop_nest(table: ScheduleTable) -> LoopNest:
     open_generated = open_reused = np.ones(table.count, dtype=bool)
     local = np.zeros(table.count, dtype=bool)
     unrolled = dict.fromkeys(table.step, ones)
+    written_points = ones
     limit = np.maximum(table.unroll, COMPILER_UNROLL)
     for axis, length in _loops(table, copies // written):
         if (length == 1).all():
@@ -71,10 +75,12 @@ def loop_nest(table: ScheduleTable) -> LoopNest:
         reused = np.where(inside, reused * length, reused)
         if axis in unrolled:
             unrolled[axis] = np.where(inside, unrolled[axis] * length, unrolled[axis])
+            written_points = np.where(by_generator, written_points * length, written_points)
         else:
             local = local | (left & ~by_compiler)
     local = local & (table.accumulators > PROMOTED_ACCUMULATORS) & ~table.warp_tile
-    return LoopNest(unrolled, product(unrolled.values(), table.count), local)
+    points = product(unrolled.values(), table.count)
+    return LoopNest(unrolled, points, local, (written_points == 1) & (points > 1))
 
 
 def _loops(table: ScheduleTable, vthread_loop: Ints) -> list[tuple[str, Ints]]:

@@ -188,7 +188,8 @@ def _reads_of_whole_steps(table: ScheduleTable, load: Load, device: DeviceSpec, 
 def _whole_step(table: ScheduleTable) -> LoopNest:
     """Everything unrolled, every accumulator in a register."""
     unrolled = {axis: -(-size // table.reduce_threads) for axis, size in table.step.items()}
-    return LoopNest(unrolled, product(unrolled.values(), table.count), np.zeros(table.count, dtype=bool))
+    never = np.zeros(table.count, dtype=bool)
+    return LoopNest(unrolled, product(unrolled.values(), table.count), never, never)
 
 
 def _never_local(table: ScheduleTable) -> LoopNest:

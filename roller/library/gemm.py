@@ -30,6 +30,9 @@ _SHORTEST_SLICE = 32
 _CHOICE_POWER = 12.0
 """The library picks by a heuristic of its own, not by our times: candidates count by their time to minus this."""
 
+_FLOOR_POWER = 16.0
+"""How sharply the floor of a call gives way to its kernel."""
+
 STAGES = ("compute", "dram", "power", "reduce", "launch")
 
 
@@ -232,8 +235,9 @@ def _times(
     floor = calls.linear_call_seconds if bias else calls.matmul_call_seconds
     # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows
     # the host's work before the launch.
-    call = (floor**8 + (constants.floor_share * floor + kernel) ** 8) ** (1 / 8)
+    share = constants.floor_share_bias if bias else constants.floor_share
+    call = floor * (1 + (share + kernel / floor) ** _FLOOR_POWER) ** (1 / _FLOOR_POWER)
     named = {name: stages[name] for name in STAGES if name in stages}
-    named["launch"] = np.full_like(kernel, constants.floor_share * floor)
+    named["launch"] = np.full_like(kernel, share * floor)
     bound = np.array(STAGES)[np.argmax(np.stack([named[name] for name in STAGES]), axis=0)]
     return GemmTimes(call, kernel, named, bound, launch)

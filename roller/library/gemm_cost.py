@@ -24,58 +24,59 @@ class GemmConstants:
     """
 
     # What the best call ever seen reaches of a loop without latency, prologue, edges and last wave.
-    best_share: float = 0.88
+    best_share: float = 0.879
     # A tile's operand traffic per multiply-add is 1/m + 1/n. Loading and storing it takes issue slots and shared-memory
     # cycles from the arithmetic: the share per unit of traffic, where a scheduler has half a warp of lanes and issues
     # other instructions in the gaps, and where it has a whole warp's and each instruction costs a multiply-add.
-    staging_gaps: float = 4.07
-    staging_full: float = 16.3
+    staging_gaps: float = 3.99
+    staging_full: float = 16.8
     # Ampere's kernels copy to shared memory without passing through registers: load and store are one instruction. No
     # data: none of the boards fitted has such kernels and whole-warp schedulers.
-    staging_async: float = 0.5
+    staging_async: float = 0.3
     # Sums over the slices of a sliced kernel and a second barrier per step.
     sliced: float = 1.16
     # Share of the L2 latency that each step leaves exposed, per wave of resident blocks.
-    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.129, "volta": 1.96, "ampere": 1.0})
+    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.139, "volta": 2.03, "ampere": 1.0})
     # First loads and the store of a tile, in elements of k.
-    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 16.4, "volta": 10.8, "ampere": 11.5})
+    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 16.7, "volta": 11.8, "ampere": 11.5})
     # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
-    overlap: float = 7.76
+    overlap: float = 8.05
     # Row length, in elements, of a k-contiguous operand at which half of its short reads activate a DRAM row.
-    row_k: float = 286.0
+    row_k: float = 246.0
     # Bytes that L2 fetches when such a read misses: 32 on Pascal, two and four sectors later (less for batched calls).
-    fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 48.0, "ampere": 128.0})
+    fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 49.0, "ampere": 128.0})
     # Distance along k between blocks that share reads, for blocks of two warps, as a share of k: in the first wave of
     # that in late ones, and waves until it has grown by 1 - 1/e. Half of the shared reads are lost once L2 holds less
     # than 1 / hold of that distance, of the rows that neighbours share and of the columns that others share; and how
     # sharply.
-    drift_first: float = 0.0336
-    drift_waves: float = 18.8
-    hold_m: float = 407.0
-    hold_n: float = 28.3
-    hold_power: float = 0.858
+    drift_first: float = 0.0375
+    drift_waves: float = 17.6
+    hold_m: float = 346.0
+    hold_n: float = 25.3
+    hold_power: float = 0.966
     # Translation of addresses on GP100: span of a unit's rows at which half of the reads miss, how sharply, and the
     # time between two misses of one unit.
-    reach_bytes: float = 60100000.0
-    reach_power: float = 1.3
-    miss_seconds: float = 1.3e-08
+    reach_bytes: float = 56600000.0
+    reach_power: float = 1.25
+    miss_seconds: float = 1.29e-08
     # Inputs of this share of L2, inverted, are read from DRAM once.
     keep: float = 1.0
     # Bytes written to DRAM per byte of the result (rows of a tile start and end within a sector), and what a bias adds.
     store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.18, "volta": 1.56, "ampere": 0.92})
-    store_bias: float = 1.38
+    store_bias: float = 1.33
     # Launching the splitkreduce kernel.
     reduce_seconds: float = 7.81e-6
     # Load after which a board at its power limit has lost half its boost, and how sharply; energy of operand traffic per
     # 1/m + 1/n, the arithmetic of a 128 x 128 tile being 1; energy of a multiply-add of zeros, of that of other
     # numbers; share of the limit that DRAM takes at its full rate.
-    power_seconds: float = 0.00216
-    power_fall: float = 2.07
+    power_seconds: float = 0.00221
+    power_fall: float = 2.06
     power_traffic: float = 8.02
     power_of_zeros: float = 0.937
     power_dram: float = 0.21
-    # Host time before the kernel starts, of a call.
-    floor_share: float = 0.6
+    # Share of a call's host time that passes before the kernel starts, without and with a bias.
+    floor_share: float = 0.565
+    floor_share_bias: float = 0.68
 
 
 CONSTANTS = GemmConstants()

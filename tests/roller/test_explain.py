@@ -273,7 +273,7 @@ def test_many_small_blocks_are_blamed_on_their_start() -> None:
 
 def test_losses_of_arithmetic_multiply_up_to_its_time() -> None:
     """33 threads are two warps of 64 lanes; 100 blocks on 80 units take as long as 160."""
-    schedule = product_schedule(33 * 4, 32, 8, 4, 32)
+    schedule = product_schedule(33 * 4, 32, 8, 4, 32).with_(unroll=1024)
     text = reasons_of(schedule, op="matmul", m=33 * 4 * 100, n=32, k=4096)
     assert f"partial warps +{100 * (64 / 33 - 1):.0f}%" in text
     assert f"100 blocks on 80 SMs +{100 * (160 / 100 - 1):.0f}%" in text

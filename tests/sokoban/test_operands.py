@@ -30,7 +30,7 @@ def test_each_operand_of_a_body_is_read_once() -> None:
 
 
 def test_what_lies_side_by_side_is_read_four_at_a_time() -> None:
-    schedule = matmul_schedule((64, 64), (4, 8), 8)
+    schedule = matmul_schedule((64, 64), (4, 8), 8, unroll=512)
     # A runs along the unrolled reduction, B along the thread's columns.
     for tensor, words in (("A", 32), ("B", 64)):
         found = reads(MATMUL, schedule, tensor)
@@ -39,12 +39,21 @@ def test_what_lies_side_by_side_is_read_four_at_a_time() -> None:
 
 def test_rows_out_of_line_take_single_reads_at_their_ends() -> None:
     def instructions(padding: int) -> float:
-        schedule = matmul_schedule((64, 64), (4, 8), 8, padding=(("A", padding),))
+        schedule = matmul_schedule((64, 64), (4, 8), 8, padding=(("A", padding),), unroll=512)
         return float(reads(MATMUL, schedule, "A").instructions[0])
 
     # Four rows of eight words each.
     assert instructions(0) == instructions(4) == 32 / 4
     assert 32 / 4 < instructions(2) < instructions(1) < 32
+
+
+def test_reads_of_points_that_the_compiler_unrolls_are_merged_at_times() -> None:
+    # 32 accumulators: with 16 statements allowed the code generator unrolls none of the reduction.
+    written, left = (reads(MATMUL, matmul_schedule((64, 64), (4, 8), 8, unroll=n), "A") for n in (512, 16))
+    assert written.words.tolist() == left.words.tolist() == [32]
+    merged, separate = 32 / 4, 32.0
+    assert written.instructions.tolist() == [merged]
+    assert merged < left.instructions[0] < separate
 
 
 def test_neighbouring_taps_share_what_they_read() -> None:
