@@ -108,8 +108,8 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         sustained_flops: FLOP/s that long-running library GEMMs reach, with the clock that load leaves.
         best_flops: FLOP/s of the best library GEMM, of any length: the clock has not fallen yet; absent where nobody
             measured it.
-        power_limited_flops: FLOP/s of a GEMM with the largest tiles once the board has been at its power limit for long
-            and lowered its clock for good; absent where the limit does not bind.
+        power_limited_flops: FLOP/s of a GEMM with the largest tiles and an idle DRAM once the board has been at its
+            power limit for long and lowered its clock for good; absent where the limit does not bind.
     """
 
     dtype: Dtype
@@ -180,11 +180,15 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         call_seconds: an element-wise operator, one kernel; median over sizes too small to take time themselves.
         matmul_call_seconds: a batched matrix multiplication without bias; likewise.
         linear_call_seconds: a linear layer with bias (addmm); likewise.
+        softmax_call_seconds: softmax; absent where it follows from ``call_seconds`` (the same host measured both).
+        layer_norm_call_seconds: layer norm; likewise.
     """
 
     call_seconds: Positive
     matmul_call_seconds: Positive
     linear_call_seconds: Positive
+    softmax_call_seconds: Positive | None = None
+    layer_norm_call_seconds: Positive | None = None
 
 
 TYPICAL_FRAMEWORK = Framework(call_seconds=30e-6, matmul_call_seconds=34e-6, linear_call_seconds=58e-6)

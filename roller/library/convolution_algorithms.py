@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hal import DeviceSpec
-from roller.library.elementwise import Floats, dram_bytes_per_second, kernel_seconds_floor
+from roller.library.elementwise import Floats, kernel_seconds_floor
 
 LONG_LOAD = 0.15
 """Weight (of logarithms) of the GEMM rate under a long load against the best rate: convolutions of milliseconds do
@@ -257,7 +257,7 @@ def _saturating_threads(device: DeviceSpec) -> float:
 
 
 def _transfer(device: DeviceSpec, moved: Floats) -> Floats:
-    return moved / dram_bytes_per_second(device)
+    return moved / device.dram.bandwidth_bytes_per_second
 
 
 def _ampere(device: DeviceSpec) -> bool:

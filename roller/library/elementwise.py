@@ -27,11 +27,6 @@ TAIL = 0.42
 """Host time after the kernel launch (return to Python, the second event) in units of ``framework.call_seconds``: it
 runs beside the kernel. What comes before, arguments, checks and allocation, delays the kernel."""
 
-PROBE_BYTES = 400e6
-"""What one call of the additions behind ``layers.dram.bandwidth_bytes_per_second`` moved, about: that rate counts
-the host's lead as transfer time, which this size takes out again. 210 to 410 MB on four boards; P4 and T4 are too
-slow to tell."""
-
 REUSE_FULL, REUSE_NONE = 0.28, 0.90
 """Bytes of a call over the L2 capacity: repeated calls find everything in L2 below the first, nothing above the
 second. Read and written lines share the cache, and A100 holds some twice, once for either half of its SMs."""
@@ -189,13 +184,6 @@ def block_seconds(device: DeviceSpec, blocks: ArrayLike) -> Floats:
     return np.asarray(blocks, dtype=np.float64) * device.block_launch_seconds
 
 
-def dram_bytes_per_second(device: DeviceSpec) -> float:
-    """Bandwidth of a long-running streaming kernel: the board's rate without the host's lead in it."""
-    measured = device.dram.bandwidth_bytes_per_second
-    lead = (OPERATORS["add"].host - TAIL) * device.framework_calls.call_seconds
-    return PROBE_BYTES / (PROBE_BYTES / measured - min(lead, 0.1 * PROBE_BYTES / measured))
-
-
 def stream_seconds(device: DeviceSpec, moved: ArrayLike, footprint: ArrayLike | None = None) -> dict[str, Floats]:
     """Seconds of DRAM and L2 for a kernel that moves so many bytes.
 
@@ -203,8 +191,8 @@ def stream_seconds(device: DeviceSpec, moved: ArrayLike, footprint: ArrayLike | 
     """
     data = np.asarray(moved, dtype=np.float64)
     hit = reuse(device, data if footprint is None else footprint)
-    l2_rate = device.l2.bandwidth_bytes_per_second if device.l2 else dram_bytes_per_second(device)
-    return {"dram": data * (1 - hit) / dram_bytes_per_second(device), "l2": data * hit / l2_rate}
+    l2_rate = device.l2.bandwidth_bytes_per_second if device.l2 else device.dram.bandwidth_bytes_per_second
+    return {"dram": data * (1 - hit) / device.dram.bandwidth_bytes_per_second, "l2": data * hit / l2_rate}
 
 
 def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:

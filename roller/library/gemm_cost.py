@@ -26,57 +26,49 @@ class GemmConstants:
     # What the best call ever seen reaches of a loop without latency, prologue, edges and last wave.
     best_share: float = 0.879
     # A tile's operand traffic per multiply-add is 1/m + 1/n. Loading and storing it takes issue slots and shared-memory
-    # cycles from the arithmetic: the share per unit of traffic, where a scheduler has half a warp of lanes and issues
-    # other instructions in the gaps, and where it has a whole warp's and each instruction costs a multiply-add.
+    # cycles from the arithmetic: the share per unit of traffic, where a scheduler issues it in the gaps between
+    # multiply-adds, and where there are no gaps or shared memory is slow (``_dear_staging``).
     staging_gaps: float = 3.99
-    staging_full: float = 16.8
+    staging_full: float = 17.4
     # Ampere's kernels copy to shared memory without passing through registers: load and store are one instruction. No
     # data: none of the boards fitted has such kernels and whole-warp schedulers.
     staging_async: float = 0.3
     # Sums over the slices of a sliced kernel and a second barrier per step.
     sliced: float = 1.16
     # Share of the L2 latency that each step leaves exposed, per wave of resident blocks.
-    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.139, "volta": 2.03, "ampere": 1.0})
+    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.139, "volta": 2.03, "ampere": 0.94})
     # First loads and the store of a tile, in elements of k.
-    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 16.7, "volta": 11.8, "ampere": 11.5})
+    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 16.7, "volta": 11.8, "ampere": 12.2})
     # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
-    overlap: float = 8.05
+    overlap: float = 9.0
     # Row length, in elements, of a k-contiguous operand at which half of its short reads activate a DRAM row.
-    row_k: float = 246.0
+    row_k: float = 220.0
     # Bytes that L2 fetches when such a read misses: 32 on Pascal, two and four sectors later (less for batched calls).
     fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 49.0, "ampere": 128.0})
     # Distance along k between blocks that share reads, for blocks of two warps, as a share of k: in the first wave of
     # that in late ones, and waves until it has grown by 1 - 1/e. Half of the shared reads are lost once L2 holds less
-    # than 1 / hold of that distance, of the rows that neighbours share and of the columns that others share; and how
-    # sharply.
-    drift_first: float = 0.0375
+    # than 1 / hold of that distance, of the rows that neighbours share and of the columns that others share.
+    drift_first: float = 0.0343
     drift_waves: float = 17.6
-    hold_m: float = 346.0
-    hold_n: float = 25.3
-    hold_power: float = 0.966
+    hold_m: float = 326.0
+    hold_n: float = 21.0
     # Translation of addresses on GP100: span of a unit's rows at which half of the reads miss, how sharply, and the
     # time between two misses of one unit.
-    reach_bytes: float = 56600000.0
-    reach_power: float = 1.25
-    miss_seconds: float = 1.29e-08
-    # Inputs of this share of L2, inverted, are read from DRAM once.
-    keep: float = 1.0
-    # Bytes written to DRAM per byte of the result (rows of a tile start and end within a sector), and what a bias adds.
-    store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.18, "volta": 1.56, "ampere": 0.92})
-    store_bias: float = 1.33
+    reach_bytes: float = 58000000.0
+    reach_power: float = 1.2
+    miss_seconds: float = 1.31e-08
+    # Bytes written to DRAM per byte of the result (rows of a tile start and end within a sector).
+    store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.25, "volta": 1.57, "ampere": 0.86})
     # Launching the splitkreduce kernel.
     reduce_seconds: float = 7.81e-6
-    # Load after which a board at its power limit has lost half its boost, and how sharply; energy of operand traffic per
-    # 1/m + 1/n, the arithmetic of a 128 x 128 tile being 1; energy of a multiply-add of zeros, of that of other
-    # numbers; share of the limit that DRAM takes at its full rate.
-    power_seconds: float = 0.00221
-    power_fall: float = 2.06
-    power_traffic: float = 8.02
-    power_of_zeros: float = 0.937
-    power_dram: float = 0.21
+    # Load after which a board at its power limit has lost half its boost; energy of operand traffic per 1/m + 1/n, the
+    # arithmetic of a 128 x 128 tile being 1; share of the limit that DRAM takes at its full rate.
+    power_seconds: float = 0.00245
+    power_traffic: float = 8.83
+    power_dram: float = 0.27
     # Share of a call's host time that passes before the kernel starts, without and with a bias.
-    floor_share: float = 0.565
-    floor_share_bias: float = 0.68
+    floor_share: float = 0.589
+    floor_share_bias: float = 0.676
 
 
 CONSTANTS = GemmConstants()
@@ -118,7 +110,7 @@ def kernel_stages(
     power = _power_seconds(launch, device, steps, flops, dram, constants)
     held = np.maximum(busy, power)
     # The longer the load, the less is left of the boost the board started with.
-    boost = 1 / (1 + (held / constants.power_seconds) ** constants.power_fall)
+    boost = 1 / (1 + (held / constants.power_seconds) ** 2)
     kernel = held + (busy - held) * boost
     out = launch.m * launch.n * bytes_per_element
     reduce = np.where(
@@ -197,11 +189,11 @@ def _compute_seconds(launch: Launch, device: DeviceSpec, flops: float, steps: Fl
 def _ranking(launch: Launch, device: DeviceSpec, kernel: Floats) -> Floats:
     """What the library picks by, the smaller the better; to be compared between candidates for one GEMM.
 
-    Volta's kernels: our time. Ampere's: likewise, but k is split only where even the smallest tiles leave units idle (98
-    of 100 NeuSight calls on A100). The older heuristic for Maxwell's knows nothing of memory. Where tiles of
+    Volta's kernels: our time. Ampere's: likewise, but k is split only where even the smallest tiles leave units idle
+    (98 of 100 NeuSight calls on A100). The older heuristic for Maxwell's knows nothing of memory. Where tiles of
     64 x 64 fill the board, or k is short, it does not split k and takes the least area of whole tiles, with a little
     regard to whole waves; GP100's rating of the 64 x 64 tile is lower. Elsewhere it splits k so that the slices just
-    fill the board. (Of the NeuSight calls on P100 and P4, 99 of 100 split by this rule, 8 of 10 have the tile.)
+    fill the board. (Of the NeuSight calls on P100 and P4, 99 of 100 split by this rule, 7 to 8 of 10 have the tile.)
     """
     kind = generation(device)
     if kind == "volta":
@@ -230,10 +222,7 @@ def _power_seconds(
         return np.zeros_like(launch.m)
     limit *= flops / device.best_flops("float32")
     columns, rows, results = blocks_of(launch)
-    padded = 2 * columns * rows * results * launch.tile_m * launch.tile_n * steps
-    # Past the edge a tile multiplies zeros, which switch few gates.
-    work = 2 * launch.b * launch.m * launch.n * launch.k
-    work += (padded - work) * c.power_of_zeros
+    work = 2 * columns * rows * results * launch.tile_m * launch.tile_n * steps
     return np.asarray(work * (1 + c.power_traffic * _traffic(launch)) / limit + c.power_dram * dram)
 
 
@@ -243,7 +232,7 @@ def _dram_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float
     once_m, once_n, read_m, read_n = _reads(launch, device, steps, size, c)
     inputs = (once_m + once_n) / launch.b
     l2 = float((device.l2 or device.dram).capacity_bytes)
-    kept = 1 / (1 + (inputs * c.keep / l2) ** 4)
+    kept = 1 / (1 + (inputs / l2) ** 4)
     read_m = once_m + np.maximum(read_m - once_m, 0) * (1 - kept)
     read_n = once_n + np.maximum(read_n - once_n, 0) * (1 - kept)
     stream = device.dram.bandwidth_bytes_per_second
@@ -256,7 +245,7 @@ def _dram_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float
     far = steps / (steps + c.row_k)
     short = (1 - far) / stream + far / rate
     writes = launch.b * launch.m * launch.n * size * np.where(launch.splits > 1, 2 * launch.splits, 1)
-    writes = writes * c.store[kind] * np.where(launch.transposed, c.store_bias, 1.0)
+    writes = writes * c.store[kind]
     return np.asarray(read_m * short + read_n * np.where(launch.transposed, short, 1 / stream) + writes / stream)
 
 
@@ -301,7 +290,7 @@ def _reads(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: Ge
     held = l2 / (together * (used_m + used_n) * size)
     settled = 1 - (1 - c.drift_first) * np.exp(-(waves - 1) / c.drift_waves)
     apart = steps * settled * 64 / launch.threads
-    lost_m = 1 / (1 + (c.hold_m * held / apart) ** c.hold_power)
-    lost_n = 1 / (1 + (c.hold_n * held / apart) ** c.hold_power)
+    lost_m = apart / (apart + c.hold_m * held)
+    lost_n = apart / (apart + c.hold_n * held)
     once_m, once_n = launch.b * launch.m * launch.k * size, launch.b * launch.n * launch.k * size
     return once_m, once_n, shared_m + (alone_m - shared_m) * lost_m, shared_n + (alone_n - shared_n) * lost_n

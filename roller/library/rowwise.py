@@ -22,18 +22,12 @@ from roller.library.elementwise import (
     Floats,
     LibraryTime,
     block_seconds,
-    dram_bytes_per_second,
     host_seconds,
     instruction_seconds,
     kernel_seconds_floor,
     library_time,
     reuse,
 )
-
-MEASURED_CALLS: Mapping[str, Mapping[str, float]] = {"p100-pcie-16gb": {"softmax": 58.5e-6, "layer_norm": 45.7e-6}}
-"""Smallest calls where they do not follow from the smallest element-wise call, because the host was another one
-(NeuSight data set: on P100 layer norm is as fast as an addition, elsewhere 1.6 times as slow).
-TODO(hal): ``framework.softmax_call_seconds`` and ``framework.layer_norm_call_seconds``, see /tmp/hal-wish.md."""
 
 SOFTMAX_HOST, LAYER_NORM_HOST = 1.14, 1.62
 """Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module."""
@@ -82,8 +76,9 @@ def softmax_seconds(
     padded = np.maximum(device.warp_lanes, 2 ** np.ceil(np.log2(np.maximum(wide, 1))))
     instructions = high * np.where(warp, WARP_INSTRUCTIONS * padded, BLOCK_INSTRUCTIONS * wide)
     resident = _resident_rows(device, high, threads, rows_per_block)
+    host = _host_units(device, device.framework_calls.softmax_call_seconds, SOFTMAX_HOST)
     stages = {
-        "host": host_seconds(device, np.full(wide.shape, _host_units(device, "softmax", SOFTMAX_HOST))),
+        "host": host_seconds(device, np.full(wide.shape, host)),
         "launch": block_seconds(device, np.ceil(high / rows_per_block)),
         **_memory(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes),
         "arithmetic": instruction_seconds(device, instructions),
@@ -119,8 +114,9 @@ def layer_norm_seconds(
     passes = 2.0 if direction == "backward" else 1.0
     instructions = passes * high * NORM_THREADS * (NORM_FIXED + NORM_STEP * steps)
     resident = _resident_rows(device, high, np.full(wide.shape, NORM_THREADS), np.ones(wide.shape))
+    host = _host_units(device, device.framework_calls.layer_norm_call_seconds, LAYER_NORM_HOST)
     stages = {
-        "host": host_seconds(device, _host_units(device, "layer_norm", LAYER_NORM_HOST), kernels),
+        "host": host_seconds(device, host, kernels),
         "launch": kernels * block_seconds(device, high),
         **_memory(device, moved, again, resident, wide * dtype_bytes),
         "arithmetic": instruction_seconds(device, instructions),
@@ -137,8 +133,8 @@ def softmax_block_threads(columns: ArrayLike) -> Floats:
     return np.clip(2 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)
 
 
-def _host_units(device: DeviceSpec, operator: str, usual: float) -> float:
-    measured = MEASURED_CALLS.get(device.name, {}).get(operator)
+def _host_units(device: DeviceSpec, measured: float | None, usual: float) -> float:
+    """Host time in units of ``framework.call_seconds``: as measured, or as usual."""
     return usual if measured is None else measured / device.framework_calls.call_seconds
 
 
@@ -158,7 +154,7 @@ def _memory(device: DeviceSpec, moved: Floats, again: Floats, resident: Floats, 
     if device.compute_capability is not None and device.compute_capability >= (7, 0):
         kept = np.maximum(kept, _ramp(resident * row_bytes / device.shared.capacity_bytes, L1_FULL, L1_NONE))
     hits = np.maximum(kept, cached)
-    rate = dram_bytes_per_second(device)
+    rate = device.dram.bandwidth_bytes_per_second
     l2_rate = l2.bandwidth_bytes_per_second if l2 is not None else rate
     return {
         "dram": (moved * (1 - cached) + again * (1 - hits)) / rate,

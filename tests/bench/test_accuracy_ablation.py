@@ -77,10 +77,10 @@ def test_a_name_that_is_no_longer_there_is_an_error() -> None:
 
 
 def test_constants_of_the_library_change_for_a_while_only() -> None:
-    before = gemm_cost.CONSTANTS.keep
-    with library_ablation._gemm_constants({"keep": 7.0}):
-        assert gemm_cost.CONSTANTS.keep == 7.0
-    assert before == gemm_cost.CONSTANTS.keep
+    before = gemm_cost.CONSTANTS.hold_m
+    with library_ablation._gemm_constants({"hold_m": 7.0}):
+        assert gemm_cost.CONSTANTS.hold_m == 7.0
+    assert before == gemm_cost.CONSTANTS.hold_m
     with pytest.raises(AttributeError, match="gone"), library_ablation._gemm_constants({"gone": 1.0}):
         raise AssertionError
 

@@ -187,17 +187,17 @@ class TestWrongContents:
                 ),
             ),
             (
-                "bandwidth_bytes_per_second = 785e9",
+                "bandwidth_bytes_per_second = 812.6e9",
                 "bandwidth_bytes_per_second = nan",
                 "device.layers.dram.bandwidth_bytes_per_second: got nan, expected a finite number",
             ),
             (
-                "bandwidth_bytes_per_second = 785e9",
-                "bandwidth_bytes_per_second = [785e9]",
+                "bandwidth_bytes_per_second = 812.6e9",
+                "bandwidth_bytes_per_second = [812.6e9]",
                 "device.layers.dram.bandwidth_bytes_per_second: got an array of 1, expected a number",
             ),
             (
-                "bandwidth_bytes_per_second = 785e9",
+                "bandwidth_bytes_per_second = 812.6e9",
                 "bandwidth_bytes_per_second = false",
                 "device.layers.dram.bandwidth_bytes_per_second: got False, expected a number",
             ),

@@ -6,7 +6,6 @@ import pytest
 from hal import load_device
 from roller.library.convolution import convolution_seconds, forward_algorithms
 from roller.library.convolution_algorithms import Problem, gemm_rate, tiled_seconds
-from roller.library.elementwise import dram_bytes_per_second
 
 BOARDS = ["v100-pcie-16gb", "p100-pcie-16gb", "p4", "t4", "a100-pcie-80gb", "h100-sxm-80gb", "l4"]
 
@@ -61,7 +60,7 @@ def test_depthwise_convolution_is_bound_by_memory() -> None:
     times = convolution_seconds(64, 512, 512, 28, 28, 3, 3, 1, 1, device, groups=512)
     moved = 2 * 64 * 512 * 28 * 28 * 4
     assert times.algorithm == "depthwise"
-    assert 1 <= times.kernel_seconds / (moved / dram_bytes_per_second(device)) < 1.5
+    assert 1 <= times.kernel_seconds / (moved / device.dram.bandwidth_bytes_per_second) < 1.5
 
 
 def test_backward_is_two_convolutions() -> None:

@@ -196,3 +196,55 @@ def test_the_constants_are_an_argument() -> None:
         for constants in (CONSTANTS, slow)
     )
     assert slowed > plain
+
+
+def test_blocks_that_share_reads_drift_apart_where_l2_is_small_and_k_long() -> None:
+    def read_per_flop(m: int, k: int, device: hal.DeviceSpec) -> float:
+        times = gemm.gemm_seconds(1, m, 8192, k, device, launch("64x64"), bias=True)
+        return float(times.stage_seconds["dram"][0]) / (m * k)
+
+    assert read_per_flop(4096, 32_768, P4) > 1.5 * read_per_flop(4096, 2048, P4), "with k"
+    assert read_per_flop(8192, 8192, P4) > 1.1 * read_per_flop(1024, 8192, P4), "with the number of waves"
+    larger = tuple(
+        msgspec.structs.replace(layer, capacity_bytes=16 * layer.capacity_bytes) if layer.name == "l2" else layer
+        for layer in P4.layers
+    )
+    assert read_per_flop(4096, 32_768, msgspec.structs.replace(P4, layers=larger)) < read_per_flop(4096, 32_768, P4)
+
+
+def test_blocks_of_many_warps_lose_less_of_what_they_share() -> None:
+    given = launch("32x128")
+    few = replace(given, threads=given.threads / 4)
+    many, less = (gemm.gemm_seconds(1, 8192, 8192, 16_384, P4, runs, bias=True) for runs in (given, few))
+    assert many.stage_seconds["dram"][0] < less.stage_seconds["dram"][0]
+
+
+def test_small_tiles_cost_arithmetic_where_shared_memory_or_issue_slots_are_scarce() -> None:
+    def penalty(device: hal.DeviceSpec) -> float:
+        seconds = [
+            gemm.gemm_seconds(512, 1024, 1024, 1024, device, launch(tile)).stage_seconds["compute"][0]
+            for tile in ("64x64", "128x128")
+        ]
+        return float(seconds[0] / seconds[1])
+
+    assert min(penalty(T4), penalty(P4), penalty(P100)) > max(penalty(V100), penalty(A100)) > 1
+
+
+def test_dram_takes_its_share_of_the_power() -> None:
+    times = gemm.gemm_seconds(1000, 1024, 1024, 64, T4, launch("128x64"))
+    arithmetic = 2 * 1000 * 1024 * 1024 * 64 / (T4.power_limited_flops("float32") or 0)
+    assert times.stage_seconds["power"][0] > arithmetic + 0.2 * times.stage_seconds["dram"][0]
+
+
+@pytest.mark.parametrize("device", [P4, P100, A100, H100, L4], ids=named)
+def test_k_is_split_only_for_results_that_leave_units_idle(device: hal.DeviceSpec) -> None:
+    wide = gemm.choose_gemm(1, [4096, 8192], [4096, 3000], [8192, 40_000], device, bias=True).launch
+    assert wide.splits.tolist() == [1, 1]
+    small = gemm.choose_gemm(1, 64, 64, 40_000, device, bias=True).launch
+    assert small.splits[0] > 4
+
+
+def test_maxwell_kernels_of_short_k_are_not_split() -> None:
+    times = gemm.choose_gemm(1, 200, 200, [200, 2000], P100, bias=True)
+    assert times.launch.splits[0] == 1
+    assert times.launch.splits[1] > 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hal import load_device
-from roller.library.elementwise import LibraryTime, dram_bytes_per_second
+from roller.library.elementwise import LibraryTime
 from roller.library.rowwise import layer_norm_seconds, softmax_block_threads, softmax_seconds
 
 BOARDS = ["v100-pcie-16gb", "p100-pcie-16gb", "p4", "t4", "a100-pcie-40gb", "h100-sxm-80gb", "l4"]
@@ -30,7 +30,7 @@ def test_floor_and_bandwidth(board: str, seconds: Callable[..., LibraryTime]) ->
     assert tiny.bound == "host"
     assert 0.9 < tiny.call_seconds / device.framework_calls.call_seconds < 1.7
     large = seconds(200_000, 1024, device)
-    ideal = 8 * 200_000 * 1024 / dram_bytes_per_second(device)
+    ideal = 8 * 200_000 * 1024 / device.dram.bandwidth_bytes_per_second
     assert ideal <= large.kernel_seconds < 2.5 * ideal
 
 
@@ -51,12 +51,12 @@ def test_more_rows_and_the_way_back_take_longer(board: str, seconds: Callable[..
 def test_long_rows_are_read_again_from_dram_only_where_no_cache_holds_them() -> None:
     pascal, volta = load_device("p100-pcie-16gb"), load_device("v100-pcie-16gb")
     long_row, short_row = (layer_norm_seconds(100_000, columns, volta) for columns in (4096, 512))
-    once = 8 * 100_000 / dram_bytes_per_second(volta)
+    once = 8 * 100_000 / volta.dram.bandwidth_bytes_per_second
     assert short_row.stages["dram"] == pytest.approx(512 * once)
     assert long_row.stages["dram"] == pytest.approx(1.5 * 4096 * once)
     # Volta keeps the rows of its softmax blocks in L1, which Pascal does not use for loads.
     times = [softmax_seconds(100_000, 4000, device).stages["dram"] for device in (volta, pascal)]
-    ideal = [8 * 4e8 / dram_bytes_per_second(device) for device in (volta, pascal)]
+    ideal = [8 * 4e8 / device.dram.bandwidth_bytes_per_second for device in (volta, pascal)]
     assert times[0] == pytest.approx(ideal[0]) and times[1] > 1.1 * ideal[1]
 
 
