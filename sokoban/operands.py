@@ -44,50 +44,47 @@ class OperandReads:
 
 def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
     """Reads of ``load`` per thread (``passes``: per warp) and step."""
-    reads = _reads(table, load, device, nest)
-    if not nest.left.any():
-        return reads
-    ones = np.ones(table.count, dtype=np.int64)
-    apart = _reads(
-        table, load, device, replace(nest, unrolled=dict.fromkeys(nest.unrolled, ones), unrolled_points=ones)
-    )
-
-    def mean(merged: Floats, separate: Floats) -> Floats:
-        return np.where(nest.left, MERGED_BY_COMPILER * merged + (1.0 - MERGED_BY_COMPILER) * separate, merged)
-
-    return replace(
-        reads,
-        instructions=mean(reads.instructions, apart.instructions),
-        passes=mean(reads.passes, apart.passes),
-    )
-
-
-def _reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
-    """The reads if every body is one piece of code to the compiler."""
     points = np.ceil(product(table.step.values(), table.count) / table.reduce_threads)
+    staged = table.cached[load.tensor]
+    words, merged, width = _instructions(table, load, nest, points)
+    lanes = lane_words(table, load, device) if staged.any() else None
+    conflicts = _conflicts(table, load, device, width, lanes)
+    instructions, passes = merged, merged * conflicts
+    if nest.left.any():
+        ones = np.ones(table.count, dtype=np.int64)
+        single = replace(nest, unrolled=dict.fromkeys(nest.unrolled, ones), unrolled_points=ones)
+        _, separate, narrow = _instructions(table, load, single, points)
+        if (narrow != width).any():
+            conflicts = _conflicts(table, load, device, narrow, lanes)
+        share = np.where(nest.left, MERGED_BY_COMPILER, 1.0)
+        instructions = share * merged + (1.0 - share) * separate
+        passes = share * passes + (1.0 - share) * separate * conflicts
+    return OperandReads(words, instructions, passes, width)
+
+
+def _instructions(table: ScheduleTable, load: Load, nest: LoopNest, points: Floats) -> tuple[Floats, Floats, Ints]:
+    """Words of a body, read instructions per step and elements per instruction, if every body is one piece of code."""
     bodies = np.maximum(1.0, points / nest.unrolled_points)
     words, run, alignment, rows_alignment = _footprint(table, load, nest)
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     widest = max(1, VECTOR_BYTES // element_bytes)
     fits = 1 << np.log2(np.maximum(1, run)).astype(np.int64)
-    first = np.minimum(np.gcd(alignment, widest), fits)
-    width = np.minimum(np.gcd(rows_alignment, first), fits)
-    staged = table.cached[load.tensor]
     # What is read in place is read word by word: the compiler cannot prove alignment in a tensor it does not lay out.
-    first, width = np.where(staged, first, 1), np.where(staged, width, 1)
+    first = np.where(table.cached[load.tensor], np.minimum(np.gcd(alignment, widest), fits), 1)
     # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line
     # begin and end with single ones.
-    aligned = width / first
+    aligned = np.gcd(rows_alignment, first) / first
     per_run = run // first + run % first + np.where(run % first == 0, 2.0, 1.0) * (1.0 - aligned)
-    per_run = np.minimum(run, per_run)
-    instructions = words / run * per_run * bodies
-    conflicts: Floats = np.ones(table.count)
-    if staged.any():
-        conflicts = _passes(table, load, device, first)
-    if not staged.all():
-        lines = np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device))
-        conflicts = np.where(staged, conflicts, lines)
-    return OperandReads(words, instructions, instructions * conflicts, first)
+    return words, words / run * np.minimum(run, per_run) * bodies, first
+
+
+def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints | None) -> Floats:
+    """Passes per read of a warp: by the banks where the tensor is staged, by the lines it touches where it is not."""
+    staged = table.cached[load.tensor]
+    passes = np.ones(table.count) if lanes is None else _passes(table, load, device, width, lanes)
+    if staged.all():
+        return passes
+    return np.where(staged, passes, np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device)))
 
 
 def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Ints, Ints, Ints]:
@@ -140,7 +137,7 @@ def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tu
     return (span, np.minimum(span, counted)), pieces
 
 
-def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:
+def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints) -> Floats:
     """Passes that the banks need for one read of ``width`` adjacent elements by every lane of a warp.
 
     Lanes that read the same word are served together, in vector reads too: a bank is as busy as the different words
@@ -148,10 +145,9 @@ def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -
     """
     banks, bank_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    words = lane_words(table, load, device)
     wide = np.clip(width * element_bytes // bank_bytes, 1, banks)
     passes = np.ones(table.count)
-    for size in np.unique(wide).tolist():
+    for size in set(wide.tolist()):
         rows = wide == size
-        passes[rows] = busiest_bank(words[rows] // size, banks // size)
+        passes[rows] = busiest_bank(lanes[rows] // size, banks // size)
     return passes
