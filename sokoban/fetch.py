@@ -1,9 +1,8 @@
 """The cooperative fetch: all threads of a block copy the data tiles of a step from global to shared memory (5.5.2).
 
 Consecutive threads take consecutive elements of the tile (``vector`` of them each), so that coalescing depends on how
-long the tile's rows are in memory. Four costs follow: instructions, wavefronts of the load/store unit, conflicts of
-the stores to shared memory, and the time for which nobody can compute because the loads of one thread wait for each
-other.
+long the tile's rows are in memory. Three costs follow: instructions, wavefronts of the load/store unit, and the time
+for which nobody can compute because the loads of one thread wait for each other.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     lines = rows * np.minimum(reach * size / _LINE_BYTES + 1 - size / _LINE_BYTES, apart)
     lines = np.minimum(lines, device.warp_lanes)
     tags = np.maximum(lines, sectors * _SECTOR_BYTES / _LINE_BYTES)
-    stores = np.where(real, np.maximum(1.0, width * size / 4), np.gcd(vector, device.shared.bank_count or 32))
+    stores = np.maximum(1.0, width * size / 4)
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
     return Fetch(
         elements,

@@ -128,15 +128,6 @@ def _raw_stores(table: ScheduleTable, device: DeviceSpec) -> Floats:
     return np.full(table.count, least)
 
 
-def _fetch_without_store_conflicts(table: ScheduleTable, load: Load, device: DeviceSpec) -> fetch.Fetch:
-    """The fetch, its stores to shared memory without waiting for banks."""
-    part = _FETCH(table, load, device)
-    vector, run = fetch._vector(table, load), fetch._contiguous_run(table, load)
-    real = fetch._is_vector_access(table, load, vector, run) & (load.pad is None)
-    conflicts = np.where(real, 1, np.gcd(vector, device.shared.bank_count or 32))
-    return replace(part, wavefronts=part.wavefronts - part.elements / device.warp_lanes * (conflicts - 1))
-
-
 def _free_fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> fetch.Fetch:
     """The fetch, its instructions and wavefronts for nothing."""
     none = np.zeros(table.count)
@@ -220,8 +211,7 @@ EFFECTS: Sequence[Effect] = (
     ),
     Effect("transactions: of stores", ((stages, {"stored_transactions": _raw_stores}),)),
     Effect("transactions: lines of a fetch", ((fetch, {"LINE_WAVEFRONTS": 0.0}), (operands, {"LINE_WAVEFRONTS": 0.0}))),
-    Effect("banks", ((operands, {"_passes": _ones}), (rational, {"fetch": _fetch_without_store_conflicts}))),
-    Effect("banks: of staging", ((rational, {"fetch": _fetch_without_store_conflicts}),)),
+    Effect("banks", ((operands, {"_passes": _ones}),)),
     Effect("vectors", ((operands, {"VECTOR_BYTES": 1}), (fetch, {"_is_vector_access": _never_wide}))),
     Effect("vectors: of operands", ((operands, {"VECTOR_BYTES": 1}),)),
     Effect("density", ((rational, {"issue_seconds": _zeros, "operand_reads": _free_reads}),)),

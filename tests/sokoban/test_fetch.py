@@ -37,10 +37,10 @@ def test_the_widest_access_is_taken_unless_said() -> None:
     assert fetched(MATMUL, free, "A").loads.tolist() == fetched(MATMUL, given, "A").loads.tolist()
 
 
-def test_elements_that_are_no_vector_are_loaded_one_by_one_and_collide() -> None:
-    # Six at a time is no access; six words apart, pairs of lanes share a bank.
+def test_elements_that_are_no_vector_are_loaded_one_by_one() -> None:
+    # Six at a time is no access: six loads, whose lanes are six words apart and touch more lines each.
     one, six = (fetched(MATMUL, matmul_schedule((64, 64), (4, 4), 12, vector=(("A", n),)), "A") for n in (1, 6))
-    assert six.loads[0] == 6 and six.wavefronts[0] > 1.5 * one.wavefronts[0]
+    assert six.loads[0] == 6 and six.wavefronts[0] > one.wavefronts[0]
 
 
 def test_short_rows_touch_more_lines() -> None:
