@@ -15,7 +15,6 @@ from sokoban import KernelForm, ScheduleTable, TileSchedule, rational, stages
 from sokoban.expression import Load
 from sokoban.fetch import Fetch
 from sokoban.loops import LoopNest
-from sokoban.matrix import matrix_roles
 from sokoban.occupancy import registers_per_thread
 from sokoban.operands import OperandReads
 from sokoban.transactions import dram_bytes as dram_bytes_of
@@ -85,35 +84,19 @@ def one(values: object) -> float:
 def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Anatomy:
     """Take a program apart that can run."""
     table = ScheduleTable.of(form, [schedule])
-    nest = rational.loop_nest(table)
-    fetches = {load: rational.fetch(table, load, device) for load in form.body_loads}
-    reduces = form.reduction is not None
-    reads = {load: rational.operand_reads(table, load, device, nest) for load in form.body_loads if reduces}
-    launch = rational.launch_of(table, device, nest, fetches)
-    shared = rational.shared_seconds(table, device, nest, launch, fetches, reads)
-    busy = {
-        "compute": rational.compute_seconds(table, device, launch),
-        "issue": rational.issue_seconds(table, device, nest, launch, fetches, reads),
-        "shared": shared,
-        "l2": rational.l2_seconds(table, device, launch, fetches),
-    }
-    together = rational.step_seconds(busy, launch, device)
-    waiting = rational.waiting_seconds(table, device, fetches)
+    found = rational.breakdown(table, device)
+    launch, fetches, busy = found.launch, found.fetches, found.busy
     steps = launch.rounds * table.step_count
-    work = together / launch.running
-    unfilled = rational.UNHIDDEN_WAIT * np.minimum(waiting, work) / launch.running
     slowest = max(busy, key=lambda name: one(busy[name]))
     on_units = {
         slowest: one(steps * busy[slowest]),
-        "unhidden": one(steps * (together - busy[slowest])),
-        "waiting": one(steps * (np.maximum(together, waiting + work) - together + unfilled)),
-        "stores": one(launch.rounds * launch.running * rational.stored_seconds_per_block(table, device)),
+        "unhidden": one(steps * (found.together - busy[slowest])),
+        "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled)),
+        "stores": one(launch.rounds * found.stores),
     }
-    dram = one(rational.dram_seconds(table, device, launch, fetches))
-    power = one(rational.power_seconds(table, device))
+    power = one(found.power)
     starting = one(table.block_count) * device.block_launch_seconds
-    factor = one(rational.hoisting_factor(table, device, launch, nest, reads))
-    parts = _parts(on_units, dram, factor, power, starting)
+    parts = _parts(on_units, one(found.dram), one(found.hoisting), power, starting)
     covered = super_tile(table, np.maximum(1, launch.resident) * device.unit_count)
     read_bytes = {
         load: min(
@@ -123,12 +106,12 @@ def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Ana
         for load, part in fetches.items()
     }
     return Anatomy(
-        form, device, table, nest, fetches, reads, launch,
-        int(one(registers_per_thread(table, nest.local))),
+        form, device, table, found.nest, fetches, found.reads, launch,
+        int(one(registers_per_thread(table, found.nest.local))),
         {name: one(seconds) for name, seconds in busy.items()},
-        one(waiting), one(waiting + work), one(stages.arithmetic_instructions(table)),
+        one(found.waiting), one(found.alone), one(stages.arithmetic_instructions(table)),
         stages.STEP_INSTRUCTIONS
-        + one(stages.BODY_INSTRUCTIONS * stages.thread_points(table) / nest.unrolled_points),
+        + one(stages.BODY_INSTRUCTIONS * stages.thread_points(table) / found.nest.unrolled_points),
         read_bytes, power, {**parts, "launch": device.launch_overhead_seconds},
     )  # fmt: skip
 
@@ -152,24 +135,4 @@ def _parts(
 
 
 def _soft_maximum(a: float, b: float, exponent: float) -> float:
-    return one(rational._soft_maximum(np.array([a]), np.array([b]), exponent))
-
-
-# What the operator asks for
-
-
-def compulsory_bytes(form: KernelForm) -> int:
-    """Bytes of all inputs and the output, each once."""
-    return sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-
-
-def arithmetic_rate(form: KernelForm, device: DeviceSpec, *, matrix: bool | None = None) -> tuple[float, str]:
-    """The sustained FLOP/s that an operator can hope for, and its name; ``matrix`` says whether it uses matrix
-    instructions, None that it does where it can."""
-    if form.body_loads and matrix is not False:
-        dtype = form.expr.tensor_by_name[form.body_loads[0].tensor].dtype
-        instruction = device.matrix_instruction(dtype)
-        if instruction is not None and (matrix or matrix_roles(form) is not None):
-            return instruction.sustained_flops, f"{dtype} by matrix instructions"
-    dtype = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
-    return device.sustained_flops(dtype), dtype
+    return one(rational.soft_maximum(np.array([a]), np.array([b]), exponent))

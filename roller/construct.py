@@ -22,6 +22,7 @@ from roller.rtile import RTile, TileSpace
 from roller.scale_up import ScaleUp
 from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, estimate
 from sokoban.bank_padding import bank_padding
+from sokoban.bounds import arithmetic_rate, compulsory_bytes, input_dtype
 from sokoban.matrix import matrix_roles
 
 #: Waste that tensor padding may cause, raised until there are enough programs (6.3.2, "irregular tensor shapes").
@@ -113,11 +114,8 @@ def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool
     """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
     if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
         return False
-    instruction = device.matrix_instruction(_input_dtype(form)) if matrix_roles(form) else None
-    accumulate = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
-    rate = instruction.sustained_flops if instruction else device.sustained_flops(accumulate)
-    moved = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    bound = max(form.flops / rate, moved / device.dram.bandwidth_bytes_per_second)
+    rate, _ = arithmetic_rate(form, device)
+    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
     return seconds > FAR_FROM_BOUND * bound + device.launch_overhead_seconds
 
 
@@ -162,7 +160,7 @@ def propose(form: KernelForm, device: DeviceSpec, epsilon: float) -> Iterator[Ca
         return
     reuse = has_reuse(space)
     if reuse:
-        roles = matrix_roles(form) if device.matrix_instruction(_input_dtype(form)) else None
+        roles = matrix_roles(form) if device.matrix_instruction(input_dtype(form)) else None
         if roles is not None:
             yield from ScaleUp(space, device, epsilon, roles).candidates()
         yield from ScaleUp(space, device, epsilon, None).candidates()
@@ -185,7 +183,3 @@ def has_reuse(space: TileSpace) -> bool:
         if any(sum(space.sizes[axis] > 1 for axis, _ in terms) > 1 for terms in access.dimensions):
             return True
     return False
-
-
-def _input_dtype(form: KernelForm) -> str:
-    return form.expr.tensor_by_name[form.body_loads[0].tensor].dtype

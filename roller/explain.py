@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
-from roller.anatomy import arithmetic_rate, compulsory_bytes
 from roller.candidate import Reason
 from roller.construct import EPSILON_STEPS, Construction, RProgram
 from roller.pace import prediction, reasons, residency, rivals, stage_times
@@ -31,6 +30,7 @@ from roller.text import (
     wrapped,
 )
 from sokoban import KernelForm, statement_text
+from sokoban.bounds import arithmetic_rate, compulsory_bytes
 
 _POLICY_MEANING = {
     "scale up": "outputs share operands: tiles grow layer by layer along the axis whose growth saves most traffic",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
-from roller.anatomy import REMAINDERS, Anatomy, anatomy, arithmetic_rate, compulsory_bytes, one
+from roller.anatomy import REMAINDERS, Anatomy, anatomy, one
 from roller.construct import Construction, RProgram
 from roller.text import (
     clipped,
@@ -23,6 +23,7 @@ from roller.text import (
     wrapped,
 )
 from sokoban import STAGES, KernelForm, ScheduleTable
+from sokoban.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.occupancy import blocks_per_unit
 from sokoban.stages import DIRECT_GUARD_INSTRUCTIONS
 from sokoban.table import product

@@ -17,6 +17,7 @@ from roller.construct import Construction, RProgram
 from roller.pace import schedule_text
 from roller.text import si_text, time_text
 from sokoban import STAGES, KernelForm
+from sokoban.bounds import arithmetic_dtype, input_dtype
 
 #: Kinds of file by ending.
 FORMATS = ("png", "svg", "pdf")
@@ -179,11 +180,10 @@ def _close_up(axes: Any, points: Sequence[tuple[float, float]], sustained: float
 
 def _flats(form: KernelForm, device: DeviceSpec, *, matrix: bool) -> list[tuple[str, float]]:
     """The ceilings of arithmetic: sustained, then peak, for the operator's accumulator and its matrix instruction."""
-    dtype = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
+    dtype = arithmetic_dtype(form, device)
     flats = [(f"{dtype} sustained", device.sustained_flops(dtype)), (f"{dtype} peak", device.peak_flops(dtype))]
-    inputs = form.expr.tensor_by_name[form.body_loads[0].tensor].dtype if form.body_loads else dtype
-    instruction = device.matrix_instruction(inputs) if matrix else None
+    instruction = device.matrix_instruction(input_dtype(form)) if matrix else None
     if instruction is not None:
-        name = f"{inputs} by matrix instructions"
+        name = f"{input_dtype(form)} by matrix instructions"
         flats += [(f"{name}, sustained", instruction.sustained_flops), (f"{name}, peak", instruction.peak_flops)]
     return flats

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,10 +13,11 @@ from rich.table import Table
 from hal import DeviceSpec, InputError
 from roller.text import count_text, time_text
 from sokoban import Estimate, EstimateTable, ScheduleTable, TensorExpr, estimate
+from sokoban.bounds import input_dtype
 from sokoban.schedule_json import ScheduleGroup
 from sokoban.table import Bools, Floats
 
-#: Schedules that are estimated, and written, at a time.
+#: Schedules that are written at a time.
 PIECE = 4096
 
 
@@ -81,31 +82,15 @@ def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
     seconds = np.empty(sum(group.table.count for group in groups))
     parts = []
     for group in groups:
-        for piece in _pieces(group):
-            estimates = estimate(piece.table, device)
-            seconds[piece.positions] = np.where(_without_instruction(piece.table, device), np.inf, estimates.seconds)
-            parts.append((piece, estimates))
+        estimates = estimate(group.table, device)
+        seconds[group.positions] = np.where(_without_instruction(group.table, device), np.inf, estimates.seconds)
+        parts.append((group, estimates))
     return Scores(device, seconds, parts)
-
-
-def _pieces(group: ScheduleGroup) -> Iterator[ScheduleGroup]:
-    """The group in pieces of :data:`PIECE`: columns with an entry per lane of a warp then stay in the CPU's cache."""
-    columns = {column.name: getattr(group.table, column.name) for column in fields(group.table)}
-    for start in range(0, group.table.count, PIECE):
-        rows = slice(start, start + PIECE)
-        part: dict[str, Any] = {
-            name: {key: values[rows] for key, values in column.items()} if isinstance(column, Mapping) else column[rows]
-            for name, column in columns.items()
-            if name != "form"
-        }
-        yield ScheduleGroup(group.positions[rows], replace(group.table, **part))
 
 
 def _without_instruction(table: ScheduleTable, device: DeviceSpec) -> Bools:
     """Schedules for a matrix instruction that the device does not have."""
-    loads = table.form.body_loads
-    dtype = table.form.expr.tensor_by_name[loads[0].tensor].dtype if loads else "float32"
-    if not table.has_warp_tiles or device.matrix_instruction(dtype) is not None:
+    if not table.has_warp_tiles or device.matrix_instruction(input_dtype(table.form)) is not None:
         return np.zeros(table.count, dtype=np.bool_)
     return table.warp_tile
 

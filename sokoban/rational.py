@@ -18,10 +18,10 @@ import numpy as np
 
 from hal import DeviceSpec
 from sokoban.expression import Load
-from sokoban.fetch import fetch
+from sokoban.fetch import Fetch, fetch
 from sokoban.kernel_form import KernelForm
 from sokoban.loops import LoopNest, loop_nest
-from sokoban.occupancy import OPERAND_REGISTERS, granted_registers
+from sokoban.occupancy import granted_registers, operand_registers
 from sokoban.operands import OperandReads, operand_reads
 from sokoban.schedule import TileSchedule
 from sokoban.stages import (
@@ -144,13 +144,46 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     )
 
 
-def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
+@dataclass(frozen=True, eq=False)
+class Breakdown:
+    """What a predicted time is made of; one entry per schedule, seconds of one step of all blocks that a unit runs
+    where nothing else is said.
+
+    Attributes:
+        busy: by stage that the blocks of a unit share.
+        together: the step if nobody waited.
+        waiting: what a single block cannot do anything during.
+        alone: the step of one block by itself.
+        unfilled: what other blocks leave of the waiting.
+        stores: writing the outputs of the blocks that a unit runs at once.
+        units: the whole kernel on the units.
+        dram, power: the whole kernel by DRAM alone, and by arithmetic under the power limit alone.
+        hoisting: factor, see :func:`hoisting_factor`.
+    """
+
+    nest: LoopNest
+    fetches: Mapping[Load, Fetch]
+    reads: Mapping[Load, OperandReads]
+    launch: Launch
+    busy: Mapping[str, Floats]
+    together: Floats
+    waiting: Floats
+    alone: Floats
+    unfilled: Floats
+    stores: Floats
+    units: Floats
+    dram: Floats
+    power: Floats
+    hoisting: Floats | float
+
+
+def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
+    """Every quantity from which :func:`estimate` makes its times."""
     form = table.form
     nest = loop_nest(table)
     fetches = {load: fetch(table, load, device) for load in form.body_loads}
     reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads if form.reduction is not None}
     launch = launch_of(table, device, nest, fetches)
-    # Seconds of one step on a unit that runs `running` blocks.
     busy = {
         "compute": compute_seconds(table, device, launch),
         "issue": issue_seconds(table, device, nest, launch, fetches, reads),
@@ -163,18 +196,26 @@ def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     alone = waiting + together / launch.running
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
     unfilled = UNHIDDEN_WAIT * np.minimum(waiting, together / launch.running) / launch.running
-    steps = table.step_count
-    units = launch.rounds * (steps * (np.maximum(together, alone) + unfilled) + stores)
-    stages: dict[str, Floats] = {name: launch.rounds * steps * seconds for name, seconds in busy.items()}
+    units = launch.rounds * (table.step_count * (np.maximum(together, alone) + unfilled) + stores)
+    dram = dram_seconds(table, device, launch, fetches)
     power = power_seconds(table, device)
-    stages["compute"] = np.maximum(stages["compute"], power)
-    stages["l2"] = stages["l2"] + launch.rounds * stores
-    stages["dram"] = dram_seconds(table, device, launch, fetches)
-    stages["latency"] = launch.rounds * steps * alone
+    hoisting = hoisting_factor(table, device, launch, nest, reads)
+    return Breakdown(
+        nest, fetches, reads, launch, busy, together, waiting, alone, unfilled, stores, units, dram, power, hoisting
+    )
+
+
+def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
+    parts = breakdown(table, device)
+    launch, steps = parts.launch, table.step_count
+    stages: dict[str, Floats] = {name: launch.rounds * steps * seconds for name, seconds in parts.busy.items()}
+    stages["compute"] = np.maximum(stages["compute"], parts.power)
+    stages["l2"] = stages["l2"] + launch.rounds * parts.stores
+    stages["dram"] = parts.dram
+    stages["latency"] = launch.rounds * steps * parts.alone
     stages["block_launch"] = table.block_count * device.block_launch_seconds
-    seconds = _soft_maximum(units, stages["dram"], DRAM_OVERLAP)
-    seconds = seconds * hoisting_factor(table, device, launch, nest, reads)
-    seconds = _soft_maximum(seconds, power, POWER_SOFTNESS)
+    seconds = soft_maximum(parts.units, parts.dram, DRAM_OVERLAP) * parts.hoisting
+    seconds = soft_maximum(seconds, parts.power, POWER_SOFTNESS)
     seconds = np.maximum(seconds, stages["block_launch"]) + device.launch_overhead_seconds
     waves = -(-table.block_count // (np.maximum(1, launch.resident) * device.unit_count))
     seconds = np.where(launch.resident > 0, seconds, np.inf)
@@ -207,9 +248,8 @@ def hoisting_factor(
     """
     if not reads:
         return 1.0
-    operands = sum(np.minimum(elements, OPERAND_REGISTERS) for elements in table.operand_elements.values())
     most = granted_registers(table, device, np.full(table.count, 1 << 16))
-    room = np.maximum(4, most - table.accumulators - operands)
+    room = np.maximum(4, most - table.accumulators - operand_registers(table))
     words = sum(part.words for part in reads.values())
     risky = (launch.spilled == 0) & ~table.warp_tile
     least, most_words = HOISTED_WORDS
@@ -217,7 +257,7 @@ def hoisting_factor(
     return 1.0 + np.where(risky, risk, 0.0)
 
 
-def _soft_maximum(a: Floats, b: Floats, exponent: float) -> Floats:
+def soft_maximum(a: Floats, b: Floats, exponent: float) -> Floats:
     """``(a**p + b**p) ** (1/p)``: the larger one, and more where they are close."""
     larger = np.maximum(a, b)
     return larger * (1.0 + (np.minimum(a, b) / larger) ** exponent) ** (1.0 / exponent)

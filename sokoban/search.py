@@ -20,10 +20,10 @@ from sokoban.kernel_form import KernelForm
 from sokoban.matrix import matrix_roles
 from sokoban.rational import Estimate, estimate
 from sokoban.schedule import TileSchedule
-from sokoban.search_rows import adjacent, join, pick, schedule_at, shared_table, tile_table
+from sokoban.search_rows import adjacent, schedule_at, shared_table, tile_table
 from sokoban.search_screen import block_seconds, efficient, schedule_seconds
 from sokoban.search_space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
-from sokoban.table import Bools, Floats, Ints, ScheduleTable
+from sokoban.table import Bools, Floats, Ints, ScheduleTable, join
 
 #: How far from the best of its layer a tile may be: the outer layers, of which less is known, are held less tightly.
 BLOCK_EPSILON = 3.0
@@ -84,15 +84,15 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     scored, seconds = _score(join(tables), device)
     count = scored.count
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    variants = _variants(pick(scored, best[np.isfinite(seconds[best])]), device)
+    variants = _variants(scored.rows(best[np.isfinite(seconds[best])]), device)
     if variants.count:
         more, more_seconds = _score(variants, device)
         count += more.count
-        scored, seconds = join([pick(scored, best), more]), np.concatenate([seconds[best], more_seconds])
+        scored, seconds = join([scored.rows(best), more]), np.concatenate([seconds[best], more_seconds])
     chosen = _distinct_best(scored, seconds, top_k)
     if not len(chosen):
         raise _nothing_fits(form, device)
-    final = pick(scored, chosen)
+    final = scored.rows(chosen)
     estimates = estimate(final, device).rows(range(final.count))
     schedules = tuple(schedule_at(final, row) for row in range(final.count))
     return SearchResult(form, device, schedules, tuple(estimates), enumerated, count, time.perf_counter() - start)
@@ -205,7 +205,7 @@ def _score(table: ScheduleTable, device: DeviceSpec) -> tuple[ScheduleTable, Flo
     """RATIONAL's time of every row, after the storage padding that its bank conflicts ask for."""
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
-        part = pick(table, np.arange(start, min(start + CHUNK, table.count)))
+        part = table.rows(slice(start, start + CHUNK))
         padded = part.with_padding(bank_padding(part, device)) if part.form.kind == "tile" else part
         seconds.append(estimate(padded, device).seconds)
         parts.append(padded)
@@ -217,7 +217,7 @@ def _variants(table: ScheduleTable, device: DeviceSpec) -> ScheduleTable:
     read in place."""
     form = table.form
     plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.kind == "tile" else np.arange(0)
-    table = pick(table, plain)
+    table = table.rows(plain)
     if not table.count:
         return table
     found = [_threaded(table, wanted) for wanted in _inner_choices(form)]
@@ -227,7 +227,7 @@ def _variants(table: ScheduleTable, device: DeviceSpec) -> ScheduleTable:
         for name in names:
             cached = {**table.cached, name: np.zeros(table.count, dtype=bool)}
             some = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
-            found += [pick(_with_cached(other, cached), some) for other in [table, *found[:2]]]
+            found += [replace(other, cached=cached).rows(some) for other in [table, *found[:2]]]
     return _without_repeats(join(found))
 
 
@@ -259,12 +259,7 @@ def _resized(table: ScheduleTable, axis: str, device: DeviceSpec) -> list[Schedu
     halved, doubled = {**table.block, axis: np.maximum(1, block // 2)}, {**table.block, axis: block * 2}
     launched = can_launch(table.form, device, np.stack(list(halved.values()), axis=1))
     smaller = smaller[launched[smaller]]
-    return [pick(replace(table, block=halved), smaller), pick(replace(table, block=doubled), larger)]
-
-
-def _with_cached(table: ScheduleTable, cached: dict[str, Bools]) -> ScheduleTable:
-    """The rows with other tensors staged."""
-    return replace(table, cached=cached)
+    return [replace(table, block=halved).rows(smaller), replace(table, block=doubled).rows(larger)]
 
 
 def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
@@ -281,7 +276,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
 def _without_repeats(table: ScheduleTable) -> ScheduleTable:
     """Every schedule once, the first of each."""
     _, first = np.unique(_keys(table, tiles_only=False), axis=0, return_index=True)
-    return pick(table, np.sort(first))
+    return table.rows(np.sort(first))
 
 
 def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:

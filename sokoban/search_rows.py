@@ -1,10 +1,6 @@
-"""Columns of a search: tiles put together as :class:`ScheduleTable`, taken apart again, and joined."""
+"""Columns of a search: tiles put together as :class:`ScheduleTable`, and taken apart again."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 
@@ -102,28 +98,6 @@ def _table(
 def widest_vector(form: KernelForm, tensor: str) -> int:
     """Elements of a 16-byte access; code generation narrows it to what alignment allows."""
     return max(1, VECTOR_BYTES // form.expr.tensor_by_name[tensor].element_bytes)
-
-
-def pick(table: ScheduleTable, rows: Ints) -> ScheduleTable:
-    """Some rows of a table, in the order given."""
-    return _columns_from([table], lambda columns: columns[0][rows])
-
-
-def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
-    """The rows of several tables of one operator, one table after the other."""
-    return _columns_from(tables, np.concatenate)
-
-
-def _columns_from(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
-    """A table whose every column is made of the same column of ``tables``."""
-    first, made = tables[0], {}
-    for field in fields(ScheduleTable):
-        value = getattr(first, field.name)
-        if isinstance(value, np.ndarray):
-            made[field.name] = make([getattr(table, field.name) for table in tables])
-        elif isinstance(value, Mapping):
-            made[field.name] = {name: make([getattr(table, field.name)[name] for table in tables]) for name in value}
-    return replace(first, **made)
 
 
 def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:

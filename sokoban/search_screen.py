@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hal import DeviceSpec
+from sokoban.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
 from sokoban.matrix import matrix_roles
@@ -101,19 +102,12 @@ def _row_waste(row: Floats, shape: tuple[int, ...], element_bytes: int, device: 
 
 
 def _unit_rate(form: KernelForm, device: DeviceSpec, matrix: bool) -> float:
-    """Arithmetic operations per second of one unit."""
-    instruction = (
-        device.matrix_instruction(form.expr.tensor_by_name[form.body_loads[0].tensor].dtype) if matrix else None
-    )
-    if instruction is not None:
-        return instruction.sustained_flops / device.unit_count
-    dtype = form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
-    return device.sustained_flops(dtype) / device.unit_count
+    """FLOP/s of one unit."""
+    return arithmetic_rate(form, device, matrix=matrix)[0] / device.unit_count
 
 
 def _compulsory_seconds(form: KernelForm, device: DeviceSpec) -> float:
-    moved = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    return moved / device.dram.bandwidth_bytes_per_second
+    return compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second
 
 
 def schedule_seconds(table: ScheduleTable, device: DeviceSpec, *, any_step: bool = False) -> tuple[Floats, Floats]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hal import DeviceSpec
 from sokoban.banks import cache_lines
+from sokoban.bounds import arithmetic_dtype, input_dtype
 from sokoban.expression import REDUCTION_IDENTITY, Load
 from sokoban.fetch import Fetch, loads_in_flight
 from sokoban.kernel_form import KernelForm, operation_count
@@ -109,10 +110,10 @@ def busiest_scheduler(launch: Launch, device: DeviceSpec) -> Ints:
 def compute_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch) -> Floats:
     """Arithmetic pipelines: every warp issues its multiply-adds whole, partial warps too (5.4.3: throughput falls to
     N / (ceil(N / k) k) of the peak), and each keeps its lanes busy for ``warp / lanes`` cycles."""
-    rate = device.peak_flops(_arithmetic_dtype(table.form, device)) / device.teu_count
+    rate = device.peak_flops(arithmetic_dtype(table.form, device)) / device.teu_count
     per_instruction = 2.0 * device.warp_lanes / rate
     scalar: Floats = arithmetic_instructions(table) * per_instruction * busiest_scheduler(launch, device)
-    matrix = device.matrix_instruction(_input_dtype(table.form)) if table.has_warp_tiles else None
+    matrix = device.matrix_instruction(input_dtype(table.form)) if table.has_warp_tiles else None
     if matrix is None:
         return scalar
     points = product(table.block.values(), table.count) * product(table.step.values(), table.count)
@@ -160,7 +161,7 @@ def shared_seconds(
 ) -> Floats:
     """Shared memory, L1 and the load/store unit are one port: a pass per cycle and unit (5.5.2).
 
-    Operand reads by what the banks make of a warp's addresses, the fetch by lines and bank conflicts of its stores,
+    Operand reads by what the banks make of a warp's addresses, the fetch by lines and words stored,
     and whatever lives in local memory.
     """
     passes: Floats = np.zeros(table.count)
@@ -276,8 +277,8 @@ def power_seconds(table: ScheduleTable, device: DeviceSpec) -> Floats:
     form = table.form
     points = table.block_count * product(table.block.values(), table.count) * table.reduced_points
     flops = points * max(1.0, _issue_operations(form)) * 2.0
-    seconds: Floats = flops / device.sustained_flops(_arithmetic_dtype(form, device))
-    matrix = device.matrix_instruction(_input_dtype(form)) if table.has_warp_tiles else None
+    seconds: Floats = flops / device.sustained_flops(arithmetic_dtype(form, device))
+    matrix = device.matrix_instruction(input_dtype(form)) if table.has_warp_tiles else None
     return seconds if matrix is None else np.where(table.warp_tile, points * 2.0 / matrix.sustained_flops, seconds)
 
 
@@ -294,14 +295,6 @@ def _passes_per_second(device: DeviceSpec) -> float:
 
 def _clock_hz(device: DeviceSpec) -> float:
     return device.clocks.boost_hz
-
-
-def _arithmetic_dtype(form: KernelForm, device: DeviceSpec) -> str:
-    return form.expr.accumulate if form.expr.accumulate in device.dtypes else "float32"
-
-
-def _input_dtype(form: KernelForm) -> str:
-    return form.expr.tensor_by_name[form.body_loads[0].tensor].dtype
 
 
 def _issue_operations(form: KernelForm) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -95,27 +95,9 @@ class ScheduleTable:
         other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in fields})
         return other
 
-    def rows(self, which: slice) -> ScheduleTable:
-        """A part of the table."""
-
-        def part(columns: Mapping[str, Any]) -> dict[str, Any]:
-            return {name: column[which] for name, column in columns.items()}
-
-        return ScheduleTable(
-            self.form,
-            part(self.block),
-            part(self.thread),
-            part(self.vthreads),
-            part(self.step),
-            self.reduce_threads[which],
-            part(self.cached),
-            part(self.padding),
-            self.warp_tile[which],
-            part(self.vector),
-            self.unroll[which],
-            part(self.inner_thread),
-            part(self.inner_step),
-        )
+    def rows(self, which: slice | Ints) -> ScheduleTable:
+        """Some rows, in the order given."""
+        return _from_columns([self], lambda columns: columns[0][which])
 
     @property
     def count(self) -> int:
@@ -217,6 +199,23 @@ class ScheduleTable:
         for axis in self.form.columns:
             tile[axis] = np.full(self.count, self.form.sizes[axis], dtype=np.int64)
         return tile
+
+
+def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
+    """The rows of several tables of one operator, one table after the other."""
+    return _from_columns(tables, np.concatenate)
+
+
+def _from_columns(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
+    """A table whose every column is made of the same column of ``tables``."""
+    first, made = tables[0], {}
+    for each in fields(ScheduleTable):
+        value = getattr(first, each.name)
+        if isinstance(value, np.ndarray):
+            made[each.name] = make([getattr(table, each.name) for table in tables])
+        elif isinstance(value, Mapping):
+            made[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
+    return replace(first, **made)
 
 
 def product(columns: Iterable[Ints], count: int) -> Ints:

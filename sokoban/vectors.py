@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sokoban.expression import Load, loads
 from sokoban.kernel_form import KernelForm
 from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
-
-Ints = NDArray[np.int64]
+from sokoban.table import Ints
 
 #: Widest access of any accelerator we generate code for.
 VECTOR_BYTES = 16

@@ -15,10 +15,10 @@ from hal import load_device
 from sokoban import KernelForm, TileSchedule, estimate_schedules
 from sokoban.bank_padding import bank_padding, formula_padding
 from sokoban.search import SearchResult, families, search
-from sokoban.search_rows import join, pick, schedule_at
+from sokoban.search_rows import schedule_at
 from sokoban.search_screen import BAND, efficient
 from sokoban.search_space import MOST_PADDING, Family, axis_sizes, block_tiles, step_tiles, thread_tiles
-from sokoban.table import ScheduleTable
+from sokoban.table import ScheduleTable, join
 from tests.sokoban.schedules import form_of, matmul_schedule
 
 V100 = load_device("v100")
@@ -262,7 +262,7 @@ def test_rows_come_back_as_the_schedules_they_were() -> None:
         matmul_schedule((16, 16), (1, 2), 256, cached=("A",), vector=(("A", 4),)),
     ]
     table = ScheduleTable.of(FORMS["matmul"], given_schedules)
-    turned = pick(join([table, table]), np.array([3, 0]))
+    turned = join([table, table]).rows(np.array([3, 0]))
     back = [schedule_at(turned, row) for row in range(2)]
     assert [s.padding for s in back] == [(), (("A", 1),)]
     assert [(s.block, s.register_tile, s.step, s.cached) for s in back] == [
