@@ -1,0 +1,95 @@
+"""What-if passes: functions from one graph to the next, found by name, their assumptions as parameters.
+
+A pass is registered with :func:`what_if`; its keyword parameters, with their annotations and defaults, are what a
+user can set (``--pass ddp:workers=8,bandwidth=12.5``). It returns an :class:`Outcome`. Every module of this package
+is imported the first time a pass is looked up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from daydream.graph import TaskGraph
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a pass made: the changed graph, and in one sentence each what it changed and assumed, with numbers."""
+
+    graph: TaskGraph
+    notes: tuple[str, ...] = ()
+
+
+PassFunction = Callable[..., Outcome]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a pass: how it is written, its type (bool, int, float or str) and its default."""
+
+    name: str
+    type: type
+    default: Any
+    required: bool
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A registered pass. `function` takes the graph and the parameters by keyword."""
+
+    name: str
+    function: PassFunction
+    parameters: tuple[Parameter, ...]
+
+    @property
+    def summary(self) -> str:
+        """First line of the docstring."""
+        return (inspect.getdoc(self.function) or "").partition("\n")[0]
+
+    def __call__(self, graph: TaskGraph, **parameters: Any) -> Outcome:
+        return self.function(graph, **parameters)
+
+
+_REGISTERED: dict[str, WhatIf] = {}
+
+
+def what_if(name: str) -> Callable[[PassFunction], PassFunction]:
+    """Registers a function ``f(graph, *, parameter: type = default, ...) -> Outcome`` under this name."""
+
+    def register(function: PassFunction) -> PassFunction:
+        _REGISTERED[name] = WhatIf(name, function, parameters_of(function))
+        return function
+
+    return register
+
+
+def parameters_of(function: PassFunction) -> tuple[Parameter, ...]:
+    """The keyword parameters of a pass, those after the graph.
+
+    Raises:
+        TypeError: a parameter is annotated with something else than bool, int, float or str.
+    """
+    types = {"bool": bool, "int": int, "float": float, "str": str}
+    found = []
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
+        if annotation not in types:
+            raise TypeError(f"{function.__name__}: {parameter.name} must be annotated as bool, int, float or str")
+        required = parameter.default is inspect.Parameter.empty
+        default = None if required else parameter.default
+        found.append(Parameter(parameter.name.replace("_", "-"), types[annotation], default, required))
+    return tuple(found)
+
+
+@cache
+def registered() -> dict[str, WhatIf]:
+    """Every pass of this package by name, in alphabetical order."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_REGISTERED.items()))

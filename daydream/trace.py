@@ -1,0 +1,104 @@
+"""A recorded trace as columns: what every reader makes and the graph is built from."""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+NONE = -1
+"""An integer column's value where the trace says nothing."""
+
+
+class Category(IntEnum):
+    """What an event is, whatever its profiler generation calls it."""
+
+    OPERATOR = 0  # cpu_op, Operator
+    ANNOTATION = 1  # user_annotation on a CPU thread, ProfilerStep#n included
+    PYTHON = 2  # python_function: frames and nn.Module calls of with_stack / with_modules
+    RUNTIME = 3  # CUDA or HIP calls: cuda_runtime, cuda_driver, Runtime, hip_runtime
+    KERNEL = 4
+    MEMCPY = 5
+    MEMSET = 6
+    SYNC = 7  # cuda_sync: which stream or event a call waited for
+    GPU_ANNOTATION = 8  # a user annotation projected on a stream
+
+
+@dataclass(frozen=True)
+class ThreadName:
+    """A row of the timeline: a CPU thread, or a stream of a device.
+
+    `device` is -1 on a CPU thread. `number` is the system's thread id or the stream.
+    """
+
+    process: int
+    number: int
+    device: int = NONE
+    label: str = ""
+
+    @property
+    def is_stream(self) -> bool:
+        return self.device != NONE
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The complete events of one trace, sorted by start time (longer first where starts are equal).
+
+    One entry per event and column. Times are microseconds from `origin_us`. `arguments[i]` is the event's own
+    `args` object as recorded (never None), for what no column holds: input dimensions and types, grid, block,
+    module hierarchy, call stack. Use :func:`argument` to read it, since spellings differ between generations.
+    """
+
+    path: str
+    names: tuple[str, ...]
+    """Every distinct event name; `name` indexes it."""
+    threads: tuple[ThreadName, ...]
+    """Every thread and stream with an event; `thread` indexes it."""
+    name: Ints
+    category: Ints
+    start_us: Floats
+    duration_us: Floats
+    thread: Ints
+    correlation: Ints
+    """Joins a CUDA call and what it set off. Several kernels may share one (CUDA graphs)."""
+    external: Ints
+    """Joins a kernel or a CUDA call with its operator, in that operator's own `external` ("External id")."""
+    sequence: Ints
+    """Autograd's sequence number: a backward operator has that of its forward operator."""
+    forward_thread: Ints
+    """Autograd's small number of the forward thread, on backward operators only (0 or NONE elsewhere)."""
+    bytes: Floats
+    """Bytes copied or set; NaN where not recorded."""
+    arguments: tuple[dict[str, Any], ...]
+    forward_backward: Ints
+    """Arrows fwdbwd, shape [arrows, 2]: row of the forward operator, row of the backward one."""
+    devices: tuple[dict[str, Any], ...] = ()
+    """The profiler's deviceProperties, as recorded."""
+    distributed: dict[str, Any] = field(default_factory=dict)
+    """The profiler's distributedInfo, as recorded."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """What `daydream record` added (key "daydream"): gradient sizes and DDP buckets; empty elsewhere."""
+    origin_us: float = 0.0
+    """Absolute time of the earliest event, microseconds as recorded."""
+    warnings: tuple[str, ...] = ()
+    """What was left out or repaired while reading, one sentence each."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def text(self, row: int) -> str:
+        """The event's name."""
+        return self.names[self.name[row]]
+
+
+def argument(arguments: dict[str, Any], *spellings: str) -> Any:
+    """The first of these keys that `arguments` has, or None."""
+    for spelling in spellings:
+        if spelling in arguments:
+            return arguments[spelling]
+    return None
