@@ -1,0 +1,249 @@
+"""From a trace to its dependency graph (thesis 4.4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from daydream.cpu_tasks import CpuTasks, Handoff, cpu_tasks, find_steps, hand_over
+from daydream.gpu_tasks import GpuTasks, gpu_tasks, time_launches
+from daydream.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.layers import assign_layers
+from daydream.nesting import enclosing_events, innermost_of
+from daydream.trace import NONE, Category, Floats, Ints, Trace
+from daydream.waits import Waits, call_ends, explain_late, find_waits, full_queue
+
+TRACE_BEGINS = "trace begins"
+"""The task, on a thread of its own, that starts every thread at its recorded time."""
+
+OWN_COST_US = 2.0
+"""What a synchronising call costs by itself where no call of the trace shows it without waiting."""
+
+
+def build_graph(trace: Trace) -> TaskGraph:
+    """The dependency graph of a trace: replayed by :func:`daydream.simulate.simulate` it takes the recorded time.
+
+    Waiting is never part of a duration: a synchronising call becomes its own cost and a second task, "(return)",
+    that waits for the GPU; a launch held back by a full queue keeps the usual cost; a thread that sleeps while
+    another works for it waits for that one. What remains are durations of work, gaps of busy threads, and lags.
+    """
+    enclosing = enclosing_events(trace)
+    steps, step_rows = find_steps(trace)
+    cpu = cpu_tasks(trace, enclosing, step_rows)
+    gpu = gpu_tasks(trace, cpu)
+    waits = find_waits(trace, cpu, gpu)
+    returns = _take_waiting_off(trace, cpu, gpu, waits)
+    waits.queue_depth = full_queue(trace, cpu, gpu)
+    late = time_launches(gpu, cpu)
+    explain_late(gpu, late, waits)
+    handoff = hand_over(cpu, _workers(trace, cpu))
+    return _assemble(_Parts(trace, enclosing, cpu, gpu, waits, returns, handoff), steps, step_rows)
+
+
+def _workers(trace: Trace, cpu: CpuTasks) -> np.ndarray:
+    """Threads with operators; one with CUDA calls only polls."""
+    event = cpu.event[cpu.event != NONE]
+    working = event[trace.category[event] == Category.OPERATOR]
+    return np.bincount(trace.thread[working], minlength=len(trace.threads)) > 0
+
+
+@dataclass
+class _Returns:
+    """Second halves of calls that wait: position of the call, start, duration and gap of the return."""
+
+    call: Ints
+    start_us: Floats
+    duration_us: Floats
+    gap_us: Floats
+
+
+def _take_waiting_off(trace: Trace, cpu: CpuTasks, gpu: GpuTasks, waits: Waits) -> _Returns:
+    """Cuts each waiting call into its own cost and a return that takes what was left after the GPU was done."""
+    calls = np.unique(np.array([call for _, call in waits.calls], np.int64))
+    ends = gpu.start_us + gpu.duration_us
+    cause = np.full(len(cpu.start_us), -np.inf)
+    for source, call in waits.calls:
+        cause[call] = max(cause[call], ends[source])
+    finish = call_ends(trace, cpu)[calls]
+    waited = cause[calls] > cpu.start_us[calls]
+    own = _own_costs(trace, cpu, calls, waited)
+    next_start = cpu.start_us[calls] + cpu.duration_us[calls] + cpu.gap_us[calls]
+    woken = np.maximum(np.minimum(cause[calls], finish), cpu.start_us[calls] + own)
+    cpu.duration_us[calls] = np.where(waited, own, cpu.duration_us[calls])
+    rest = np.where(waited, np.maximum(finish - woken, 0.0), 0.0)
+    gap = np.maximum(next_start - finish, 0.0)
+    cpu.gap_us[calls] = 0.0
+    return _Returns(calls, finish, rest, gap)
+
+
+def _own_costs(trace: Trace, cpu: CpuTasks, calls: Ints, waited: np.ndarray) -> Floats:
+    """What these calls would have cost without waiting: the median of their namesakes that did not, or 2 µs."""
+    name = trace.name[cpu.event[calls]]
+    own = cpu.duration_us[calls].copy()
+    for text in np.unique(name[waited]):
+        free = own[(name == text) & ~waited]
+        usual = float(np.median(free)) if len(free) else OWN_COST_US
+        mine = (name == text) & waited
+        own[mine] = np.minimum(own[mine], usual)
+    return own
+
+
+@dataclass
+class _Parts:
+    trace: Trace
+    enclosing: Ints
+    cpu: CpuTasks
+    gpu: GpuTasks
+    waits: Waits
+    returns: _Returns
+    handoff: Handoff
+
+
+def _assemble(parts: _Parts, steps: tuple, step_rows: Ints) -> TaskGraph:
+    """Puts all tasks into one table in order of time and translates every edge to its rows."""
+    trace, cpu, gpu, returns = parts.trace, parts.cpu, parts.gpu, parts.returns
+    cpus, gpus, backs = len(cpu.start_us), len(gpu.start_us), len(returns.call)
+    names = dict.fromkeys(trace.names)
+    names = {text: i for i, text in enumerate(names)}
+    back_names = [names.setdefault(f"{trace.text(cpu.event[call])} (return)", len(names)) for call in returns.call]
+    mark_names = [names.setdefault(text, len(names)) for text in ("step begins", "step ends", TRACE_BEGINS)]
+    threads, cpu_thread, gpu_thread = _threads(trace, gpu)
+
+    def column(root: float, of_cpu: object, of_gpu: object, of_back: object, kind: type = np.int64) -> np.ndarray:
+        sizes = zip((1, cpus, gpus, backs), (root, of_cpu, of_gpu, of_back), strict=True)
+        return np.concatenate([np.broadcast_to(np.asarray(part, kind), (size,)) for size, part in sizes])
+
+    cpu_name = np.where(cpu.event == NONE, NONE, trace.name[cpu.event])
+    cpu_name[cpu.mark == Mark.STEP_BEGIN], cpu_name[cpu.mark == Mark.STEP_END] = mark_names[0], mark_names[1]
+    operator_of = innermost_of(parts.enclosing, trace.category == Category.OPERATOR)
+    cpu_operator = np.where(cpu.event == NONE, NONE, operator_of[cpu.event])
+    gpu_operator = np.where(gpu.launch == NONE, _by_external(trace, gpu.event), cpu_operator[gpu.launch])
+    layers = assign_layers(trace, parts.enclosing)
+    cpu_layer = np.where(cpu.event == NONE, NONE, layers.layer[cpu.event])
+    cpu_phase = np.where(cpu.event == NONE, Phase.NONE, layers.phase[cpu.event])
+    from_operator = np.where(gpu_operator == NONE, NONE, layers.layer[gpu_operator])
+    gpu_layer = np.where(gpu.launch == NONE, from_operator, cpu_layer[gpu.launch])
+    from_operator = np.where(gpu_operator == NONE, Phase.NONE, layers.phase[gpu_operator])
+    gpu_phase = np.where(gpu.launch == NONE, from_operator, cpu_phase[gpu.launch])
+    cpu_step = _step_of(trace, step_rows, cpu.start_us)
+    cpu_step = np.where(cpu.mark == Mark.NONE, cpu_step, cpu.mark_step)
+    gpu_step = np.where(gpu.launch == NONE, _step_of(trace, step_rows, gpu.start_us), cpu_step[gpu.launch])
+    recorded = column(-1.0, cpu.start_us, gpu.start_us, returns.start_us, np.float64)
+    # A return stands right behind its call, whatever rounding says.
+    place = column(-1, 2 * np.arange(cpus), np.arange(gpus), 2 * returns.call + 1)
+    lane = column(len(threads), cpu_thread[cpu.thread], gpu_thread[gpu.lane], cpu_thread[cpu.thread[returns.call]])
+    order = _time_order(recorded, place, lane)
+    row = np.empty(len(order), np.int64)
+    row[order] = np.arange(len(order))
+    root, of_cpu = row[:1], row[1 : 1 + cpus]
+    of_gpu, of_back = row[1 + cpus : 1 + cpus + gpus], row[1 + cpus + gpus :]
+    columns = {
+        "name": column(mark_names[2], cpu_name, trace.name[gpu.event], back_names),
+        "kind": column(TaskKind.CPU, cpu.kind, gpu.kind, cpu.kind[returns.call]),
+        "thread": lane,
+        "duration_us": column(0, cpu.duration_us, gpu.duration_us, returns.duration_us, np.float64),
+        "gap_us": column(0, cpu.gap_us, gpu.gap_us, returns.gap_us, np.float64),
+        "layer": column(NONE, cpu_layer, gpu_layer, cpu_layer[returns.call]),
+        "phase": column(Phase.NONE, cpu_phase, gpu_phase, cpu_phase[returns.call]),
+        "step": column(NONE, cpu_step, gpu_step, cpu_step[returns.call]),
+        "mark": column(Mark.NONE, cpu.mark, Mark.NONE, Mark.NONE),
+        "operator": column(NONE, cpu_operator, gpu_operator, cpu_operator[returns.call]),
+        "event": column(NONE, cpu.event, gpu.event, NONE),
+        "bytes": column(np.nan, np.nan, trace.bytes[gpu.event], np.nan, np.float64),
+        "priority": column(0, 0, 0, 0),
+        "recorded_us": np.where(np.arange(len(order)) == 0, np.nan, recorded),
+    }
+    source, target, kind, lag = _edges(parts, of_cpu, of_gpu, of_back)
+    begun = _first_of_threads(columns["thread"][order], root[0], target)
+    origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
+    lags = np.maximum(recorded[order][begun] - origin, 0.0)
+    return TaskGraph(
+        names=tuple(names),
+        threads=(*threads, Thread(ThreadKind.CPU, "profiler", NONE)),
+        layers=layers.names,
+        steps=steps,
+        **{name: values[order] for name, values in columns.items()},
+        edge_source=np.concatenate([source, np.full(len(begun), root[0])]),
+        edge_target=np.concatenate([target, begun]),
+        edge_kind=np.concatenate([kind, np.full(len(begun), Dependency.HANDOFF)]),
+        edge_lag_us=np.concatenate([lag, lags]),
+        queue_depth=parts.waits.queue_depth,
+        trace=trace,
+        enclosing=parts.enclosing,
+        warnings=trace.warnings,
+    )
+
+
+def _time_order(recorded: Floats, place: Ints, lane: Ints) -> Ints:
+    """Rows by recorded start; those of a thread in the order of `place` even where a time was rounded."""
+    by_lane = np.lexsort((place, lane))
+    time = recorded[by_lane]
+    # A running maximum per lane: lanes are shifted apart so that one pass serves all of them.
+    width = float(time.max(initial=0.0) - time.min(initial=0.0)) + 1.0
+    shift = lane[by_lane] * width
+    time = np.maximum.accumulate(time + shift) - shift
+    steady = np.empty_like(recorded)
+    steady[by_lane] = time
+    return np.lexsort((place, lane, steady))
+
+
+def _threads(trace: Trace, gpu: GpuTasks) -> tuple[tuple[Thread, ...], Ints, Ints]:
+    """The graph's threads, and their indices by CPU thread of the trace and by lane."""
+    found: list[Thread] = []
+    cpu_index = np.full(len(trace.threads), NONE)
+    for index, thread in enumerate(trace.threads):
+        if not thread.is_stream:
+            cpu_index[index] = len(found)
+            label = thread.label or f"thread {thread.number}"
+            found.append(Thread(ThreadKind.CPU, label, thread.number, NONE, thread.process))
+    lane_index = np.empty(len(gpu.lanes), np.int64)
+    for lane, (index, part) in enumerate(gpu.lanes):
+        thread = trace.threads[index]
+        lane_index[lane] = len(found)
+        label = (thread.label or f"stream {thread.number}") + (f" ({part + 1})" if part else "")
+        found.append(Thread(ThreadKind.STREAM, label, thread.number, thread.device, thread.process))
+    return tuple(found), cpu_index, lane_index
+
+
+def _by_external(trace: Trace, events: Ints) -> Ints:
+    """For GPU events the CPU operator with the same external id, -1 without."""
+    operators = np.flatnonzero((trace.category == Category.OPERATOR) & (trace.external > 0))
+    if not len(operators) or not len(events):
+        return np.full(len(events), NONE)
+    operators = operators[np.argsort(trace.external[operators], kind="stable")]
+    keys = trace.external[operators]
+    at = np.minimum(np.searchsorted(keys, trace.external[events]), len(keys) - 1)
+    return np.where((keys[at] == trace.external[events]) & (trace.external[events] > 0), operators[at], NONE)
+
+
+def _step_of(trace: Trace, step_rows: Ints, time_us: Floats) -> Ints:
+    """The step in which each time lies, -1 outside; 0 everywhere where the trace marks none."""
+    if not len(step_rows):
+        return np.zeros(len(time_us), np.int64)
+    begin = trace.start_us[step_rows]
+    at = np.searchsorted(begin, time_us, side="right") - 1
+    inside = (at >= 0) & (time_us < (begin + trace.duration_us[step_rows])[at])
+    return np.where(inside, at, NONE)
+
+
+def _edges(parts: _Parts, of_cpu: Ints, of_gpu: Ints, of_back: Ints) -> tuple[Ints, Ints, Ints, Floats]:
+    gpu, waits, handoff = parts.gpu, parts.waits, parts.handoff
+    launched = np.flatnonzero(gpu.launch != NONE)
+    back = dict(zip(parts.returns.call.tolist(), of_back.tolist(), strict=True))
+    calls = np.array([(of_gpu[source], back[call]) for source, call in waits.calls], np.int64).reshape(-1, 2)
+    streams = np.array(waits.streams, np.float64).reshape(-1, 3)
+    pairs = streams[:, :2].astype(np.int64)
+    # A return comes after its call on the thread, so whatever follows the call there follows the return.
+    source = np.concatenate([of_cpu[gpu.launch[launched]], calls[:, 0], of_gpu[pairs[:, 0]], of_cpu[handoff.source]])
+    target = np.concatenate([of_gpu[launched], calls[:, 1], of_gpu[pairs[:, 1]], of_cpu[handoff.target]])
+    kinds = (Dependency.LAUNCH, Dependency.SYNC, Dependency.SYNC, Dependency.HANDOFF)
+    kind = np.repeat(kinds, (len(launched), len(calls), len(pairs), len(handoff.source)))
+    lag = np.concatenate([gpu.latency_us[launched], np.zeros(len(calls)), streams[:, 2], handoff.lag_us])
+    return source, target, kind, lag
+
+
+def _first_of_threads(thread: Ints, root: int, target: Ints) -> Ints:
+    """Rows that are first on their thread and that no edge releases; the root itself is not among them."""
+    _, first = np.unique(thread, return_index=True)
+    return np.setdiff1d(first, np.append(target, root))
