@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from daydream.cpu_tasks import CpuTasks, Handoff, cpu_tasks, find_steps, hand_over
 from daydream.gpu_tasks import GpuTasks, gpu_tasks, time_launches
-from daydream.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.layers import assign_layers
 from daydream.nesting import enclosing_events, innermost_of
-from daydream.trace import NONE, Category, Floats, Ints, Trace
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace
 from daydream.waits import Waits, call_ends, explain_late, find_waits, full_queue
 
 TRACE_BEGINS = "trace begins"
@@ -41,7 +42,7 @@ def build_graph(trace: Trace) -> TaskGraph:
     return _assemble(_Parts(trace, enclosing, cpu, gpu, waits, returns, handoff), steps, step_rows)
 
 
-def _workers(trace: Trace, cpu: CpuTasks) -> np.ndarray:
+def _workers(trace: Trace, cpu: CpuTasks) -> Flags:
     """Threads with operators; one with CUDA calls only polls."""
     event = cpu.event[cpu.event != NONE]
     working = event[trace.category[event] == Category.OPERATOR]
@@ -77,7 +78,7 @@ def _take_waiting_off(trace: Trace, cpu: CpuTasks, gpu: GpuTasks, waits: Waits) 
     return _Returns(calls, finish, rest, gap)
 
 
-def _own_costs(trace: Trace, cpu: CpuTasks, calls: Ints, waited: np.ndarray) -> Floats:
+def _own_costs(trace: Trace, cpu: CpuTasks, calls: Ints, waited: Flags) -> Floats:
     """What these calls would have cost without waiting: the median of their namesakes that did not, or 2 µs."""
     name = trace.name[cpu.event[calls]]
     own = cpu.duration_us[calls].copy()
@@ -100,7 +101,7 @@ class _Parts:
     handoff: Handoff
 
 
-def _assemble(parts: _Parts, steps: tuple, step_rows: Ints) -> TaskGraph:
+def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGraph:
     """Puts all tasks into one table in order of time and translates every edge to its rows."""
     trace, cpu, gpu, returns = parts.trace, parts.cpu, parts.gpu, parts.returns
     cpus, gpus, backs = len(cpu.start_us), len(gpu.start_us), len(returns.call)
@@ -110,7 +111,7 @@ def _assemble(parts: _Parts, steps: tuple, step_rows: Ints) -> TaskGraph:
     mark_names = [names.setdefault(text, len(names)) for text in ("step begins", "step ends", TRACE_BEGINS)]
     threads, cpu_thread, gpu_thread = _threads(trace, gpu)
 
-    def column(root: float, of_cpu: object, of_gpu: object, of_back: object, kind: type = np.int64) -> np.ndarray:
+    def column(root: float, of_cpu: Any, of_gpu: Any, of_back: Any, kind: type = np.int64) -> Any:
         sizes = zip((1, cpus, gpus, backs), (root, of_cpu, of_gpu, of_back), strict=True)
         return np.concatenate([np.broadcast_to(np.asarray(part, kind), (size,)) for size, part in sizes])
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daydream.graph import Mark, Step, TaskKind
 from daydream.nesting import innermost_of, outermost
-from daydream.trace import NONE, Category, Floats, Ints, Trace
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace
 
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _DATA_LOADING = re.compile(r"enumerate\(DataLoader\)")
 
 CUT_STEP = 0.9
-"""A step with fewer than this share of the usual number of CUDA calls was only partly recorded."""
+"""A step with fewer than this share of the usual number of launches was only partly recorded."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
     """The steps of a trace and their marks' rows, on the thread that has most of them.
 
     A trace without marks is one step from its first event to its last; its rows are empty. A first or last step
-    with clearly fewer CUDA calls than its fellows is not full: the recording of the GPU began or ended inside.
+    with clearly fewer launches than its fellows is not full: the recording of the GPU began or ended inside.
     """
     wanted = np.array([_STEP.match(name) is not None for name in trace.names], np.bool_)
     rows = np.flatnonzero(wanted[trace.name] & (trace.category == Category.ANNOTATION))
@@ -54,7 +54,9 @@ def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
         length = float((trace.start_us + trace.duration_us).max(initial=0.0) - trace.start_us.min(initial=0.0))
         return (Step("trace", length),), rows
     rows = rows[trace.thread[rows] == np.bincount(trace.thread[rows]).argmax()]
-    calls = np.sort(trace.start_us[trace.category == Category.RUNTIME])
+    gpu = np.isin(trace.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
+    launching = (trace.category == Category.RUNTIME) & np.isin(trace.correlation, trace.correlation[gpu])
+    calls = np.sort(trace.start_us[launching])
     begin, end = trace.start_us[rows], trace.start_us[rows] + trace.duration_us[rows]
     count = np.searchsorted(calls, end) - np.searchsorted(calls, begin)
     usual = float(np.median(count))
@@ -95,9 +97,9 @@ def cpu_tasks(trace: Trace, enclosing: Ints, step_rows: Ints) -> CpuTasks:
     task_of = np.full(len(trace), NONE)
     task_of[event[event != NONE]] = np.flatnonzero(event != NONE)
     task_of[runtime] = task_of[owner[runtime]]
-    tasks = CpuTasks(
-        event, thread, start, length, np.zeros(len(order)), _kinds(trace, enclosing, event), mark, mark_step[order], task_of
-    )
+    kind = _kinds(trace, enclosing, event)
+    gap = np.zeros(len(order))
+    tasks = CpuTasks(event, thread, start, length, gap, kind, mark, mark_step[order], task_of)
     _cut(tasks)
     return tasks
 
@@ -127,7 +129,7 @@ class Handoff:
     lag_us: Floats
 
 
-def hand_over(tasks: CpuTasks, worker: NDArray[np.bool_], *, shortest_us: float = 50.0, share: float = 0.5) -> Handoff:
+def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, share: float = 0.6) -> Handoff:
     """Finds threads that sleep while another works for them, and turns the sleep into dependencies.
 
     When `backward()` runs on autograd's thread, the main thread's gap and the worker's tasks cover the same time:
@@ -141,7 +143,7 @@ def hand_over(tasks: CpuTasks, worker: NDArray[np.bool_], *, shortest_us: float 
     lag: list[float] = []
     end = tasks.start_us + tasks.duration_us
     bounds = np.flatnonzero(np.diff(tasks.thread, prepend=-1, append=-1))
-    threads = [(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    threads = [(int(a), int(b)) for a, b in pairwise(bounds)]
     asleep = np.flatnonzero(tasks.gap_us >= shortest_us)
     for position in asleep:
         begin, finish = end[position], end[position] + tasks.gap_us[position]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daydream.cpu_tasks import CpuTasks
 from daydream.graph import TaskKind
-from daydream.trace import NONE, Category, Floats, Ints, Trace
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace
 
 OVERLAP_US = 2.0
 """Tasks of one stream that overlap by more ran at the same time (branches of a CUDA graph); by less, the profiler
 rounded their times."""
+
+USUAL_LATENCY_US = 5.0
+"""From a launch call's end to the task's start where no task of the trace found its stream idle."""
 
 _KINDS = {
     Category.KERNEL: TaskKind.KERNEL,
@@ -109,7 +111,7 @@ def _launches(trace: Trace, cpu: CpuTasks, rows: Ints) -> Ints:
     return np.where(found, cpu.task_of[calls[chosen]], NONE)
 
 
-def time_launches(gpu: GpuTasks, cpu: CpuTasks) -> NDArray[np.bool_]:
+def time_launches(gpu: GpuTasks, cpu: CpuTasks) -> Flags:
     """Sets latencies of launches and gaps of streams so that the recorded starts follow from them.
 
     A task that its stream was still busy for waited for its predecessor: the time between them is the stream's gap.
@@ -127,8 +129,9 @@ def time_launches(gpu: GpuTasks, cpu: CpuTasks) -> NDArray[np.bool_]:
     # Clocks of GPU and CPU differ a little, so a task may seem to start before its call.
     wait, idle = np.maximum(gpu.start_us - called, 0.0), gpu.start_us - free
     from_idle = has_launch & (free <= called)
-    latency = {int(kind): float(np.median(wait[from_idle & (gpu.kind == kind)])) for kind in np.unique(gpu.kind[from_idle])}
-    typical = np.array([latency.get(int(kind), 5.0) for kind in gpu.kind])
+    typical = np.full(len(wait), USUAL_LATENCY_US)
+    for kind in np.unique(gpu.kind[from_idle]):
+        typical[gpu.kind == kind] = np.median(wait[from_idle & (gpu.kind == kind)])
     queued = (before != NONE) & (~has_launch | (free > called + typical))
     short = idle[queued & has_launch & (idle < 10.0)]
     gap = float(np.median(short)) if len(short) else 1.0
@@ -141,7 +144,7 @@ def time_launches(gpu: GpuTasks, cpu: CpuTasks) -> NDArray[np.bool_]:
     return late | (~queued & has_launch & (wait > 3 * typical + 10.0))
 
 
-def _shorten_launches(gpu: GpuTasks, cpu: CpuTasks, has_launch: NDArray[np.bool_]) -> None:
+def _shorten_launches(gpu: GpuTasks, cpu: CpuTasks, has_launch: Flags) -> None:
     earliest = np.full(len(cpu.start_us), np.inf)
     np.minimum.at(earliest, gpu.launch[has_launch], gpu.start_us[has_launch])
     end = cpu.start_us + cpu.duration_us

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.trace import NONE, Category, Ints, Trace
+from daydream.trace import NONE, Category, Flags, Ints, Trace
 
 CPU_CATEGORIES = (Category.OPERATOR, Category.ANNOTATION, Category.PYTHON, Category.RUNTIME)
 
@@ -38,7 +38,7 @@ def enclosing_events(trace: Trace) -> Ints:
     return parent
 
 
-def outermost(enclosing: Ints, inside: Ints) -> Ints:
+def outermost(enclosing: Ints, inside: Flags) -> Ints:
     """For each row flagged in `inside` the outermost flagged row reached over flagged parents, itself at least."""
     owner = np.arange(len(enclosing))
     # Parents start before their children and so stand before them.
@@ -49,7 +49,7 @@ def outermost(enclosing: Ints, inside: Ints) -> Ints:
     return owner
 
 
-def innermost_of(enclosing: Ints, chosen: Ints) -> Ints:
+def innermost_of(enclosing: Ints, chosen: Flags) -> Ints:
     """For each row the innermost chosen row among itself and those around it, -1 without."""
     found = np.where(chosen, np.arange(len(enclosing)), NONE)
     # One level of nesting at a time: as many rounds as events are deep.

@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from daydream.cpu_tasks import CpuTasks
 from daydream.gpu_tasks import GpuTasks
-from daydream.trace import NONE, Category, Floats, Ints, Trace, argument
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, argument
 
 QUEUE_DEPTH = 1022
 """GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead."""
@@ -99,7 +98,7 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else NONE
 
 
-def _names(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+def _names(trace: Trace, pattern: re.Pattern[str]) -> Flags:
     return np.array([pattern.search(name) is not None for name in trace.names], np.bool_)
 
 
@@ -223,7 +222,7 @@ def _launches_by_thread(cpu: CpuTasks, gpu: GpuTasks, launched: _Launched) -> di
     return found
 
 
-def explain_late(gpu: GpuTasks, late: NDArray[np.bool_], waits: Waits) -> None:
+def explain_late(gpu: GpuTasks, late: Flags, waits: Waits) -> None:
     """Turns the latency or gap of tasks that waited for another stream into the lag of that dependency.
 
     `late` are the tasks that neither launch nor stream explains (:func:`daydream.gpu_tasks.time_launches`). Where a
