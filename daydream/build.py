@@ -13,7 +13,7 @@ from daydream.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, T
 from daydream.layers import assign_layers
 from daydream.nesting import enclosing_events, innermost_of
 from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace
-from daydream.waits import Waits, call_ends, explain_late, find_waits, full_queue
+from daydream.waits import Waits, call_ends, explain_late, find_waits, full_queue, join_branches
 
 TRACE_BEGINS = "trace begins"
 """The task, on a thread of its own, that starts every thread at its recorded time."""
@@ -36,8 +36,9 @@ def build_graph(trace: Trace) -> TaskGraph:
     waits = find_waits(trace, cpu, gpu)
     returns = _take_waiting_off(trace, cpu, gpu, waits)
     waits.queue_depth = full_queue(trace, cpu, gpu)
-    late = time_launches(gpu, cpu)
+    late = time_launches(gpu, cpu, np.array([target for _, target, _ in waits.streams], np.int64))
     explain_late(gpu, late, waits)
+    join_branches(gpu, waits)
     handoff = hand_over(cpu, _workers(trace, cpu))
     return _assemble(_Parts(trace, enclosing, cpu, gpu, waits, returns, handoff), steps, step_rows)
 
@@ -75,7 +76,7 @@ def _take_waiting_off(trace: Trace, cpu: CpuTasks, gpu: GpuTasks, waits: Waits) 
     rest = np.where(waited, np.maximum(finish - woken, 0.0), 0.0)
     gap = np.maximum(next_start - finish, 0.0)
     cpu.gap_us[calls] = 0.0
-    return _Returns(calls, finish, rest, gap)
+    return _Returns(calls, finish - rest, rest, gap)
 
 
 def _own_costs(trace: Trace, cpu: CpuTasks, calls: Ints, waited: Flags) -> Floats:
@@ -105,8 +106,7 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
     """Puts all tasks into one table in order of time and translates every edge to its rows."""
     trace, cpu, gpu, returns = parts.trace, parts.cpu, parts.gpu, parts.returns
     cpus, gpus, backs = len(cpu.start_us), len(gpu.start_us), len(returns.call)
-    names = dict.fromkeys(trace.names)
-    names = {text: i for i, text in enumerate(names)}
+    names = {text: i for i, text in enumerate(trace.names)}
     back_names = [names.setdefault(f"{trace.text(cpu.event[call])} (return)", len(names)) for call in returns.call]
     mark_names = [names.setdefault(text, len(names)) for text in ("step begins", "step ends", TRACE_BEGINS)]
     threads, cpu_thread, gpu_thread = _threads(trace, gpu)

@@ -136,7 +136,7 @@ def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, sha
     the gap is waiting, not work (4.4.2 knows CPU threads only as sequences). A gap of at least `shortest_us` in
     which another thread starts and ends a burst that fills at least `share` of it becomes two edges, into the
     burst and out of it; the gap itself, and the worker's own sleep before the burst, are taken off. `worker` says
-    for each thread whether it may do work for others (it has operators; a thread that only polls does not).
+    for each thread whether it takes part (it has operators): one that only polls sleeps by the clock.
     """
     source: list[int] = []
     target: list[int] = []
@@ -144,7 +144,7 @@ def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, sha
     end = tasks.start_us + tasks.duration_us
     bounds = np.flatnonzero(np.diff(tasks.thread, prepend=-1, append=-1))
     threads = [(int(a), int(b)) for a, b in pairwise(bounds)]
-    asleep = np.flatnonzero(tasks.gap_us >= shortest_us)
+    asleep = np.flatnonzero((tasks.gap_us >= shortest_us) & worker[tasks.thread])
     for position in asleep:
         begin, finish = end[position], end[position] + tasks.gap_us[position]
         for first, last in threads:

@@ -48,6 +48,13 @@ class GpuTasks:
             at[np.append(True, self.lane[1:] != self.lane[:-1])] = NONE
         return at
 
+    def first_of_launch(self) -> Flags:
+        """Which tasks started before all others of the same call; those of a CUDA graph share one call."""
+        order = np.lexsort((self.start_us, self.launch))
+        first = np.ones(len(order), np.bool_)
+        first[order[1:]] = self.launch[order[1:]] != self.launch[order[:-1]]
+        return first | (self.launch == NONE)
+
 
 def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     """Kernels, copies and sets of every stream with their launches; durations cut where rounding lets them overlap."""
@@ -111,13 +118,14 @@ def _launches(trace: Trace, cpu: CpuTasks, rows: Ints) -> Ints:
     return np.where(found, cpu.task_of[calls[chosen]], NONE)
 
 
-def time_launches(gpu: GpuTasks, cpu: CpuTasks) -> Flags:
+def time_launches(gpu: GpuTasks, cpu: CpuTasks, waiting: Ints) -> Flags:
     """Sets latencies of launches and gaps of streams so that the recorded starts follow from them.
 
     A task that its stream was still busy for waited for its predecessor: the time between them is the stream's gap.
     One that found its stream idle waited for its launch: the time since the call is the latency. What the other of
     the two would have been can't be seen; it gets the trace's typical value, or less where that would be too late.
-    A kernel may start before its call returns: the call's task then ends there and the rest of it becomes its gap.
+    Tasks in `waiting`, which an event of another stream may have held back, do not count for that value. A kernel
+    may start before its call returns: the call's task then ends there and the rest of it becomes its gap.
 
     Returns which tasks waited for something else: neither the launch nor the stream explains their start.
     """
@@ -128,7 +136,8 @@ def time_launches(gpu: GpuTasks, cpu: CpuTasks) -> Flags:
     called = np.where(has_launch, cpu.start_us[gpu.launch] + cpu.duration_us[gpu.launch], -np.inf)
     # Clocks of GPU and CPU differ a little, so a task may seem to start before its call.
     wait, idle = np.maximum(gpu.start_us - called, 0.0), gpu.start_us - free
-    from_idle = has_launch & (free <= called)
+    from_idle = has_launch & (free <= called) & gpu.first_of_launch()
+    from_idle[waiting] = False
     typical = np.full(len(wait), USUAL_LATENCY_US)
     for kind in np.unique(gpu.kind[from_idle]):
         typical[gpu.kind == kind] = np.median(wait[from_idle & (gpu.kind == kind)])

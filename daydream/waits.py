@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from daydream.cpu_tasks import CpuTasks
-from daydream.gpu_tasks import GpuTasks
+from daydream.gpu_tasks import USUAL_LATENCY_US, GpuTasks
 from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, argument
 
 QUEUE_DEPTH = 1022
@@ -231,7 +231,9 @@ def explain_late(gpu: GpuTasks, late: Flags, waits: Waits) -> None:
     """
     ends = gpu.start_us + gpu.duration_us
     before = gpu.before()
-    usual_latency = float(np.median(gpu.latency_us[gpu.launch != NONE])) if (gpu.launch != NONE).any() else 0.0
+    plain = gpu.launch != NONE
+    plain[[target for _, target, _ in waits.streams]] = False
+    usual_latency = float(np.median(gpu.latency_us[plain])) if plain.any() else USUAL_LATENCY_US
     usual_gap = float(np.median(gpu.gap_us)) if len(gpu.gap_us) else 0.0
     for at, (source, target, _) in enumerate(waits.streams):
         lag = float(max(gpu.start_us[target] - ends[source], 0.0))
@@ -241,6 +243,38 @@ def explain_late(gpu: GpuTasks, late: Flags, waits: Waits) -> None:
         gpu.latency_us[target] = min(gpu.latency_us[target], usual_latency)
         if before[target] != NONE:
             gpu.gap_us[before[target]] = min(gpu.gap_us[before[target]], usual_gap)
+
+
+def join_branches(gpu: GpuTasks, waits: Waits) -> None:
+    """Dependencies inside a CUDA graph, whose tasks share one launch.
+
+    A profiler shows the tasks of a graph but not its edges. One whose predecessor on its lane belongs to something
+    else, or ended well before, is taken to follow the task of the graph that ended last before it started.
+    """
+    first = gpu.first_of_launch()
+    ends = gpu.start_us + gpu.duration_us
+    before = gpu.before()
+    inner = np.flatnonzero(~first)
+    alone = (before[inner] == NONE) | (gpu.launch[before[inner]] != gpu.launch[inner])
+    alone |= gpu.start_us[inner] - ends[before[inner]] > _NEAR_US
+    by_end = np.lexsort((ends, gpu.launch))
+    # Calls are whole numbers and times shifted by them, so that one sorted column serves all graphs.
+    width = float(ends.max(initial=0.0)) + 1.0
+    keys = gpu.launch[by_end] * width + ends[by_end]
+    for task in inner[alone]:
+        at = int(np.searchsorted(keys, gpu.launch[task] * width + gpu.start_us[task] + OVERRUN_US, side="right")) - 1
+        if at >= 0 and by_end[at] == task:
+            at -= 1
+        if at < 0 or gpu.launch[by_end[at]] != gpu.launch[task]:
+            continue
+        source = int(by_end[at])
+        waits.streams.append((source, int(task), float(max(gpu.start_us[task] - ends[source], 0.0))))
+        if before[task] != NONE:
+            gpu.gap_us[before[task]] = min(gpu.gap_us[before[task]], 1.0)
+    starters = np.flatnonzero(first & (gpu.launch != NONE))
+    latency = np.zeros(int(gpu.launch.max(initial=0)) + 1)
+    latency[gpu.launch[starters]] = gpu.latency_us[starters]
+    gpu.latency_us[inner] = np.minimum(gpu.latency_us[inner], latency[gpu.launch[inner]])
 
 
 def full_queue(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> int:
