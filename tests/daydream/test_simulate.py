@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -157,7 +158,7 @@ def test_the_critical_path_explains_the_makespan(graph: TaskGraph) -> None:
     assert timeline.end_us[path[-1]] == timeline.makespan_us
     assert timeline.start_us[path[0]] == 0
     # Each step of the path is a dependency that was met in that moment, or the thread that became free then.
-    for before, after in zip(path[:-1], path[1:], strict=True):
+    for before, after in pairwise(path):
         same = graph.thread[before] == graph.thread[after]
         freed = timeline.end_us[before] + graph.gap_us[before]
         edges = (graph.edge_source == before) & (graph.edge_target == after)
@@ -170,7 +171,9 @@ def test_the_critical_path_explains_the_makespan(graph: TaskGraph) -> None:
 @given(random_graphs())
 def test_a_written_out_schedule_gives_what_the_default_does(graph: TaskGraph) -> None:
     def earliest(graph: TaskGraph, ready: list[int], start: list[float]) -> int:
-        return min(range(len(ready)), key=lambda i: (start[i], -graph.priority[ready[i]], ready[i]))
+        # A channel chooses last among those who could start now: another's end may still offer it something.
+        on_channel = graph.thread_kinds[graph.thread[ready]] == ThreadKind.CHANNEL
+        return min(range(len(ready)), key=lambda i: (start[i], on_channel[i], -graph.priority[ready[i]], ready[i]))
 
     assert simulate(graph, earliest).start_us == pytest.approx(simulate(graph).start_us)
 
