@@ -45,6 +45,10 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         latency_seconds: from a dependent load to its value on an idle device; absent where nobody published it.
         scattered_bytes_per_second: rate of reads of ``transaction_bytes`` each, far apart, so that every one activates
             another DRAM row; absent where nobody measured it.
+        translation_reach_bytes: how much memory a unit can read at a time with the address translations it keeps (its
+            TLB); absent where reads do not wait for translations, or nobody measured it.
+        translation_miss_seconds: time between two misses of a unit's translations; absent together with
+            ``translation_reach_bytes``.
     """
 
     name: Text
@@ -56,6 +60,8 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     bank_width_bytes: Count | None = None
     latency_seconds: Positive | None = None
     scattered_bytes_per_second: Positive | None = None
+    translation_reach_bytes: Count | None = None
+    translation_miss_seconds: Positive | None = None
 
 
 class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -27,6 +27,9 @@ _SHARED_BY: dict[str, SharedBy] = {
     "exchange": "device",
 }
 
+_TOGETHER = (("bank_count", "bank_width_bytes"), ("translation_reach_bytes", "translation_miss_seconds"))
+"""Keys of a layer that say something only together."""
+
 _OPTIONAL_LAYERS = frozenset({"l2"})
 
 _TOO_LARGE = 10**18
@@ -108,11 +111,23 @@ def _check_layers(device: DeviceSpec) -> None:
         path = f"layers.{layer.name}"
         if layer.shared_by != _SHARED_BY[layer.name]:
             raise _bad(f"{path}.shared_by", layer.shared_by, repr(_SHARED_BY[layer.name]))
-        if (layer.bank_count is None) != (layer.bank_width_bytes is None):
-            missing, given = ("bank_count", "bank_width_bytes")
-            if layer.bank_count is not None:
-                missing, given = given, missing
-            raise InputError(f"device.{path}.{missing}", f"is missing, but {given} is given", "give both or neither")
+        for pair in _TOGETHER:
+            missing = [name for name in pair if getattr(layer, name) is None]
+            if len(missing) == 1:
+                given = pair[1 - pair.index(missing[0])]
+                problem = f"is missing, but {given} is given"
+                raise InputError(f"device.{path}.{missing[0]}", problem, "give both or neither")
+        if layer.translation_reach_bytes is not None:
+            if layer.name != "dram":
+                raise InputError(
+                    f"device.{path}.translation_reach_bytes", "belongs to the layer dram", "move it or remove it"
+                )
+            _check_at_most(
+                f"{path}.translation_reach_bytes",
+                layer.translation_reach_bytes,
+                f"{path}.capacity_bytes",
+                layer.capacity_bytes,
+            )
         if layer.scattered_bytes_per_second is not None:
             _check_at_most(
                 f"{path}.scattered_bytes_per_second",

@@ -20,55 +20,61 @@ from roller.library.gemm_types import Bools, Floats
 class GemmConstants:
     """The numbers of the model that belong to the library's kernels rather than to a board; see the comments.
 
-    Fitted once to 20 000 calls on V100, P100, P4, T4 and A100 together (NeuSight data set); none belongs to a shape.
+    Fitted once to 36 000 calls on V100, P100, P4, T4 and A100 together (NeuSight data set); none belongs to a shape.
     """
 
     # What the best call ever seen reaches of a loop without latency, prologue, edges and last wave.
-    best_share: float = 0.879
+    best_share: float = 0.867
     # A tile's operand traffic per multiply-add is 1/m + 1/n. Loading and storing it takes issue slots and shared-memory
     # cycles from the arithmetic: the share per unit of traffic, where a scheduler issues it in the gaps between
     # multiply-adds, and where there are no gaps or shared memory is slow (``_dear_staging``).
-    staging_gaps: float = 3.99
-    staging_full: float = 17.4
+    staging_gaps: float = 3.31
+    staging_full: float = 11.6
     # Ampere's kernels copy to shared memory without passing through registers: load and store are one instruction. No
     # data: none of the boards fitted has such kernels and whole-warp schedulers.
     staging_async: float = 0.3
+    # What an operand that is contiguous along k adds to the traffic of its elements, per sector that a row of a step
+    # touches: such rows are a few elements long, and their words are scattered over shared memory.
+    short_rows: float = 0.186
     # Sums over the slices of a sliced kernel and a second barrier per step.
-    sliced: float = 1.16
+    sliced: float = 1.15
     # Share of the L2 latency that each step leaves exposed, per wave of resident blocks.
-    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.139, "volta": 2.03, "ampere": 0.94})
+    exposed: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 0.0729, "volta": 1.99, "ampere": 1.02})
     # First loads and the store of a tile, in elements of k.
-    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 16.7, "volta": 11.8, "ampere": 12.2})
+    prologue: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 17.6, "volta": 11.2, "ampere": 12.5})
     # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
-    overlap: float = 9.0
+    overlap: float = 7.2
     # Row length, in elements, of a k-contiguous operand at which half of its short reads activate a DRAM row.
-    row_k: float = 220.0
+    row_k: float = 234.0
     # Bytes that L2 fetches when such a read misses: 32 on Pascal, two and four sectors later (less for batched calls).
-    fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 49.0, "ampere": 128.0})
+    fetch: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 32.0, "volta": 46.8, "ampere": 131.0})
     # Distance along k between blocks that share reads, for blocks of two warps, as a share of k: in the first wave of
     # that in late ones, and waves until it has grown by 1 - 1/e. Half of the shared reads are lost once L2 holds less
     # than 1 / hold of that distance, of the rows that neighbours share and of the columns that others share.
-    drift_first: float = 0.0343
-    drift_waves: float = 17.6
-    hold_m: float = 326.0
-    hold_n: float = 21.0
-    # Translation of addresses on GP100: span of a unit's rows at which half of the reads miss, how sharply, and the
-    # time between two misses of one unit.
-    reach_bytes: float = 58000000.0
-    reach_power: float = 1.2
-    miss_seconds: float = 1.31e-08
+    drift_first: float = 0.0336
+    drift_waves: float = 17.0
+    hold_m: float = 376.0
+    hold_n: float = 24.8
+    # Translation of addresses, on boards whose spec tells its reach: how sharply reads begin to miss with the span of
+    # a unit's rows, waves until its blocks have drifted onto different rows (by 1 - 1/e), and the exponent of the sum
+    # with the DRAM time (the misses of some units wait while others read).
+    reach_power: float = 1.38
+    page_waves: float = 15.9
+    page_overlap: float = 2.83
     # Bytes written to DRAM per byte of the result (rows of a tile start and end within a sector).
-    store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.25, "volta": 1.57, "ampere": 0.86})
+    store: dict[Generation, float] = field(default_factory=lambda: {"maxwell": 1.19, "volta": 1.57, "ampere": 0.992})
     # Launching the splitkreduce kernel.
-    reduce_seconds: float = 7.81e-6
+    reduce_seconds: float = 5.61e-06
+    # Slices of k that are added in place take turns: between two turns at the same tile. 4 to 7 on all five boards.
+    turn_seconds: float = 4.8e-06
     # Load after which a board at its power limit has lost half its boost; energy of operand traffic per 1/m + 1/n, the
     # arithmetic of a 128 x 128 tile being 1; share of the limit that DRAM takes at its full rate.
-    power_seconds: float = 0.00245
-    power_traffic: float = 8.83
-    power_dram: float = 0.27
+    power_seconds: float = 0.0026
+    power_traffic: float = 9.94
+    power_dram: float = 0.266
     # Share of a call's host time that passes before the kernel starts, without and with a bias.
-    floor_share: float = 0.589
-    floor_share_bias: float = 0.676
+    floor_share: float = 0.59
+    floor_share_bias: float = 0.668
 
 
 CONSTANTS = GemmConstants()
@@ -98,13 +104,15 @@ def kernel_stages(
 ) -> dict[str, Floats]:
     """Seconds of ``compute``, ``dram``, ``power`` and ``reduce``, each as if it were alone.
 
-    ``kernel`` is what they come to together, ``rank`` what the library picks by.
+    ``reduce`` is what adding the slices of k takes beyond the arithmetic, ``kernel`` what all come to together,
+    ``rank`` what the library picks by.
     """
     steps = np.ceil(launch.k / launch.splits / 8) * 8
-    compute = _compute_seconds(launch, device, flops, steps, constants)
+    compute = _compute_seconds(launch, device, flops, steps, bytes_per_element, constants)
     dram = _dram_seconds(launch, device, steps, bytes_per_element, constants)
     translation = _translation_seconds(launch, device, steps, bytes_per_element, constants)
-    dram = np.maximum(dram, translation)
+    q = constants.page_overlap
+    dram = (dram**q + translation**q) ** (1 / q)
     p = constants.overlap
     busy = (compute**p + dram**p) ** (1 / p)
     power = _power_seconds(launch, device, steps, flops, dram, constants)
@@ -116,7 +124,7 @@ def kernel_stages(
     reduce = np.where(
         launch.reduce,
         constants.reduce_seconds + out * (launch.splits + 1) / device.dram.bandwidth_bytes_per_second,
-        0.0,
+        _turn_seconds(launch, device, kernel, constants),
     )
     return {
         "rank": _ranking(launch, device, kernel + reduce),
@@ -143,9 +151,34 @@ def resident_blocks(launch: Launch, device: DeviceSpec) -> Floats:
     return np.maximum(per_unit, 1.0)
 
 
+def _turn_seconds(launch: Launch, device: DeviceSpec, busy: Floats, c: GemmConstants) -> Floats:
+    """Slices of k added in place, one after the other: what the last turns add to a kernel that is ``busy`` so long.
+
+    The slices of a tile that run together end together and then wait for each other. Turns of earlier ones are hidden
+    behind the blocks of later waves.
+    """
+    columns, rows, _ = blocks_of(launch)
+    tiles = columns * rows
+    together = np.minimum(tiles * launch.splits, device.unit_count * resident_blocks(launch, device))
+    hidden = busy * (1 - together / (tiles * launch.splits))
+    last = np.clip(together / tiles, 1, launch.splits) - 1
+    return np.maximum(last * c.turn_seconds, (launch.splits - 1) * c.turn_seconds - hidden)
+
+
 def _traffic(launch: Launch) -> Floats:
     """Operand elements per multiply-add of a tile, above those of the largest (128 x 128)."""
     return 1 / launch.tile_m + 1 / launch.tile_n - 1 / 64
+
+
+def _row_traffic(launch: Launch, device: DeviceSpec, size: float) -> Floats:
+    """Like ``_traffic``, for the requests of k-contiguous operands: sectors touched per multiply-add, times 8.
+
+    A row that does not start with a sector straddles two, and rows of k elements start at multiples of that.
+    """
+    sector = device.dram.transaction_bytes
+    straddling = 1 - np.gcd(np.asarray(launch.k * size, dtype=np.int64), sector) / sector
+    operands = 1 / launch.tile_n + np.where(launch.transposed, 1 / launch.tile_m, 0.0)
+    return np.asarray(operands * (1 + straddling) * 8 / launch.depth)
 
 
 def _dear_staging(device: DeviceSpec) -> bool:
@@ -163,13 +196,16 @@ def _schedulers(device: DeviceSpec) -> int:
     return device.teu.group_size
 
 
-def _compute_seconds(launch: Launch, device: DeviceSpec, flops: float, steps: Floats, c: GemmConstants) -> Floats:
+def _compute_seconds(
+    launch: Launch, device: DeviceSpec, flops: float, steps: Floats, size: float, c: GemmConstants
+) -> Floats:
     columns, rows, results = blocks_of(launch)
     per_unit = np.ceil(columns * rows * results / device.unit_count)  # blocks on the busiest unit
     staging = c.staging_full if _dear_staging(device) else c.staging_gaps
     if _dear_staging(device) and generation(device) == "ampere":
         staging *= c.staging_async
-    slowdown = (1 + staging * _traffic(launch)) * np.where(launch.depth > 8, c.sliced, 1.0)
+    traffic = _traffic(launch) + c.short_rows * _row_traffic(launch, device, size)
+    slowdown = (1 + staging * traffic) * np.where(launch.depth > 8, c.sliced, 1.0)
     prologue = c.prologue[generation(device)]
     block = 2 * launch.tile_m * launch.tile_n * (steps + prologue) * slowdown * device.unit_count
     block *= c.best_share / flops
@@ -192,8 +228,9 @@ def _ranking(launch: Launch, device: DeviceSpec, kernel: Floats) -> Floats:
     Volta's kernels: our time. Ampere's: likewise, but k is split only where even the smallest tiles leave units idle
     (98 of 100 NeuSight calls on A100). The older heuristic for Maxwell's knows nothing of memory. Where tiles of
     64 x 64 fill the board, or k is short, it does not split k and takes the least area of whole tiles, with a little
-    regard to whole waves; GP100's rating of the 64 x 64 tile is lower. Elsewhere it splits k so that the slices just
-    fill the board. (Of the NeuSight calls on P100 and P4, 99 of 100 split by this rule, 7 to 8 of 10 have the tile.)
+    regard to whole waves; it rates the 64 x 64 tile lower where units have two schedulers. Elsewhere it splits k so
+    that the slices just fill the board. (Of the NeuSight calls on P100 and P4, 99 of 100 split by this rule, 7 to 8
+    of 10 have the tile.)
     """
     kind = generation(device)
     if kind == "volta":
@@ -205,7 +242,7 @@ def _ranking(launch: Launch, device: DeviceSpec, kernel: Floats) -> Floats:
     at_once = device.unit_count * resident_blocks(launch, device)
     filled = columns * rows / at_once
     area = columns * rows * launch.tile_m * launch.tile_n * (np.ceil(filled) / filled) ** 0.1
-    area *= np.where((launch.tile_m == 64) & (device.architecture == "sm_60"), 1.075, 1.0)
+    area *= np.where((launch.tile_m == 64) & (_schedulers(device) < 4), 1.075, 1.0)
     # Only the order counts: no time is meant. Powers keep the runner-up out of the mean that the caller takes.
     whole = np.where((launch.splits > 1) | (launch.tile_m < 64), np.inf, (area / 2.0**40) ** 20)
     split = np.where(launch.splits > 1, kernel * (1 + np.log(filled * results) ** 2), np.inf)
@@ -250,21 +287,30 @@ def _dram_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float
 
 
 def _translation_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> Floats:
-    """Address translation on Pascal, whose units keep few pages: every short row of far-away rows misses."""
-    if device.architecture != "sm_60":
+    """Misses of the addresses that a unit keeps, where the board's spec tells its reach; otherwise none.
+
+    A k-contiguous operand is read in short rows, each of them one access to the pages of its row. A unit misses once
+    the rows of its blocks span more than the reach. Neighbouring blocks lie in the same rows of the result; later on
+    the blocks of a unit are far apart.
+    """
+    reach, miss = device.dram.translation_reach_bytes, device.dram.translation_miss_seconds
+    if reach is None or miss is None:
         return np.zeros_like(steps)
     columns, rows, results = blocks_of(launch)
+    blocks = columns * rows * results
     used_m = np.minimum(1, launch.m / (rows * launch.tile_m)) * launch.tile_m
     used_n = np.minimum(1, launch.n / (columns * launch.tile_n)) * launch.tile_n
-    per_block = used_m + np.where(launch.transposed, used_n, 0.0)
-    resident = resident_blocks(launch, device)
-    near = np.minimum(resident * used_m, launch.m) + np.where(
-        launch.transposed, np.minimum(resident * used_n, launch.n), 0.0
-    )
-    span = near * launch.k * size
-    missed = 1 / (1 + (c.reach_bytes / span) ** c.reach_power)
-    reads = columns * rows * results * per_block * steps / launch.depth
-    return np.asarray(reads * missed * c.miss_seconds / device.unit_count)
+    resident = np.minimum(resident_blocks(launch, device), np.ceil(blocks / device.unit_count))
+    waves = np.maximum(blocks / (device.unit_count * resident), 1)
+    # A unit gets every unit_count-th block, and blocks start along the columns.
+    most = np.minimum(resident, rows)
+    down = np.clip(1 + device.unit_count * (resident - 1) / columns, 1, most)
+    down += (most - down) * (1 - np.exp((1 - waves) / c.page_waves))
+    row = launch.k * size
+    missed_m = 1 / (1 + (reach / (used_m * down * row)) ** c.reach_power)
+    missed_n = 1 / (1 + (reach / (used_n * np.minimum(resident, columns) * row)) ** c.reach_power)
+    misses = used_m * missed_m + np.where(launch.transposed, used_n * missed_n, 0.0)
+    return np.asarray(blocks * misses * steps / launch.depth * miss / device.unit_count)
 
 
 def _reads(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> tuple[Floats, ...]:

@@ -393,3 +393,24 @@ def test_best_and_power_limited_rates_out_of_range(v100: DeviceSpec, field: str,
 def test_scattered_reads_above_the_bandwidth(v100: DeviceSpec) -> None:
     with pytest.raises(InputError, match="scattered_bytes_per_second"):
         with_layer(v100, "dram", scattered_bytes_per_second=1e12)
+
+
+class TestTranslation:
+    def test_reach_and_time_of_a_miss_come_together(self, v100: DeviceSpec) -> None:
+        source = {"layers.dram": "test"}
+        pair: dict[str, Any] = {"translation_reach_bytes": 1 << 25, "translation_miss_seconds": 1e-8}
+        whole = msgspec.structs.replace(with_layer(v100, "dram", **pair), provenance=v100.provenance | source)
+        assert whole.dram.translation_reach_bytes == 1 << 25
+        assert v100.dram.translation_reach_bytes is None
+        for given, missing in (list(pair), list(pair)[::-1]):
+            with pytest.raises(InputError) as error:
+                with_layer(v100, "dram", **{given: pair[given]})
+            assert error.value.field == f"device.layers.dram.{missing}"
+            assert error.value.problem == f"is missing, but {given} is given"
+
+    def test_only_of_dram_and_within_it(self, v100: DeviceSpec) -> None:
+        pair: dict[str, Any] = {"translation_reach_bytes": 1 << 25, "translation_miss_seconds": 1e-8}
+        with pytest.raises(InputError, match="belongs to the layer dram"):
+            with_layer(v100, "l2", **pair)
+        with pytest.raises(InputError, match=r"expected at most 17179869184 \(layers\.dram\.capacity_bytes\)"):
+            with_layer(v100, "dram", **(pair | {"translation_reach_bytes": 1 << 40}))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hal
-from roller.library import gemm, gemm_tiles
+from roller.library import gemm, gemm_cost, gemm_tiles
 from roller.library.gemm_cost import CONSTANTS, Launch, kernel_stages, resident_blocks
 
 V100, P100, P4, T4, A100, H100, L4 = (
@@ -96,8 +96,83 @@ def test_splitting_k_helps_only_where_blocks_are_few() -> None:
 
 
 def test_a_second_kernel_for_the_slices_costs_its_launch() -> None:
-    with_it, without = (kernel(64, 64, 8192, tile="64x64", splits=8, reduce=r, bias=True)[0] for r in (True, False))
-    assert with_it - without >= CONSTANTS.reduce_seconds
+    times = gemm.gemm_seconds(1, 64, 64, 8192, V100, launch("64x64", splits=8, reduce=True), bias=True)
+    assert times.stage_seconds["reduce"][0] >= CONSTANTS.reduce_seconds
+
+
+def test_slices_added_in_place_take_turns() -> None:
+    def turns(m: int, splits: float, k: int = 8192) -> float:
+        times = gemm.gemm_seconds(1, m, 64, k, V100, launch("64x64", splits=splits), bias=True)
+        return float(times.stage_seconds["reduce"][0])
+
+    assert turns(64, 1) == 0
+    assert turns(64, 8) == pytest.approx(7 * CONSTANTS.turn_seconds), "all slices end together"
+    assert turns(64, 32) == pytest.approx(31 * CONSTANTS.turn_seconds)
+    at_once = V100.unit_count * 8  # 64x64 tiles
+    assert turns(64 * at_once, 8) == 0, "a wave has one slice of each tile: they end one after the other"
+    assert turns(64 * at_once // 2, 8) == pytest.approx(CONSTANTS.turn_seconds), "two of each tile in the last wave"
+
+
+def test_turns_bound_a_kernel_of_many_short_slices() -> None:
+    more_than_fit = 8 * V100.unit_count * 8
+    times = gemm.gemm_seconds(1, 64, 64, more_than_fit, V100, launch("64x64", splits=more_than_fit / 8), bias=True)
+    assert times.kernel_seconds[0] > (more_than_fit / 8 - 1) * CONSTANTS.turn_seconds
+
+
+def test_rows_that_straddle_sectors_cost_requests() -> None:
+    k = np.array([2048.0, 2052.0, 2050.0, 2049.0])
+    plain, rows, double = (
+        gemm.gemm_seconds(1, 2048, 2048, k, P100, launch("64x64", rows=4), bias=bias, dtype=dtype)
+        for bias, dtype in ((False, "float32"), (True, "float32"), (True, "float64"))
+    )
+    for times in (plain, rows):
+        per_step = times.stage_seconds["compute"] / np.ceil(k / 8)
+        assert (np.diff(per_step) > 0).all(), "the fewer rows start with a sector, the more"
+    assert (rows.stage_seconds["compute"] > plain.stage_seconds["compute"]).all(), "two operands instead of one"
+    eight = double.stage_seconds["compute"] / np.ceil(k / 8)
+    assert eight[0] == pytest.approx(eight[1], rel=0.01), "four elements of eight bytes fill a sector"
+
+
+def test_deep_steps_read_rows_in_fewer_requests() -> None:
+    def share(tile: str) -> float:
+        with_rows, without = (
+            gemm.gemm_seconds(
+                1, 2048, 2048, 2048, A100, launch(tile), bias=True, constants=replace(CONSTANTS, short_rows=cost)
+            ).stage_seconds["compute"][0]
+            for cost in (CONSTANTS.short_rows, 0.0)
+        )
+        return float(with_rows / without - 1)
+
+    assert 0 < share("128x32_sliced1x4") < 0.5 * share("128x32")
+
+
+def translation(device: hal.DeviceSpec, n: float, k: float, *, m: float = 4096, bias: bool = True) -> float:
+    """Seconds of one product by tiles of 128 rows and 32 columns."""
+    tile = {name: column for name, column in gemm_tiles.tile_arrays(np.array([4])).items() if name not in ("m", "n")}
+    run = Launch(
+        b=ONE, m=m * ONE, n=n * ONE, k=k * ONE, tile_m=128 * ONE, tile_n=32 * ONE, splits=ONE, reduce=ONE > 1,
+        transposed=np.array([bias]), **tile,
+    )  # fmt: skip
+    return float(gemm_cost._translation_seconds(run, device, k * ONE, 4, CONSTANTS)[0])
+
+
+def test_addresses_are_translated_where_the_spec_says_so() -> None:
+    assert translation(V100, 4096, 40_000) == 0, "its spec has no reach"
+    reach = P100.dram.translation_reach_bytes
+    assert reach is not None
+    layers = tuple(
+        msgspec.structs.replace(layer, translation_reach_bytes=256 * reach) if layer.name == "dram" else layer
+        for layer in P100.layers
+    )
+    farther = msgspec.structs.replace(P100, layers=layers)
+    assert translation(farther, 4096, 40_000) < 0.02 * translation(P100, 4096, 40_000)
+    assert translation(P100, 4096, 40_000) > 50 * translation(P100, 4096, 4000), "longer rows span more"
+    assert translation(P100, 4096, 40_000, bias=False) < translation(P100, 4096, 40_000), "one operand of short rows"
+
+
+def test_a_unit_with_blocks_in_more_rows_misses_more() -> None:
+    few, many = (translation(P100, n, 8000, m=128 * 28 * 8 * 256 / n) for n in (28 * 256, 256))
+    assert many > 1.2 * few, "as many blocks; with few columns those of a unit lie in different rows"
 
 
 def test_a_call_costs_at_least_what_the_host_takes() -> None:
