@@ -33,7 +33,9 @@ class Category(IntEnum):
 class ThreadName:
     """A row of the timeline: a CPU thread, or a stream of a device.
 
-    `device` is -1 on a CPU thread. `number` is the system's thread id or the stream.
+    `device` is -1 on a CPU thread. `number` is the system's thread id or the stream; NONE for the line of waits for
+    a whole device, and below NONE where the file has a name instead. `process` is the file's pid, which on a stream
+    is the device in most files.
     """
 
     process: int
@@ -68,7 +70,11 @@ class Trace:
     correlation: Ints
     """Joins a CUDA call and what it set off. Several kernels may share one (CUDA graphs)."""
     external: Ints
-    """Joins a kernel or a CUDA call with its operator, in that operator's own `external` ("External id")."""
+    """Joins a kernel or a CUDA call with its operator, in that operator's own `external` ("External id").
+
+    NONE in all calls and kernels of the profilers of 2022 and 2023 that repeat the correlation here: find their
+    operator by time and thread.
+    """
     sequence: Ints
     """Autograd's sequence number: a backward operator has that of its forward operator."""
     forward_thread: Ints
@@ -77,7 +83,8 @@ class Trace:
     """Bytes copied or set; NaN where not recorded."""
     arguments: tuple[dict[str, Any], ...]
     forward_backward: Ints
-    """Arrows fwdbwd, shape [arrows, 2]: row of the forward operator, row of the backward one."""
+    """Arrows fwdbwd, shape [arrows, 2]: row of the forward operator, row of the backward one. Older traces
+    have none: `sequence` and `forward_thread` say the same there."""
     devices: tuple[dict[str, Any], ...] = ()
     """The profiler's deviceProperties, as recorded."""
     distributed: dict[str, Any] = field(default_factory=dict)
@@ -85,7 +92,8 @@ class Trace:
     metadata: dict[str, Any] = field(default_factory=dict)
     """What `daydream record` added (key "daydream"): gradient sizes and DDP buckets; empty elsewhere."""
     origin_us: float = 0.0
-    """Absolute time of the earliest event, microseconds as recorded."""
+    """Time of the earliest event, microseconds as recorded: since 1970, or from 2024 on since a base time that the
+    file names (and which is not added)."""
     warnings: tuple[str, ...] = ()
     """What was left out or repaired while reading, one sentence each."""
 
