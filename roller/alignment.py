@@ -28,6 +28,10 @@ class AlignmentRule(Protocol):
         """Whether a tile at ``layer`` ("registers" or "shared") may have ``size`` on axis number ``axis``."""
         ...
 
+    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
+        """Whether there may be a size that is not allowed: where there is none, nobody has to ask."""
+        ...
+
 
 @dataclass(frozen=True)
 class ExecutionUnitRule:
@@ -42,6 +46,9 @@ class ExecutionUnitRule:
 
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         return all(size % multiple == 0 for position, multiple in self.multiples if position == axis)
+
+    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
+        return any(position == axis for position, _ in self.multiples)
 
     def fills(self, threads: int, epsilon: float) -> bool:
         """``threads`` are whole warps, or waste at most ``epsilon`` of the last one's lanes."""
@@ -63,11 +70,12 @@ class TransactionRule:
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         if layer != "shared" or size >= space.sizes[axis]:
             return True
-        for access in space.inputs:
-            innermost = access.dimensions[-1:]
-            if innermost == (((axis, 1),),) and size * access.element_bytes % self.transaction_bytes:
-                return False
-        return True
+        return all(
+            size * element_bytes % self.transaction_bytes == 0 for element_bytes in space.innermost.get(axis, ())
+        )
+
+    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
+        return layer == "shared" and axis in space.innermost
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,9 @@ class BankRule:
 
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         return True
+
+    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
+        return False
 
     def padding(self, stored: int, read: int, element_bytes: int) -> int:
         """Elements to add to a leading dimension of ``stored`` elements that is read ``read`` elements at a time."""
@@ -103,6 +114,9 @@ class TensorShapeRule:
 
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         return -space.sizes[axis] % size <= self.epsilon * space.sizes[axis]
+
+    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
+        return True
 
 
 def default_rules(
@@ -127,14 +141,11 @@ def aligned_axis_sizes(
     Candidates are ``base`` times a power of two, ``base`` times a divisor of what remains where that is at most 256,
     and the whole axis: other multiples waste lanes or tensor elements wherever these do not.
     """
-    out = []
-    for candidate in _multiples(space.sizes[axis], base, largest):
-        for rule in rules:
-            if not rule.allows(space, layer, axis, candidate):
-                break
-        else:
-            out.append(candidate)
-    return tuple(out)
+    sizes: Sequence[int] = _multiples(space.sizes[axis], base, largest)
+    for rule in rules:
+        if rule.binds(space, layer, axis):
+            sizes = [size for size in sizes if rule.allows(space, layer, axis, size)]
+    return tuple(sizes)
 
 
 @lru_cache(maxsize=4096)

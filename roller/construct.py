@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from hal import DeviceSpec, InputError
 from roller.candidate import Candidate, Reason
 from roller.flat import Flat
+from roller.performance import Costs
 from roller.rtile import RTile, TileSpace
 from roller.scale_up import ScaleUp
 from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, estimate
@@ -88,26 +89,21 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         InputError: the device has no layer that holds even the smallest tile.
     """
     start = time.perf_counter()
-    candidates: dict[TileSchedule, Candidate] = {}
-    programs: tuple[RProgram, ...] = ()
+    proposals = Proposals(form, device)
+    ranking = _Ranking(proposals, top_k)
     epsilon = EPSILON_STEPS[0]
     for epsilon in EPSILON_STEPS:
-        known = len(candidates)
-        for candidate in propose(form, device, epsilon):
-            candidates.setdefault(candidate.schedule, candidate)
-        if len(candidates) > known and len(candidates) >= min(top_k, ENOUGH):
-            programs = _rank(form, device, list(candidates.values()), top_k)
-            if len(programs) >= min(top_k, ENOUGH):
-                break
+        ranking.add(proposals.within(epsilon))
+        if ranking.considered >= min(top_k, ENOUGH) and len(ranking.best()) >= min(top_k, ENOUGH):
+            break
+    programs = ranking.best()
     if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(form, device, programs[0].estimate.seconds):
-        for candidate in propose(form, device, IRREGULAR_EPSILON):
-            candidates.setdefault(candidate.schedule, candidate)
-        epsilon, programs = IRREGULAR_EPSILON, _rank(form, device, list(candidates.values()), top_k)
-    if not programs:
-        programs = _rank(form, device, list(candidates.values()), top_k)
+        epsilon = IRREGULAR_EPSILON
+        ranking.add(proposals.within(epsilon))
+        programs = ranking.best()
     if not programs:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
-    return Construction(form, device, programs, len(candidates), epsilon, time.perf_counter() - start)
+    return Construction(form, device, programs, ranking.considered, epsilon, time.perf_counter() - start)
 
 
 def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool:
@@ -119,58 +115,94 @@ def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool
     return seconds > FAR_FROM_BOUND * bound + device.launch_overhead_seconds
 
 
-def _rank(form: KernelForm, device: DeviceSpec, candidates: list[Candidate], top_k: int) -> tuple[RProgram, ...]:
-    """Best first by predicted time; equal times keep the order in which construction proposed them."""
-    if not candidates:
-        return ()
-    schedules = [candidate.schedule for candidate in candidates]
-    unpadded = ScheduleTable.of(form, schedules)
-    padding = bank_padding(unpadded, device)
-    table = estimate(unpadded.with_padding(padding), device)
-    space = TileSpace.of(form)
-    order = np.argsort(table.seconds, kind="stable")[:top_k]
-    best = order[np.isfinite(table.seconds[order])].tolist()
-    programs = []
-    for position, prediction in zip(best, table.rows(best), strict=True):
-        candidate = candidates[position]
-        pads = tuple((name, int(column[position])) for name, column in padding.items() if column[position])
-        programs.append(
-            RProgram(
-                replace(candidate.schedule, padding=pads) if pads else candidate.schedule,
-                prediction,
-                None if candidate.register_shape is None else RTile(space, candidate.register_shape),
-                None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),
-                candidate.policy,
-                candidate.epsilon,
-                candidate.reasons,
+class _Ranking:
+    """The best of the candidates so far. What was scored once is not scored again when others come."""
+
+    def __init__(self, proposals: Proposals, top_k: int) -> None:
+        self.proposals, self.top_k = proposals, top_k
+        self._known: dict[TileSchedule, Candidate] = {}
+        self._unscored: list[Candidate] = []
+        self._best: tuple[RProgram, ...] = ()
+
+    def add(self, candidates: Iterable[Candidate]) -> None:
+        """Candidates to rank besides; of those with the same schedule the first counts."""
+        for candidate in candidates:
+            if self._known.setdefault(candidate.schedule, candidate) is candidate:
+                self._unscored.append(candidate)
+
+    @property
+    def considered(self) -> int:
+        return len(self._known)
+
+    def best(self) -> tuple[RProgram, ...]:
+        """Best first by predicted time; equal times keep the order in which construction proposed them."""
+        if self._unscored:
+            new = self._scored(self._unscored)
+            self._unscored = []
+            together = [*self._best, *new]
+            if self._best:
+                together.sort(key=lambda program: program.estimate.seconds)
+            self._best = tuple(together[: self.top_k])
+        return self._best
+
+    def _scored(self, candidates: list[Candidate]) -> list[RProgram]:
+        """The best of some candidates."""
+        space, device = self.proposals.space, self.proposals.device
+        unpadded = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
+        padding = bank_padding(unpadded, device)
+        table = estimate(unpadded.with_padding(padding), device)
+        order = np.argsort(table.seconds, kind="stable")[: self.top_k]
+        best = order[np.isfinite(table.seconds[order])].tolist()
+        pads = [(name, column.tolist()) for name, column in padding.items()]
+        programs = []
+        for position, prediction in zip(best, table.rows(best), strict=True):
+            candidate = candidates[position]
+            own = tuple([(name, amounts[position]) for name, amounts in pads if amounts[position]])
+            programs.append(
+                RProgram(
+                    candidate.schedule.padded(own) if own else candidate.schedule,
+                    prediction,
+                    None if candidate.register_shape is None else RTile(space, candidate.register_shape),
+                    None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),
+                    candidate.policy,
+                    candidate.epsilon,
+                    candidate.reasons,
+                )
             )
-        )
-    return tuple(programs)
+        return programs
 
 
-def propose(form: KernelForm, device: DeviceSpec, epsilon: float) -> Iterator[Candidate]:
-    """Candidates of one operator: scaled up where outputs share data, flat where they do not or not much."""
-    space = TileSpace.of(form)
-    flat = Flat(space, device, epsilon)
-    if form.kind == "rows":
-        yield from flat.rows()
-        return
-    if form.reduction is None:
-        yield from flat.pointwise()
-        return
-    reuse = has_reuse(space)
-    if reuse:
-        roles = matrix_roles(form) if device.matrix_instruction(input_dtype(form)) else None
-        if roles is not None:
-            yield from ScaleUp(space, device, epsilon, roles).candidates()
-        yield from ScaleUp(space, device, epsilon, None).candidates()
-    else:
-        yield from flat.staged_reduction()
-    if not reuse or math.prod(form.sizes[axis] for axis in form.reduced) <= SHORT_REDUCTION:
-        yield from flat.direct()
-    outputs = math.prod(form.sizes[axis] for axis in form.spatial)
-    if not reuse or outputs < device.unit_count * device.limits.threads_per_unit:
-        yield from flat.rows()
+class Proposals:
+    """What construction proposes for one operator on one device. What tiles cost is computed once for all epsilons."""
+
+    def __init__(self, form: KernelForm, device: DeviceSpec) -> None:
+        self.form, self.device, self.space = form, device, TileSpace.of(form)
+        self._reuse = has_reuse(self.space)
+        self._costs: dict[tuple[int, ...], Costs] = {}
+
+    def within(self, epsilon: float) -> Iterator[Candidate]:
+        """Candidates that waste at most ``epsilon`` by padding: scaled up where outputs share data, flat where they do
+        not or not much."""
+        form, device, space, reuse = self.form, self.device, self.space, self._reuse
+        flat = Flat(space, device, epsilon)
+        if form.kind == "rows":
+            yield from flat.rows()
+            return
+        if form.reduction is None:
+            yield from flat.pointwise()
+            return
+        if reuse:
+            roles = matrix_roles(form) if device.matrix_instruction(input_dtype(form)) else None
+            if roles is not None:
+                yield from ScaleUp(space, device, epsilon, roles, self._costs).candidates()
+            yield from ScaleUp(space, device, epsilon, None, self._costs).candidates()
+        else:
+            yield from flat.staged_reduction()
+        if not reuse or math.prod(form.sizes[axis] for axis in form.reduced) <= SHORT_REDUCTION:
+            yield from flat.direct()
+        outputs = math.prod(form.sizes[axis] for axis in form.spatial)
+        if not reuse or outputs < device.unit_count * device.limits.threads_per_unit:
+            yield from flat.rows()
 
 
 def has_reuse(space: TileSpace) -> bool:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import floordiv
 
 from hal import DeviceSpec
-from roller.rtile import TileSpace, data_tile_elements
+from roller.rtile import TileSpace, Window
+
+Shape = tuple[int, ...]
+Costs = tuple[int, int, float]
 
 
 @dataclass
@@ -18,41 +24,70 @@ class MicroModel:
     Attributes:
         compute_flops: sustained arithmetic rate for this operator, FLOP/s.
         operations: arithmetic operations per point, a multiply-add counting two.
+        known: what :meth:`costs` found, by shape; models of one ``space`` may share it.
     """
 
     space: TileSpace
     device: DeviceSpec
     compute_flops: float
     operations: float
-    _known: dict[tuple[int, ...], tuple[int, int, float]] = field(default_factory=dict, repr=False)
+    known: dict[Shape, Costs] = field(default_factory=dict, repr=False)
 
-    def costs(self, shape: tuple[int, ...]) -> tuple[int, int, float]:
+    def costs(self, shape: Shape) -> Costs:
         """Elements held in registers, bytes held in shared memory, and bytes the operator moves tile by tile."""
-        known = self._known.get(shape)
+        known = self.known.get(shape)
         if known is None:
             space = self.space
-            elements = held_bytes = 0
-            for access in space.inputs:
-                count = data_tile_elements(access, shape)
+            elements = math.prod(shape[: space.spatial_count])
+            held_bytes = 0
+            for element_bytes, plain, windows in self._reads:
+                # data_tile_elements, written out: no other lines run as often.
+                count = math.prod(plain(shape))
+                for extent, terms in windows:
+                    for axis, coefficient in terms:
+                        extent += coefficient * shape[axis]
+                    count *= extent
                 elements += count
-                held_bytes += access.element_bytes * count
-            tiles = math.prod([-(-size // extent) for size, extent in zip(space.sizes, shape, strict=True)])
-            outputs = math.prod(shape[: space.spatial_count])
-            known = self._known[shape] = (outputs + elements, held_bytes, float(tiles * held_bytes))
+                held_bytes += element_bytes * count
+            # Rounding down what is negative rounds up what is not.
+            tiles = abs(math.prod(map(floordiv, self._negative_sizes, shape)))
+            known = self.known[shape] = (elements, held_bytes, float(tiles * held_bytes))
         return known
+
+    @cached_property
+    def _negative_sizes(self) -> Shape:
+        return tuple(-size for size in self.space.sizes)
+
+    @cached_property
+    def _reads(self) -> tuple[tuple[int, Callable[[Shape], Shape], tuple[Window, ...]], ...]:
+        """Of every input: element size, how to pick the axes that are a dimension, and the other dimensions."""
+        return tuple((access.element_bytes, access.pick_plain, access.affine_windows) for access in self.space.inputs)
+
+    @cached_property
+    def _in_every_input(self) -> tuple[bool, ...]:
+        """Of each axis whether every input has it as a dimension of its own."""
+        return tuple(all(axis in access.plain for access in self.space.inputs) for axis in range(len(self.space.axes)))
+
+    @cached_property
+    def _bandwidths(self) -> dict[str, float]:
+        """Bytes per second of the layer below, by layer."""
+        device = self.device
+        return {
+            "registers": device.shared.bandwidth_bytes_per_second,
+            "shared": device.dram.bandwidth_bytes_per_second,
+        }
 
     def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
         """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
         and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
-        everywhere = all(axis in access.plain for access in self.space.inputs)
-        return not everywhere or any(self.space.sizes[axis] % size for size in menu)
+        return not self._in_every_input[axis] or any(self.space.sizes[axis] % size for size in menu)
 
-    def footprint(self, layer: str, shape: tuple[int, ...]) -> int:
+    def footprint(self, layer: str, shape: Shape) -> int:
         """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""
         elements, held_bytes, _ = self.costs(shape)
         return elements if layer == "registers" else held_bytes
 
-    def traffic(self, shape: tuple[int, ...]) -> float:
+    def traffic(self, shape: Shape) -> float:
         """MemTraffic: bytes the whole operator moves into a layer when it is computed in tiles of ``shape``.
 
         Partial tiles at the edge count in full. Outputs are written once whatever the tile and left out.
@@ -63,8 +98,7 @@ class MicroModel:
         """MaxComputePerf: FLOP/s of the device for this operator with nothing else in the way."""
         return self.compute_flops
 
-    def mem_perf(self, layer: str, shape: tuple[int, ...]) -> float:
+    def mem_perf(self, layer: str, shape: Shape) -> float:
         """MemPerf: FLOP/s at which the layer below can feed ``layer``: work over the time of the tile's traffic."""
-        below = self.device.shared if layer == "registers" else self.device.dram
-        seconds = self.traffic(shape) / below.bandwidth_bytes_per_second
+        seconds = self.traffic(shape) / self._bandwidths[layer]
         return self.space.points * self.operations / seconds if seconds else float("inf")

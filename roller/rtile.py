@@ -14,6 +14,9 @@ from operator import itemgetter
 
 from sokoban import KernelForm, data_dimension
 
+#: A dimension of several axes: its extent is a number plus ``sum(coefficient * size)``.
+Window = tuple[int, tuple[tuple[int, int], ...]]
+
 
 @dataclass(frozen=True)
 class AccessMap:
@@ -44,6 +47,11 @@ class AccessMap:
     def windows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """The other dimensions: sliding windows, strides that do not vanish."""
         return tuple(d for d in self.dimensions if not (len(d) == 1 and d[0][1] == 1))
+
+    @cached_property
+    def affine_windows(self) -> tuple[Window, ...]:
+        """:attr:`windows`, each with what its extent is beside ``sum(c * size)``."""
+        return tuple((1 - sum(c for _, c in terms), terms) for terms in self.windows)
 
 
 @dataclass(frozen=True)
@@ -86,6 +94,16 @@ class TileSpace:
             tuple(load.tensor for load in form.body_loads),
             form.expr.output.element_bytes,
         )
+
+    @cached_property
+    def innermost(self) -> dict[int, tuple[int, ...]]:
+        """Element sizes of the inputs whose leading dimension an axis is by itself, by axis."""
+        found: dict[int, tuple[int, ...]] = {}
+        for access in self.inputs:
+            axes = access.dimensions[-1] if access.dimensions else ()
+            if len(axes) == 1 and axes[0][1] == 1:
+                found[axes[0][0]] = (*found.get(axes[0][0], ()), access.element_bytes)
+        return found
 
     @cached_property
     def points(self) -> int:
@@ -140,9 +158,8 @@ def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
 def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
     """Number of elements of :func:`data_tile`."""
     total = math.prod(access.pick_plain(shape))
-    for terms in access.windows:
-        extent = 1
+    for extent, terms in access.affine_windows:
         for axis, coefficient in terms:
-            extent += coefficient * (shape[axis] - 1)
+            extent += coefficient * shape[axis]
         total *= extent
     return total

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
+from operator import floordiv
 
 from hal import DeviceSpec
 from roller.alignment import aligned_axis_sizes, default_rules
 from roller.candidate import Candidate, Reason
-from roller.performance import MicroModel
+from roller.performance import Costs, MicroModel, Shape
 from roller.reuse import data_reuse_score
 from roller.rtile import TileSpace
 from sokoban import TileSchedule
 from sokoban.matrix import FRAGMENT, MatrixRoles
 from sokoban.schedule import Sizes
 
-Shape = tuple[int, ...]
 Menu = list[tuple[int, ...]]
 Explained = tuple[Shape, tuple[Reason, ...]]
 
@@ -60,7 +60,15 @@ SHARED_TAIL = 3
 class ScaleUp:
     """The construction of one operator on one device for one epsilon, by threads or by matrix instructions."""
 
-    def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float, roles: MatrixRoles | None) -> None:
+    def __init__(
+        self,
+        space: TileSpace,
+        device: DeviceSpec,
+        epsilon: float,
+        roles: MatrixRoles | None,
+        costs: dict[Shape, Costs],
+    ) -> None:
+        """``costs``: what tiles cost, as far as it is known; see :class:`MicroModel`."""
         self.space, self.device, self.epsilon, self.roles = space, device, epsilon, roles
         self.limits, self.lanes = device.limits, device.warp_lanes
         fragments = {} if roles is None else {space.axes.index(a): FRAGMENT for a in (roles.m, roles.n, roles.k)}
@@ -73,7 +81,7 @@ class ScaleUp:
             instruction = device.matrix_instruction(space.form.expr.tensor_by_name[roles.a.tensor].dtype)
             assert instruction is not None
             rate = instruction.sustained_flops
-        self.model = MicroModel(space, device, rate, float(space.form.body_operations))
+        self.model = MicroModel(space, device, rate, float(space.form.body_operations), costs)
         self.staged = tuple(dict.fromkeys(space.input_names))
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
         self._blocked: Step | None = None
@@ -153,7 +161,7 @@ class ScaleUp:
         Equal scores go to the innermost axis: it is the one that memory is contiguous along.
         """
         held = 0 if layer == "registers" else 1
-        costs = self.model.costs
+        known, costs = self.model.known.get, self.model.costs
         now = costs(shape)
         footprint, traffic = now[held], now[2]
         steps: list[Step] = []
@@ -163,7 +171,7 @@ class ScaleUp:
             if sizes[-1] <= here:
                 continue
             grown = (*shape[:axis], sizes[bisect_right(sizes, here)], *shape[axis + 1 :])
-            then = costs(grown)
+            then = known(grown) or costs(grown)
             score = data_reuse_score(traffic, then[2], footprint, then[held])
             if score > 0:
                 (steps if then[held] <= capacity else blocked).append((score, axis, grown))
@@ -190,7 +198,7 @@ class ScaleUp:
         capacity = self.limits.shared_bytes_per_block
         reasons = [Reason("shared", "start from the register tile and one aligned reduction step", shape)]
         found: list[Explained] = []
-        largest: Explained = (shape, tuple(reasons))
+        largest = shape, len(reasons)
         saturated = 0
         while saturated < SHARED_TAIL:
             threads = self._threads(register_shape, shape)
@@ -198,7 +206,7 @@ class ScaleUp:
                 limit = (("threads", float(threads)), ("limit", float(self.limits.threads_per_block)))
                 self._close(found, Reason("shared", "stop: the next step would take too many threads", shape, limit))
                 break
-            largest = (shape, tuple(reasons))
+            largest = shape, len(reasons)
             if unit.fills(threads, self.epsilon) and threads >= min(2 * self.lanes, self.limits.threads_per_block):
                 fed = self.model.mem_perf("shared", shape) >= self.model.max_compute_perf()
                 note = "keep: memory can feed the arithmetic units" if fed else "keep: memory sets the pace"
@@ -217,7 +225,7 @@ class ScaleUp:
                 break
             score, axis, shape = step
             reasons.append(Reason("shared", self._grow[axis], shape, (("score", score),)))
-        return found[-SHARED_TAIL:] or [largest]
+        return found[-SHARED_TAIL:] or [(largest[0], tuple(reasons[: largest[1]]))]
 
     @staticmethod
     def _close(found: list[Explained], stop: Reason) -> None:
@@ -271,7 +279,8 @@ class ScaleUp:
         return (*shape[:axis], size, *shape[axis + 1 :])
 
     def _threads(self, register_shape: Shape, shared_shape: Shape) -> int:
-        tiles = math.prod(shared_shape[a] // register_shape[a] for a in range(self.space.spatial_count))
+        count = self.space.spatial_count
+        tiles = math.prod(map(floordiv, shared_shape[:count], register_shape[:count]))
         return tiles * self.lanes if self.roles else tiles
 
     # ---- scale out
@@ -311,7 +320,8 @@ class ScaleUp:
             yield shape, reasons
 
     def _blocks(self, shape: Shape) -> int:
-        return math.prod(-(-self.space.sizes[a] // shape[a]) for a in range(self.space.spatial_count))
+        spatial = self.space.spatial_count
+        return math.prod([-(-size // own) for size, own in zip(self.space.sizes[:spatial], shape, strict=False)])
 
     def _longer_step(self, shape: Shape) -> Shape:
         """Twice the step along the reduction axis with the most steps, if half of a unit's shared memory holds it."""

@@ -31,22 +31,23 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     """
     banks, width_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     padding = dict(table.padding)
-    zeros = np.zeros(table.count, dtype=np.int64)
-    one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, zeros + 1)}
+    zeros = table.zeros
+    one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, table.ones)}
     for load in table.form.body_loads:
         wanted = table.cached[load.tensor] & ~table.warp_tile
         if not load.indices or not wanted.any():
             continue
         element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
         rows = table.extents(load)[-1] + zeros
-        pads = np.stack([zeros, zeros + max(1, 16 // element_bytes), 1 - rows % 2])
+        pads = np.array([zeros, zeros + max(1, 16 // element_bytes), 1 - rows % 2])
         passes = busiest_bank(lane_words(table, load, device, pads), banks)
-        chosen = pads[passes.argmin(axis=0), np.arange(table.count)]
-        still = wanted & (passes.min(axis=0) > 1)
+        fewest = passes.min(axis=0)
+        chosen = np.choose(passes.argmin(axis=0), pads)
+        still = wanted & (fewest > 1)
         if still.any():
             reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
             formula = formula_padding(rows, reads, banks=banks, width=max(1, width_bytes // element_bytes))
-            better = busiest_bank(lane_words(table, load, device, formula), banks) < passes.min(axis=0)
+            better = busiest_bank(lane_words(table, load, device, formula), banks) < fewest
             chosen = np.where(still & better, formula, chosen)
         padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
     return padding

@@ -28,14 +28,16 @@ def lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec) -> tuple[In
         extents = table.extents(load)
         parts: list[Ints] = []
         pitch: Ints | int = 1
-        total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+        zeros = total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
         for position in reversed(range(len(load.indices))):
             for axis, coefficient in data_dimension(load.indices[position]).terms:
                 if axis in coordinate:
-                    total = total + coordinate[axis] * np.reshape(coefficient * pitch, (-1, 1))
+                    scale = coefficient * pitch
+                    part = coordinate[axis] * (scale if isinstance(scale, int) else scale[:, None])
+                    total = part if total is zeros else total + part
             if position == len(load.indices) - 1:
                 parts.append(total)
-                total = np.zeros_like(total)
+                total = zeros
             else:
                 pitch = pitch * extents[position]
         known = table.lane_parts[load, device.warp_lanes] = (parts[0], total)
@@ -58,6 +60,9 @@ def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: In
 
 def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
     """Element addresses in the whole tensor that the lanes of a warp read, up to a constant; (schedules, lanes)."""
+    known = table.lane_addresses.get((load, device.warp_lanes))
+    if known is not None:
+        return known
     coordinate = _lane_coordinates(table, device)
     shape = table.form.expr.tensor_by_name[load.tensor].shape
     address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
@@ -65,8 +70,9 @@ def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) 
     for position in reversed(range(len(load.indices))):
         for axis, coefficient in load.indices[position].terms:
             if axis in coordinate:
-                address = address + coordinate[axis] * (coefficient * pitch)
+                address += coordinate[axis] * (coefficient * pitch)
         pitch *= shape[position]
+    table.lane_addresses[load, device.warp_lanes] = address
     return address
 
 
@@ -82,13 +88,12 @@ def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Int
         known = {}
         last = table.form.reduced[-1] if table.form.reduced else ""
         if last and table.form.reduces_contiguously:
-            known[last] = remaining % table.reduce_threads[:, None]
-            remaining = remaining // table.reduce_threads[:, None]
+            remaining, known[last] = np.divmod(remaining, table.reduce_threads[:, None])
         for axis in reversed(table.form.spatial):
             extent = table.threads[axis][:, None]
+            remaining, here = np.divmod(remaining, extent)
             if table.form.sizes[axis] > 1:
-                known[axis] = remaining % extent * table.thread[axis][:, None]
-            remaining = remaining // extent
+                known[axis] = here * table.thread[axis][:, None]
         if last and not table.form.reduces_contiguously:
             known[last] = remaining % table.reduce_threads[:, None]
         table.lane_coordinates[device.warp_lanes] = known
@@ -98,8 +103,9 @@ def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Int
 def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes: int = 128) -> Floats:
     """Different L1 lines that one warp touches per read of an operand that is not staged: one pass each."""
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    lines = np.sort(tensor_lane_addresses(table, load, device) * element_bytes // line_bytes, axis=1)
-    return 1.0 + (lines[:, 1:] != lines[:, :-1]).sum(axis=1)
+    lines = tensor_lane_addresses(table, load, device) * element_bytes // line_bytes
+    lines.sort(axis=1)
+    return 1.0 + np.add.reduce(lines[:, 1:] != lines[:, :-1], axis=1)
 
 
 def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:
@@ -124,11 +130,12 @@ def busiest_bank(words: Ints, banks: int) -> Ints:
     Lanes that read one word are served together: two lanes wait for each other if they read different words of one
     bank.
     """
-    lanes = words.shape[-1]
-    ordered = np.sort(words.reshape(-1, lanes), axis=1)
-    bank = ordered % banks
-    bank[:, 1:][ordered[:, 1:] == ordered[:, :-1]] = banks
-    bank += np.arange(len(ordered), dtype=np.int64)[:, None] * (banks + 1)
+    ordered = words.reshape(-1, words.shape[-1]).copy()
+    ordered.sort(axis=1)
+    # Integer division is slow.
+    bank = ordered % banks if banks & (banks - 1) else ordered & (banks - 1)
+    np.copyto(bank[:, 1:], banks, where=ordered[:, 1:] == ordered[:, :-1])
+    bank += np.arange(0, len(ordered) * (banks + 1), banks + 1)[:, None]
     counts = np.bincount(bank.ravel(), minlength=len(ordered) * (banks + 1))
-    busiest: Ints = counts.reshape(-1, banks + 1)[:, :banks].max(axis=1)
+    busiest: Ints = np.maximum.reduce(counts.reshape(-1, banks + 1)[:, :banks], axis=1)
     return busiest.reshape(words.shape[:-1])

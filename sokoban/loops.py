@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,10 +49,17 @@ class LoopNest:
     local: Bools
     left: Bools
 
+    @cached_property
+    def merged_and_separate(self) -> LoopNest:
+        """The nest as it is and, second along a new first dimension, with one point per body."""
+        ones = np.ones_like(self.unrolled_points)
+        unrolled = {axis: np.array([points, ones]) for axis, points in self.unrolled.items()}
+        return LoopNest(unrolled, np.array([self.unrolled_points, ones]), self.local, self.left)
+
 
 def loop_nest(table: ScheduleTable) -> LoopNest:
     """Follow both compilers through the loops of every schedule, from the inside."""
-    ones = np.ones(table.count, dtype=np.int64)
+    ones = table.ones
     copies = product(table.vthreads.values(), table.count)
     written = np.where(copies <= UNROLLED_VTHREADS, copies, 1)
     generated, compiled, reused = written, written, written
@@ -61,18 +69,20 @@ def loop_nest(table: ScheduleTable) -> LoopNest:
     written_points = ones
     limit = np.maximum(table.unroll, COMPILER_UNROLL)
     for axis, length in _loops(table, copies // written):
-        if (length == 1).all():
+        single = length == 1
+        if single.all():
             continue
-        fits = generated * length <= table.unroll
+        whole, flat, used = generated * length, compiled * length, reused * length
+        fits = whole <= table.unroll
         by_generator = open_generated & fits
-        open_generated = open_generated & (fits | (length == 1))
-        generated = np.where(by_generator, generated * length, generated)
-        left = ~by_generator & (length > 1)
-        by_compiler = left & (compiled * length <= PROMOTED_STATEMENTS)
-        compiled = np.where(by_generator | by_compiler, compiled * length, compiled)
-        inside = open_reused & ((reused * length <= limit) | (length == 1))
+        open_generated = open_generated & (fits | single)
+        generated = np.where(by_generator, whole, generated)
+        left = ~(by_generator | single)
+        by_compiler = left & (flat <= PROMOTED_STATEMENTS)
+        compiled = np.where(by_generator | by_compiler, flat, compiled)
+        inside = open_reused & ((used <= limit) | single)
         open_reused = inside
-        reused = np.where(inside, reused * length, reused)
+        reused = np.where(inside, used, reused)
         if axis in unrolled:
             unrolled[axis] = np.where(inside, unrolled[axis] * length, unrolled[axis])
             written_points = np.where(by_generator, written_points * length, written_points)
@@ -87,12 +97,13 @@ def _loops(table: ScheduleTable, vthread_loop: Ints) -> list[tuple[str, Ints]]:
     """The loops of a thread with their lengths, innermost first; the virtual threads' loop has no axis."""
     thread = {axis: table.inner_thread.get(axis, size) for axis, size in table.thread.items()}
     steps = {axis: -(-size // table.reduce_threads) for axis, size in table.step.items()}
-    step = {axis: np.minimum(table.inner_step.get(axis, size), size) for axis, size in steps.items()}
+    inner = table.inner_step
+    step = {axis: np.minimum(inner[axis], size) if axis in inner else size for axis, size in steps.items()}
     spatial, reduced = reversed(list(table.thread)), list(reversed(list(table.step)))
     axes = list(spatial)
     loops = [("", vthread_loop)]
     loops += [(axis, thread[axis]) for axis in axes]
     loops += [(axis, step[axis]) for axis in reduced]
-    loops += [(axis, table.thread[axis] // thread[axis]) for axis in axes]
-    loops += [(axis, -(-steps[axis] // step[axis])) for axis in reduced]
+    loops += [(axis, table.thread[axis] // thread[axis]) for axis in axes if axis in table.inner_thread]
+    loops += [(axis, -(-steps[axis] // step[axis])) for axis in reduced if axis in table.inner_step]
     return loops

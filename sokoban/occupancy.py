@@ -32,13 +32,12 @@ def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> In
 
 def operand_registers(table: ScheduleTable) -> Ints:
     """Operands that one thread holds at a point of the reduction."""
-    zeros = np.zeros(table.count, dtype=np.int64)
-    return sum((np.minimum(elements, OPERAND_REGISTERS) for elements in table.operand_elements.values()), zeros)
+    return sum((np.minimum(elements, OPERAND_REGISTERS) for elements in table.operand_elements.values()), table.zeros)
 
 
 def shared_bytes(table: ScheduleTable) -> Ints:
     """Shared memory of one block: the staged data tiles with their padding, and WMMA's output tile."""
-    total = np.zeros(table.count, dtype=np.int64)
+    total = table.zeros
     for load in table.form.body_loads:
         extents = table.extents(load)
         if not extents or not table.cached[load.tensor].any():
@@ -60,7 +59,7 @@ def granted_registers(table: ScheduleTable, device: DeviceSpec, needed: Ints) ->
     """Registers per thread that the compiler may use: a kernel compiled for its block size gets no more than lets one
     block run, nor more than an instruction can name; never fewer than one allocation unit."""
     limits = device.limits
-    warps = np.maximum(1, -(-table.threads_per_block // device.warp_lanes))
+    warps = np.maximum(1, table.warps(device.warp_lanes))
     granularity = limits.register_allocation_granularity
     per_warp = np.maximum(1, limits.registers_per_unit // warps // granularity) * granularity
     return np.minimum(np.minimum(needed, per_warp // device.warp_lanes), limits.registers_per_thread)
@@ -88,7 +87,7 @@ def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, s
     """
     limits = device.limits
     registers = np.maximum(1, registers - _uncounted_registers(device))
-    warps = -(-table.threads_per_block // device.warp_lanes)
+    warps = table.warps(device.warp_lanes)
     by_threads = limits.threads_per_unit // np.maximum(1, warps * device.warp_lanes)
     granularity = limits.register_allocation_granularity
     per_warp = -(-registers * device.warp_lanes // granularity) * granularity

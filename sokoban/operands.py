@@ -7,7 +7,7 @@ up to 16 bytes at once. What the 32 lanes of a warp read together then decides h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from sokoban.expression import Load
 from sokoban.fetch import LINE_WAVEFRONTS
 from sokoban.loops import LoopNest
 from sokoban.regions import DataDimension, data_dimension
-from sokoban.table import Floats, Ints, ScheduleTable, product
+from sokoban.table import Floats, Ints, ScheduleTable
 from sokoban.vectors import VECTOR_BYTES
 
 #: How often the device compiler merges the reads of points that it unrolled itself: in half of 400 such programs
@@ -44,27 +44,24 @@ class OperandReads:
 
 def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
     """Reads of ``load`` per thread (``passes``: per warp) and step."""
-    points = np.ceil(product(table.step.values(), table.count) / table.reduce_threads)
-    staged = table.cached[load.tensor]
-    words, merged, width = _instructions(table, load, nest, points)
-    lanes = lane_words(table, load, device) if staged.any() else None
+    # Whether merged or not: both ways at once are half the calls.
+    left = nest.left.any()
+    words, instructions, width = _instructions(table, load, nest.merged_and_separate if left else nest)
+    lanes = lane_words(table, load, device) if table.cached[load.tensor].any() else None
     conflicts = _conflicts(table, load, device, width, lanes)
-    instructions, passes = merged, merged * conflicts
-    if nest.left.any():
-        ones = np.ones(table.count, dtype=np.int64)
-        single = replace(nest, unrolled=dict.fromkeys(nest.unrolled, ones), unrolled_points=ones)
-        _, separate, narrow = _instructions(table, load, single, points)
-        if (narrow != width).any():
-            conflicts = _conflicts(table, load, device, narrow, lanes)
-        share = np.where(nest.left, MERGED_BY_COMPILER, 1.0)
-        instructions = share * merged + (1.0 - share) * separate
-        passes = share * passes + (1.0 - share) * separate * conflicts
-    return OperandReads(words, instructions, passes, width)
+    if not left:
+        return OperandReads(words, instructions, instructions * conflicts, width)
+    merged, separate = instructions
+    share = np.where(nest.left, MERGED_BY_COMPILER, 1.0)
+    apart = (1.0 - share) * separate
+    return OperandReads(
+        words[0], share * merged + apart, share * (merged * conflicts[0]) + apart * conflicts[1], width[0]
+    )
 
 
-def _instructions(table: ScheduleTable, load: Load, nest: LoopNest, points: Floats) -> tuple[Floats, Floats, Ints]:
+def _instructions(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Floats, Ints]:
     """Words of a body, read instructions per step and elements per instruction, if every body is one piece of code."""
-    bodies = np.maximum(1.0, points / nest.unrolled_points)
+    bodies = np.maximum(1.0, table.thread_points / nest.unrolled_points)
     words, run, alignment, rows_alignment = _footprint(table, load, nest)
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     widest = max(1, VECTOR_BYTES // element_bytes)
@@ -74,14 +71,15 @@ def _instructions(table: ScheduleTable, load: Load, nest: LoopNest, points: Floa
     # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line
     # begin and end with single ones.
     aligned = np.gcd(rows_alignment, first) / first
-    per_run = run // first + run % first + np.where(run % first == 0, 2.0, 1.0) * (1.0 - aligned)
+    wide, single = np.divmod(run, first)
+    per_run = wide + single + np.where(single == 0, 2.0, 1.0) * (1.0 - aligned)
     return words, words / run * np.minimum(run, per_run) * bodies, first
 
 
 def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, lanes: Ints | None) -> Floats:
     """Passes per read of a warp: by the banks where the tensor is staged, by the lines it touches where it is not."""
     staged = table.cached[load.tensor]
-    passes = np.ones(table.count) if lanes is None else _passes(table, load, device, width, lanes)
+    passes = np.ones(width.shape) if lanes is None else _passes(table, load, device, width, lanes)
     if staged.all():
         return passes
     return np.where(staged, passes, np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device)))
@@ -90,10 +88,10 @@ def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
 def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Ints, Ints, Ints]:
     """Different elements that a thread reads in an unrolled body, how many of them lie side by side in the staged tile,
     and what divides every address where the first such run of a body may start, and where any of them does; 0 = any."""
-    words = np.ones(table.count)
-    run, pitch = np.ones(table.count, dtype=np.int64), np.ones(table.count, dtype=np.int64)
-    alignment = rows_alignment = np.zeros(table.count, dtype=np.int64)
-    contiguous = np.ones(table.count, dtype=bool)
+    words: Floats = np.ones(nest.unrolled_points.shape)
+    run = pitch = table.ones
+    alignment = rows_alignment = np.zeros_like(nest.unrolled_points)
+    contiguous = run == pitch
     extents = table.extents(load)
     for position in reversed(range(len(load.indices))):
         dimension = data_dimension(load.indices[position])
@@ -106,13 +104,16 @@ def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats
             else:
                 continue
             # Where other threads or bodies start, and where runs of this one do.
-            stride = abs(coefficient) * pitch
-            alignment = np.gcd(alignment, np.where(others, own * stride, 0))
-            rows_alignment = np.gcd(rows_alignment, np.where((own > 1) & ~contiguous, stride, 0))
+            stride = pitch if coefficient == 1 else abs(coefficient) * pitch
+            alignment = np.gcd(alignment, others * (own * stride))
+            if position < len(load.indices) - 1:
+                rows_alignment = np.gcd(rows_alignment, ((own > 1) & ~contiguous) * stride)
         span, different = together
         run = np.where(contiguous & (different == span), run * different, run)
-        words = words * different * apart
-        stored = extents[position] + (table.padding[load.tensor] if position == len(load.indices) - 1 else 0)
+        words = words * (different * apart)
+        stored = extents[position]
+        if position == len(load.indices) - 1:
+            stored = stored + table.padding[load.tensor]
         contiguous = contiguous & (different == stored)
         pitch = pitch * stored
     return words, run, alignment, np.gcd(alignment, rows_alignment)
@@ -121,7 +122,7 @@ def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats
 def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tuple[tuple[Ints, Ints], Ints]:
     """Along one dimension: (span, different coordinates) of a thread's adjacent elements, and how many such pieces its
     virtual threads make."""
-    span, counted, pieces = (np.ones(table.count, dtype=np.int64) for _ in range(3))
+    span = counted = pieces = table.ones
     for axis, coefficient in dimension.terms:
         if axis in table.thread:
             # Virtual threads of a single thread lie side by side.
@@ -132,6 +133,8 @@ def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tu
             size = nest.unrolled[axis]
         else:
             continue
+        if len(dimension.terms) == 1:
+            return (size, size), pieces  # the coefficient of a single axis is one
         span = span + abs(coefficient) * (size - 1)
         counted = counted * size
     return (span, np.minimum(span, counted)), pieces
@@ -145,9 +148,16 @@ def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, l
     """
     banks, bank_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    wide = np.clip(width * element_bytes // bank_bytes, 1, banks)
-    passes = np.ones(table.count)
-    for size in set(wide.tolist()):
-        rows = wide == size
-        passes[rows] = busiest_bank(lanes[rows] // size, banks // size)
+    wide = np.minimum(np.maximum(width * element_bytes // bank_bytes, 1), banks)
+    passes = np.ones(wide.shape)
+    sizes = set(wide.ravel().tolist())
+    if len(sizes) == 1:
+        size = sizes.pop()
+        return passes * busiest_bank(lanes // size, banks // size)
+    for size in sizes:
+        here = wide == size
+        rows = here if here.ndim == 1 else here.any(axis=0)
+        found = np.zeros(table.count)
+        found[rows] = busiest_bank(lanes[rows] if size == 1 else lanes[rows] // size, banks // size)
+        np.copyto(passes, found, where=here)
     return passes

@@ -107,7 +107,7 @@ class EstimateTable:
         """The estimates of some schedules."""
         pick = np.asarray(positions, dtype=np.int64)
         names = list(self.stage_seconds)
-        stages = np.stack([self.stage_seconds[name] for name in names])[:, pick]
+        stages = np.array([self.stage_seconds[name] for name in names])[:, pick]
         columns = zip(
             self.seconds[pick].tolist(),
             stages.argmax(axis=0).tolist(),

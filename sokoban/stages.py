@@ -90,12 +90,14 @@ def launch_of(table: ScheduleTable, device: DeviceSpec, nest: LoopNest, fetches:
     )
     wanted = needed + np.minimum(loads, FETCHED_REGISTERS).astype(np.int64)
     registers = granted_registers(table, device, wanted)
-    spilled = np.where(table.warp_tile, 0, spilled_registers(device, needed, registers))
+    spilled = spilled_registers(device, needed, registers)
+    if table.has_warp_tiles:
+        spilled = np.where(table.warp_tile, 0, spilled)
     shared = shared_bytes(table)
     resident = blocks_per_unit(table, device, registers, shared)
     share = -(-table.block_count // device.unit_count)
     running = np.minimum(np.maximum(1, resident), share)
-    warps = -(-table.threads_per_block // device.warp_lanes)
+    warps = table.warps(device.warp_lanes)
     return Launch(registers, spilled, shared, resident, running, share / running, warps)
 
 
@@ -116,7 +118,7 @@ def compute_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch) ->
     matrix = device.matrix_instruction(input_dtype(table.form)) if table.has_warp_tiles else None
     if matrix is None:
         return scalar
-    points = product(table.block.values(), table.count) * product(table.step.values(), table.count)
+    points = product(table.block.values(), table.count) * table.step_points
     fragments = points * 2.0 / (matrix.peak_flops / device.unit_count) * launch.running
     # Too few warps leave matrix units idle, as they leave schedulers.
     idle = np.maximum(1.0, device.teu.group_size / (launch.warps * launch.running))
@@ -181,7 +183,7 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
     """Passes per warp and step in which matrix instructions read their fragments, each once, at full width."""
     row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    return table.operand_elements[load] * element_bytes / row_bytes * product(table.step.values(), table.count)
+    return table.operand_elements[load] * element_bytes / row_bytes * table.step_points
 
 
 def l2_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch, fetches: Mapping[Load, Fetch]) -> Floats:
@@ -224,6 +226,9 @@ def waiting_seconds(table: ScheduleTable, device: DeviceSpec, fetches: Mapping[L
     more: Floats = np.zeros(table.count)
     for load, part in fetches.items():
         staged = table.cached[load.tensor]
+        if staged.all():
+            first, more = np.maximum(first, STEP_LATENCY), more + part.batches - 1.0
+            continue
         direct = _direct_batches(table, load)
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
         more = more + np.where(staged, part.batches, direct) - 1.0
@@ -284,7 +289,7 @@ def power_seconds(table: ScheduleTable, device: DeviceSpec) -> Floats:
 
 def thread_points(table: ScheduleTable) -> Floats:
     """Points of the reduction that one thread handles during a step."""
-    return np.ceil(product(table.step.values(), table.count) / table.reduce_threads)
+    return table.thread_points
 
 
 def _passes_per_second(device: DeviceSpec) -> float:

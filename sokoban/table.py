@@ -64,6 +64,8 @@ class ScheduleTable:
             return np.array(values, dtype=np.int64)
 
         tensors, output = dict.fromkeys(load.tensor for load in form.body_loads), form.expr.output.name
+        padding = [s.padding_of if s.padding else {} for s in schedules]
+        vector = [s.vector_of if s.vector else {} for s in schedules]
         block = np.array([[size for _, size in s.block] for s in schedules], dtype=np.int64)
         thread = np.array([[size for _, size in s.thread] for s in schedules], dtype=np.int64)
         ones = (1,) * len(spatial)
@@ -77,31 +79,37 @@ class ScheduleTable:
             dict(zip(spatial, thread.T, strict=True)),
             dict(zip(spatial, vthreads.T, strict=True)),
             dict(zip(reduced, step.T, strict=True)) if reduced else {},
-            column([math.prod(n for _, n in s.reduce_threads) for s in schedules]),
+            column([math.prod([n for _, n in s.reduce_threads]) if s.reduce_threads else 1 for s in schedules]),
             {tensor: np.array([tensor in s.cached for s in schedules]) for tensor in tensors},
-            {
-                tensor: np.array([s.padding_of.get(tensor, 0) if s.padding else 0 for s in schedules])
-                for tensor in tensors
-            },
+            {tensor: column([given.get(tensor, 0) for given in padding]) for tensor in tensors},
             np.array([s.instruction != "fma" for s in schedules]),
-            {tensor: column([s.vector_of.get(tensor, 0) for s in schedules]) for tensor in (*tensors, output)},
+            {tensor: column([given.get(tensor, 0) for given in vector]) for tensor in (*tensors, output)},
             column([s.unroll for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
         """The same schedules with other storage padding; what was derived of the rest stays known."""
-        other = replace(self, padding=padding)
-        fields = self.__dataclass_fields__
-        other.__dict__.update({name: value for name, value in self.__dict__.items() if name not in fields})
+        other = object.__new__(ScheduleTable)
+        other.__dict__.update(self.__dict__, padding=padding)
         return other
 
     def rows(self, which: slice | Ints) -> ScheduleTable:
         """Some rows, in the order given."""
         return _from_columns([self], lambda columns: columns[0][which])
 
-    @property
+    @cached_property
     def count(self) -> int:
         return len(self.reduce_threads)
+
+    @cached_property
+    def ones(self) -> Ints:
+        """A one per schedule, not to be written to."""
+        return np.ones(self.count, dtype=np.int64)
+
+    @cached_property
+    def zeros(self) -> Ints:
+        """A zero per schedule, not to be written to."""
+        return np.zeros(self.count, dtype=np.int64)
 
     @cached_property
     def register_tile(self) -> Mapping[str, Ints]:
@@ -115,6 +123,17 @@ class ScheduleTable:
     def threads_per_block(self) -> Ints:
         total = product(self.threads.values(), self.count) * self.reduce_threads
         return np.where(self.warp_tile, total * 32, total) if self.has_warp_tiles else total
+
+    @cached_property
+    def _warps(self) -> dict[int, Ints]:
+        return {}
+
+    def warps(self, lanes: int) -> Ints:
+        """Warps of ``lanes`` threads per block."""
+        known = self._warps.get(lanes)
+        if known is None:
+            known = self._warps[lanes] = -(-self.threads_per_block // lanes)
+        return known
 
     @cached_property
     def has_warp_tiles(self) -> bool:
@@ -145,6 +164,16 @@ class ScheduleTable:
         return product(self.step_counts.values(), self.count)
 
     @cached_property
+    def step_points(self) -> Ints:
+        """Points of the reduction that a block handles during a step."""
+        return product(self.step.values(), self.count)
+
+    @cached_property
+    def thread_points(self) -> Floats:
+        """Points of the reduction that one thread handles during a step."""
+        return np.ceil(self.step_points / self.reduce_threads)
+
+    @cached_property
     def accumulators(self) -> Ints:
         """Output elements per thread (per warp for matrix instructions)."""
         return product(self.register_tile.values(), self.count)
@@ -157,6 +186,11 @@ class ScheduleTable:
     @cached_property
     def lane_parts(self) -> dict[tuple[Load, int], tuple[Ints, Ints]]:
         """Remembered by :func:`sokoban.banks.lane_parts`."""
+        return {}
+
+    @cached_property
+    def lane_addresses(self) -> dict[tuple[Load, int], Ints]:
+        """Remembered by :func:`sokoban.banks.tensor_lane_addresses`."""
         return {}
 
     @cached_property
@@ -174,7 +208,7 @@ class ScheduleTable:
     @cached_property
     def operand_elements(self) -> Mapping[Load, Ints]:
         """Elements of each body load that a thread reads per point of the inner reduction loop."""
-        tile: dict[str, Ints] = {**self.register_tile, **dict.fromkeys(self.step, np.ones(1, dtype=np.int64))}
+        tile: dict[str, Any] = {**self.register_tile, **dict.fromkeys(self.step, 1)}
         return {
             load: product([data_dimension(index).extent(tile) for index in load.indices], self.count)
             for load in self.form.body_loads
@@ -183,10 +217,9 @@ class ScheduleTable:
     @cached_property
     def operand_width(self) -> Mapping[Load, Ints]:
         """How many of the elements a thread reads of each body load are adjacent, up to four."""
-        ones = np.ones(self.count, dtype=np.int64)
         widths: dict[Load, Ints] = {}
         for load in self.form.body_loads:
-            widths[load] = ones
+            widths[load] = self.ones
             for axis, coefficient in data_dimension(load.indices[-1]).terms if load.indices else ():
                 if axis in self.thread and coefficient == 1:
                     widths[load] = np.gcd(self.thread[axis], 4)
@@ -226,4 +259,4 @@ def product(columns: Iterable[Ints], count: int) -> Ints:
     if total is None:
         return np.ones(count, dtype=np.int64)
     # A column that is the same for every row may be a single number.
-    return total if np.shape(total) == (count,) else np.broadcast_to(total, (count,))
+    return total if getattr(total, "shape", ()) == (count,) else np.broadcast_to(total, (count,))

@@ -37,6 +37,8 @@ def tile_transaction_bytes(
     rows = elements / extents[-1]
     whole = (extents[-1] >= tensor.shape[-1]) & (dimensions[-1].stride == 1)
     for position in range(len(dimensions) - 2, -1, -1):
+        if not whole.any():
+            break
         run = np.where(whole, run * extents[position], run)
         rows = np.where(whole, rows / extents[position], rows)
         whole = whole & (extents[position] >= tensor.shape[position]) & (dimensions[position].stride == 1)
@@ -54,7 +56,7 @@ def tile_transaction_bytes(
 def _row_alignment_bytes(table: ScheduleTable, load: Load, innermost: DataDimension, tile: Mapping[str, Ints]) -> Ints:
     """Largest power of two, in bytes, that divides the address of every row start of every block's tile."""
     tensor = table.form.expr.tensor_by_name[load.tensor]
-    start = np.zeros(table.count, dtype=np.int64)
+    start = table.zeros
     for axis, coefficient in innermost.terms:
         # An axis in a single tile starts at zero, wherever the others do.
         step = np.where(tile[axis] < table.form.sizes[axis], coefficient * innermost.stride * tile[axis], 0)
@@ -83,13 +85,11 @@ def super_tile(table: ScheduleTable, resident_blocks: Ints) -> SuperTile:
     """The tile of ``resident_blocks`` consecutive blocks, which run along the last axis first."""
     form = table.form
     remaining = np.maximum(1, resident_blocks)
-    tile: dict[str, Ints] = {
-        axis: np.full(table.count, form.sizes[axis], dtype=np.int64) for axis in (*form.columns, *form.reduced)
-    }
+    tile: dict[str, Ints] = {axis: table.ones * form.sizes[axis] for axis in (*form.columns, *form.reduced)}
     rounds = np.ones(table.count)
     for axis in reversed(form.spatial):
         if form.sizes[axis] == 1:
-            tile[axis] = np.ones(table.count, dtype=np.int64)
+            tile[axis] = table.ones
             continue
         grid = table.grid[axis]
         cover = np.minimum(grid, remaining)

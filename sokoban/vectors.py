@@ -7,6 +7,7 @@ scalars; both are ruled out here, from the affine indices, before any code exist
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def widest_fetch(form: KernelForm, load: Load, tile: Mapping[str, Ints], padding
     dimension = data_dimension(load.indices[-1])
     if dimension.stride != 1 or any(coefficient < 0 for _, coefficient in dimension.terms):
         return np.ones_like(padding)
-    everything = {axis: np.full_like(padding, size) for axis, size in form.sizes.items()} | dict(tile)
+    everything: dict[str, Any] = {**form.sizes, **tile}
     extent = dimension.extent(everything)
     # Widths are powers of two, so that the greatest common divisor is the widest that divides all.
     width = np.gcd(max(1, VECTOR_BYTES // tensor.element_bytes), np.gcd(dimension.offset, tensor.shape[-1]))

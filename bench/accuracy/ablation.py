@@ -191,6 +191,14 @@ def _all_together(table: ScheduleTable, loads: Floats, guarded: bool) -> Floats:
     return np.minimum(loads, fetch.UNROLLED_LOADS)
 
 
+def _one_pass(*_: Any) -> int:
+    return 1
+
+
+def _all_by_themselves(table: ScheduleTable, load: Load, loads: Floats, vector: Ints) -> Floats:
+    return loads
+
+
 def _instant_blocks(device: DeviceSpec) -> DeviceSpec:
     return replace_struct(device, block_launch_seconds=TINY)
 
@@ -211,7 +219,8 @@ EFFECTS: Sequence[Effect] = (
     ),
     Effect("transactions: of stores", ((stages, {"stored_transactions": _raw_stores}),)),
     Effect("transactions: lines of a fetch", ((fetch, {"LINE_WAVEFRONTS": 0.0}), (operands, {"LINE_WAVEFRONTS": 0.0}))),
-    Effect("banks", ((operands, {"_passes": _ones}),)),
+    Effect("banks", ((operands, {"_passes": _ones}), (fetch, {"_store_passes": _one_pass}))),
+    Effect("banks: of the fetch", ((fetch, {"_store_passes": _one_pass}),)),
     Effect("vectors", ((operands, {"VECTOR_BYTES": 1}), (fetch, {"_is_vector_access": _never_wide}))),
     Effect("vectors: of operands", ((operands, {"VECTOR_BYTES": 1}),)),
     Effect("density", ((rational, {"issue_seconds": _zeros, "operand_reads": _free_reads}),)),
@@ -232,6 +241,7 @@ EFFECTS: Sequence[Effect] = (
         ((stages, {"loads_in_flight": _all_together}), (fetch, {"loads_in_flight": _all_together})),
     ),
     Effect("compilers: guards", ((fetch, {"GUARD_INSTRUCTIONS": 0.0}),)),
+    Effect("compilers: guards of a whole vector", ((fetch, {"_waits": _all_by_themselves}),)),
     Effect("latency", ((rational, {"waiting_seconds": _zeros}),)),
     Effect("overlap", ((rational, {"UNHIDDEN": 0.0, "UNHIDDEN_WAIT": 0.0}),)),
     Effect("overlap: of stages", ((rational, {"UNHIDDEN": 0.0}),)),

@@ -213,6 +213,9 @@ class OddRule:
 
     name: str = "odd"
 
+    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
+        return True
+
     def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
         return size % 2 == 1
 

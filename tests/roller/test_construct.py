@@ -363,9 +363,19 @@ def test_an_ipu_takes_operators_without_reuse(name: str) -> None:
     assert construct(suite_form(name), load_device("ipu")).programs
 
 
+def test_programs_scored_in_two_parts_rank_as_if_scored_at_once() -> None:
+    form, device = suite_form("C25"), load_device("v100")
+    found = construct(form, device)
+    assert found.epsilon == IRREGULAR_EPSILON  # scored once for each of two epsilons
+    scored = estimate_schedules(form, device, [program.schedule for program in found.programs])
+    seconds = [program.estimate.seconds for program in found.programs]
+    assert seconds == scored.seconds.tolist() == sorted(seconds)
+    assert len({program.epsilon for program in found.programs}) == 2
+
+
 def test_what_no_tile_fits_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     device = load_device("v100")
-    monkeypatch.setattr("roller.construct.propose", lambda form, device, epsilon: iter(()))
+    monkeypatch.setattr("roller.construct.Proposals.within", lambda self, epsilon: iter(()))
     with pytest.raises(InputError) as caught:
         construct(suite_form("M2"), device)
     assert str(caught.value) == "M2: no tile fits the memory of v100-sxm2-16gb; use a smaller operator"

@@ -9,7 +9,7 @@ import pytest
 
 from hal import load_device
 from sokoban import KernelForm, ScheduleTable, TileSchedule
-from sokoban.fetch import GUARDED_LOADS, Fetch, fetch
+from sokoban.fetch import GUARDED_LOADS, Fetch, _store_passes, fetch
 from tests.sokoban.schedules import form_of, matmul_schedule
 
 V100 = load_device("v100")
@@ -66,6 +66,50 @@ def test_guarded_loads_wait_for_each_other(unroll: int) -> None:
     assert guarded.instructions[0] / guarded.loads[0] > plain.instructions[0] / plain.loads[0]
     if not unroll:
         assert guarded.batches[0] == guarded.loads[0] / GUARDED_LOADS
+
+
+@pytest.mark.parametrize("element_bytes", [2, 4, 8])
+@pytest.mark.parametrize("vector", [1, 2, 4, 6, 8, 12, 16, 32, 64])
+def test_stores_wait_for_each_other_as_often_as_lanes_share_a_bank(vector: int, element_bytes: int) -> None:
+    # Count the words that each bank takes: one of every lane, two where elements have two.
+    words = max(1, element_bytes // 4)
+    starts = {lane * vector * element_bytes // 4 for lane in range(32)}
+    banks = [(start + word) % 32 for start in starts for word in range(words)]
+    (guarded,) = _store_passes(np.array([vector]), element_bytes, V100, guarded=True).tolist()
+    assert guarded * words == max(banks.count(bank) for bank in set(banks))
+    # Wide stores need up to 16 bytes' worth fewer.
+    (free,) = _store_passes(np.array([vector]), element_bytes, V100, guarded=False).tolist()
+    assert free <= guarded <= free * 16 // max(4, element_bytes)
+
+
+def test_odd_distances_have_no_conflicts() -> None:
+    assert _store_passes(np.array([1, 3, 5, 7]), 4, V100, guarded=True).tolist() == [1, 1, 1, 1]
+
+
+def test_guarded_elements_are_stored_one_by_one() -> None:
+    # Sixteen words apart: sixteen passes per word by themselves, four in stores of four words.
+    guarded = fetched(PADDED, _padded_schedule(16), "X")
+    free = fetched(MATMUL, matmul_schedule((64, 64), (4, 4), 64, vector=(("A", 16),)), "A")
+    assert guarded.wavefronts[0] > 16 * guarded.elements[0] / 32
+    assert free.wavefronts[0] < 12 * free.elements[0] / 32
+
+
+def test_the_elements_of_a_row_wait_together() -> None:
+    # Rows of 58 elements: two at a time share their guard, four at a time do not.
+    one, two, four = (fetched(PADDED, _padded_schedule(vector), "X") for vector in (1, 2, 4))
+    assert two.batches[0] == pytest.approx(one.batches[0] / 2, rel=0.1)
+    assert four.batches[0] >= one.batches[0]
+
+
+def _padded_schedule(vector: int) -> TileSchedule:
+    """64 threads whose tile of the padded input has rows of 58 elements."""
+    return TileSchedule(
+        block=(("n", 1), ("f", 16), ("oh", 8), ("ow", 56)),
+        thread=(("n", 1), ("f", 4), ("oh", 4), ("ow", 7)),
+        step=(("c", 4), ("kh", 3), ("kw", 3)),
+        cached=("X", "W"),
+        vector=(("X", vector),),
+    )
 
 
 def test_rows_do_not_depend_on_each_other() -> None:

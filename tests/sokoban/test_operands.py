@@ -89,3 +89,17 @@ def test_what_is_not_staged_is_read_word_by_word() -> None:
     schedule = matmul_schedule((64, 64), (4, 8), 8, cached=("B",))
     a: Any = reads(MATMUL, schedule, "A")
     assert a.width.tolist() == [1] and a.instructions.tolist() == [32]
+
+
+def test_a_schedule_reads_the_same_whatever_stands_beside_it() -> None:
+    """Schedules whose reduction the device compiler unrolls, at other widths than one another's, and ones where not."""
+    schedules = [
+        matmul_schedule((64, 64), (4, 8), 8, unroll=unroll) if step == 8 else matmul_schedule((32, 64), (2, 4), step)
+        for unroll, step in ((512, 8), (0, 8), (64, 4), (64, 16), (64, 1))
+    ]
+    table = ScheduleTable.of(MATMUL, schedules)
+    for load in MATMUL.body_loads:
+        together = operand_reads(table, load, V100, loop_nest(table))
+        apart = [reads(MATMUL, schedule, load.tensor) for schedule in schedules]
+        for name in ("words", "instructions", "passes", "width"):
+            assert getattr(together, name).tolist() == [getattr(alone, name)[0] for alone in apart]
