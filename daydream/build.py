@@ -12,7 +12,7 @@ from daydream.gpu_tasks import GpuTasks, gpu_tasks, time_launches
 from daydream.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.layers import assign_layers
 from daydream.nesting import enclosing_events, innermost_of
-from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 from daydream.waits import Waits, call_ends, explain_late, find_waits, full_queue, join_branches
 
 TRACE_BEGINS = "trace begins"
@@ -115,26 +115,29 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
         sizes = zip((1, cpus, gpus, backs), (root, of_cpu, of_gpu, of_back), strict=True)
         return np.concatenate([np.broadcast_to(np.asarray(part, kind), (size,)) for size, part in sizes])
 
-    cpu_name = np.where(cpu.event == NONE, NONE, trace.name[cpu.event])
+    cpu_name = looked_up(trace.name, cpu.event, NONE)
     cpu_name[cpu.mark == Mark.STEP_BEGIN], cpu_name[cpu.mark == Mark.STEP_END] = mark_names[0], mark_names[1]
     operator_of = innermost_of(parts.enclosing, trace.category == Category.OPERATOR)
-    cpu_operator = np.where(cpu.event == NONE, NONE, operator_of[cpu.event])
-    gpu_operator = np.where(gpu.launch == NONE, _by_external(trace, gpu.event), cpu_operator[gpu.launch])
+    cpu_operator = looked_up(operator_of, cpu.event, NONE)
+    launched = gpu.launch != NONE
+    gpu_operator = np.where(launched, looked_up(cpu_operator, gpu.launch, NONE), _by_external(trace, gpu.event))
     layers = assign_layers(trace, parts.enclosing)
-    cpu_layer = np.where(cpu.event == NONE, NONE, layers.layer[cpu.event])
-    cpu_phase = np.where(cpu.event == NONE, Phase.NONE, layers.phase[cpu.event])
-    from_operator = np.where(gpu_operator == NONE, NONE, layers.layer[gpu_operator])
-    gpu_layer = np.where(gpu.launch == NONE, from_operator, cpu_layer[gpu.launch])
-    from_operator = np.where(gpu_operator == NONE, Phase.NONE, layers.phase[gpu_operator])
-    gpu_phase = np.where(gpu.launch == NONE, from_operator, cpu_phase[gpu.launch])
+    cpu_layer = looked_up(layers.layer, cpu.event, NONE)
+    cpu_phase = looked_up(layers.phase, cpu.event, Phase.NONE)
+    own_layer = looked_up(layers.layer, gpu_operator, NONE)
+    gpu_layer = np.where(launched, looked_up(cpu_layer, gpu.launch, NONE), own_layer)
+    own_phase = looked_up(layers.phase, gpu_operator, Phase.NONE)
+    gpu_phase = np.where(launched, looked_up(cpu_phase, gpu.launch, Phase.NONE), own_phase)
     cpu_step = _step_of(trace, step_rows, cpu.start_us)
     cpu_step = np.where(cpu.mark == Mark.NONE, cpu_step, cpu.mark_step)
-    gpu_step = np.where(gpu.launch == NONE, _step_of(trace, step_rows, gpu.start_us), cpu_step[gpu.launch])
+    gpu_step = np.where(launched, looked_up(cpu_step, gpu.launch, NONE), _step_of(trace, step_rows, gpu.start_us))
     recorded = column(-1.0, cpu.start_us, gpu.start_us, returns.start_us, np.float64)
     # A return stands right behind its call, whatever rounding says.
     place = column(-1, 2 * np.arange(cpus), np.arange(gpus), 2 * returns.call + 1)
     lane = column(len(threads), cpu_thread[cpu.thread], gpu_thread[gpu.lane], cpu_thread[cpu.thread[returns.call]])
-    order = _time_order(recorded, place, lane)
+    # Clocks of CPU and GPU differ a little: no task stands before its launch.
+    called = np.maximum(gpu.start_us, looked_up(cpu.start_us, gpu.launch, -np.inf))
+    order = _time_order(column(-1.0, cpu.start_us, called, returns.start_us, np.float64), place, lane)
     row = np.empty(len(order), np.int64)
     row[order] = np.arange(len(order))
     root, of_cpu = row[:1], row[1 : 1 + cpus]
@@ -155,7 +158,9 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
         "priority": column(0, 0, 0, 0),
         "recorded_us": np.where(np.arange(len(order)) == 0, np.nan, recorded),
     }
-    source, target, kind, lag = _edges(parts, of_cpu, of_gpu, of_back)
+    edges = _edges(parts, of_cpu, of_gpu, of_back)
+    sound = edges[0] < edges[1]
+    source, target, kind, lag = (values[sound] for values in edges)
     begun = _first_of_threads(columns["thread"][order], root[0], target)
     origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
     lags = np.maximum(recorded[order][begun] - origin, 0.0)
@@ -172,7 +177,7 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
         queue_depth=parts.waits.queue_depth,
         trace=trace,
         enclosing=parts.enclosing,
-        warnings=trace.warnings,
+        warnings=(*trace.warnings, *_contradictions(sound)),
     )
 
 
@@ -242,6 +247,13 @@ def _edges(parts: _Parts, of_cpu: Ints, of_gpu: Ints, of_back: Ints) -> tuple[In
     kind = np.repeat(kinds, (len(launched), len(calls), len(pairs), len(handoff.source)))
     lag = np.concatenate([gpu.latency_us[launched], np.zeros(len(calls)), streams[:, 2], handoff.lag_us])
     return source, target, kind, lag
+
+
+def _contradictions(sound: Flags) -> tuple[str, ...]:
+    wrong = int((~sound).sum())
+    if not wrong:
+        return ()
+    return (f"{wrong} dependenc{'y' if wrong == 1 else 'ies'} that the recorded times contradict, left out",)
 
 
 def _first_of_threads(thread: Ints, root: int, target: Ints) -> Ints:

@@ -8,7 +8,7 @@ import numpy as np
 
 from daydream.cpu_tasks import CpuTasks
 from daydream.graph import TaskKind
-from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
 OVERLAP_US = 2.0
 """Tasks of one stream that overlap by more ran at the same time (branches of a CUDA graph); by less, the profiler
@@ -132,8 +132,8 @@ def time_launches(gpu: GpuTasks, cpu: CpuTasks, waiting: Ints) -> Flags:
     has_launch = gpu.launch != NONE
     _shorten_launches(gpu, cpu, has_launch)
     before = gpu.before()
-    free = np.where(before == NONE, -np.inf, gpu.start_us[before] + gpu.duration_us[before])
-    called = np.where(has_launch, cpu.start_us[gpu.launch] + cpu.duration_us[gpu.launch], -np.inf)
+    free = looked_up(gpu.start_us + gpu.duration_us, before, -np.inf)
+    called = looked_up(cpu.start_us + cpu.duration_us, gpu.launch, -np.inf)
     # Clocks of GPU and CPU differ a little, so a task may seem to start before its call.
     wait, idle = np.maximum(gpu.start_us - called, 0.0), gpu.start_us - free
     from_idle = has_launch & (free <= called) & gpu.first_of_launch()

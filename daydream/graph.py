@@ -209,8 +209,11 @@ class TaskGraph:
             _, first = np.unique(launches, return_index=True)
             launches, tasks = launches[first], tasks[first]
             depth = self.queue_depth + 1
-            sources.append(tasks[:-depth])
-            targets.append(launches[depth:])
+            held, holding = launches[depth:], tasks[:-depth]
+            # What a damaged trace shows to start later can't have left the queue before.
+            sound = holding < held
+            sources.append(holding[sound])
+            targets.append(held[sound])
         return np.concatenate(sources), np.concatenate(targets)
 
     def dependencies(self) -> tuple[Ints, Ints, Ints, Floats]:

@@ -111,3 +111,11 @@ def argument(arguments: dict[str, Any], *spellings: str) -> Any:
         if spelling in arguments:
             return arguments[spelling]
     return None
+
+
+def looked_up(column: Any, rows: Ints, otherwise: float) -> Any:
+    """For each row its entry in `column`, `otherwise` where the row is NONE; `column` may be empty then."""
+    found = np.full(len(rows), otherwise, np.asarray(column).dtype)
+    known = rows != NONE
+    found[known] = column[rows[known]]
+    return found

@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream.cpu_tasks import CpuTasks
 from daydream.gpu_tasks import USUAL_LATENCY_US, GpuTasks
-from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, argument
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, argument, looked_up
 
 QUEUE_DEPTH = 1022
 """GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead."""
@@ -105,8 +105,8 @@ def _names(trace: Trace, pattern: re.Pattern[str]) -> Flags:
 def _runtime_tasks(trace: Trace, cpu: CpuTasks, pattern: re.Pattern[str]) -> Ints:
     """Positions of CPU tasks that are CUDA calls of these names, in order of time."""
     event = cpu.event
-    chosen = (event != NONE) & (trace.category[event] == Category.RUNTIME)
-    chosen &= _names(trace, pattern)[trace.name[event]]
+    chosen = looked_up(trace.category, event, NONE) == Category.RUNTIME
+    chosen &= looked_up(_names(trace, pattern)[trace.name], event, False)
     rows = np.flatnonzero(chosen)
     return rows[np.argsort(cpu.start_us[rows], kind="stable")]
 
@@ -156,7 +156,7 @@ OVERRUN_US = 2.0
 def call_ends(trace: Trace, cpu: CpuTasks) -> Floats:
     """When each CPU task's event ended, or the next of its thread started, microseconds."""
     event = cpu.event
-    end = np.where(event == NONE, cpu.start_us, trace.start_us[event] + trace.duration_us[event])
+    end = np.where(event == NONE, cpu.start_us, looked_up(trace.start_us + trace.duration_us, event, 0.0))
     after = cpu.following()
     return np.where(after == NONE, end, np.minimum(end, cpu.start_us[after]))
 
