@@ -160,7 +160,7 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
     }
     edges = _edges(parts, of_cpu, of_gpu, of_back)
     sound = edges[0] < edges[1]
-    source, target, kind, lag = (values[sound] for values in edges)
+    source, target, kind, lag = edges[0][sound], edges[1][sound], edges[2][sound], edges[3][sound]
     begun = _first_of_threads(columns["thread"][order], root[0], target)
     origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
     lags = np.maximum(recorded[order][begun] - origin, 0.0)

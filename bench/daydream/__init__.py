@@ -1,0 +1,1 @@
+"""Daydream on recorded traces: speed, and prices beside recorded times."""
