@@ -1,0 +1,227 @@
+"""Distributed data-parallel training from a trace of one worker (thesis 4.5.1, A.4, algorithm 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from daydream.communication import (
+    MEBIBYTE,
+    all_reduce_us,
+    all_reduces,
+    check,
+    check_not_negative,
+    message_bytes,
+    recorded_collectives,
+)
+from daydream.edit import Edit
+from daydream.gradients import Gradient, consumers, find_gradients, last_of_threads, tied
+from daydream.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.passes import Outcome, what_if
+from daydream.trace import Floats, Ints
+from hal.errors import InputError
+
+NETWORK = Thread(ThreadKind.CHANNEL, "network")
+"""The channel on which collectives run: one, as NCCL runs those of a communicator one after another."""
+
+CALL_US = 42.0
+"""CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100."""
+
+USUAL_BUCKET_MB = 25.0
+"""DDP's `bucket_cap_mb`, MiB."""
+
+
+@what_if("ddp")
+def ddp(
+    graph: TaskGraph,
+    *,
+    workers: int = 8,
+    bandwidth: float = 12.5,
+    latency_us: float = 5.0,
+    bucket_mb: float = 0.0,
+    first_bucket_mb: float = 1.0,
+    overlap: bool = True,
+    interference: float = 0.0,
+    gradient_mb: float = 0.0,
+    call_us: float = CALL_US,
+    existing: str = "replace",
+) -> Outcome:
+    """Data-parallel training with PyTorch DDP and ring all-reduces (algorithm 6).
+
+    Gradients are gathered in buckets in the order in which they become ready, which is DDP's after its first step:
+    a bucket is full as soon as it holds `first_bucket_mb` (the first) or `bucket_mb` MiB. With `bucket_mb` 0 they
+    are those that ``daydream record`` saw, else of DDP's usual 25 MiB. Each bucket's all-reduce runs on the channel
+    "network" from when its last gradient is there (`overlap`, wait-free backpropagation; else from the end of the
+    backward pass), launched by a call of `call_us` on the CPU (none where the trace already has these calls). The
+    compute stream goes on to whatever follows the backward pass when all are done: DDP makes the stream wait and
+    not the CPU.
+
+    A trace that already holds all-reduce kernels keeps them where they are. With `existing` "replace" their
+    durations become those of the formula for `workers`, which also takes off the time they waited for slower
+    workers; with "keep" they stay as recorded. All of them count as exchanges of gradients among all workers.
+
+    Assumptions: all workers alike, none waits for another's computation; what every worker computes does not
+    change; one exchange a step of every gradient that the trace shows, so with gradients accumulated over several
+    backward passes each of them is exchanged; the copies of gradients into buckets and back are not added.
+    `bandwidth` is a worker's bus bandwidth in GB/s (12.5: 100 Gbit/s), `latency_us` one step of the ring. Real NCCL
+    calls were 34 % slower than the formula beside running kernels (4.6.5): `interference` 0.34 adds that.
+
+    Raises:
+        InputError: a parameter is out of range, or no source tells the gradients' sizes.
+    """
+    check("ddp", workers=workers, bandwidth=bandwidth, first_bucket_mb=first_bucket_mb)
+    check_not_negative("ddp", latency_us=latency_us, interference=interference, call_us=call_us, bucket_mb=bucket_mb)
+    if existing not in ("replace", "keep"):
+        raise InputError("ddp: existing", f"{existing!r} is unknown", "write replace or keep")
+    cost = _Cost(workers, bandwidth, latency_us, 1.0 + interference)
+    recorded = np.intersect1d(all_reduces(graph), recorded_collectives(graph))
+    if len(recorded):
+        return _reprice(graph, recorded, cost, existing)
+    if workers == 1:
+        return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
+    gradients = find_gradients(graph, gradient_mb)
+    grouped = _Grouping.of(graph, first_bucket_mb, bucket_mb)
+    has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
+    insert = _Insertion(Edit(graph), cost, overlap, 0.0 if has_calls else call_us)
+    for of_step in gradients.steps.values():
+        insert.step(grouped(of_step))
+    largest = grouped(gradients.steps[gradients.largest_step])
+    total = sum(cost.us(sum(g.bytes for g in bucket)) for bucket in largest)
+    notes = [
+        gradients.told(),
+        f"{len(largest)} all-reduces a step among {workers} workers, {total / 1e3:.3f} ms a step on the network "
+        f"at {bandwidth:g} GB/s" + (f", {interference:.0%} slower beside kernels" if interference else ""),
+    ]
+    if not overlap:
+        notes.append("no all-reduce starts before the backward pass ends")
+    return Outcome(insert.edit.apply(), tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Cost:
+    workers: int
+    bandwidth: float
+    latency_us: float
+    slower: float
+
+    def us(self, size: float) -> float:
+        return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
+
+
+def buckets(gradients: Sequence[Gradient], first_bytes: float, later_bytes: float) -> list[list[Gradient]]:
+    """Gradients grouped as DDP's reducer does (PyTorch, ``compute_bucket_assignment_by_size``).
+
+    A bucket closes with the gradient by which it reaches its limit, so it may be larger; one bucket holds gradients
+    of one dtype in DDP, which makes no difference where all are alike.
+    """
+    found: list[list[Gradient]] = []
+    size, limit, is_open = 0.0, first_bytes, False
+    for gradient in gradients:
+        if not is_open:
+            found.append([])
+            size = 0.0
+        found[-1].append(gradient)
+        size += gradient.bytes
+        is_open = size < limit
+        if not is_open:
+            limit = later_bytes
+    return found
+
+
+@dataclass(frozen=True)
+class _Grouping:
+    """How gradients are put in buckets: by name as recorded, or by size."""
+
+    recorded: dict[str, int]
+    first_bytes: float
+    later_bytes: float
+
+    @staticmethod
+    def of(graph: TaskGraph, first_mb: float, later_mb: float) -> _Grouping:
+        listed = graph.trace.metadata.get("buckets") if graph.trace is not None and not later_mb else None
+        names = {str(name): i for i, bucket in enumerate(listed or []) for name in bucket}
+        return _Grouping(names, first_mb * MEBIBYTE, (later_mb or USUAL_BUCKET_MB) * MEBIBYTE)
+
+    def __call__(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+        if not all(gradient.name in self.recorded for gradient in gradients):
+            return buckets(gradients, self.first_bytes, self.later_bytes)
+        groups: dict[int, list[Gradient]] = {}
+        for gradient in gradients:
+            groups.setdefault(self.recorded[gradient.name], []).append(gradient)
+        return [groups[number] for number in sorted(groups)]
+
+
+@dataclass
+class _Insertion:
+    """Adds one step's all-reduces after another."""
+
+    edit: Edit
+    cost: _Cost
+    overlap: bool
+    call_us: float
+
+    def step(self, groups: list[list[Gradient]]) -> None:
+        """Adds the all-reduces of a step's buckets."""
+        graph = self.edit.graph
+        everything = [gradient for group in groups for gradient in group]
+        last = last_of_threads(graph, (g.ready for g in everything))
+        waiting = consumers(graph, everything[0].step, np.array(last, np.int64))
+        for rank, group in enumerate(groups):
+            sources = group if self.overlap else everything
+            task = self._all_reduce(rank, group)
+            for row in last_of_threads(graph, (g.ready for g in sources)):
+                self.edit.depend(row, task, Dependency.COMMUNICATION)
+            for caller in self._callers(sources):
+                self.edit.depend(caller, task, Dependency.COMMUNICATION)
+            for row in waiting:
+                self.edit.depend(task, row, Dependency.COMMUNICATION)
+
+    def _all_reduce(self, rank: int, group: list[Gradient]) -> int:
+        size = sum(gradient.bytes for gradient in group)
+        return self.edit.add(
+            f"ncclAllReduce bucket {rank}",
+            TaskKind.COMMUNICATION,
+            self.cost.us(size),
+            thread=self.edit.thread(NETWORK),
+            phase=Phase.BACKWARD,
+            step=group[0].step,
+            layer=group[-1].layer,
+            bytes=size,
+            # DDP launches buckets in order, whichever is ready first.
+            priority=-rank,
+        )
+
+    def _callers(self, sources: Sequence[Gradient]) -> Iterator[int]:
+        """The CPU tasks that launch an all-reduce: a call behind the last hook of every thread."""
+        for hook in last_of_threads(self.edit.graph, (g.hook for g in sources)):
+            if self.call_us:
+                name = "c10d::allreduce_"
+                yield self.edit.add(name, TaskKind.CPU, self.call_us, after=hook, phase=Phase.BACKWARD)
+            else:
+                yield hook
+
+
+def _reprice(graph: TaskGraph, recorded: Ints, cost: _Cost, existing: str) -> Outcome:
+    """Durations by the formula for all-reduces that the trace holds; those of unknown size keep theirs."""
+    others = len(recorded_collectives(graph)) - len(recorded)
+    held = f"the trace already holds {len(recorded)} all-reduces"
+    rest = (f"{others} other collectives stay as recorded",) if others else ()
+    if existing == "keep":
+        return Outcome(tied(graph, recorded), (f"{held}: they stay as recorded", *rest))
+    sizes = message_bytes(graph, recorded)
+    known = recorded[~np.isnan(sizes)]
+    if not len(known):
+        raise InputError("ddp: existing", f"{held} of unknown size", "write existing=keep, or record with shapes")
+    durations: Floats = np.array([cost.us(size) for size in sizes[~np.isnan(sizes)]])
+    before = float(graph.duration_us[known].sum()) / 1e3
+    notes = [
+        f"{held}: they stay in place and take what the formula gives for {cost.workers} workers at "
+        f"{cost.bandwidth:g} GB/s, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
+    ]
+    if len(known) < len(recorded):
+        notes.append(f"{len(recorded) - len(known)} all-reduces of unknown size stay as recorded")
+    written = graph.bytes.copy()
+    written[recorded] = sizes
+    return Outcome(replace(tied(graph, recorded).with_durations(known, durations), bytes=written), (*notes, *rest))
