@@ -134,8 +134,8 @@ def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, sha
 
     When `backward()` runs on autograd's thread, the main thread's gap and the worker's tasks cover the same time:
     the gap is waiting, not work (4.4.2 knows CPU threads only as sequences). A gap of at least `shortest_us` in
-    which another thread starts and ends a burst that fills at least `share` of it becomes two edges, into the
-    burst and out of it; the gap itself, and the worker's own sleep before the burst, are taken off. `worker` says
+    which another thread starts a burst that fills at least `share` of it becomes two edges, into the burst and out
+    of the last task that ended before the sleeper woke; the gap itself, and the worker's own sleep before the burst, are taken off. `worker` says
     for each thread whether it takes part (it has operators): one that only polls sleeps by the clock.
     """
     source: list[int] = []
@@ -151,9 +151,10 @@ def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, sha
             if first <= position < last or not worker[tasks.thread[first]]:
                 continue
             low = first + int(np.searchsorted(tasks.start_us[first:last], begin))
-            high = first + int(np.searchsorted(tasks.start_us[first:last], finish, side="right")) - 1
-            # The burst must begin and end inside: a thread that is already busy works on its own account.
-            if low > high or (low > first and end[low - 1] > begin) or end[high] > finish:
+            # Ends of a thread's tasks are in order, as they don't overlap.
+            high = first + int(np.searchsorted(end[first:last], finish, side="right")) - 1
+            # The burst must begin inside: a thread that is already busy works on its own account.
+            if low > high or (low > first and end[low - 1] > begin):
                 continue
             if end[high] - tasks.start_us[low] < share * tasks.gap_us[position]:
                 continue

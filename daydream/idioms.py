@@ -185,6 +185,7 @@ _BY_OPERATOR = {
     Role.RELU: r"relu|threshold",
     Role.POOLING: r"pool(?!ed)",
 }
+_RELU_OPERATOR = r"relu|threshold|clamp_min|hardtanh"
 _BY_LAYER = {
     # The innermost module decides: "conv_block.bn1" is a batch normalisation.
     Role.CONVOLUTION: r"(^|[./])[^./]*conv(?!ert)[^./]*$",
@@ -206,6 +207,10 @@ def roles(graph: TaskGraph) -> Ints:
     candidates = graph.on_gpu & np.isin(graph.kind, (TaskKind.KERNEL, TaskKind.MEMSET))
     role[~candidates] = Role.OTHER
     if graph.trace is not None:
+        # A clamp is a ReLU only where the operator says so: gradients and probabilities are clamped, too.
+        rows = np.flatnonzero((role == Role.RELU) & (graph.operator != NONE))
+        meant = outermost_operator(graph, rows, operators_named(graph, _RELU_OPERATOR)) != NONE
+        role[rows[~meant]] = Role.OTHER
         for kind, pattern in _BY_OPERATOR.items():
             open_rows = np.flatnonzero(candidates & (role == Role.OTHER))
             inside = outermost_operator(graph, open_rows, operators_named(graph, pattern)) != NONE
