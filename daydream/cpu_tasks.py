@@ -135,8 +135,9 @@ def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, sha
     When `backward()` runs on autograd's thread, the main thread's gap and the worker's tasks cover the same time:
     the gap is waiting, not work (4.4.2 knows CPU threads only as sequences). A gap of at least `shortest_us` in
     which another thread starts a burst that fills at least `share` of it becomes two edges, into the burst and out
-    of the last task that ended before the sleeper woke; the gap itself, and the worker's own sleep before the burst, are taken off. `worker` says
-    for each thread whether it takes part (it has operators): one that only polls sleeps by the clock.
+    of the last task that ended before the sleeper woke; the gap itself, and the worker's own sleep before the
+    burst, are taken off. `worker` says for each thread whether it takes part (it has operators): one that only
+    polls sleeps by the clock.
     """
     source: list[int] = []
     target: list[int] = []

@@ -49,6 +49,26 @@ class Timeline:
         return step_lengths(self.graph, self.start_us)
 
     @cached_property
+    def completed_us(self) -> Floats:
+        """When every step had ended on its CPU thread and all its work on streams and channels; NaN without mark."""
+        last = np.full(len(self.graph.steps), -np.inf)
+        # Other CPU threads may only poll, by the clock and whatever becomes of the step.
+        mine = (self.graph.step != NONE) & (~self.graph.on_cpu | (self.graph.mark == Mark.STEP_END))
+        np.maximum.at(last, self.graph.step[mine], self.end_us[mine])
+        return np.where(np.isfinite(last), last, np.nan)
+
+    @cached_property
+    def sustained_us(self) -> float:
+        """Mean time between the completions of full steps; NaN with fewer than two.
+
+        A step is measured on the CPU, which may run ahead of the GPU by a full launch queue: a recording that begins
+        with an empty queue then shows steps that are shorter than a long training's. Completions do not run ahead.
+        """
+        full = np.array([step.full for step in self.graph.steps], np.bool_)
+        ends = np.sort(self.completed_us[full & np.isfinite(self.completed_us)])
+        return float((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else np.nan
+
+    @cached_property
     def critical_path(self) -> Ints:
         """Tasks from the first to the one that ends last, each starting when the one before it lets it."""
         if not len(self.graph):

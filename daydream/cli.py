@@ -1,0 +1,409 @@
+"""The command line of Daydream. The library raises InputError; only here are errors printed and exit codes chosen."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hal.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.analysis import Analysis
+    from daydream.graph import TaskGraph
+    from daydream.simulate import Timeline
+
+#: Exit code for input that cannot be used.
+BAD_INPUT = 2
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """Every foreseeable failure as one line on stderr."""
+    try:
+        yield
+    except InputError as error:
+        click.echo(f"daydream: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"daydream: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("daydream: interrupted", err=True)
+        sys.exit(130)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that nothing half-written stays behind."""
+    sys.exit(128 + signum)
+
+
+class _Group(click.Group):
+    """Usage errors in one line too, like every other error."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        kwargs["standalone_mode"] = False
+        with suppress(ValueError):  # not in the main thread, where signals cannot be set
+            signal.signal(signal.SIGTERM, _terminate)
+        try:
+            with _errors():
+                return super().main(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(BAD_INPUT)
+        except click.UsageError as error:
+            hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+            click.echo(f"daydream: {' '.join(error.format_message().split()).rstrip('.')}{hint}", err=True)
+            sys.exit(BAD_INPUT)
+        except click.ClickException as error:
+            click.echo(f"daydream: {error.format_message()}", err=True)
+            sys.exit(1)
+        except click.exceptions.Exit as error:
+            sys.exit(error.exit_code)
+        except click.Abort:
+            click.echo("daydream: interrupted", err=True)
+            sys.exit(130)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="roller")
+def main() -> None:
+    """What-if questions on a training step, answered from one PyTorch-profiler trace."""
+
+
+def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout."),
+        click.option(
+            "--html",
+            type=click.Path(dir_okay=False, path_type=Path),
+            default=None,
+            help="Also write a report to open in a browser.",
+        ),
+        click.option(
+            "--out",
+            type=click.Path(dir_okay=False, path_type=Path),
+            default=None,
+            help="Also write the timeline (.json or .json.gz) to open in Perfetto beside the trace.",
+        ),
+        click.option(
+            "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
+        ),
+        click.argument("trace", type=click.Path(path_type=Path)),
+    ):
+        command = option(command)
+    return command
+
+
+def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    return click.option(
+        "--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of each table."
+    )(command)
+
+
+@main.command("report")
+@_trace_options
+@_rows_option
+def report_command(
+    trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool, rows: int
+) -> None:
+    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle times."""
+    before = _baseline(trace, number, out, html, rows, recorded=True)
+    if as_json:
+        from daydream.analysis import report_record
+
+        _print_json({"trace": str(trace), **report_record(before), "warnings": list(before.timeline.graph.warnings)})
+    else:
+        from daydream.show import line, print_report, print_steps
+
+        print_steps(before, _partial(before))
+        line()
+        print_report(before, rows)
+        _warn(before.timeline.graph)
+    _write(before.timeline, "simulated", out, html, before, None, [])
+
+
+@main.command("simulate")
+@_trace_options
+def simulate_command(trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool) -> None:
+    """Replay TRACE as it was recorded, and compare each step with what was measured."""
+    graph, timeline = _simulated(trace, out, html)
+    from daydream.breakdown import chosen_steps
+
+    steps = chosen_steps(graph, number)
+    before = None
+    if as_json:
+        _print_json({"trace": str(trace), **_replay(timeline, steps)})
+    if html is not None or not as_json:
+        from daydream.analysis import analyse
+
+        before = analyse(timeline, steps, recorded=True)
+    if before is not None and not as_json:
+        from daydream.show import line, print_steps
+
+        print_steps(before, _partial(before))
+        edges = len(graph.edge_source)
+        line(f"{len(graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
+        _warn(graph)
+    _write(timeline, "simulated", out, html, before, None, [])
+
+
+def _replay(timeline: Timeline, steps: tuple[int, ...]) -> dict[str, Any]:
+    """The answer of ``simulate --json``: errors are shares of the measured time, over the full steps."""
+    from daydream.analysis import seconds
+
+    graph = timeline.graph
+
+    def record(index: int) -> dict[str, Any]:
+        step, simulated = graph.steps[index], float(timeline.step_us[index])
+        times = {"measured_seconds": seconds(step.measured_us), "simulated_seconds": seconds(simulated)}
+        return {"name": step.name, **times}
+
+    errors = [
+        abs(float(timeline.step_us[i]) / graph.steps[i].measured_us - 1) for i in steps if graph.steps[i].measured_us
+    ]
+    partial = [i for i, step in enumerate(graph.steps) if not step.full and i not in steps]
+    return {
+        "steps": [record(index) for index in steps],
+        "partial_steps": [record(index) for index in partial],
+        "mean_error": round(sum(errors) / len(errors), 6) if errors else None,
+        "worst_error": round(max(errors), 6) if errors else None,
+        "tasks": len(graph),
+        "warnings": list(graph.warnings),
+    }
+
+
+@main.command("whatif")
+@_trace_options
+@click.option(
+    "--pass",
+    "passes",
+    multiple=True,
+    required=True,
+    metavar="NAME[:KEY=VALUE,...]",
+    help="A pass (daydream passes), or FILE.py[:FUNCTION][:KEY=VALUE,...]; repeat it to apply several in order.",
+)
+@_rows_option
+def whatif_command(
+    trace: Path,
+    passes: tuple[str, ...],
+    number: int | None,
+    out: Path | None,
+    html: Path | None,
+    as_json: bool,
+    rows: int,
+) -> None:
+    """Predict the step time of TRACE after changes."""
+    from daydream.arguments import apply_passes, parse_pass
+
+    requests = [parse_pass(text) for text in passes]
+    before = _baseline(trace, number, out, html, rows)
+    changed, applied = apply_passes(before.timeline.graph, requests)
+    after = _analysed(changed, before.steps, "--pass", rows)
+    warnings = list(dict.fromkeys([*before.timeline.graph.warnings, *changed.warnings]))
+    if as_json:
+        _print_json(
+            {"trace": str(trace), **_prediction(before, after), "passes": _records(applied), "warnings": warnings}
+        )
+    else:
+        from daydream.show import print_whatif
+
+        print_whatif(before, after, applied)
+        _warn(changed)
+    _write(after.timeline, "predicted", out, html, before, after, applied)
+
+
+def _prediction(before: Analysis, after: Analysis) -> dict[str, Any]:
+    """The answer of ``whatif --json``: means over the steps, then each of them."""
+    from daydream.analysis import critical_record, ratio, seconds
+
+    graph = before.timeline.graph
+
+    def record(measured: float, old: Any, new: Any, old_us: float, new_us: float) -> dict[str, Any]:
+        return {
+            "measured_seconds": seconds(measured),
+            "baseline_seconds": seconds(old_us),
+            "predicted_seconds": seconds(new_us),
+            "speedup": round(ratio(old_us, new_us), 6) if new_us else None,
+            "bottleneck": new.bottleneck.label,
+            "baseline_bottleneck": old.bottleneck.label,
+            "critical_path_seconds": critical_record(new.critical_us),
+        }
+
+    pairs = list(zip(before.step_times, after.step_times, strict=True))
+    return {
+        **record(before.measured_us, before, after, before.mean_us, after.mean_us),
+        "steps": [
+            {
+                "name": old.name,
+                **record(graph.steps[old.index].measured_us, old, new, old.length_us, new.length_us),
+            }
+            for old, new in pairs
+        ],
+    }
+
+
+def _records(applied: list[Any]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "parameters": one.parameters, "notes": list(one.notes)} for one in applied]
+
+
+@main.command("passes")
+@click.argument("name", required=False)
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object per pass on stdout.")
+def passes_command(name: str | None, as_json: bool) -> None:
+    """List the what-if passes with their parameters, or explain one of them."""
+    from daydream.arguments import describe, find_pass
+    from daydream.passes import registered
+
+    chosen = list(registered().values()) if name is None else [find_pass("NAME", name)]
+    if as_json:
+        for one in chosen:
+            _print_json(describe(one))
+    elif name is not None:
+        from daydream.show import print_pass
+
+        print_pass(chosen[0])
+    else:
+        from daydream.show import print_passes
+
+        print_passes(chosen)
+
+
+@main.command("record", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace to write.")
+@click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Training steps to record.")
+@click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Steps to let pass before.")
+@click.option("--batch", type=click.IntRange(1), default=None, help="Batch size, kept with the trace.")
+@click.option("--stack/--no-stack", default=False, help="Also record Python's call stacks.")
+@click.option("--modules/--no-modules", default=True, show_default=True, help="Also record which module runs.")
+@click.option("--stop/--no-stop", default=True, show_default=True, help="End the script after the last recorded step.")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def record_command(
+    out: Path,
+    steps: int,
+    warmup: int,
+    batch: int | None,
+    stack: bool,
+    modules: bool,
+    stop: bool,
+    script: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with its ARGUMENTS under the profiler, and write a trace of some of its training steps.
+
+    The exit code is the script's own.
+    """
+    from daydream.record import record_script
+
+    done = record_script(
+        out,
+        script,
+        arguments,
+        steps=steps,
+        warmup=warmup,
+        batch=batch,
+        with_stack=stack,
+        with_modules=modules,
+        stop=stop,
+    )
+    if done.note:
+        click.echo(f"daydream: {done.note}", err=True)
+    if done.path is not None:
+        click.echo(f"{done.steps} step{'' if done.steps == 1 else 's'} recorded in {done.path}", err=True)
+    sys.exit(done.exit_code or (0 if done.path is not None else 1))
+
+
+# What the commands share
+
+
+def _simulated(trace: Path, out: Path | None, html: Path | None) -> tuple[TaskGraph, Timeline]:
+    """The graph of a trace and its replay; whether the outputs can be written is checked first."""
+    _check_outputs(out, html)
+    from daydream.build import build_graph
+    from daydream.kineto import read_trace
+
+    graph = build_graph(read_trace(trace))
+    return graph, _run(graph, str(trace))
+
+
+def _run(graph: TaskGraph, where: str) -> Timeline:
+    from daydream.simulate import CycleError, simulate
+
+    try:
+        return simulate(graph)
+    except CycleError as error:
+        raise InputError(where, str(error), "tasks must not depend on what depends on them") from None
+
+
+def _baseline(
+    trace: Path, number: int | None, out: Path | None, html: Path | None, rows: int, *, recorded: bool = False
+) -> Analysis:
+    graph, timeline = _simulated(trace, out, html)
+    from daydream.analysis import analyse
+    from daydream.breakdown import chosen_steps
+
+    return analyse(timeline, chosen_steps(graph, number), recorded=recorded, rows=rows)
+
+
+def _analysed(graph: TaskGraph, steps: tuple[int, ...], where: str, rows: int) -> Analysis:
+    from daydream.analysis import analyse
+
+    return analyse(_run(graph, where), steps, rows=rows)
+
+
+def _partial(analysis: Analysis) -> list[str]:
+    steps = analysis.timeline.graph.steps
+    return [step.name for i, step in enumerate(steps) if not step.full and i not in analysis.steps]
+
+
+def _check_outputs(out: Path | None, html: Path | None) -> None:
+    for option, path, endings in (("--out", out, (".json", ".json.gz")), ("--html", html, (".html", ".htm"))):
+        if path is None:
+            continue
+        if not path.name.endswith(endings):
+            raise InputError(option, f"{path} has no ending that is known", f"use {' or '.join(endings)}")
+        if not path.parent.is_dir():
+            raise InputError(option, f"there is no directory {path.parent}", "make it first")
+
+
+def _write(
+    timeline: Timeline,
+    label: str,
+    out: Path | None,
+    html: Path | None,
+    before: Analysis | None,
+    after: Analysis | None,
+    applied: list[Any],
+) -> None:
+    if out is not None:
+        from daydream.timeline import write_timeline
+
+        write_timeline(timeline, out, label)
+    if html is not None and before is not None:
+        from daydream.report import write_report
+
+        write_report(html, before, after, applied)
+
+
+def _warn(graph: TaskGraph) -> None:
+    for warning in graph.warnings:
+        click.echo(f"daydream: warning: {warning}", err=True)
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.encode(record).decode())
+
+
+__all__ = ["main"]
+
+if __name__ == "__main__":
+    main()
