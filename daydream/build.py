@@ -40,7 +40,9 @@ def build_graph(trace: Trace) -> TaskGraph:
     explain_late(gpu, late, waits)
     join_branches(gpu, waits)
     handoff = hand_over(cpu, _workers(trace, cpu))
-    return _assemble(_Parts(trace, enclosing, cpu, gpu, waits, returns, handoff), steps, step_rows)
+    clocked = _clocked(trace, cpu, gpu, returns)
+    cpu.gap_us[clocked] = 0.0
+    return _assemble(_Parts(trace, enclosing, cpu, gpu, waits, returns, handoff, clocked), steps, step_rows)
 
 
 def _workers(trace: Trace, cpu: CpuTasks) -> Flags:
@@ -48,6 +50,19 @@ def _workers(trace: Trace, cpu: CpuTasks) -> Flags:
     event = cpu.event[cpu.event != NONE]
     working = event[trace.category[event] == Category.OPERATOR]
     return np.bincount(trace.thread[working], minlength=len(trace.threads)) > 0
+
+
+def _clocked(trace: Trace, cpu: CpuTasks, gpu: GpuTasks, returns: _Returns) -> Flags:
+    """Tasks of threads that only look at something now and then: no operator, no launch, no wait, no mark.
+
+    They sleep by the clock between their calls (NCCL's watchdog), whatever becomes of the training.
+    """
+    works = _workers(trace, cpu)
+    works[cpu.thread[gpu.launch[gpu.launch != NONE]]] = True
+    works[cpu.thread[returns.call]] = True
+    works[cpu.thread[cpu.mark != Mark.NONE]] = True
+    # Where nothing at all works, as in a recording of annotations alone, nothing polls either.
+    return ~works[cpu.thread] & works.any()
 
 
 @dataclass
@@ -100,6 +115,7 @@ class _Parts:
     waits: Waits
     returns: _Returns
     handoff: Handoff
+    clocked: Flags
 
 
 def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGraph:
@@ -161,7 +177,7 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
     edges = _edges(parts, of_cpu, of_gpu, of_back)
     sound = edges[0] < edges[1]
     source, target, kind, lag = edges[0][sound], edges[1][sound], edges[2][sound], edges[3][sound]
-    begun = _first_of_threads(columns["thread"][order], root[0], target)
+    begun = np.union1d(_first_of_threads(columns["thread"][order], root[0], target), of_cpu[parts.clocked])
     origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
     lags = np.maximum(recorded[order][begun] - origin, 0.0)
     return TaskGraph(

@@ -239,6 +239,8 @@ def _prediction(before: Analysis, after: Analysis) -> dict[str, Any]:
     pairs = list(zip(before.step_times, after.step_times, strict=True))
     return {
         **record(before.measured_us, before, after, before.mean_us, after.mean_us),
+        "baseline_sustained_seconds": seconds(before.timeline.sustained_us),
+        "predicted_sustained_seconds": seconds(after.timeline.sustained_us),
         "steps": [
             {
                 "name": old.name,

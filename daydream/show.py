@@ -18,6 +18,9 @@ _CONSOLE = Console(soft_wrap=False, highlight=False)
 #: Names of kernels are templates of hundreds of characters; the end says least.
 LONGEST_NAME = 72
 
+#: The sustained pace is shown where it differs by more than this share from the mean step.
+RUN_AHEAD = 0.02
+
 
 def print_table(table: Table) -> None:
     """Print to stdout; a pipe gets the full width the table needs."""
@@ -163,7 +166,17 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[Applied]) 
         speedup = f"{ratio(before.mean_us, after.mean_us):.3f}"
         times = (ms(before.measured_us), ms(before.mean_us), ms(after.mean_us))
         _add(made, "mean", *times, speedup, after.bottleneck.label)
+    sustained = (before.timeline.sustained_us, after.timeline.sustained_us)
+    ran_ahead = len(before.steps) == sum(step.full for step in graph.steps) and any(
+        abs(pace / analysis.mean_us - 1) > RUN_AHEAD
+        for pace, analysis in zip(sustained, (before, after), strict=True)
+        if analysis.mean_us
+    )
+    if ran_ahead:
+        _add(made, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
     print_table(made)
+    if ran_ahead:
+        line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
     line()
     print_breakdown([("baseline", before.busy), ("predicted", after.busy)])
     line()
