@@ -28,7 +28,7 @@ from sokoban.schedule_json import load_schedules
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
-PACKAGES = ("hal", "sokoban", "codegen", "roller", "bench")
+PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 EXAMPLES = sorted((ROOT / "examples").glob("*.json"))
 COMMANDS = sorted(main.commands)
 
