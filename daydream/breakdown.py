@@ -218,7 +218,7 @@ def cpu_busy_until(graph: TaskGraph, end_us: Floats) -> Floats:
 def _busy(graph: TaskGraph, start_us: Floats, end_us: Floats, begin: Floats, end: Floats) -> list[Busy]:
     busy_until = cpu_busy_until(graph, end_us)
     known = np.isfinite(start_us)
-    cpu, gpu = graph.on_cpu & known, graph.on_gpu & known
+    cpu, gpu = graph.on_cpu & graph.working & known, graph.on_gpu & known
     channel = (graph.thread_kinds[graph.thread] == ThreadKind.CHANNEL) & known
 
     def covered(*parts: tuple[NDArray[np.bool_], Floats]) -> Floats:
@@ -357,7 +357,7 @@ def phase_times(timeline: Timeline, steps: Sequence[int]) -> list[PhaseTimes]:
         of_phase = graph.phase == phase
         if not (of_phase & mine).any():
             continue
-        cpu, gpu = of_phase & graph.on_cpu, of_phase & graph.on_gpu
+        cpu, gpu = of_phase & graph.on_cpu & graph.working, of_phase & graph.on_gpu
         on_cpu = Cover(timeline.start_us[cpu], busy_until[cpu]).within(begin, end).mean()
         on_gpu = Cover(timeline.start_us[gpu], timeline.end_us[gpu]).within(begin, end).mean()
         count = int((gpu & mine).sum()) / len(steps)

@@ -125,7 +125,8 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
     names = {text: i for i, text in enumerate(trace.names)}
     back_names = [names.setdefault(f"{trace.text(cpu.event[call])} (return)", len(names)) for call in returns.call]
     mark_names = [names.setdefault(text, len(names)) for text in ("step begins", "step ends", TRACE_BEGINS)]
-    threads, cpu_thread, gpu_thread = _threads(trace, gpu)
+    polling = set(cpu.thread[parts.clocked].tolist())
+    threads, cpu_thread, gpu_thread = _threads(trace, gpu, polling)
 
     def column(root: float, of_cpu: Any, of_gpu: Any, of_back: Any, kind: type = np.int64) -> Any:
         sizes = zip((1, cpus, gpus, backs), (root, of_cpu, of_gpu, of_back), strict=True)
@@ -210,7 +211,7 @@ def _time_order(recorded: Floats, place: Ints, lane: Ints) -> Ints:
     return np.lexsort((place, lane, steady))
 
 
-def _threads(trace: Trace, gpu: GpuTasks) -> tuple[tuple[Thread, ...], Ints, Ints]:
+def _threads(trace: Trace, gpu: GpuTasks, polling: set[int]) -> tuple[tuple[Thread, ...], Ints, Ints]:
     """The graph's threads, and their indices by CPU thread of the trace and by lane."""
     found: list[Thread] = []
     cpu_index = np.full(len(trace.threads), NONE)
@@ -218,7 +219,8 @@ def _threads(trace: Trace, gpu: GpuTasks) -> tuple[tuple[Thread, ...], Ints, Int
         if not thread.is_stream:
             cpu_index[index] = len(found)
             label = thread.label or f"thread {thread.number}"
-            found.append(Thread(ThreadKind.CPU, label, thread.number, NONE, thread.process))
+            polls = index in polling
+            found.append(Thread(ThreadKind.CPU, label, thread.number, NONE, thread.process, polls))
     lane_index = np.empty(len(gpu.lanes), np.int64)
     for lane, (index, part) in enumerate(gpu.lanes):
         thread = trace.threads[index]

@@ -69,13 +69,15 @@ class ThreadKind(IntEnum):
 @dataclass(frozen=True)
 class Thread:
     """An execution thread. On an `ordered` one tasks run in row order; on another (a communication channel) the
-    scheduler picks among those that are ready. `device` is -1 except for streams."""
+    scheduler picks among those that are ready. `device` is -1 except for streams. A thread that `polls` looks at
+    something by the clock, so its last task says nothing about when the training is done."""
 
     kind: ThreadKind
     label: str
     number: int = 0
     device: int = NONE
     process: int = 0
+    polls: bool = False
 
     @property
     def ordered(self) -> bool:
@@ -149,6 +151,11 @@ class TaskGraph:
     def on_cpu(self) -> NDArray[np.bool_]:
         """Which tasks run on a CPU thread."""
         return self.thread_kinds[self.thread] == ThreadKind.CPU
+
+    @cached_property
+    def working(self) -> NDArray[np.bool_]:
+        """Which tasks are part of the training: all but those of threads that poll."""
+        return ~np.array([thread.polls for thread in self.threads], np.bool_)[self.thread]
 
     @cached_property
     def thread_kinds(self) -> Ints:

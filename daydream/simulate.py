@@ -40,8 +40,8 @@ class Timeline:
 
     @cached_property
     def makespan_us(self) -> float:
-        """End of the last task; 0 without tasks."""
-        return float(self.end_us.max(initial=0.0))
+        """End of the last task, polling aside; 0 without tasks."""
+        return float(self.end_us.max(initial=0.0, where=self.graph.working))
 
     @cached_property
     def step_us(self) -> Floats:
@@ -70,10 +70,10 @@ class Timeline:
 
     @cached_property
     def critical_path(self) -> Ints:
-        """Tasks from the first to the one that ends last, each starting when the one before it lets it."""
-        if not len(self.graph):
+        """Tasks up to the one that ends last, polling aside, each starting when the one before it lets it."""
+        if not self.graph.working.any():
             return np.empty(0, np.int64)
-        return self.path_to(int(self.end_us.argmax()))
+        return self.path_to(int(np.where(self.graph.working, self.end_us, -np.inf).argmax()))
 
     def path_to(self, row: int) -> Ints:
         """The tasks that decided when task `row` started, earliest first, `row` last."""
@@ -88,7 +88,7 @@ def step_lengths(graph: TaskGraph, start_us: Floats) -> Floats:
     """Time between the marks of every step, given a start for each task; NaN where a mark is missing."""
     if not (graph.mark != Mark.NONE).any():
         ends = start_us + graph.duration_us
-        return np.full(len(graph.steps), ends.max(initial=0.0) - start_us.min(initial=0.0))
+        return np.full(len(graph.steps), ends.max(initial=0.0, where=graph.working) - start_us.min(initial=0.0))
     lengths = np.full(len(graph.steps), np.nan)
     begins = np.flatnonzero(graph.mark == Mark.STEP_BEGIN)
     finishes = np.flatnonzero(graph.mark == Mark.STEP_END)

@@ -136,7 +136,9 @@ def _call_waits(
                 # Nothing says which stream: the one that was busy last fits the return best.
                 sources = [max(sources, key=lambda s: ends[s])]
             waits.calls += [(source, int(call)) for source in sources]
-    own = np.flatnonzero(gpu.launch != NONE)
+    # Copies within the device return at once.
+    crossing = ~np.array(["DtoD" in name or "Memset" in name for name in trace.names], np.bool_)
+    own = np.flatnonzero((gpu.launch != NONE) & crossing[trace.name[gpu.event]])
     copies = set(_runtime_tasks(trace, cpu, _COPY).tolist())
     for position in own:
         call = int(gpu.launch[position])

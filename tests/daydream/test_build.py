@@ -124,6 +124,9 @@ def test_a_thread_that_polls_holds_nobody_back(tmp_path: Path) -> None:
     assert sorted(edges(graph, Dependency.HANDOFF)) == [("trace begins", "aten::a"), *polls]
     assert replays(graph)
     assert not graph.gap_us[graph.select(name="EventQuery")].any()
+    # Nor does it end anything.
+    assert simulate(graph).makespan_us == pytest.approx(1100)
+    assert graph.text(int(simulate(graph).critical_path[-1])) == "aten::b"
 
 
 def test_a_stream_waits_for_an_event_of_another(tmp_path: Path) -> None:
