@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := compile
-.PHONY: setup opencl compile test lint bench suite clean
+.PHONY: setup opencl compile test lint bench suite harvest-bundles clean
 
 VENV := .venv
 # pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
@@ -88,6 +88,10 @@ bench: $(STAMP) opencl
 ## suite: the thesis's 119 operators for a V100, in out/roller119
 suite: $(STAMP)
 	@$(VENV)/bin/roller compile bench/suites/roller119.json --device v100 --out out/roller119
+
+## harvest-bundles: kernels that bench/gpu/harvest.py takes to a GPU machine, in out/harvest-bundles
+harvest-bundles: $(STAMP)
+	@$(VENV)/bin/python bench/gpu/prepare.py --device h200
 
 clean:
 	@rm -rf $(VENV) out build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .benchmarks

@@ -1,21 +1,58 @@
 """From schedule to kernel: TVM lowering, device compilers, verification, bundles.
 
 The names here import neither TVM nor sympy; lowering and verification load TVM when they are called.
+
+Names are imported when they are first used: what runs beside a GPU (:mod:`codegen.launch`, :mod:`codegen.profile`)
+needs NumPy and CuPy and nothing else.
 """
 
-from codegen.atomic import staged_directory, write_atomic
-from codegen.build import BuildRequest, BuiltKernel, build_kernel, verify_schedule
-from codegen.bundle import (
-    FORMAT,
-    Argument,
-    KernelRecord,
-    Manifest,
-    VerificationRecord,
-    manifest_schema,
-    read_manifest,
-    to_json,
-)
-from codegen.verification import Verification
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hal.lazy import imported_on_use
+
+if TYPE_CHECKING:
+    from codegen.atomic import staged_directory, write_atomic
+    from codegen.build import BuildRequest, BuiltKernel, build_kernel, verify_schedule
+    from codegen.bundle import (
+        FORMAT,
+        Argument,
+        KernelRecord,
+        Manifest,
+        VerificationRecord,
+        manifest_schema,
+        read_manifest,
+        to_json,
+    )
+    from codegen.verification import Verification
+
+#: Module -> the names it gives to the package.
+_HOMES = {
+    "codegen.atomic": (
+        "staged_directory",
+        "write_atomic",
+    ),
+    "codegen.build": (
+        "BuildRequest",
+        "BuiltKernel",
+        "build_kernel",
+        "verify_schedule",
+    ),
+    "codegen.bundle": (
+        "FORMAT",
+        "Argument",
+        "KernelRecord",
+        "Manifest",
+        "VerificationRecord",
+        "manifest_schema",
+        "read_manifest",
+        "to_json",
+    ),
+    "codegen.verification": ("Verification",),
+}
+
+__getattr__ = imported_on_use(__name__, _HOMES)
 
 __all__ = [
     "FORMAT",

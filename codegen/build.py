@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from codegen.verification import Verification
@@ -67,6 +68,7 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
     from codegen.device_compiler import CompileError, compile_cuda
     from codegen.lower import lower
     from codegen.prelude import strip_prelude
+    from codegen.residency import squeezed
     from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source, static_shared_bytes
 
     form = request.form
@@ -83,6 +85,10 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
         shared_bytes = static_shared_bytes(source) + lowered.dynamic_shared_bytes
         if request.generator == "cuda":
             compiled = compile_cuda(source, request.architecture, name=request.entry)
+            if lowered.has_barriers:
+                # Other kernels are bound by memory, or their registers are no matter of choice.
+                threads, shared = math.prod(lowered.block), compiled.shared_bytes + lowered.dynamic_shared_bytes
+                source, compiled = squeezed(source, compiled, threads, shared, request.architecture, name=request.entry)
             binary, registers, spills = compiled.cubin, compiled.registers, compiled.spill_bytes
             shared_bytes = compiled.shared_bytes + lowered.dynamic_shared_bytes
     except (LoweringError, CompileError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 ``manifest.json`` holds everything a caller needs to launch a kernel; its JSON Schema is generated from the types here
 (:func:`manifest_schema`). A bundle depends on the operator, the device and the compilers alone: no dates, no times, no
-paths, so that two runs give the same bytes.
+paths, so that two runs give the same bytes. ``roller profile`` adds measured times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,64 @@ class VerificationRecord(Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class KernelRecord(Struct, frozen=True, kw_only=True):
+class ProfileRecord(Struct, frozen=True, kw_only=True):
+    """What ``roller profile`` found out about a kernel.
+
+    Attributes:
+        predicted_rank: its rank when it was compiled.
+        spread_seconds: distance between the quartiles of the repeated measurements; None where it was struck out.
+        repeats: how many measurements; ``launches``: launches in each, over rotating copies of the tensors.
+        prediction_error: (predicted - measured) / measured; None where it was struck out.
+        relative_error: largest error of an output as in :class:`VerificationRecord`; None where nothing ran.
+        tolerance: the bound it was held to; None where the bundle has no reference.
+        struck_out: why its time does not count; empty where it does.
+        loaded: ``cubin``, or what the source was compiled for on the spot, such as ``NVRTC for sm_90``.
+        board: name of the GPU; ``capability`` its compute capability, such as ``9.0``.
+        versions: of the software that took part: ``cupy``, ``driver``, ``runtime``.
+    """
+
+    predicted_rank: int
+    spread_seconds: float | None
+    repeats: int
+    launches: int
+    prediction_error: float | None
+    relative_error: float | None
+    tolerance: float | None
+    struck_out: str
+    loaded: str
+    board: str
+    capability: str
+    versions: dict[str, str]
+
+
+class ReferenceLaunch(Struct, frozen=True, kw_only=True):
+    """One kernel of the reference; its parameters are pointers to ``tensors``, the one it writes last."""
+
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    tensors: list[str]
+
+
+class ReferenceRecord(Struct, frozen=True, kw_only=True):
+    """The operator as plain float64 kernels, to check others on the device.
+
+    Attributes:
+        source: file name beside the manifest.
+        launches: to be run in this order.
+        workspace: float64 elements of every tensor that they write, the output among them.
+        tolerance: largest relative error that counts as right.
+        ranges: least and largest value of test data for every input.
+    """
+
+    source: str
+    launches: list[ReferenceLaunch]
+    workspace: dict[str, int]
+    tolerance: float
+    ranges: dict[str, list[float]]
+
+
+class KernelRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One kernel of a bundle.
 
     Attributes:
@@ -50,6 +107,9 @@ class KernelRecord(Struct, frozen=True, kw_only=True):
         tiles: tile at each memory layer, by axis.
         policy: how construction came to it.
         verified: True only if the check ran and passed; None where it was not asked for.
+        zero_output: the kernel adds to its output, which therefore has to be cleared before each launch.
+        profiled_seconds: median measured time; None before ``roller profile`` and where a kernel was struck out.
+        profile: the rest of what was measured.
     """
 
     rank: int
@@ -70,9 +130,12 @@ class KernelRecord(Struct, frozen=True, kw_only=True):
     policy: str
     verified: bool | None
     verification: VerificationRecord | None
+    zero_output: bool = False
+    profiled_seconds: float | None = None
+    profile: ProfileRecord | None = None
 
 
-class Manifest(Struct, frozen=True, kw_only=True):
+class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``manifest.json``.
 
     Attributes:
@@ -82,7 +145,8 @@ class Manifest(Struct, frozen=True, kw_only=True):
         fused_axes: axes of the tiles that stand for several of ``axes``.
         arguments: in launch order, the output last.
         notes: what a reader should know, such as why there is no binary.
-        kernels: by rank.
+        kernels: by rank: as predicted, and by measured time once they are profiled.
+        reference: how to compute the right result on the device; None where that cannot be said in CUDA C.
     """
 
     format: int
@@ -96,6 +160,7 @@ class Manifest(Struct, frozen=True, kw_only=True):
     arguments: list[Argument]
     notes: list[str]
     kernels: list[KernelRecord]
+    reference: ReferenceRecord | None = None
 
 
 def to_json(value: object) -> bytes:

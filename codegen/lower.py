@@ -40,6 +40,7 @@ class Lowered:
         grid, block: launch extents (x, y, z).
         shared_bytes: shared memory of a block, static and dynamic together.
         dynamic_shared_bytes: the part to be given at launch.
+        has_barriers: the module says itself where threads wait for each other; TVM adds no barriers of its own.
     """
 
     module: Any
@@ -48,6 +49,7 @@ class Lowered:
     block: tuple[int, int, int]
     shared_bytes: int
     dynamic_shared_bytes: int
+    has_barriers: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,16 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
             from codegen.lower_wmma import lower_wmma
 
             return lower_wmma(form, schedule, entry=entry, dynamic_shared=dynamic_shared)
+        from codegen.lower_staged import StagedLowering, is_staged
+
+        if is_staged(form, schedule):
+            return StagedLowering(form, schedule, entry, dynamic_shared).run()
+        if schedule.instruction == "fma" and (schedule.stages > 1 or schedule.turned):
+            raise LoweringError(f"{entry}: several stages and turned tiles need every operand of a reduction staged")
+        if schedule.instruction.startswith("mma"):
+            from codegen.lower_mma import lower_mma
+
+            return lower_mma(form, schedule, entry=entry, dynamic_shared=dynamic_shared)
         return _TileLowering(form, schedule, entry, dynamic_shared).run()
     except RuntimeError as error:  # what all of TVM's errors are
         if isinstance(error, LoweringError):
@@ -112,19 +124,25 @@ def placeholders(form: KernelForm) -> dict[str, Any]:
     return {t.name: te.placeholder(t.shape or (1,), t.dtype, name=t.name) for t in form.expr.inputs}
 
 
+def read_conditions(load: Load, tensor: Tensor, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> list[Expr]:
+    """What makes the indices of ``load`` lie inside its tensor, as far as interval algebra cannot prove it."""
+    conditions = []
+    for index, extent in zip(load.indices, tensor.shape, strict=True):
+        low, high = index.bounds(ranges)
+        if low < 0:
+            conditions.append(affine(index, axes) >= 0)
+        if high >= extent:
+            conditions.append(affine(index, axes) < extent)
+    return conditions
+
+
 def guarded_read(load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> Expr:
     """``source[indices]`` where the indices are inside the tensor, the pad value elsewhere; ``ranges`` are axis sizes.
 
     Only the bounds that interval algebra cannot prove become conditions.
     """
     indices = [affine(index, axes) for index in load.indices]
-    conditions = []
-    for index, expression, extent in zip(load.indices, indices, tensor.shape, strict=True):
-        low, high = index.bounds(ranges)
-        if low < 0:
-            conditions.append(expression >= 0)
-        if high >= extent:
-            conditions.append(expression < extent)
+    conditions = read_conditions(load, tensor, axes, ranges)
     value = source(*(indices or [tirx.const(0, "int32")]))
     if not conditions:
         return value
@@ -210,7 +228,7 @@ class _TileLowering:
         final_axes = form.final.axes
         reduce_axes = {axis: te.reduce_axis((0, self.padded[axis]), name=identifier(axis)) for axis in reduction.axes}
         guarded = [axis for axis in reduction.axes if self.padded[axis] > form.sizes[axis]]
-        guarded = [axis for axis in guarded if not self._padding_is_neutral(axis, reduction)]
+        guarded = [axis for axis in guarded if not padding_is_neutral(form, axis, reduction)]
 
         def accumulate(*variables: Expr) -> Expr:
             axes = {**dict(zip(final_axes, variables, strict=True)), **reduce_axes}
@@ -221,23 +239,6 @@ class _TileLowering:
             return reducer(reduction.function)(body, axis=list(reduce_axes.values()))
 
         return te.compute(tuple(self.padded[axis] for axis in final_axes), accumulate, name=self.names["acc"])
-
-    def _padding_is_neutral(self, axis: str, reduction: Reduction) -> bool:
-        """Beyond the end of ``axis`` the body is zero anyway: a sum of products with a factor that ends there.
-
-        Loads and numbers alone count as factors: zero times ``1 / B[k]`` is not zero where ``B[k]`` is.
-        """
-        factors = _factors(reduction.body)
-        if reduction.function != "sum" or factors is None:
-            return False
-        return any(
-            not factor.pad
-            and any(
-                index == AffineIndex.axis(axis) and extent == self.form.sizes[axis]
-                for index, extent in zip(factor.indices, self.tensors[factor.tensor].shape, strict=True)
-            )
-            for factor in factors
-        )
 
     def _stage(self, load: Load) -> _Stage:
         tensor = self.tensors[load.tensor]
@@ -364,6 +365,24 @@ class _TileLowering:
 
 #: Requested store width when the schedule names none: whatever is legal.
 VECTOR_ANY = 64
+
+
+def padding_is_neutral(form: KernelForm, axis: str, reduction: Reduction) -> bool:
+    """Beyond the end of ``axis`` the body is zero anyway: a sum of products with a factor that ends there.
+
+    Loads and numbers alone count as factors: zero times ``1 / B[k]`` is not zero where ``B[k]`` is.
+    """
+    factors = _factors(reduction.body)
+    if reduction.function != "sum" or factors is None:
+        return False
+    return any(
+        not factor.pad
+        and any(
+            index == AffineIndex.axis(axis) and extent == form.sizes[axis]
+            for index, extent in zip(factor.indices, form.expr.tensor_by_name[factor.tensor].shape, strict=True)
+        )
+        for factor in factors
+    )
 
 
 def _factors(value: Value) -> list[Load] | None:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from codegen.mma_device import device_functions
+
 #: Every kernel's text starts here; TVM writes forward declarations of all kernels before the first body.
 _FIRST_KERNEL = 'extern "C" __global__'
 
@@ -150,16 +152,18 @@ def strip_prelude(source: str) -> str:
         return source
     original, body = source[:start], source[start:]
     used = set(_IDENTIFIER.findall(_COMMENT.sub(" ", body)))
+    functions = device_functions(used)
     helpers = [helper for helper in _HELPERS if helper.needed(used)]
     known = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
     known |= {name for helper in helpers for name in helper.names}
     if _defined_names(original) & used - known:
-        return source
+        return f"{original}\n{functions}\n{body}" if functions else source
     parts = [
         "\n".join(f"typedef {_SHORT_TYPES[name]} {name};" for name in _SHORT_TYPES if name in used),
         _integer_types(tuple(_INTEGER_TYPES), used),
         "\n".join(_headers(used)),
         *(helper.lines for helper in helpers),
+        functions,
     ]
     return "\n\n".join([part for part in parts if part] + [body.rstrip() + "\n"])
 

@@ -59,7 +59,8 @@ def _exact_constants(source: str, lowered: Lowered) -> str:
 
 def _source(lowered: Lowered, target: Any, parameters: Sequence[str]) -> str:
     try:
-        executable = tvm.compile(lowered.module, target)
+        with tvm.transform.PassContext(disabled_pass=[_BARRIER_PASS] if lowered.has_barriers else []):
+            executable = tvm.compile(lowered.module, target)
     except Exception as error:
         raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error
     source: str = executable.mod.imports[0].inspect_source()
@@ -68,6 +69,10 @@ def _source(lowered: Lowered, target: Any, parameters: Sequence[str]) -> str:
     declared = {name: pointer.format(_C_TYPES[dtypes[name]], f"{name}_ptr") for name in parameters if name in dtypes}
     return _order_parameters(source, lowered.entry + KERNEL_SUFFIX, parameters, declared)
 
+
+#: What places barriers around shared memory. It takes any write for a conflict with any read of the same buffer, also
+#: where they are to different stages: its mark for such buffers is lost when passes before it rename them.
+_BARRIER_PASS = "s_tir.ThreadSync"
 
 #: Pointer parameters as TVM declares them, and its names of the element types.
 _CUDA_POINTER = "{}* __restrict__ {}"

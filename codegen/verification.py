@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+#: Largest accepted relative error by dtype of the output (narrowest dtype that takes part).
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
+
 
 @dataclass(frozen=True)
 class Verification:

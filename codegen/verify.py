@@ -21,14 +21,11 @@ from codegen.lower import lower
 from codegen.opencl_runner import OpenClError, opencl_available, run_opencl
 from codegen.prelude import strip_prelude
 from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source
-from codegen.verification import Verification
+from codegen.verification import TOLERANCE, Verification
 from sokoban.expression import Axis, Statement, Tensor, TensorExpr, loads
 from sokoban.kernel_form import KernelForm
 from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule
-
-#: Largest accepted relative error by dtype of the output (narrowest dtype that takes part).
-TOLERANCE = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2}
 
 #: What stands for infinity in the narrowest dtype.
 LARGEST_HALF = 65504.0

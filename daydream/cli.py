@@ -1,16 +1,15 @@
-"""The command line of Daydream. The library raises InputError; only here are errors printed and exit codes chosen."""
+"""The command line of Daydream; :mod:`hal.command_line` prints its errors and chooses exit codes."""
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from hal.command_line import CONTEXT, Program
 from hal.errors import InputError
 
 if TYPE_CHECKING:
@@ -18,60 +17,8 @@ if TYPE_CHECKING:
     from daydream.graph import TaskGraph
     from daydream.simulate import Timeline
 
-#: Exit code for input that cannot be used.
-BAD_INPUT = 2
 
-
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Every foreseeable failure as one line on stderr."""
-    try:
-        yield
-    except InputError as error:
-        click.echo(f"daydream: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"daydream: {where}{error.strerror or error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("daydream: interrupted", err=True)
-        sys.exit(130)
-
-
-def _terminate(signum: int, frame: object) -> None:
-    """SIGTERM unwinds like Ctrl-C, so that nothing half-written stays behind."""
-    sys.exit(128 + signum)
-
-
-class _Group(click.Group):
-    """Usage errors in one line too, like every other error."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["standalone_mode"] = False
-        with suppress(ValueError):  # not in the main thread, where signals cannot be set
-            signal.signal(signal.SIGTERM, _terminate)
-        try:
-            with _errors():
-                return super().main(*args, **kwargs)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            sys.exit(BAD_INPUT)
-        except click.UsageError as error:
-            hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            click.echo(f"daydream: {' '.join(error.format_message().split()).rstrip('.')}{hint}", err=True)
-            sys.exit(BAD_INPUT)
-        except click.ClickException as error:
-            click.echo(f"daydream: {error.format_message()}", err=True)
-            sys.exit(1)
-        except click.exceptions.Exit as error:
-            sys.exit(error.exit_code)
-        except click.Abort:
-            click.echo("daydream: interrupted", err=True)
-            sys.exit(130)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group("daydream", cls=Program, context_settings=CONTEXT)
 @click.version_option(package_name="roller")
 def main() -> None:
     """What-if questions on a training step, answered from one PyTorch-profiler trace."""

@@ -198,7 +198,7 @@ def _cuda() -> str:
     text = (directory / manifest["kernels"][0]["source"]).read_text()
     lines = [line if len(line) <= 150 else line[:147] + "..." for line in text.splitlines()]
     start = max(i for i, line in enumerate(lines) if line.startswith('extern "C"'))
-    loop = next(i for i, line in enumerate(lines) if line.startswith("  for (int k_0"))
+    loop = next(i for i, line in enumerate(lines) if line.startswith("  for (int step"))
     end = next(i for i in range(loop, len(lines)) if lines[i] == "  }")
     return "\n".join([*lines[start : start + 4], "  ...", *lines[loop : end + 1], "  ..."]) + "\n"
 

@@ -1,22 +1,62 @@
-"""The hardware abstraction layer: what the compiler knows of a device, and the error that bad input raises."""
+"""The hardware abstraction layer: what the compiler knows of a device, and the error that bad input raises.
 
-from hal.catalog import all_devices, device_aliases, device_names, device_schema, load_device, provenance_of
-from hal.device import (
-    Clocks,
-    CodeGenerator,
-    DeviceSpec,
-    Dtype,
-    Framework,
-    Kind,
-    Limits,
-    MatrixInstruction,
-    MemoryLayer,
-    SharedBy,
-    Teu,
-    Throughput,
-)
-from hal.errors import InputError
-from hal.keypaths import leaves
+Names are imported when they are first used: what runs beside a GPU needs the error alone, and not msgspec.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hal.lazy import imported_on_use
+
+if TYPE_CHECKING:
+    from hal.catalog import all_devices, device_aliases, device_names, device_schema, load_device, provenance_of
+    from hal.device import (
+        Clocks,
+        CodeGenerator,
+        DeviceSpec,
+        Dtype,
+        Framework,
+        Kind,
+        Limits,
+        MatrixInstruction,
+        MemoryLayer,
+        SharedBy,
+        Teu,
+        Throughput,
+    )
+    from hal.errors import InputError
+    from hal.keypaths import leaves
+
+#: Module -> the names it gives to the package.
+_HOMES = {
+    "hal.catalog": (
+        "all_devices",
+        "device_aliases",
+        "device_names",
+        "device_schema",
+        "load_device",
+        "provenance_of",
+    ),
+    "hal.device": (
+        "Clocks",
+        "CodeGenerator",
+        "DeviceSpec",
+        "Dtype",
+        "Framework",
+        "Kind",
+        "Limits",
+        "MatrixInstruction",
+        "MemoryLayer",
+        "SharedBy",
+        "Teu",
+        "Throughput",
+    ),
+    "hal.errors": ("InputError",),
+    "hal.keypaths": ("leaves",),
+}
+
+__getattr__ = imported_on_use(__name__, _HOMES)
 
 __all__ = [
     "Clocks",

@@ -91,7 +91,8 @@ def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Ana
     on_units = {
         slowest: one(steps * busy[slowest]),
         "unhidden": one(steps * (found.together - busy[slowest])),
-        "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled)),
+        "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled))
+        + one(launch.rounds * found.filling),
         "stores": one(launch.rounds * found.stores),
     }
     power = one(found.power)

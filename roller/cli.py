@@ -1,79 +1,29 @@
-"""The command line. The library raises InputError; only here are errors printed and exit codes chosen."""
+"""The command line. The library raises InputError; :mod:`hal.command_line` prints it and chooses the exit code."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from hal import DeviceSpec, InputError
+from hal import InputError
+from hal.command_line import CONTEXT, Program
+from roller.microbench_command import microbench_command
+from roller.profile_command import profile_command
 
 if TYPE_CHECKING:
-    pass
-
-#: Exit code for input that cannot be used.
-BAD_INPUT = 2
+    from hal import DeviceSpec
 
 
-@contextmanager
-def _errors() -> Iterator[None]:
-    """Every foreseeable failure as one line on stderr."""
-    try:
-        yield
-    except InputError as error:
-        click.echo(f"roller: {error}", err=True)
-        sys.exit(BAD_INPUT)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"roller: {where}{error.strerror or error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        click.echo("roller: interrupted", err=True)
-        sys.exit(130)
-
-
-def _terminate(signum: int, frame: object) -> None:
-    """SIGTERM unwinds like Ctrl-C, so that nothing half-written and no process stays behind."""
-    sys.exit(128 + signum)
-
-
-class _Group(click.Group):
-    """Usage errors in one line too, like every other error."""
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs["standalone_mode"] = False
-        with suppress(ValueError):  # not in the main thread, where signals cannot be set
-            signal.signal(signal.SIGTERM, _terminate)
-        try:
-            with _errors():
-                return super().main(*args, **kwargs)
-        except click.exceptions.NoArgsIsHelpError as error:
-            click.echo(error.format_message())
-            sys.exit(BAD_INPUT)
-        except click.UsageError as error:
-            hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            click.echo(f"roller: {' '.join(error.format_message().split()).rstrip('.')}{hint}", err=True)
-            sys.exit(BAD_INPUT)
-        except click.ClickException as error:
-            click.echo(f"roller: {error.format_message()}", err=True)
-            sys.exit(1)
-        except click.exceptions.Exit as error:
-            sys.exit(error.exit_code)
-        except click.Abort:
-            click.echo("roller: interrupted", err=True)
-            sys.exit(130)
-
-
-@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group("roller", cls=Program, context_settings=CONTEXT)
 @click.version_option(package_name="roller")
 def main() -> None:
     """GPU kernels constructed from a model of the hardware, and how long they take."""
@@ -334,6 +284,20 @@ def estimate_command(
     print_line(summary(results, device, implementation))
 
 
+@main.command("inspect")
+@click.argument("kernel", type=click.Path(path_type=Path))
+@click.option("--rank", type=click.IntRange(1, 100), default=None, help="Which kernel of a bundle.  [default: 1]")
+@click.option("--arch", "architecture", default=None, metavar="sm_NN", help="Compile the source again for this one.")
+@click.option("--listing/--no-listing", default=False, help="Also print the machine code of the hottest loop.")
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object per kernel on stdout.")
+def inspect_command(kernel: Path, rank: int | None, architecture: str | None, listing: bool, as_json: bool) -> None:
+    """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of."""
+    from roller.inspect_command import inspect_path, inspection_text, json_line
+
+    for found in inspect_path(kernel, rank, architecture):
+        click.echo(json_line(found) if as_json else inspection_text(found, listing=listing), nl=as_json)
+
+
 @main.command("schema")
 @click.argument("kind", type=click.Choice(["operator", "device", "manifest", "schedule"]))
 def schema_command(kind: str) -> None:
@@ -341,6 +305,10 @@ def schema_command(kind: str) -> None:
     from roller.schemas import schema_text
 
     click.echo(schema_text(kind), nl=False)
+
+
+main.add_command(microbench_command)
+main.add_command(profile_command)
 
 
 def _cores() -> int:

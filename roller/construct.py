@@ -25,6 +25,7 @@ from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, estimate
 from sokoban.bank_padding import bank_padding
 from sokoban.bounds import arithmetic_rate, compulsory_bytes, input_dtype
 from sokoban.matrix import matrix_roles
+from sokoban.pipelines import BODY_STATEMENTS, fully_staged, turned_tensors, with_layouts
 
 #: Waste that tensor padding may cause, raised until there are enough programs (6.3.2, "irregular tensor shapes").
 EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
@@ -148,19 +149,35 @@ class _Ranking:
     def _scored(self, candidates: list[Candidate]) -> list[RProgram]:
         """The best of some candidates."""
         space, device = self.proposals.space, self.proposals.device
-        unpadded = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
-        padding = bank_padding(unpadded, device)
-        table = estimate(unpadded.with_padding(padding), device)
-        order = np.argsort(table.seconds, kind="stable")[: self.top_k]
-        best = order[np.isfinite(table.seconds[order])].tolist()
+        plain = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
+        staged = fully_staged(plain)
+        # Every tile with its steps fetched one by one and, where all is staged, ahead.
+        rows = np.concatenate([np.arange(plain.count), np.flatnonzero(staged & (plain.step_count > 1))])
+        table = plain
+        if staged.any():
+            stages = np.where(np.arange(len(rows)) < plain.count, plain.stages[rows], 2)
+            table = with_layouts(plain.rows(rows), staged[rows], stages)
+        padding = bank_padding(table, device)
+        estimates = estimate(table.with_padding(padding), device)
+        order = np.argsort(estimates.seconds, kind="stable")
+        order = order[np.isfinite(estimates.seconds[order])]
+        _, first = np.unique(rows[order], return_index=True)
+        best = order[np.sort(first)[: self.top_k]].tolist()
         pads = [(name, column.tolist()) for name, column in padding.items()]
+        turned = turned_tensors(space.form) if staged.any() else ()
         programs = []
-        for position, prediction in zip(best, table.rows(best), strict=True):
-            candidate = candidates[position]
+        for position, prediction in zip(best, estimates.rows(best), strict=True):
+            row = int(rows[position])
+            candidate = candidates[row]
             own = tuple([(name, amounts[position]) for name, amounts in pads if amounts[position]])
+            schedule = candidate.schedule
+            if staged[row]:
+                schedule = schedule.laid_out(own, turned, BODY_STATEMENTS, int(stages[position]))
+            elif own:
+                schedule = schedule.padded(own)
             programs.append(
                 RProgram(
-                    candidate.schedule.padded(own) if own else candidate.schedule,
+                    schedule,
                     prediction,
                     None if candidate.register_shape is None else RTile(space, candidate.register_shape),
                     None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),

@@ -29,8 +29,9 @@ from roller.text import (
     time_text,
     wrapped,
 )
-from sokoban import KernelForm, statement_text
+from sokoban import KernelForm, TileSchedule, statement_text
 from sokoban.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.matrix import MMA
 
 _POLICY_MEANING = {
     "scale up": "outputs share operands: tiles grow layer by layer along the axis whose growth saves most traffic",
@@ -304,14 +305,18 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
         yield from wrapped(
             f"{' and '.join(schedule.cached)} staged in {si_text(estimate.shared_bytes, 'B')} of "
-            f"{scratchpad(device)}; "
-            + (f"{padding} against bank conflicts" if padding else "no bank conflicts to pad against")
+            f"{scratchpad(device)}{f', {schedule.stages} buffers of each' if schedule.stages > 1 else ''}; "
+            + (f"{padding} against bank conflicts" if padding else _without_padding(schedule))
         )
     waste = math.prod(
         -(-form.sizes[axis] // size) * size / form.sizes[axis] for axis, size in (*schedule.block, *schedule.step)
     )
     if waste > 1.0:
         yield f"  tiles cover {100 * (waste - 1):.1f}% more points than the operator has"
+
+
+def _without_padding(schedule: TileSchedule) -> str:
+    return "swizzled against bank conflicts" if schedule.instruction == MMA else "no bank conflicts to pad against"
 
 
 # Words and numbers

@@ -354,6 +354,8 @@ def schedule_text(program: RProgram) -> str:
     text += f" · {owner} {tile}" if tile != "of one" else ""
     if schedule.step and schedule.cached:
         text += f" · step {short_sizes(schedule.step)}"
+    if schedule.stages > 1:
+        text += f" · {schedule.stages} buffers"
     if schedule.reduce_threads:
         text += f" · {math.prod(count for _, count in schedule.reduce_threads)} threads per row"
     return text

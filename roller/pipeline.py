@@ -25,6 +25,7 @@ from codegen import (
     to_json,
     verify_schedule,
 )
+from codegen.reference_kernel import ReferenceKernel, reference_kernel
 from hal import DeviceSpec, InputError
 from roller.construct import Construction, RProgram, construct
 from roller.programs import find_programs, searched, united
@@ -220,6 +221,7 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
     source_suffix = "cl" if device.code_generator == "opencl-source" else "cu"
     notes = [device.code_generator_reason] if device.code_generator_reason else []
     tensors = (*compiled.expr.inputs, compiled.expr.output)
+    reference = _reference(compiled, device)
     return Manifest(
         format=FORMAT,
         name=compiled.expr.name,
@@ -240,7 +242,18 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
         ],
         notes=notes,
         kernels=[_record(rank, kernel, source_suffix) for rank, kernel in enumerate(compiled.kernels, start=1)],
+        reference=None if reference is None else reference.record,
     )
+
+
+def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKernel | None:
+    """The operator as plain CUDA C, by which ``roller profile`` judges its kernels; None where that cannot be said."""
+    if device.code_generator == "opencl-source":
+        return None
+    try:
+        return reference_kernel(compiled.expr, entry_name(compiled.expr.name))
+    except ValueError:  # a dtype that the reference does not know
+        return None
 
 
 def _record(rank: int, kernel: RankedKernel, source_suffix: str) -> KernelRecord:
@@ -303,6 +316,9 @@ def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> P
             if entry.binary is not None and kernel.built.binary is not None:
                 (directory / entry.binary).write_bytes(kernel.built.binary)
             (directory / entry.schedule).write_bytes(to_json(kernel.program.schedule.to_json()))
+        reference = _reference(compiled, device)
+        if reference is not None:
+            (directory / reference.record.source).write_text(reference.source)
         (directory / "manifest.json").write_bytes(to_json(record))
     return target
 

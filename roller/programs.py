@@ -66,6 +66,8 @@ def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
         frozenset((name, amount) for name, amount in schedule.padding if amount),
         schedule.unroll,
         schedule.instruction,
+        schedule.stages,
+        frozenset(schedule.turned),
     )
 
 

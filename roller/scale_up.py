@@ -19,7 +19,7 @@ from roller.performance import Costs, MicroModel, Shape
 from roller.reuse import data_reuse_score
 from roller.rtile import TileSpace
 from sokoban import TileSchedule
-from sokoban.matrix import FRAGMENT, MatrixRoles
+from sokoban.matrix import FRAGMENT, MMA, MMA_OTHER_REGISTERS, MMA_STAGES, WMMA, MatrixRoles, instruction_for
 from sokoban.schedule import Sizes
 
 Menu = list[tuple[int, ...]]
@@ -98,7 +98,7 @@ class ScaleUp:
                 for shape, more in self._fit_device(register_shape, shared_shape):
                     if (register_shape, shape) not in seen:
                         seen.add((register_shape, shape))
-                        yield self._candidate(register_shape, shape, (*register_reasons, *shared_reasons, *more))
+                        yield from self._candidates(register_shape, shape, (*register_reasons, *shared_reasons, *more))
 
     def _sizes(self, layer: str, axis: int, base: int) -> tuple[int, ...]:
         """Aligned sizes of an axis at a layer: multiples of ``base``."""
@@ -141,7 +141,11 @@ class ScaleUp:
     @property
     def _register_capacity(self) -> int:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
-        return self.limits.registers_per_thread_usable * (self.lanes if self.roles else 1)
+        if self.roles is None:
+            return self.limits.registers_per_thread_usable
+        if instruction_for(self.device) == MMA:
+            return (self.limits.registers_per_thread - MMA_OTHER_REGISTERS) * self.lanes
+        return self.limits.registers_per_thread_usable * self.lanes
 
     def _register_path(self, menu: Menu, turn: int) -> tuple[list[Explained], Reason]:
         capacity = self._register_capacity
@@ -350,8 +354,22 @@ class ScaleUp:
                 options.append((score, axis, small))
         return min(options)[2] if options else None
 
+    def _candidates(
+        self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]
+    ) -> Iterator[Candidate]:
+        """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
+        candidate = self._candidate(register_shape, shared_shape, reasons)
+        if candidate.schedule.instruction != MMA:
+            yield candidate
+            return
+        for stages in MMA_STAGES:
+            why = Reason("shared", f"variant: {stages} buffers, so that copies run ahead", shared_shape)
+            schedule = candidate.schedule.with_(stages=stages)
+            yield candidate._replace(schedule=schedule, reasons=(*reasons, why))
+
     def _candidate(self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]) -> Candidate:
         space, matrix = self.space, self.roles is not None
+        instruction = instruction_for(self.device) if matrix else "fma"
         thread, virtual = self._threading(register_shape)
         pairs = tuple(zip(space.axes, shared_shape, strict=True))
         schedule = TileSchedule(
@@ -360,8 +378,8 @@ class ScaleUp:
             vthreads=virtual,
             step=pairs[space.spatial_count :],
             cached=self.staged,
-            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if matrix else (),
-            instruction="wmma_16x16x16" if matrix else "fma",
+            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == WMMA else (),
+            instruction=instruction,
         )
         return Candidate(
             schedule,

@@ -14,6 +14,7 @@ from hal import DeviceSpec, InputError
 from roller.text import count_text, time_text
 from sokoban import Estimate, EstimateTable, ScheduleTable, TensorExpr, estimate
 from sokoban.bounds import input_dtype
+from sokoban.matrix import MMA, instruction_for
 from sokoban.schedule_json import ScheduleGroup
 from sokoban.table import Bools, Floats
 
@@ -90,9 +91,9 @@ def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
 
 def _without_instruction(table: ScheduleTable, device: DeviceSpec) -> Bools:
     """Schedules for a matrix instruction that the device does not have."""
-    if not table.has_warp_tiles or device.matrix_instruction(input_dtype(table.form)) is not None:
-        return np.zeros(table.count, dtype=np.bool_)
-    return table.warp_tile
+    if not table.has_warp_tiles or device.matrix_instruction(input_dtype(table.form)) is None:
+        return table.warp_tile
+    return table.mma & (instruction_for(device) != MMA)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:

@@ -6,8 +6,10 @@ import numpy as np
 
 from hal import DeviceSpec
 from sokoban.banks import busiest_bank, lane_words
+from sokoban.fetch import turned_store_passes
 from sokoban.regions import Size, data_dimension
 from sokoban.table import Ints, ScheduleTable
+from sokoban.vectors import VECTOR_BYTES
 
 
 def formula_padding(stored: Size, read: Size, *, banks: int, width: int) -> Size:
@@ -26,8 +28,9 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     else an odd row, else the printed formula.
 
     The formula always pads to a fixed residue, up to doubling narrow rows; where the addresses of a warp show no
-    conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better. Tiles of
-    matrix instructions keep the padding they have.
+    conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better. Turned tiles
+    are padded by one vector where that takes conflicts from the stores into them. Tiles of matrix instructions keep the
+    padding they have.
     """
     banks, width_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     padding = dict(table.padding)
@@ -38,9 +41,17 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
         if not load.indices or not wanted.any():
             continue
         element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-        rows = table.extents(load)[-1] + zeros
-        pads = np.array([zeros, zeros + max(1, 16 // element_bytes), 1 - rows % 2])
+        rows = table.stored_row(load)
+        vector = max(1, VECTOR_BYTES // element_bytes)
+        pads = np.array([zeros, zeros + vector, 1 - rows % 2])
         passes = busiest_bank(lane_words(table, load, device, pads), banks)
+        turned = table.is_turned(load)
+        if turned is not None:
+            # Read as vectors, which an odd row would push out of line; and stores decide where reads do not.
+            stores = turned_store_passes(table, load, device, pads[:2]).astype(np.int64)
+            passes = np.where(turned, passes * 64, passes)
+            passes[:2] += np.where(turned, stores, 0)
+            passes[2] = np.where(turned, passes[0] + 1, passes[2])
         fewest = passes.min(axis=0)
         chosen = np.choose(passes.argmin(axis=0), pads)
         still = wanted & (fewest > 1)
@@ -48,6 +59,8 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
             reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
             formula = formula_padding(rows, reads, banks=banks, width=max(1, width_bytes // element_bytes))
             better = busiest_bank(lane_words(table, load, device, formula), banks) < fewest
+            if turned is not None:
+                still = still & ~turned
             chosen = np.where(still & better, formula, chosen)
         padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
     return padding

@@ -24,24 +24,30 @@ def lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec) -> tuple[In
     """
     known = table.lane_parts.get((load, device.warp_lanes))
     if known is None:
-        coordinate = _lane_coordinates(table, device)
-        extents = table.extents(load)
-        parts: list[Ints] = []
-        pitch: Ints | int = 1
-        zeros = total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
-        for position in reversed(range(len(load.indices))):
-            for axis, coefficient in data_dimension(load.indices[position]).terms:
-                if axis in coordinate:
-                    scale = coefficient * pitch
-                    part = coordinate[axis] * (scale if isinstance(scale, int) else scale[:, None])
-                    total = part if total is zeros else total + part
-            if position == len(load.indices) - 1:
-                parts.append(total)
-                total = zeros
-            else:
-                pitch = pitch * extents[position]
-        known = table.lane_parts[load, device.warp_lanes] = (parts[0], total)
+        inner, row = table.by_order(load, lambda order: _lane_parts(table, load, device, order), lanes=True)
+        known = table.lane_parts[load, device.warp_lanes] = (inner, row)
     return known
+
+
+def _lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec, order: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """:func:`lane_parts` for tiles stored in ``order``."""
+    coordinate = _lane_coordinates(table, device)
+    extents = table.extents(load)
+    parts: list[Ints] = []
+    pitch: Ints | int = 1
+    zeros = total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+    for position in reversed(order):
+        for axis, coefficient in data_dimension(load.indices[position]).terms:
+            if axis in coordinate:
+                scale = coefficient * pitch
+                part = coordinate[axis] * (scale if isinstance(scale, int) else scale[:, None])
+                total = part if total is zeros else total + part
+        if position == order[-1]:
+            parts.append(total)
+            total = zeros
+        else:
+            pitch = pitch * extents[position]
+    return parts[0], total
 
 
 def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints | None = None) -> Ints:
@@ -51,7 +57,7 @@ def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: In
     further leading dimensions give several choices of it.
     """
     inner, row = lane_parts(table, load, device)
-    pitch = table.extents(load)[-1] + (table.padding[load.tensor] if padding is None else padding)
+    pitch = table.stored_row(load) + (table.padding[load.tensor] if padding is None else padding)
     address = inner + row * np.asarray(pitch)[..., None]
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     width = device.shared.bank_width_bytes or 4

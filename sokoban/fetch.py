@@ -22,6 +22,11 @@ from sokoban.vectors import VECTOR_BYTES, widest_fetch
 FETCH_INSTRUCTIONS = 7.0
 GUARD_INSTRUCTIONS = 14.0
 
+#: The same per access of a pipelined copy, whose addresses and guards are worked out before all steps: what the SASS of
+#: products and convolutions compiled for sm_75 and sm_80 shows.
+HOISTED_INSTRUCTIONS = 2.0
+HOISTED_GUARD_INSTRUCTIONS = 2.0
+
 #: Loads that one thread has under way before the first of their stores makes it wait: in unrolled code the compiler
 #: hoists about as many as it has registers for; a rolled loop it unrolls by four; a guarded load is a branch, and few
 #: or none of these overlap. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads
@@ -49,6 +54,7 @@ class Fetch:
         loads: load instructions per thread.
         instructions: all instructions per thread.
         wavefronts: passes of the load/store unit, global loads and shared stores together.
+        elements_per_thread: what a thread copies, in elements.
         batches: how often a thread waits for memory, the first time included; 0 where the tensor is not staged.
         bytes: bytes in transactions of the next layer.
     """
@@ -57,6 +63,7 @@ class Fetch:
     loads: Floats
     instructions: Floats
     wavefronts: Floats
+    elements_per_thread: Floats
     batches: Floats
     bytes: Floats
 
@@ -64,11 +71,15 @@ class Fetch:
 def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     """The fetch of ``load``, staged or not: a caller picks the rows where it is."""
     tensor = table.form.expr.tensor_by_name[load.tensor]
+    ours = (table.stages > 1) & ~table.warp_tile if table.has_stages else None
     elements = product(table.extents(load), table.count)
     vector = _vector(table, load)
     run = _contiguous_run(table, load)
     guarded = load.pad is not None
-    real = _is_vector_access(table, load, vector, run) & (not guarded)
+    real = _is_vector_access(table, load, vector, run)
+    if guarded:
+        # A guard that is worked out once for a vector leaves it whole.
+        real = real & (False if ours is None else ours)
     times = np.ceil(elements / (table.threads_per_block * vector))
     loads = np.where(real, times, times * vector)
     width, stride = np.where(real, vector, 1), np.where(real, 1, vector)
@@ -85,11 +96,21 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     tags = np.maximum(lines, sectors * _SECTOR_BYTES / _LINE_BYTES)
     stores = np.maximum(1.0, width * size / 4) * np.where(real, 1, _store_passes(vector, size, device, guarded))
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
+    turned = table.is_turned(load)
+    if turned is not None:
+        passes = turned_store_passes(table, load, device, table.padding[load.tensor])
+        stores = np.where(turned, width * passes, stores)
+        instructions = instructions + np.where(turned, loads * (width - 1), 0.0)
+    if ours is not None:
+        copies = np.where(turned, width, 1) if turned is not None else 1
+        hoisted = loads * (HOISTED_INSTRUCTIONS + (HOISTED_GUARD_INSTRUCTIONS if guarded else 0.0) + copies)
+        instructions = np.where(ours, hoisted, instructions)
     return Fetch(
         elements,
         loads,
         instructions,
         requests * (tags * LINE_WAVEFRONTS + stores),
+        loads * width,
         np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
         tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
     )
@@ -116,6 +137,25 @@ def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded:
     apart = np.maximum(1, vector * element_bytes // word)
     ways = np.gcd(apart, (device.shared.bank_count or 32) * bank_bytes // word)
     return ways if guarded else ways // np.gcd(ways, max(1, VECTOR_BYTES // word))
+
+
+def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints) -> Floats:
+    """Passes per store of a warp into a tile of ``load`` that is stored turned, one word per lane.
+
+    Lanes that copy one row of the tensor's tile store ``vector`` stored rows apart; each further row lies beside. With
+    ``G`` lanes along a row, ``D`` of which find different banks ``s`` apart, and ``F`` rows at a time, a warp reaches
+    ``D min(F, s)`` banks, and ``F`` where ``D`` is one (5.5.2).
+    """
+    banks, lanes = device.shared.bank_count or 32, device.warp_lanes
+    vector = _vector(table, load)
+    row = table.stored_row(load)
+    run = np.maximum(1, product(table.extents(load), table.count) // row)
+    along = np.maximum(1, np.minimum(lanes, run // np.maximum(1, vector)))
+    beside = np.maximum(1, lanes // along)
+    apart = np.gcd(vector * (row + padding), banks)
+    different = np.minimum(along, banks // apart)
+    reached = np.minimum(banks, np.where(different > 1, different * np.minimum(beside, apart), beside))
+    return np.maximum(1.0, lanes / reached)
 
 
 def _waits(table: ScheduleTable, load: Load, loads: Floats, vector: Ints) -> Floats:

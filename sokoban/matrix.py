@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from itertools import product
 
+from hal import DeviceSpec
 from sokoban.expression import Call, Load
 from sokoban.kernel_form import KernelForm
 
@@ -18,14 +19,50 @@ from sokoban.kernel_form import KernelForm
 MATRIX_DTYPES = ("float16", "bfloat16")
 
 
-#: Edge of a fragment in elements.
+#: Matrix instructions that code is generated for, by what a warp multiplies at a time: fragments of ``nvcuda::wmma``,
+#: whose layout is the hardware's secret, and ``mma.sync`` with operands by ``ldmatrix`` and asynchronous copies.
+WMMA, MMA = "wmma_16x16x16", "mma_16x8x16"
+
+#: Oldest NVIDIA devices with asynchronous copies and the full 16x8x16 product, as a compute capability.
+MMA_CAPABILITY = (8, 0)
+
+#: Edge of a fragment in elements; two 16x8 products side by side make one, too.
 FRAGMENT = 16
+
+#: Most elements of a warp's tile by ``mma.sync``, 64x64, half of all registers; and the registers of a thread that hold
+#: neither sums nor fragments but addresses and counters (read off compiler reports for sm_80 and sm_90, warp tiles of
+#: 32x32 to 64x64).
+MMA_SUMS = 64 * 64
+MMA_OTHER_REGISTERS = 36
+
+#: Pipeline stages worth proposing for ``mma.sync``: more than four hide nothing that four do not.
+MMA_STAGES = (2, 3, 4)
 
 #: Results leave the fragments through a strip of shared memory, its float32 rows padded by this many elements.
 STRIP_PADDING = 8
 
 #: Largest statically declared shared memory of a block on any CUDA device; the strip is declared so.
 STATIC_SHARED_BYTES = 48 * 1024
+
+
+#: Pieces of 16 bytes that lie side by side in the banks of shared memory.
+BANK_PIECES = 8
+
+
+def swizzle_of(pieces: int) -> tuple[int, int]:
+    """How rows of ``pieces`` pieces of 16 bytes are swizzled in shared memory: ``(divisor, count)``.
+
+    Piece ``p`` of row ``r`` lies where ``p ^ (r // divisor % count)`` would: eight rows then have their piece ``p`` in
+    different banks. Rows of an odd number of pieces have so by themselves (count 1): their starts already differ.
+    """
+    count = min(BANK_PIECES, pieces & -pieces)
+    return BANK_PIECES // count, count
+
+
+def instruction_for(device: DeviceSpec) -> str:
+    """The matrix instruction that kernels for ``device`` are written with, if it has any."""
+    capability = device.compute_capability
+    return MMA if capability is not None and tuple(capability) >= MMA_CAPABILITY else WMMA
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hal import DeviceSpec
-from sokoban.matrix import FRAGMENT, STATIC_SHARED_BYTES, STRIP_PADDING, matrix_roles
+from sokoban.matrix import FRAGMENT, MMA_OTHER_REGISTERS, STATIC_SHARED_BYTES, STRIP_PADDING, matrix_roles
 from sokoban.table import Bools, Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators, operands and what is being fetched: addresses, counters; and fetched
@@ -27,7 +27,14 @@ def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> In
     if table.has_warp_tiles:
         # The tile of a warp is spread over its lanes.
         values = np.where(table.warp_tile, -(-values // 32), values)
+        values = np.where(table.mma, -(-table.accumulators // 32) + _mma_operand_registers(table), values)
     return values + OVERHEAD_REGISTERS
+
+
+def _mma_operand_registers(table: ScheduleTable) -> Ints:
+    """Fragments of two depths of the step at once, two elements to a register, and the addresses of both pipelines."""
+    elements = sum(table.operand_elements.values(), table.zeros)
+    return 2 * FRAGMENT * elements // (2 * 32) + MMA_OTHER_REGISTERS - OVERHEAD_REGISTERS
 
 
 def operand_registers(table: ScheduleTable) -> Ints:
@@ -36,22 +43,33 @@ def operand_registers(table: ScheduleTable) -> Ints:
 
 
 def shared_bytes(table: ScheduleTable) -> Ints:
-    """Shared memory of one block: the staged data tiles with their padding, and WMMA's output tile."""
+    """Shared memory of one block: the staged data tiles with their padding, and the strip in which results
+    leave matrix instructions."""
     total = table.zeros
     for load in table.form.body_loads:
         extents = table.extents(load)
         if not extents or not table.cached[load.tensor].any():
             continue
-        padded = (*extents[:-1], extents[-1] + table.padding[load.tensor])
-        size = product(padded, table.count) * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        row = table.stored_row(load)
+        size = (
+            product(extents, table.count)
+            // row
+            * (row + table.padding[load.tensor])
+            * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        )
+        if table.has_stages:
+            # Registers hold what multiply-adds fetch further ahead.
+            size = size * np.where(table.warp_tile, table.stages, np.minimum(table.stages, 2))
         total = total + np.where(table.cached[load.tensor], size, 0)
     if table.has_warp_tiles:
         roles = matrix_roles(table.form)
         if roles is not None:
             strip = FRAGMENT * table.threads[roles.m] * (table.block[roles.n] + STRIP_PADDING) * 4
-            # The strip is static, what is staged may be dynamic: past the static limit there is no such kernel.
-            strip = np.where(strip > STATIC_SHARED_BYTES, 1 << 40, strip)
-            total = total + np.where(table.warp_tile, strip, 0)
+            # The strip is static, what is staged may be dynamic: past the static limit there is no such kernel. With
+            # mma.sync results leave through what was the tiles' memory.
+            static = np.where(strip > STATIC_SHARED_BYTES, 1 << 40, strip)
+            together = np.where(table.mma, np.maximum(total, strip), total + static)
+            total = np.where(table.warp_tile, together, total)
     return total
 
 

@@ -88,12 +88,20 @@ def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
 def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Ints, Ints, Ints]:
     """Different elements that a thread reads in an unrolled body, how many of them lie side by side in the staged tile,
     and what divides every address where the first such run of a body may start, and where any of them does; 0 = any."""
+    words, run, alignment, rows_alignment = table.by_order(load, lambda order: _stored(table, load, nest, order))
+    return words, run, alignment, rows_alignment
+
+
+def _stored(
+    table: ScheduleTable, load: Load, nest: LoopNest, order: tuple[int, ...]
+) -> tuple[Floats, Ints, Ints, Ints]:
+    """:func:`_footprint` of tiles stored in ``order``."""
     words: Floats = np.ones(nest.unrolled_points.shape)
     run = pitch = table.ones
     alignment = rows_alignment = np.zeros_like(nest.unrolled_points)
     contiguous = run == pitch
     extents = table.extents(load)
-    for position in reversed(range(len(load.indices))):
+    for position in reversed(order):
         dimension = data_dimension(load.indices[position])
         together, apart = _reach(table, dimension, nest)
         for axis, coefficient in dimension.terms:
@@ -106,13 +114,13 @@ def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats
             # Where other threads or bodies start, and where runs of this one do.
             stride = pitch if coefficient == 1 else abs(coefficient) * pitch
             alignment = np.gcd(alignment, others * (own * stride))
-            if position < len(load.indices) - 1:
+            if position != order[-1]:
                 rows_alignment = np.gcd(rows_alignment, ((own > 1) & ~contiguous) * stride)
         span, different = together
         run = np.where(contiguous & (different == span), run * different, run)
         words = words * (different * apart)
         stored = extents[position]
-        if position == len(load.indices) - 1:
+        if position == order[-1]:
             stored = stored + table.padding[load.tensor]
         contiguous = contiguous & (different == stored)
         pitch = pitch * stored

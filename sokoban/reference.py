@@ -286,13 +286,19 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     What reaches a logarithm, a root, a power or a denominator is drawn from [0.5, 1.5] instead, so that every
     function stays in range.
     """
-    positive = _positive_tensors(expr)
+    ranges = input_ranges(expr)
     result = {}
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
-        low, high = (0.5, 1.5) if tensor.name in positive else (-1.0, 1.0)
+        low, high = ranges[tensor.name]
         result[tensor.name] = round_to_dtype(generator.uniform(low, high, tensor.shape), tensor.dtype)
     return result
+
+
+def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of test data for every input tensor; see :func:`random_inputs`."""
+    positive = _positive_tensors(expr)
+    return {tensor.name: (0.5, 1.5) if tensor.name in positive else (-1.0, 1.0) for tensor in expr.inputs}
 
 
 def _positive_tensors(expr: TensorExpr) -> set[str]:

@@ -7,7 +7,7 @@ per candidate: the same arithmetic then answers for many tiles at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -46,6 +46,16 @@ def data_dimension(index: AffineIndex) -> DataDimension:
     """The tile coordinate of an index: ``2*oh + 4*kh - 3`` is stride 2, coordinate ``oh + 2*kh``, offset -3."""
     stride = math.gcd(*(c for _, c in index.terms)) if index.terms else 1
     return DataDimension(tuple((a, c // stride) for a, c in index.terms), stride, index.offset)
+
+
+def storage_order(load: Load, outputs: Collection[str]) -> tuple[int, ...]:
+    """The dimensions of a staged tile that is turned, innermost last: the last dimension that one of the axes
+    ``outputs`` walks comes behind all others, if none of them walks the tensor's innermost one."""
+    order = tuple(range(len(load.indices)))
+    walked = [p for p, index in enumerate(load.indices) if any(axis in outputs for axis, _ in index.terms)]
+    if not walked or walked[-1] == order[-1]:
+        return order
+    return (*(position for position in order if position != walked[-1]), walked[-1])
 
 
 def data_tile_shape(load: Load, tile: Mapping[str, Size]) -> tuple[Size, ...]:

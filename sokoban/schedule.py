@@ -41,7 +41,11 @@ class TileSchedule:
         vector: elements per cooperative-fetch (or direct) access, by tensor; the widest legal one where absent.
         padding: elements added to the innermost dimension of a staged data tile, by tensor.
         unroll: largest number of inner-loop iterations the code generator unrolls.
-        instruction: ``"fma"`` or ``"wmma_16x16x16"``.
+        instruction: ``"fma"``, ``"wmma_16x16x16"`` or ``"mma_16x8x16"``.
+        stages: buffers of every staged tile in shared memory: with 1 a step is fetched, then computed on; with more
+            the fetch of the next ``stages - 1`` steps is under way meanwhile.
+        turned: staged tensors whose tile is stored with another dimension innermost: the last that outputs walk, where
+            the tensor's own innermost one belongs to the reduction (:func:`sokoban.regions.storage_order`).
     """
 
     block: Sizes
@@ -54,6 +58,8 @@ class TileSchedule:
     padding: Sizes = ()
     unroll: int = 64
     instruction: str = "fma"
+    stages: int = 1
+    turned: tuple[str, ...] = ()
 
     @cached_property
     def block_of(self) -> Mapping[str, int]:
@@ -97,8 +103,8 @@ class TileSchedule:
     @property
     def threads_per_block(self) -> int:
         threads = math.prod(self.threads_of.values()) * math.prod(self.reduce_threads_of.values())
-        # A WMMA tile belongs to a warp: `thread` is what one warp computes.
-        return threads * 32 if self.instruction.startswith("wmma") else threads
+        # A tile of matrix instructions belongs to a warp: `thread` is what one warp computes.
+        return threads if self.instruction == "fma" else threads * 32
 
     def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
         return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
@@ -118,13 +124,25 @@ class TileSchedule:
             "unroll": self.unroll,
             "instruction": self.instruction,
         }
+        if self.stages > 1:
+            out["stages"] = self.stages
+        if self.turned:
+            out["turned"] = list(self.turned)
         return out
 
     def padded(self, padding: Sizes) -> TileSchedule:
         """The same with other padding: :meth:`with_`, but quick."""
         return TileSchedule(
             self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
-            padding, self.unroll, self.instruction,
+            padding, self.unroll, self.instruction, self.stages,
+            self.turned,
+        )  # fmt: skip
+
+    def laid_out(self, padding: Sizes, turned: tuple[str, ...], unroll: int, stages: int) -> TileSchedule:
+        """The same in another layout: :meth:`with_`, but quick."""
+        return TileSchedule(
+            self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
+            padding, unroll, self.instruction, stages, turned,
         )  # fmt: skip
 
     def with_(self, **changes: Any) -> TileSchedule:

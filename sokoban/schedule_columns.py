@@ -15,7 +15,7 @@ import numpy as np
 from hal import InputError
 from hal.errors import listed
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, matrix_roles
+from sokoban.matrix import FRAGMENT, MMA, matrix_roles
 from sokoban.schedule import TileSchedule
 from sokoban.table import Bools, Ints, ScheduleTable, product
 
@@ -25,15 +25,19 @@ MAX_TILE_ELEMENTS = 2**28
 #: Threads and elements per thread along one axis; three of them multiply to a block.
 MAX_COUNT = 2**20
 
+#: Most buffers of a staged tile: deeper pipelines hide nothing more.
+MAX_STAGES = 8
+
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 Elements = Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE_ELEMENTS)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_TILE_ELEMENTS)]
-Instruction = Literal["fma", "wmma_16x16x16"]
+Stages = Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
+Instruction = Literal["fma", "wmma_16x16x16", "mma_16x8x16"]
 
 #: The keys of a schedule by what their names stand for.
 CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
-KEYS = (*SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction")
+KEYS = (*SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned")
 
 
 @lru_cache(maxsize=64)
@@ -60,6 +64,8 @@ def _row_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors: tuple
         ("padding", padding, padding()),
         ("unroll", CountOrZero, TileSchedule.unroll),
         ("instruction", Instruction, TileSchedule.instruction),
+        ("stages", Stages, TileSchedule.stages),
+        ("turned", tuple[str, ...], ()),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -123,6 +129,15 @@ class ScheduleReader:
         with_step = sum(steps.values(), np.zeros(self.count, dtype=np.int64)) > 0
         cached = self._cached(with_step)
         tensors = tuple(cached)
+        turned = self._turned(tensors)
+        stages = np.fromiter(map(attrgetter("stages"), self.rows), np.int64, self.count)
+        in_place = ~np.logical_and.reduce([np.ones(self.count, dtype=np.bool_), *cached.values()])
+        self._complain(
+            (stages > 1) & in_place,
+            lambda i: InputError(
+                "stages", f"{stages[i]} buffers of every tile, but not all is staged", "stage all, or 1"
+            ),
+        )
         padding = self._columns("padding", self.tensors)
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
@@ -140,6 +155,9 @@ class ScheduleReader:
             unroll=np.fromiter(map(attrgetter("unroll"), self.rows), np.int64, self.count),
             inner_thread=inner_thread,
             inner_step=inner_step,
+            stages=stages,
+            turned=turned,
+            mma=np.array([row.instruction == MMA for row in self.rows], dtype=np.bool_),
         )
 
     def _columns(self, key: str, names: Sequence[str]) -> dict[str, Ints]:
@@ -207,12 +225,7 @@ class ScheduleReader:
         distinct = set(rows)
         usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs))
         for names in distinct - {None}:
-            wrong = next((k for k, name in enumerate(names) if name not in inputs), None)
-            if wrong is not None:
-                position, name = rows.index(names), names[wrong]
-                remedy = _close(name, usable) + f"can be staged: {listed(usable)}"
-                error = InputError(f"cached[{wrong}]", f"there is no input {name!r}", remedy)
-                self.complaints.append((position, _within(error, self.place(position))))
+            self._check_inputs("cached", names, usable, rows.index(names))
         default = with_step & _reuses_data(self.form)
         out = {}
         for load in self.form.body_loads:
@@ -223,6 +236,21 @@ class ScheduleReader:
                 column |= default & np.fromiter((names is None for names in rows), np.bool_, self.count)
             out[tensor] = column
         return out
+
+    def _turned(self, tensors: Sequence[str]) -> dict[str, Bools]:
+        """Whether a staged tile is stored turned, by tensor of the body."""
+        rows = list(map(attrgetter("turned"), self.rows))
+        for names in set(rows):
+            self._check_inputs("turned", names, tensors, rows.index(names))
+        return {tensor: np.array([tensor in names for names in rows], dtype=np.bool_) for tensor in tensors}
+
+    def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
+        """Complain of the first name under ``key`` that is no input of the body."""
+        wrong = next((k for k, name in enumerate(names) if name not in {t.name for t in self.form.expr.inputs}), None)
+        if wrong is not None:
+            remedy = _close(names[wrong], usable) + f"can be staged: {listed(usable)}"
+            error = InputError(f"{key}[{wrong}]", f"there is no input {names[wrong]!r}", remedy)
+            self.complaints.append((position, _within(error, self.place(position))))
 
     def _vector(self, cached: Mapping[str, Bools]) -> dict[str, Ints]:
         """Elements per access, by tensor of the body and for the output; 0 leaves the choice to the code generator."""
@@ -253,7 +281,7 @@ class ScheduleReader:
         if unknown is None:
             remedy = "" if path else 'a schedule is {"block": {...}, ...}'
             if message.startswith("unknown instruction"):
-                remedy = 'use "fma" or "wmma_16x16x16"'
+                remedy = 'use "fma", "wmma_16x16x16" or "mma_16x8x16"'
             return InputError(place, message, remedy)
         name = unknown[1]
         if not path:

@@ -19,8 +19,9 @@ import numpy as np
 from hal import InputError
 from sokoban.expression import TensorExpr
 from sokoban.kernel_form import KernelForm, kernel_form
+from sokoban.matrix import MMA, WMMA
 from sokoban.schedule import TileSchedule, sizes
-from sokoban.schedule_columns import MAX_COUNT, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
+from sokoban.schedule_columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
 from sokoban.table import Bools, Ints, ScheduleTable
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -40,6 +41,8 @@ _KEYS: Mapping[str, str] = {
     "padding": "elements added to the innermost dimension of a staged tile, by tensor",
     "unroll": "largest number of inner-loop iterations to unroll; 0 leaves it to the compiler",
     "instruction": "what computes: scalar multiply-adds, or Tensor Cores with thread tiles that belong to warps",
+    "stages": "buffers of every staged tile; with 2 or more the next steps are fetched while one is computed on",
+    "turned": "staged tensors whose tile is stored with the last dimension that outputs walk innermost",
 }
 
 
@@ -141,6 +144,8 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
         padding=sizes(given.get("padding", {})),
         unroll=row.unroll,
         instruction=row.instruction,
+        stages=row.stages,
+        turned=row.turned,
     )
 
 
@@ -213,7 +218,9 @@ def schedule_schema() -> dict[str, Any]:
     kinds["vector"] = by_name(1, MAX_COUNT)
     kinds["padding"] = by_name(0)
     kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
-    kinds["instruction"] = {"enum": ["fma", "wmma_16x16x16"], "default": TileSchedule.instruction}
+    kinds["instruction"] = {"enum": ["fma", WMMA, MMA], "default": TileSchedule.instruction}
+    kinds["turned"] = {"type": "array", "items": {"type": "string"}}
+    kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
     properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
     item = {"$ref": "#/$defs/Schedule"}
     return {

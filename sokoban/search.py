@@ -17,10 +17,11 @@ import numpy as np
 from hal import DeviceSpec, InputError
 from sokoban.bank_padding import bank_padding
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import matrix_roles
+from sokoban.matrix import MMA_STAGES, instruction_for, matrix_roles
+from sokoban.pipelines import fetched_ahead, with_layouts
 from sokoban.rational import Estimate, estimate
 from sokoban.schedule import TileSchedule
-from sokoban.search_rows import adjacent, schedule_at, shared_table, tile_table
+from sokoban.search_rows import UNROLL, adjacent, schedule_at, shared_table, tile_table
 from sokoban.search_screen import block_seconds, efficient, schedule_seconds
 from sokoban.search_space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
 from sokoban.table import Bools, Floats, Ints, ScheduleTable, join
@@ -84,11 +85,18 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     scored, seconds = _score(join(tables), device)
     count = scored.count
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    variants = _variants(scored.rows(best[np.isfinite(seconds[best])]), device)
+    running = scored.rows(best[np.isfinite(seconds[best])])
+    variants = join([_variants(running, device), *_longer_pipelines(running)])
     if variants.count:
         more, more_seconds = _score(variants, device)
         count += more.count
         scored, seconds = join([scored.rows(best), more]), np.concatenate([seconds[best], more_seconds])
+    best = np.argsort(seconds, kind="stable")[:REFINED]
+    ahead = fetched_ahead(scored.rows(best[np.isfinite(seconds[best])]))
+    if ahead:
+        more, more_seconds = _score(join(ahead), device)
+        count += more.count
+        scored, seconds = join([scored, more]), np.concatenate([seconds, more_seconds])
     chosen = _distinct_best(scored, seconds, top_k)
     if not len(chosen):
         raise _nothing_fits(form, device)
@@ -125,7 +133,7 @@ def families(form: KernelForm, device: DeviceSpec) -> tuple[Family, ...]:
     dtype = form.expr.tensor_by_name[form.body_loads[0].tensor].dtype if form.body_loads else ""
     roles = matrix_roles(form) if device.matrix_instruction(dtype) else None
     if roles is not None:
-        found.insert(0, Family("matrix", staged, roles=roles))
+        found.insert(0, Family("matrix", staged, roles=roles, instruction=instruction_for(device)))
     return tuple(found)
 
 
@@ -227,8 +235,19 @@ def _variants(table: ScheduleTable, device: DeviceSpec) -> ScheduleTable:
         for name in names:
             cached = {**table.cached, name: np.zeros(table.count, dtype=bool)}
             some = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
-            found += [replace(other, cached=cached).rows(some) for other in [table, *found[:2]]]
+            found += [_in_place(replace(other, cached=cached)).rows(some) for other in [table, *found[:2]]]
     return _without_repeats(join(found))
+
+
+def _in_place(table: ScheduleTable) -> ScheduleTable:
+    """The rows as they are where some operand is read in place: nothing turned."""
+    return with_layouts(replace(table, unroll=np.full(table.count, UNROLL)), np.zeros(table.count, dtype=bool))
+
+
+def _longer_pipelines(table: ScheduleTable) -> list[ScheduleTable]:
+    """The rows by ``mma.sync``, with more stages."""
+    pipelined = table.rows(np.flatnonzero(table.mma))
+    return [replace(pipelined, stages=np.full(pipelined.count, stages)) for stages in MMA_STAGES[1:]]
 
 
 def _inner_choices(form: KernelForm) -> list[tuple[int, ...]]:
@@ -269,7 +288,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
     staged = np.logical_or.reduce([np.zeros(table.count, dtype=bool), *table.cached.values()])
     columns += [table.reduce_threads, table.warp_tile, staged]
     if not tiles_only:
-        columns += [*table.thread.values(), *table.step.values(), *table.cached.values()]
+        columns += [*table.thread.values(), *table.step.values(), *table.cached.values(), table.stages]
     return np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sokoban.kernel_form import KernelForm
+from sokoban.matrix import MMA, MMA_STAGES, WMMA
+from sokoban.pipelines import fully_staged, with_layouts
 from sokoban.schedule import TileSchedule
 from sokoban.search_space import Family
 from sokoban.table import Bools, Ints, ScheduleTable
@@ -50,7 +52,8 @@ def tile_table(form: KernelForm, family: Family, block: Ints, register: Ints, in
         np.ones(count, dtype=np.int64),
         {name: np.full(count, name in family.staged) for name in _body_tensors(form)},
         np.full(count, family.roles is not None),
-        np.full(count, OPERAND_PADDING if family.roles is not None else 0, dtype=np.int64),
+        np.full(count, OPERAND_PADDING if family.instruction == WMMA else 0, dtype=np.int64),
+        np.full(count, family.instruction == MMA),
     )
 
 
@@ -78,9 +81,11 @@ def _table(
     cached: dict[str, Bools],
     warp_tile: Bools,
     padding: Ints,
+    mma: Bools | None = None,
 ) -> ScheduleTable:
     count = len(block)
-    return ScheduleTable(
+    mma = np.zeros(count, dtype=bool) if mma is None else mma
+    table = ScheduleTable(
         form,
         dict(zip(form.spatial, np.ascontiguousarray(block.T), strict=True)),
         dict(zip(form.spatial, np.ascontiguousarray(thread.T), strict=True)),
@@ -92,7 +97,10 @@ def _table(
         warp_tile,
         {},
         np.full(count, UNROLL, dtype=np.int64),
+        stages=np.where(mma, MMA_STAGES[0], 1),
+        mma=mma,
     )
+    return with_layouts(table, fully_staged(table))
 
 
 def widest_vector(form: KernelForm, tensor: str) -> int:
@@ -122,5 +130,7 @@ def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
         cached=cached,
         padding=tuple((name, int(table.padding[name][row])) for name in cached if table.padding[name][row]),
         unroll=int(table.unroll[row]),
-        instruction="wmma_16x16x16" if table.warp_tile[row] else "fma",
+        instruction=(MMA if table.mma[row] else WMMA) if table.warp_tile[row] else "fma",
+        stages=int(table.stages[row]),
+        turned=tuple(name for name in cached if table.turned[name][row]),
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from hal import DeviceSpec
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, MatrixRoles
+from sokoban.matrix import FRAGMENT, MMA, MMA_SUMS, MatrixRoles
 from sokoban.table import Bools, Ints
 
 #: Share of an axis that padding to whole tiles may add.
@@ -46,12 +46,14 @@ class Family:
         staged: tensors in shared memory.
         whole_reduction: the reduction is one step; nothing is fetched step by step.
         roles: the axes of a matrix product, where a warp computes it by matrix instructions.
+        instruction: which of them; empty where there are none.
     """
 
     name: str
     staged: tuple[str, ...] = ()
     whole_reduction: bool = False
     roles: MatrixRoles | None = None
+    instruction: str = ""
 
     def fragment(self, axis: str) -> int:
         """What every tile's size along ``axis`` is a multiple of."""
@@ -132,6 +134,8 @@ def thread_tiles(form: KernelForm, device: DeviceSpec, family: Family, blocks: I
     limits, lanes = device.limits, device.warp_lanes
     most_owners = limits.threads_per_block // (lanes if family.roles else 1)
     most_values = limits.registers_per_thread_usable * (lanes if family.roles else 1)
+    if family.instruction == MMA:
+        most_values = MMA_SUMS
     largest = LARGEST_WARP_AXIS if family.roles else LARGEST_THREAD_AXIS
     rows = np.arange(len(blocks))
     tiles = np.ones((len(blocks), 0), dtype=np.int64)

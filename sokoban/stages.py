@@ -18,6 +18,7 @@ from sokoban.expression import REDUCTION_IDENTITY, Load
 from sokoban.fetch import Fetch, loads_in_flight
 from sokoban.kernel_form import KernelForm, operation_count
 from sokoban.loops import LoopNest
+from sokoban.matrix import FRAGMENT
 from sokoban.occupancy import (
     FETCHED_REGISTERS,
     blocks_per_unit,
@@ -38,6 +39,13 @@ STEP_LATENCY = 2.35
 #: Instructions per unrolled body (counter, branch, addresses) and per step.
 BODY_INSTRUCTIONS = 3.0
 STEP_INSTRUCTIONS = 10.0
+
+#: Instructions per asynchronous copy: itself, its address, its guard (read off the SASS of products for sm_80).
+MMA_COPY_INSTRUCTIONS = 4.0
+
+#: Cycles that a step of a pipeline waits although its copies are there: for the barrier, and for the warps that come
+#: late to it.
+BARRIER_CYCLES = 40.0
 
 #: Instructions that guard a read in place at the edge of a padded tensor.
 DIRECT_GUARD_INSTRUCTIONS = 1.5
@@ -89,16 +97,36 @@ def launch_of(table: ScheduleTable, device: DeviceSpec, nest: LoopNest, fetches:
         np.where(table.cached[load.tensor], part.loads, direct_reads(table, load)) for load, part in fetches.items()
     )
     wanted = needed + np.minimum(loads, FETCHED_REGISTERS).astype(np.int64)
+    if table.has_stages:
+        held = sum(
+            np.where(table.cached[load.tensor], _held_registers(table, load, part), 0.0)
+            for load, part in fetches.items()
+        )
+        ahead = (table.stages > 1) & ~table.warp_tile
+        needed = np.where(ahead, needed + held, needed).astype(np.int64)
+        wanted = np.where(ahead, needed, wanted)
+    if table.has_warp_tiles:
+        # Asynchronous copies pass by the registers.
+        wanted = np.where(table.mma, needed, wanted)
     registers = granted_registers(table, device, wanted)
     spilled = spilled_registers(device, needed, registers)
     if table.has_warp_tiles:
-        spilled = np.where(table.warp_tile, 0, spilled)
+        spilled = np.where(table.warp_tile & ~table.mma, 0, spilled)
     shared = shared_bytes(table)
     resident = blocks_per_unit(table, device, registers, shared)
     share = -(-table.block_count // device.unit_count)
     running = np.minimum(np.maximum(1, resident), share)
     warps = table.warps(device.warp_lanes)
     return Launch(registers, spilled, shared, resident, running, share / running, warps)
+
+
+def _held_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
+    """Registers of a thread that a pipelined fetch holds while another step is computed on: the elements, and for every
+    access where it starts in the tensor and, in tiles that are turned or padded, where it goes."""
+    words = max(1.0, table.form.expr.tensor_by_name[load.tensor].element_bytes / 4)
+    turned = table.is_turned(load)
+    moved = (table.padding[load.tensor] > 0) | (False if turned is None else turned)
+    return part.elements_per_thread * words + part.loads * (1 + moved)
 
 
 def busiest_scheduler(launch: Launch, device: DeviceSpec) -> Ints:
@@ -149,8 +177,21 @@ def issue_seconds(
             direct = np.where(staged, direct, direct * (1.0 + DIRECT_GUARD_INSTRUCTIONS))
         instructions = instructions + direct + np.where(staged, part.instructions, 0.0)
     seconds = instructions / _clock_hz(device) * busiest_scheduler(launch, device)
-    # A matrix instruction stands for many multiply-adds; its loads are counted in passes.
-    return np.where(table.warp_tile, 0.0, seconds) if table.has_warp_tiles else seconds
+    if not table.has_warp_tiles:
+        return seconds
+    # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
+    copies = sum(fetches[load].loads for load in fetches)
+    matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table)
+    matrix = np.where(table.mma, matrix, 0.0) / _clock_hz(device) * busiest_scheduler(launch, device)
+    return np.where(table.warp_tile, matrix, seconds)
+
+
+def _fragment_instructions(table: ScheduleTable) -> Floats:
+    """Instructions by which a warp multiplies during one step with ``mma.sync``: 16x8 products and, a fragment each,
+    ``ldmatrix``."""
+    depths = table.step_points / FRAGMENT
+    fragments = sum(table.operand_elements.values(), table.zeros) / FRAGMENT
+    return depths * (table.accumulators / (FRAGMENT * FRAGMENT // 2) + fragments)
 
 
 def shared_seconds(
@@ -221,7 +262,7 @@ def waiting_seconds(table: ScheduleTable, device: DeviceSpec, fetches: Mapping[L
     The first load of a synchronised step takes :data:`STEP_LATENCY`; more of them wait in line where the loads of a
     thread cannot all be under way together. Blocks without staged data wait for their operands in the same way.
     """
-    latency = device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS
+    latency = _latency(device)
     first: Floats = np.zeros(table.count)
     more: Floats = np.zeros(table.count)
     for load, part in fetches.items():
@@ -233,6 +274,34 @@ def waiting_seconds(table: ScheduleTable, device: DeviceSpec, fetches: Mapping[L
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
         more = more + np.where(staged, part.batches, direct) - 1.0
     return latency * (first + LOADED_LATENCY * more)
+
+
+def pipelined_waiting(
+    table: ScheduleTable, device: DeviceSpec, waiting: Floats, own: Floats, transfer: Floats
+) -> Floats:
+    """:func:`waiting_seconds` where buffers let copies run ahead: ``own`` is the rest of a step of one block, of which
+    its data take ``transfer`` from L2.
+
+    With ``stages`` buffers the copies of ``stages - 1`` steps are under way, so that a block waits for as much of a
+    latency and of the way from L2 per step as those steps do not cover, and at every barrier.
+    """
+    if not table.has_stages:
+        return waiting
+    ahead = np.maximum(1, table.stages - 1)
+    late = np.maximum(0.0, (LOADED_LATENCY * _latency(device) + transfer) / ahead - own) + BARRIER_CYCLES / _clock_hz(
+        device
+    )
+    return np.where(table.stages > 1, np.minimum(late, waiting), waiting)
+
+
+def filling_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch) -> Floats:
+    """Filling a pipeline's first buffer, once per block: other blocks compute meanwhile, where there are any."""
+    seconds: Floats = np.where(table.stages > 1, LOADED_LATENCY * _latency(device), 0.0) / launch.running
+    return seconds
+
+
+def _latency(device: DeviceSpec) -> float:
+    return device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS
 
 
 def direct_reads(table: ScheduleTable, load: Load) -> Floats:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
-from sokoban.regions import data_dimension
+from sokoban.matrix import MMA
+from sokoban.regions import data_dimension, storage_order
 from sokoban.schedule import TileSchedule
 
 Ints = NDArray[np.int64]
@@ -39,6 +40,9 @@ class ScheduleTable:
         inner_thread, inner_step: the parts of ``thread`` and ``step`` in the innermost loops, by axis; a missing axis
             is all of ``thread`` or of ``step``. The loops of a thread are, outermost first: what is left of the step,
             what is left of the thread's elements, ``inner_step``, ``inner_thread``, the virtual threads.
+        stages: buffers of the staged tiles; 1 everywhere where it is left out.
+        turned: whether a staged tile is stored turned, by tensor; a missing tensor is not.
+        mma: of the schedules with ``warp_tile``, those by ``mma.sync`` rather than ``wmma``; none where it is left out.
     """
 
     form: KernelForm
@@ -54,6 +58,15 @@ class ScheduleTable:
     unroll: Ints
     inner_thread: Mapping[str, Ints] = field(default_factory=dict)
     inner_step: Mapping[str, Ints] = field(default_factory=dict)
+    stages: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    turned: Mapping[str, Bools] = field(default_factory=dict)
+    mma: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+
+    def __post_init__(self) -> None:
+        if len(self.stages) != self.count:
+            object.__setattr__(self, "stages", self.ones)
+        if len(self.mma) != self.count:
+            object.__setattr__(self, "mma", np.zeros(self.count, dtype=np.bool_))
 
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
@@ -85,6 +98,9 @@ class ScheduleTable:
             np.array([s.instruction != "fma" for s in schedules]),
             {tensor: column([given.get(tensor, 0) for given in vector]) for tensor in (*tensors, output)},
             column([s.unroll for s in schedules]),
+            stages=column([s.stages for s in schedules]),
+            turned={tensor: np.array([tensor in s.turned for s in schedules]) for tensor in tensors},
+            mma=np.array([s.instruction == MMA for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
@@ -110,6 +126,11 @@ class ScheduleTable:
     def zeros(self) -> Ints:
         """A zero per schedule, not to be written to."""
         return np.zeros(self.count, dtype=np.int64)
+
+    @cached_property
+    def has_stages(self) -> bool:
+        """Whether any schedule fetches ahead."""
+        return bool((self.stages > 1).any())
 
     @cached_property
     def register_tile(self) -> Mapping[str, Ints]:
@@ -205,6 +226,52 @@ class ScheduleTable:
             self._extents[load] = known
         return known
 
+    def by_order(
+        self, load: Load, of: Callable[[tuple[int, ...]], tuple[Any, ...]], lanes: bool = False
+    ) -> tuple[Any, ...]:
+        """``of(order)`` for the order in which each schedule's tile of ``load`` is stored: arrays whose last axis has
+        the schedules, or the first one with ``lanes`` behind it."""
+        common, (order, other, turned) = self._orders(load)
+        if common is not None:
+            return of(common)
+        pairs = zip(of(other), of(order), strict=True)
+        return tuple(np.where(turned[:, None] if lanes else turned, a, b) for a, b in pairs)
+
+    def _orders(self, load: Load) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
+        """The order in which all tiles of ``load`` are stored, if there is one; both orders and who is turned."""
+        known = self._known_orders.get(load)
+        if known is None:
+            order, turned = tuple(range(len(load.indices))), self.turned.get(load.tensor)
+            common: tuple[int, ...] | None = order
+            other = order
+            if turned is not None and turned.any():
+                other = storage_order(load, [axis for axis in self.form.spatial if self.form.sizes[axis] > 1])
+                common = other if other == order or turned.all() else None
+            known = self._known_orders[load] = common, (order, other, turned)
+        return known
+
+    @cached_property
+    def _known_orders(self) -> dict[Load, tuple[tuple[int, ...] | None, tuple[Any, ...]]]:
+        return {}
+
+    @cached_property
+    def _stored_rows(self) -> dict[Load, Ints]:
+        return {}
+
+    def stored_row(self, load: Load) -> Ints:
+        """Elements of a row of the data tile of ``load`` as it is stored, without padding."""
+        known = self._stored_rows.get(load)
+        if known is None:
+            extents = self.extents(load)
+            known = self.by_order(load, lambda order: (extents[order[-1]] + self.zeros,))[0]
+            self._stored_rows[load] = known
+        return known
+
+    def is_turned(self, load: Load) -> Bools | None:
+        """Whether the tile of ``load`` is stored turned, by schedule; None where none is."""
+        common, (order, other, turned) = self._orders(load)
+        return None if common == order else np.ones(self.count, dtype=bool) if common == other else turned
+
     @cached_property
     def operand_elements(self) -> Mapping[Load, Ints]:
         """Elements of each body load that a thread reads per point of the inner reduction loop."""
@@ -217,13 +284,18 @@ class ScheduleTable:
     @cached_property
     def operand_width(self) -> Mapping[Load, Ints]:
         """How many of the elements a thread reads of each body load are adjacent, up to four."""
-        widths: dict[Load, Ints] = {}
-        for load in self.form.body_loads:
-            widths[load] = self.ones
-            for axis, coefficient in data_dimension(load.indices[-1]).terms if load.indices else ():
+        return {load: self._width(load) for load in self.form.body_loads}
+
+    def _width(self, load: Load) -> Ints:
+        def along(order: tuple[int, ...]) -> tuple[Ints]:
+            width = self.ones
+            for axis, coefficient in data_dimension(load.indices[order[-1]]).terms if order else ():
                 if axis in self.thread and coefficient == 1:
-                    widths[load] = np.gcd(self.thread[axis], 4)
-        return widths
+                    width = np.gcd(self.thread[axis], 4)
+            return (width,)
+
+        found: Ints = self.by_order(load, along)[0]
+        return found
 
     @cached_property
     def block_tile(self) -> Mapping[str, Ints]:

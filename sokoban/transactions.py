@@ -154,4 +154,6 @@ def stored_transactions(table: ScheduleTable, device: DeviceSpec) -> Floats:
     lanes = np.minimum(device.warp_lanes, table.threads[last])
     span = lanes * thread * least + 1 - least
     per_store = np.minimum(lanes * np.maximum(1.0, width * least), span) * (device.warp_lanes / lanes)
-    return np.maximum(least, per_store / (device.warp_lanes * width))
+    scattered = np.maximum(least, per_store / (device.warp_lanes * width))
+    # Matrix instructions' results leave through shared memory, rows in full.
+    return np.where(table.mma, least, scattered) if table.has_warp_tiles else scattered

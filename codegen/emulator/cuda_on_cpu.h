@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
+#include <vector>
+
+#define CUDA_ON_CPU
 
 #define __global__
 #define __device__
@@ -27,7 +31,8 @@ void sync_block();
 void sync_warp();
 unsigned lane();
 unsigned warp_lanes();          // bit mask of the lanes that have not returned
-unsigned char* exchange(unsigned lane);  // 8 bytes through which a lane hands a value to its warp
+constexpr unsigned exchanged_bytes = 32;
+unsigned char* exchange(unsigned lane);  // as many bytes, through which a lane hands values to its warp
 [[noreturn]] void fail(const char* reason);
 
 template <typename T> T from_lane(T value, unsigned source) {
@@ -193,3 +198,5 @@ void store_matrix_sync(float* to, const fragment<accumulator, M, N, K, float>& f
     for (int j = 0; j < N; ++j) to[layout == mem_row_major ? i * leading + j : j * leading + i] = f.at[i][j];
 }
 }  // namespace nvcuda::wmma
+
+#include "mma_on_cpu.h"

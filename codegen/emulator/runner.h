@@ -19,7 +19,8 @@ struct Fiber { ucontext_t context; State state; dim3_t index; };
 constexpr size_t stack_bytes = 1 << 18;
 unsigned char* dynamic_shared;
 static Fiber* fibers;
-static unsigned char (*exchanged)[8];
+static unsigned char (*exchanged)[exchanged_bytes];
+static Copies* copies;
 static unsigned current, fiber_count;
 static ucontext_t scheduler;
 static void** kernel_arguments;
@@ -37,6 +38,7 @@ void sync_block() { wait(at_block); }
 void sync_warp() { wait(at_warp); }
 unsigned lane() { return current % 32; }
 unsigned char* exchange(unsigned lane) { return exchanged[current / 32 * 32 + lane]; }
+Copies& copies_of_thread() { return copies[current]; }
 unsigned warp_lanes() {
   unsigned mask = 0, first = current / 32 * 32;
   for (unsigned i = first; i < first + 32 && i < fiber_count; ++i)
@@ -57,9 +59,23 @@ static bool release(unsigned first, unsigned end, State waited) {
     if (fibers[i].state == waited) fibers[i].state = runnable;
   return some;
 }
+// A warp runs as far as it can before the next one starts: what only a barrier orders, and has none, goes wrong.
+static void run_warp(unsigned warp, bool backwards) {
+  unsigned first = warp * 32, end = first + 32 < fiber_count ? first + 32 : fiber_count;
+  do {
+    for (unsigned turn = 0; turn < end - first; ++turn) {
+      unsigned i = backwards ? end - 1 - turn : first + turn;
+      if (fibers[i].state != runnable) continue;
+      current = i;
+      threadIdx = fibers[i].index;
+      swapcontext(&scheduler, &fibers[i].context);
+    }
+  } while (release(first, end, at_warp));
+}
 static void run_block(unsigned char* stacks, bool backwards) {
   for (unsigned i = 0; i < fiber_count; ++i) {
     Fiber& fiber = fibers[i];
+    copies[i] = Copies();
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = stacks + i * stack_bytes;
     fiber.context.uc_stack.ss_size = stack_bytes;
@@ -68,21 +84,13 @@ static void run_block(unsigned char* stacks, bool backwards) {
     fiber.index = {i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y};
     makecontext(&fiber.context, body, 0);
   }
+  unsigned warps = (fiber_count + 31) / 32;
   for (;;) {
-    for (unsigned turn = 0; turn < fiber_count; ++turn) {
-      unsigned i = backwards ? fiber_count - 1 - turn : turn;
-      if (fibers[i].state != runnable) continue;
-      current = i;
-      threadIdx = fibers[i].index;
-      swapcontext(&scheduler, &fibers[i].context);
-    }
-    bool released = false, all_returned = true;
-    for (unsigned i = 0; i < fiber_count; i += 32)
-      released |= release(i, i + 32 < fiber_count ? i + 32 : fiber_count, at_warp);
-    if (!released) released = release(0, fiber_count, at_block);
+    for (unsigned turn = 0; turn < warps; ++turn) run_warp(backwards ? warps - 1 - turn : turn, backwards);
+    bool all_returned = true;
     for (unsigned i = 0; i < fiber_count; ++i) all_returned &= fibers[i].state == returned;
     if (all_returned) return;
-    if (!released) fail("threads of a block wait for each other at different places");
+    if (!release(0, fiber_count, at_block)) fail("threads of a block wait for each other at different places");
   }
 }
 // 64 MiB before and behind an array cannot be touched. Its end is as near to them as an alignment of 64 bytes allows;
@@ -123,7 +131,8 @@ int main(int count, char** text) {
   kernel_arguments = arguments;
   fiber_count = blockDim.x * blockDim.y * blockDim.z;
   fibers = new Fiber[fiber_count];
-  exchanged = new unsigned char[(fiber_count + 31) / 32 * 32][8]();
+  exchanged = new unsigned char[(fiber_count + 31) / 32 * 32][exchanged_bytes]();
+  copies = new Copies[fiber_count]();
   unsigned char* stacks = (unsigned char*)mmap(nullptr, fiber_count * stack_bytes, PROT_READ | PROT_WRITE,
                                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (stacks == MAP_FAILED) fail("out of memory");

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLES = 512
+WARP_SAMPLES = 4
 
 _ELEMENT_BYTES = {
     "half": 2, "nv_bfloat16": 2, "__nv_bfloat16": 2, "ushort": 2, "unsigned short": 2,
@@ -27,6 +28,8 @@ _DECLARATION = re.compile(
 )
 _VECTOR = re.compile(r"\*\((?:const )?(half|nv_bfloat16|ushort|float|uint|int|double)(2|4|8)\s?\*\)\(")
 _LOOP = re.compile(r"for \(int (\w+) = 0; \1 < (\d+); \+\+\1\)")
+_INDEX_STORE = re.compile(r"^\s*(\w+_ptr)\[(\w+)\] = (.*);$", re.MULTILINE)
+_CHOICE = re.compile(r"^\s*int (\w+);\n\s*if .*\{\n\s*\1 = (.*);$", re.MULTILINE)
 _SUBEXPRESSION = re.compile(r"^\s*int (\w+) = (.*);$", re.MULTILINE)
 
 
@@ -70,30 +73,68 @@ def largest_dynamic_byte(source: str, grid: Sequence[int], block: Sequence[int])
     return largest
 
 
+def warp_offsets(source: str, function: str, argument: int, grid: Sequence[int], block: Sequence[int]) -> NDArray[Any]:
+    """What every call of ``function`` is given as an argument, by the 32 threads of a warp; shape (calls, 32).
+
+    Warps (threads along y), blocks and loop iterations are random, several of each for a call.
+    """
+    body = source[source.rindex('extern "C" __global__') :]
+    found = []
+    for match in re.finditer(rf"\b{function}\(", body):
+        arguments = _arguments(_bracketed(body, match.end() - 1))
+        for seed in range(WARP_SAMPLES):
+            variables = _Variables(body, grid, block, seed)
+            alike = {name: np.full(32, values[2]) for name, values in variables.known.items()}
+            variables.known = {**alike, "threadIdx_x": np.arange(32)}
+            found.append(np.broadcast_to(variables.value(arguments[argument]), (32,)))
+    return np.array(found)
+
+
+def _arguments(text: str) -> list[str]:
+    """The arguments of a call: commas between brackets separate none."""
+    parts, depth, start = [], 0, 0
+    for position, character in enumerate(text):
+        depth += (character in "([") - (character in ")]")
+        if character == "," and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    return [*parts, text[start:]]
+
+
 class _Variables:
     """Random values for threads, blocks and loops; named sub-expressions follow from them."""
 
-    def __init__(self, source: str, grid: Sequence[int], block: Sequence[int]) -> None:
-        generator = np.random.default_rng(3)
+    def __init__(self, source: str, grid: Sequence[int], block: Sequence[int], seed: int = 3) -> None:
+        generator = np.random.default_rng(seed)
         self.known: dict[str, NDArray[np.int64]] = {}
         for name, extents in (("threadIdx", block), ("blockIdx", grid)):
             for letter, extent in zip("xyz", extents, strict=True):
                 self.known[f"{name}_{letter}"] = _corners(generator, extent)
         for name, extent in _LOOP.findall(source):
             self.known[name] = _corners(generator, int(extent))
-        self.definitions: Mapping[str, str] = dict(_SUBEXPRESSION.findall(source))
+        self.definitions: Mapping[str, str] = dict([*_SUBEXPRESSION.findall(source), *_CHOICE.findall(source)])
+        # Arrays of indices that are worked out once, and read for one loop iteration after the other.
+        self.stores = {name: (index, value) for name, index, value in _INDEX_STORE.findall(source)}
 
     def value(self, expression: str) -> NDArray[np.int64]:
-        text = re.sub(r"\b(threadIdx|blockIdx)\.([xyz])", r"\1_\2", expression.replace("(int)", ""))
+        text = re.sub(r"(\w+_ptr)\[(\w+)\]", lambda read: self.stored(*read.groups()), expression.replace("(int)", ""))
+        text = re.sub(r"\b(threadIdx|blockIdx)\.([xyz])", r"\1_\2", text)
         text = text.replace("/", "//")
         for name in set(re.findall(r"[A-Za-z_]\w*", text)) - self.known.keys():
             self.known[name] = self.value(self.definitions[name])
         return np.asarray(_evaluate(ast.parse(text.strip(), mode="eval").body, self.known), dtype=np.int64)
 
+    def stored(self, array: str, index: str) -> str:
+        """The expression that was stored in an array of indices, for the reader's own index."""
+        kept, value = self.stores[array]
+        value = self.definitions.get(value, value)
+        return "(" + (re.sub(rf"\b{kept}\b", index, value) if not kept.isdigit() else value).replace("(int)", "") + ")"
+
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.FloorDiv: np.floor_divide, ast.Mod: np.remainder,
-    ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or, ast.LShift: np.left_shift, ast.RShift: np.right_shift,
+    ast.BitAnd: np.bitwise_and, ast.BitOr: np.bitwise_or, ast.BitXor: np.bitwise_xor,
+    ast.LShift: np.left_shift, ast.RShift: np.right_shift,
     ast.UAdd: np.positive, ast.USub: np.negative, ast.Invert: np.invert,
     ast.Eq: np.equal, ast.NotEq: np.not_equal,
     ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal,

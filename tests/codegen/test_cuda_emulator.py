@@ -120,3 +120,71 @@ def test_generated_reductions_run(threads: tuple[int, int]) -> None:
     arguments.append(np.full(form.expr.output.shape, np.nan, np.float32))
     (result,) = run_cuda_on_cpu(source, f"rows{KERNEL_SUFFIX}", arguments, lowered.grid, lowered.block, [1])
     np.testing.assert_allclose(result, evaluate(form.expr, inputs), rtol=1e-5)
+
+
+HALVES = 'extern "C" __global__ void f(half* __restrict__ A, half* __restrict__ B, float* __restrict__ D)'
+
+
+def test_a_product_takes_its_fragments_as_the_ptx_manual_lays_them_out() -> None:
+    """PTX ISA, "Matrix Fragments for mma.m16n8k16": rows and columns of a0 to a7, b0 to b3, c0 to c3 by lane."""
+    body = """
+      unsigned a[4], b[2]; float d[4] = {0, 0, 0, 0};
+      int group = threadIdx.x / 4, in_group = threadIdx.x % 4;
+      for (int i = 0; i < 8; ++i) {
+        int row = (i < 2 || (i >= 4 && i < 6)) ? group : group + 8;
+        int column = in_group * 2 + (i & 1) + (i < 4 ? 0 : 8);
+        ((half*)a)[i] = A[row * 16 + column];
+      }
+      for (int i = 0; i < 4; ++i) ((half*)b)[i] = B[(in_group * 2 + (i & 1) + (i < 2 ? 0 : 8)) * 8 + group];
+      mma_16x8x16_f16(d, 0, a, 0, b, 0);
+      for (int i = 0; i < 4; ++i) D[(i < 2 ? group : group + 8) * 8 + in_group * 2 + (i & 1)] = d[i];
+    """
+    generator = np.random.default_rng(1)
+    a, b = generator.normal(size=(16, 16)).astype(np.float16), generator.normal(size=(16, 8)).astype(np.float16)
+    arguments = [a, b, np.full((16, 8), np.nan, np.float32)]
+    (result,) = run_cuda_on_cpu(f"{HALVES} {{ {body} }}", "f", arguments, [1], [32], [2])
+    np.testing.assert_allclose(result, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_four_matrices_are_loaded_by_their_rows_addresses(transposed: bool) -> None:
+    """PTX ISA, "ldmatrix": lane i gets elements 2 (i % 4) and one more of row i / 4 of every matrix."""
+    name = "load_matrix_x4_trans" if transposed else "load_matrix_x4"
+    body = f"""
+      __shared__ alignas(128) half s[256]; unsigned to[4];
+      for (int i = 0; i < 8; ++i) s[threadIdx.x * 8 + i] = A[threadIdx.x * 8 + i];
+      __syncthreads();
+      {name}(to, 0, s, (31 - (int)threadIdx.x) * 16);
+      for (int i = 0; i < 8; ++i) D[threadIdx.x * 8 + i] = ((half*)to)[i];
+    """
+    a = np.arange(256, dtype=np.float16)
+    arguments = [a, a, np.full(256, np.nan, np.float32)]
+    (result,) = run_cuda_on_cpu(f"{HALVES} {{ {body} }}", "f", arguments, [1], [32], [2])
+    matrices = a.reshape(32, 8)[::-1].reshape(4, 8, 8)
+    matrices = matrices.transpose(0, 2, 1) if transposed else matrices
+    expected = matrices.reshape(4, 8, 4, 2).transpose(1, 2, 0, 3)
+    np.testing.assert_array_equal(result, expected.ravel())
+
+
+@pytest.mark.parametrize(("pending", "arrived"), [(0, (True, True)), (1, (True, False)), (2, (False, False))])
+def test_asynchronous_copies_arrive_when_they_are_waited_for(pending: int, arrived: tuple[bool, bool]) -> None:
+    body = f"""
+      __shared__ alignas(128) float s[256];
+      copy_async_16(s, threadIdx.x * 16, X);
+      copy_async_commit();
+      copy_async_8_guarded(s, 512 + threadIdx.x * 8, X, threadIdx.x != 0);
+      copy_async_commit();
+      copy_async_wait_{pending}();
+      Y[threadIdx.x] = s[threadIdx.x * 4 + 1];
+      Y[32 + threadIdx.x] = s[128 + threadIdx.x * 2 + 1];
+    """
+    result = run(body, block=32)
+    first, second = result[:32], result[32:]
+    assert (first == FLOATS[1]).all() if arrived[0] else np.isnan(first).all()
+    # A copy whose source is outside fills with zeros.
+    assert (second[1:] == FLOATS[1]).all() and second[0] == 0 if arrived[1] else np.isnan(second).all()
+
+
+def test_copies_that_are_not_aligned_are_refused() -> None:
+    with pytest.raises(EmulatorError, match="not aligned"):
+        run("__shared__ alignas(128) float s[64]; copy_async_16(s, 8, X); copy_async_wait_0();", block=32)

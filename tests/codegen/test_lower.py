@@ -111,14 +111,15 @@ def test_only_what_leaves_its_tensor_is_guarded() -> None:
     source = body(cuda(form, lower(form, matmul_schedule(), entry="edge")))
     fetch_b = [line for line in source.splitlines() if "= *(float4*)(B_ptr" in line]
     assert len(fetch_b) == 1 and "?" not in fetch_b[0]
-    # Three blocks of columns, so rows follow from blockIdx.x / 3: one condition fetches A, two store C (two strided
-    # copies per thread); columns have none.
+    # Three blocks of columns, so rows follow from blockIdx.x / 3: one condition finds what of A exists, before all
+    # steps, and one stores C; columns have none.
     conditions = re.findall(r"\bif \((.*)\) \{", source)
     assert len(conditions) == 3
-    assert all("blockIdx.x) / 3)" in condition and "%" not in condition for condition in conditions)
+    assert all("blockIdx.x) / 3)" in condition and "%" not in condition for condition in conditions[::2])
+    assert conditions[1].endswith("A_fetch_from_ptr[turn_1]")
     # The inner loop has none: what is outside has been fetched as zero.
     inner = source[source.rindex("__syncthreads();") : source.index("C_ptr +")]
-    assert not re.search(r"\?|\bif\b", inner[: inner.rindex("accumulator_local_ptr[")])
+    assert "accumulators_ptr[" in inner and not re.search(r"\?|\bif\b", inner[: inner.index("accumulators_ptr[")])
 
 
 def test_padded_steps_of_a_sum_of_products_need_no_condition_but_a_maximum_does() -> None:

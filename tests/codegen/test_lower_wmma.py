@@ -1,4 +1,4 @@
-"""Tensor Core kernels: compiled by NVRTC, executed by the CUDA emulator."""
+"""Tensor Core kernels by ``nvcuda::wmma``: compiled by NVRTC, executed by the CUDA emulator."""
 
 from __future__ import annotations
 
@@ -6,115 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from codegen.cuda_emulator import EmulatorError, emulator_available, run_cuda_on_cpu
+from codegen.cuda_emulator import EmulatorError
 from codegen.device_compiler import compile_cuda
-from codegen.lower import Lowered, lower
+from codegen.lower import lower
 from codegen.lower_wmma import tile_twin, wmma_problem, wmma_shared_bytes
-from codegen.prelude import strip_prelude
-from codegen.targets import KERNEL_SUFFIX, cuda_source
-from sokoban.kernel_form import KernelForm, kernel_form
-from sokoban.matrix import matrix_roles
-from sokoban.operators import operator_from_data
-from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule, sizes
-
-needs_emulator = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
-
-
-def form_of(**operator: object) -> KernelForm:
-    return kernel_form(operator_from_data({"dtype": "float16", **operator}))
-
-
-def schedule_of(
-    form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), step: int = 32,
-    padding: int = 8, **changes: Any,
-) -> TileSchedule:  # fmt: skip
-    roles = matrix_roles(form)
-    assert roles is not None
-    operands = (roles.a.tensor, roles.b.tensor)
-    blocks, warps = {roles.m: block[0], roles.n: block[1]}, {roles.m: warp[0], roles.n: warp[1]}
-    schedule = TileSchedule(
-        block=sizes({axis: blocks.get(axis, 1) for axis in form.spatial}),
-        thread=sizes({axis: warps.get(axis, 1) for axis in form.spatial}),
-        step=sizes({axis: step if axis == roles.k else 1 for axis in form.reduced}),
-        cached=operands,
-        vector=sizes(dict.fromkeys(operands, 8)),
-        padding=sizes(dict.fromkeys(operands, padding)),
-        instruction="wmma_16x16x16",
-    )
-    return schedule.with_(**changes)
-
-
-def source_of(form: KernelForm, lowered: Lowered, architecture: str = "sm_80") -> str:
-    names = [tensor.name for tensor in (*form.expr.inputs, form.expr.output)]
-    return cuda_source(lowered, architecture, names)
-
-
-def to_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Values as a kernel's argument; bfloat16 as the bits in uint16."""
-    if dtype != "bfloat16":
-        return values.astype(dtype)
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-
-
-def from_dtype(values: NDArray[Any], dtype: str) -> NDArray[np.float64]:
-    if dtype != "bfloat16":
-        return values.astype(np.float64)
-    return (values.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-
-
-def emulate(form: KernelForm, lowered: Lowered, source: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """What the kernel computes, and what it should."""
-    inputs = random_inputs(form.expr, 7)
-    arguments = [to_dtype(np.asarray(inputs[t.name]).reshape(t.shape), t.dtype) for t in form.expr.inputs]
-    output = form.expr.output
-    arguments.append(to_dtype(np.full(output.shape, np.nan), output.dtype))
-    (result,) = run_cuda_on_cpu(
-        source, lowered.entry + KERNEL_SUFFIX, arguments, lowered.grid, lowered.block, [len(arguments) - 1],
-        lowered.dynamic_shared_bytes,
-    )  # fmt: skip
-    read = {t.name: from_dtype(a, t.dtype) for t, a in zip(form.expr.inputs, arguments[:-1], strict=True)}
-    return from_dtype(result, output.dtype), evaluate(form.expr, read)
-
-
-EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 1e-5}
-
-
-def assert_right(form: KernelForm, schedule: TileSchedule, strip: bool = False) -> str:
-    lowered = lower(form, schedule, entry="wmma")
-    source = source_of(form, lowered)
-    result, expected = emulate(form, lowered, strip_prelude(source) if strip else source)
-    # Sums are float32 of exact products, so that only the last rounding shows.
-    np.testing.assert_allclose(result, expected, rtol=1.01 * EPSILON[form.expr.output.dtype], atol=1e-4)
-    return source
-
-
-ODD = {"op": "matmul", "m": 130, "n": 68, "k": 37}
-OPERATORS = {
-    "odd": ODD,
-    "transposed_a": {**ODD, "transpose_a": True},
-    "transposed_b": {**ODD, "transpose_b": True},
-    "both_bfloat16": {**ODD, "transpose_a": True, "transpose_b": True, "dtype": "bfloat16", "k": 40, "n": 72},
-    "batch": {"op": "batch_matmul", "b": 3, "m": 65, "n": 40, "k": 64},
-    "conv_1x1": {"op": "conv2d", "n": 2, "c": 33, "h": 15, "w": 15, "f": 65, "kh": 1, "kw": 1},
-    "conv_1x1_nhwc": {"op": "conv2d", "n": 2, "c": 40, "h": 8, "w": 9, "f": 65, "kh": 1, "kw": 1, "layout": "NHWC"},
-    "float32_output": {
-        "expr": "acc[m,n] = sum(k, A[m,k] * B[k,n])\nC[m,n] = max(acc[m,n] + bias[n], 0.0)",
-        "sizes": {"m": 50, "n": 72, "k": 64},
-        "dtypes": {"C": "float32"},
-    },
-    "two_depths": {
-        "expr": "C[m,n] = sum((j, k), A[j,m,k] * B[j,k,n])",
-        "sizes": {"j": 3, "m": 40, "n": 40, "k": 24},
-    },
-    "column_axis_first": {
-        "expr": "C[n,m] = sum(k, A[m,k] * B[k,n])",
-        "sizes": {"m": 33, "n": 40, "k": 24},
-    },
-}
+from tests.codegen.matrix_kernels import (
+    OPERATORS,
+    assert_right,
+    emulate,
+    form_of,
+    needs_emulator,
+    schedule_of,
+    source_of,
+)
 
 
 @needs_emulator
@@ -208,6 +114,7 @@ def test_more_than_48_kib_are_allocated_dynamically() -> None:
         ({"cached": ("A",)}, "both operands"),
         ({"padding": sizes({"A": 4})}, "padding 4 of A"),
         ({"reduce_threads": sizes({"k": 2})}, "share a reduction"),
+        ({"stages": 2}, "2 pipeline stages"),
         ({"block": sizes({"m": 512, "n": 512})}, "8192 threads"),
         ({"block": sizes({"m": 512, "n": 64}), "thread": sizes({"m": 16, "n": 64})}, "results"),
     ],

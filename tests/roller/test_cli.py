@@ -226,7 +226,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("delay", [0.7, 3.0])
+@pytest.mark.parametrize("delay", [0.3, 3.0])
 def test_a_signal_ends_all_processes_and_leaves_whole_bundles(
     here: Path, number: signal.Signals, code: int, delay: float
 ) -> None:
@@ -237,6 +237,11 @@ def test_a_signal_ends_all_processes_and_leaves_whole_bundles(
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
+    # From the first worker on: before it, Python itself is starting, which takes long on a busy machine.
+    for _ in range(300):
+        if len(alive_in_session(process.pid)) > 1:
+            break
+        time.sleep(0.1)
     time.sleep(delay)
     os.killpg(process.pid, number)
     _, stderr = process.communicate(timeout=60)
@@ -304,7 +309,7 @@ def test_two_runs_give_the_same_bytes_whatever_the_number_of_processes(here: Pat
         result = roller("compile", "ops.json", "--device", "v100", "--top-k", "3", "--jobs", jobs, "--out", out)
         assert result.exit_code == 0, result.stderr
     first = tree(here / "first")
-    assert len(first) == 2 * (1 + 3 * 3)
+    assert len(first) == 2 * (2 + 3 * 3)
     assert first == tree(here / "second") == tree(here / "third")
 
 
@@ -328,7 +333,7 @@ def test_every_board_with_a_generator_gives_a_bundle_as_published(
     jsonschema.validate(manifest, json.loads(roller("schema", "manifest").stdout))
     assert [argument["role"] for argument in manifest["arguments"]] == ["input", "input", "output"]
     assert manifest["arguments"][0] == {"name": "A", "role": "input", "dtype": "float32", "shape": [65, 17]}
-    expected = {"manifest.json"}
+    expected = {"manifest.json", "reference.cu"} if suffix == "cu" else {"manifest.json"}
     for rank in (1, 2):
         expected |= {f"kernel_{rank}.{suffix}", f"kernel_{rank}.schedule.json"}
         expected |= {f"kernel_{rank}.cubin"} if has_binary else set()
@@ -359,7 +364,7 @@ def test_an_operator_compiled_again_replaces_its_bundle(here: Path) -> None:
     for top_k in (2, 1):
         assert roller("compile", "op.json", "--device", "v100", "--top-k", top_k, "--verify", 0).exit_code == 0
     assert sorted(os.listdir("out/matmul_65x33x17")) == [
-        "kernel_1.cu", "kernel_1.cubin", "kernel_1.schedule.json", "manifest.json"
+        "kernel_1.cu", "kernel_1.cubin", "kernel_1.schedule.json", "manifest.json", "reference.cu"
     ]  # fmt: skip
 
 

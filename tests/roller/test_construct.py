@@ -364,7 +364,7 @@ def test_an_ipu_takes_operators_without_reuse(name: str) -> None:
 
 
 def test_programs_scored_in_two_parts_rank_as_if_scored_at_once() -> None:
-    form, device = suite_form("C25"), load_device("v100")
+    form, device = suite_form("C36"), load_device("v100")
     found = construct(form, device)
     assert found.epsilon == IRREGULAR_EPSILON  # scored once for each of two epsilons
     scored = estimate_schedules(form, device, [program.schedule for program in found.programs])

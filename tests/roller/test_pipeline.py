@@ -179,6 +179,22 @@ def test_a_bundle_says_all_a_caller_needs(tmp_path: Path) -> None:
     assert record.kernels[0].verification.relative_error == 1e-7
 
 
+def test_a_bundle_carries_the_reference_that_its_kernels_are_checked_with(tmp_path: Path) -> None:
+    result, _ = compiled(lambda schedule, verify: {})
+    folder = write_bundle(result, V100, tmp_path)
+    reference = read_manifest(folder).reference
+    assert reference is not None
+    assert [launch.entry for launch in reference.launches] == ["roller_small_reference_0"]
+    assert "roller_small_reference_0(" in (folder / reference.source).read_text()
+
+
+def test_boards_without_cuda_get_no_reference(tmp_path: Path) -> None:
+    result, _ = compiled(lambda schedule, verify: {"binary": None})
+    folder = write_bundle(result, load_device("mi50"), tmp_path)
+    assert read_manifest(folder).reference is None
+    assert not (folder / "reference.cu").exists()
+
+
 def test_a_manifest_of_another_shape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(msgspec.ValidationError):

@@ -85,6 +85,18 @@ def test_a_matrix_instruction_needs_a_device_that_has_one() -> None:
     assert math.isinf(on_k80.seconds[0])
 
 
+def test_mma_needs_compute_capability_8() -> None:
+    expr = operator_from_data({**MATMUL, "dtype": "float16"})
+    schedule = {
+        "block": {"m": 64, "n": 64}, "thread": {"m": 32, "n": 32}, "step": {"k": 16}, "instruction": "mma_16x8x16",
+        "stages": 3,
+    }  # fmt: skip
+    groups = schedules_from_json(lines(schedule).encode(), expr)
+    on_a100, on_v100 = (score(groups, load_device(name)) for name in ("a100", "v100"))
+    assert on_a100.rows(0, 1)[0].reason is None
+    assert "has no matrix instruction" in str(on_v100.rows(0, 1)[0].reason)
+
+
 @pytest.mark.parametrize("operator", (MATMUL, RELU), ids=lambda operator: operator["op"])
 def test_the_programs_of_roller_score_as_they_were_ranked(operator: Any) -> None:
     expr, device = operator_from_data(operator), load_device("v100")

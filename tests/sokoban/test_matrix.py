@@ -2,8 +2,9 @@
 
 import pytest
 
+from hal import load_device
 from sokoban.kernel_form import KernelForm, kernel_form
-from sokoban.matrix import MatrixRoles, matrix_roles
+from sokoban.matrix import BANK_PIECES, MatrixRoles, instruction_for, matrix_roles, swizzle_of
 from sokoban.operators import operator_from_data
 
 
@@ -94,3 +95,21 @@ def test_the_larger_of_two_row_axes_is_taken() -> None:
 )
 def test_everything_else_has_no_roles(operator: dict[str, object]) -> None:
     assert roles_of(**operator) is None
+
+
+@pytest.mark.parametrize("pieces", [*range(1, 33), 48, 64])
+def test_swizzled_rows_have_their_pieces_in_different_banks(pieces: int) -> None:
+    divisor, count = swizzle_of(pieces)
+    for piece in range(pieces):
+        stored = [row * pieces + (piece ^ (row // divisor % count)) for row in range(BANK_PIECES)]
+        assert len({place % BANK_PIECES for place in stored}) == BANK_PIECES
+    for row in range(2 * BANK_PIECES):
+        assert {piece ^ (row // divisor % count) for piece in range(pieces)} == set(range(pieces))
+
+
+@pytest.mark.parametrize(
+    ("device", "instruction"),
+    [("v100", "wmma_16x16x16"), ("t4", "wmma_16x16x16"), ("a100", "mma_16x8x16"), ("h200", "mma_16x8x16")],
+)
+def test_boards_from_compute_capability_8_on_multiply_by_mma(device: str, instruction: str) -> None:
+    assert instruction_for(load_device(device)) == instruction

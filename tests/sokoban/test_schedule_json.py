@@ -241,7 +241,10 @@ GOOD = {"block": {"m": 32, "n": 32}, "thread": {"m": 4, "n": 4}, "step": {"k": 8
         ),
         ({"reduce_threads": {"k": 2**21}}, "reduce_threads.k: expected an integer <= 1048576"),
         ({"unroll": -1}, "unroll: expected an integer >= 0"),
-        ({"instruction": "wmma"}, 'instruction: unknown instruction \'wmma\'; use "fma" or "wmma_16x16x16"'),
+        (
+            {"instruction": "wmma"},
+            'instruction: unknown instruction \'wmma\'; use "fma", "wmma_16x16x16" or "mma_16x8x16"',
+        ),
         (
             {"instruction": "wmma_16x16x16"},
             'instruction: matmul_96x64x40 is no product of float16 or bfloat16 matrices; write "fma"',
@@ -324,7 +327,13 @@ def test_the_schema_accepts_what_schedules_write_and_refuses_unknown_keys() -> N
     written = matmul(**GOOD).to_json()
     assert validator.is_valid(written) and validator.is_valid([written, {}])
     assert not validator.is_valid({"blok": {}}) and not validator.is_valid({"block": {"m": 0}})
-    assert set(schema["$defs"]["Schedule"]["properties"]) == {*written, "inner_thread", "inner_step"}
+    assert set(schema["$defs"]["Schedule"]["properties"]) == {
+        *written,
+        "inner_thread",
+        "inner_step",
+        "stages",
+        "turned",
+    }
 
 
 def test_inner_loops_are_parts_of_thread_and_step() -> None:

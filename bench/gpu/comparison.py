@@ -1,0 +1,138 @@
+"""What a harvest says of kernels: our times beside the vendor's, predictions beside measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.gpu.results import Candidate, OperatorResult, ProfileResult, Results
+
+#: How much longer than the library a kernel may take to count as within so many per cent of it.
+WITHIN = (0.05, 0.10, 0.50)
+
+
+@dataclass(frozen=True)
+class Duel:
+    """Our kernel and somebody else's on one operator in one precision; seconds with L2 flushed."""
+
+    operator: OperatorResult
+    ours: float
+    theirs: float
+
+    @property
+    def ratio(self) -> float:
+        """Their time as a multiple of ours: above 1 we are faster."""
+        return self.theirs / self.ours
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How our kernels stand against one rival. Shares are of `count` operators.
+
+    Attributes:
+        better: share that is at least as fast.
+        within: share that takes at most 1 + x times as long, for each x of :data:`WITHIN`; the better ones included.
+        mean_ratio: geometric mean of their time over ours.
+    """
+
+    rival: str
+    precision: str
+    count: int
+    better: float
+    within: tuple[float, ...]
+    mean_ratio: float
+
+
+def candidate(result: OperatorResult, who: str, precision: str) -> Candidate | None:
+    """Who computed an operator in a precision, if it was right and timed."""
+    for one in result.candidates:
+        if (one.who, one.precision) == (who, precision) and one.cold is not None:
+            return one
+    return None
+
+
+def duels(results: Results, rival: str, precision: str) -> list[Duel]:
+    """Every operator of a type that both we and `rival` computed; ``best`` is the fastest of all others.
+
+    Matrix products of float32 operators in TF32 or float16 are another computation, and no rival of ours.
+    """
+    found = []
+    for result in results.operators:
+        ours = candidate(result, "roller", precision)
+        names = ("library", "compile", "triton") if rival == "best" else (rival,)
+        others = [one for one in (candidate(result, name, precision) for name in names) if one is not None]
+        times = [one.cold.seconds for one in others if one.cold is not None]
+        if ours is not None and ours.cold is not None and times and result.dtype == precision:
+            found.append(Duel(result, ours.cold.seconds, min(times)))
+    return found
+
+
+def standing(rival: str, precision: str, fights: Sequence[Duel]) -> Standing:
+    """The shares over some duels, of which there has to be one."""
+    ratios = [one.ratio for one in fights]
+
+    def share(slack: float) -> float:
+        return sum(ratio * (1 + slack) >= 1 for ratio in ratios) / len(ratios)
+
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return Standing(rival, precision, len(ratios), share(0.0), tuple(map(share, WITHIN)), mean)
+
+
+def standings(results: Results) -> list[Standing]:
+    """Ours against everybody, by precision; rivals without a common operator are left out."""
+    precisions = sorted({result.dtype for result in results.operators}, reverse=True)
+    pairs = [(rival, precision) for precision in precisions for rival in ("library", "compile", "triton", "best")]
+    return [
+        standing(rival, precision, found) for rival, precision in pairs if (found := duels(results, rival, precision))
+    ]
+
+
+# Predictions
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How right the predictions for a kind of operator are, over all its kernels that ran.
+
+    Attributes:
+        mean_error: mean of |predicted - measured| / measured.
+        median_bias: median of predicted / measured.
+        first_is_best: share of bundles whose rank 1 comes within 5% of its fastest kernel.
+    """
+
+    op: str
+    bundles: int
+    kernels: int
+    mean_error: float
+    median_bias: float
+    first_is_best: float
+
+
+def prediction(op: str, profiles: Sequence[ProfileResult]) -> Prediction | None:
+    """Over the kernels of some bundles; None where none was timed."""
+    pairs = [(one.predicted_seconds, one.cold.seconds) for each in profiles for one in each.kernels if one.cold]
+    if not pairs:
+        return None
+    led = [found for each in profiles if (found := _leads(each)) is not None]
+    return Prediction(
+        op,
+        len(profiles),
+        len(pairs),
+        sum(abs(predicted - measured) / measured for predicted, measured in pairs) / len(pairs),
+        median(predicted / measured for predicted, measured in pairs),
+        sum(led) / len(led) if led else 0.0,
+    )
+
+
+def _leads(profile: ProfileResult) -> bool | None:
+    times = {one.rank: one.cold.seconds for one in profile.kernels if one.cold is not None}
+    return times[1] <= 1.05 * min(times.values()) if 1 in times else None
+
+
+def predictions(results: Results) -> list[Prediction]:
+    """By kind of operator, then all together."""
+    kinds: Iterable[str] = dict.fromkeys(one.op for one in results.profile)
+    rows = [prediction(op, [one for one in results.profile if one.op == op]) for op in kinds]
+    return [row for row in (*rows, prediction("all", results.profile)) if row is not None]

@@ -1,0 +1,133 @@
+"""``python bench/gpu/prepare.py``: compile the kernels that a harvest carries to a GPU machine.
+
+Needs TVM, so it runs here, once per board. The bundles go into a folder that Git ignores and stay below 64 MiB
+together: where they would not, the worst predicted kernels of all operators are left out first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+import click  # noqa: E402
+
+from hal import InputError  # noqa: E402
+
+#: Below what is carried to GPU machines, with room for the checkout.
+MOST_MIB = 48
+#: What hal needs beside NumPy, for the Pythons that GPU machines have.
+CARRIED = ("msgspec",)
+PYTHONS = ("311", "312", "313")
+
+Run = Callable[[Sequence[str]], None]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--device", "devices", multiple=True, default=("h200",), show_default=True, help="A board; repeat it.")
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "out" / "harvest-bundles",
+    help="Where bundles go.  [default: out/harvest-bundles]",
+)  # fmt: skip
+@click.option("--top-k", type=click.IntRange(1, 100), default=5, show_default=True, help="Kernels per operator.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
+@click.option("--suite", "suites", multiple=True, help="Only these suites.  [default: roller119 and modern]")
+@click.option("--mib", type=click.IntRange(1), default=MOST_MIB, show_default=True, help="Most that all may take.")
+@click.option("--packages/--no-packages", default=True, show_default=True, help="Also carry msgspec.")
+def main(
+    devices: tuple[str, ...], out: Path, top_k: int, jobs: int | None, suites: tuple[str, ...], mib: int, packages: bool
+) -> None:
+    """Compile the bundles that bench/gpu/harvest.py takes with --bundles."""
+    try:
+        for device in devices:
+            compile_suites(device, out, top_k, jobs, suites)
+        if packages:
+            carry_packages(out)
+        dropped = shrink(out, mib << 20)
+    except InputError as error:
+        click.echo(f"prepare: {error}", err=True)
+        sys.exit(2)
+    kept = len(list(out.glob("*/*/*/manifest.json")))
+    size = directory_bytes(out) / (1 << 20)
+    click.echo(f"{kept} bundles, {size:.1f} MiB, {dropped} kernels left out, in {out}")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, cwd=ROOT)
+    if done.returncode:
+        raise InputError(" ".join(command[:4]), f"ended with exit code {done.returncode}", "see its message above")
+
+
+def compile_suites(
+    device: str, out: Path, top_k: int, jobs: int | None, suites: Sequence[str], run: Run = _run
+) -> None:
+    """``roller compile`` of every suite for one board, into ``OUT/DEVICE/SUITE``.
+
+    Raises:
+        InputError: an unknown board or suite, or the compiler failed.
+    """
+    from bench.suites import suite_path
+    from hal import load_device
+
+    name = load_device(device).name
+    for suite in suites or ("roller119", "modern"):
+        command = [sys.executable, "-m", "roller.cli", "compile", str(suite_path(suite)), "--device", device]
+        command += ["--out", str(out / name / suite), "--top-k", str(top_k), "--verify", "0"]
+        run([*command, *(["--jobs", str(jobs)] if jobs else [])])
+
+
+def carry_packages(out: Path, run: Run = _run) -> None:
+    """Unpack the packages of :data:`CARRIED` into ``OUT/site/cp312`` and so on, one folder per Python."""
+    for python in PYTHONS:
+        target = out / "site" / f"cp{python}"
+        shutil.rmtree(target, ignore_errors=True)
+        command = [sys.executable, "-m", "pip", "install", "-qq", "--no-deps", "--no-compile", "--target", str(target)]
+        platforms = ["--platform", "manylinux2014_x86_64", "--platform", "manylinux_2_17_x86_64"]
+        run([*command, "--only-binary=:all:", "--python-version", python, *platforms, *CARRIED])
+
+
+def directory_bytes(directory: Path) -> int:
+    """What the files in a folder take together."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def shrink(out: Path, most_bytes: int) -> int:
+    """Leave out the last kernels of all bundles, rank by rank, until `most_bytes` suffice; returns how many.
+
+    Raises:
+        InputError: not even rank 1 of every operator fits.
+    """
+    dropped = 0
+    while directory_bytes(out) > most_bytes:
+        manifests = {path: json.loads(path.read_bytes()) for path in sorted(out.glob("*/*/*/manifest.json"))}
+        longest = max((len(manifest["kernels"]) for manifest in manifests.values()), default=0)
+        if longest <= 1:
+            raise InputError("--mib", f"{most_bytes >> 20} MiB do not hold one kernel of each operator", "allow more")
+        for path, manifest in manifests.items():
+            if len(manifest["kernels"]) == longest:
+                _drop_last(path, manifest)
+                dropped += 1
+    return dropped
+
+
+def _drop_last(path: Path, manifest: dict[str, Any]) -> None:
+    """Take the last kernel out of a manifest, then its files away."""
+    from codegen.atomic import write_atomic
+
+    last = manifest["kernels"].pop()
+    write_atomic(path, json.dumps(manifest, indent=2) + "\n")
+    kept = {kernel[key] for kernel in manifest["kernels"] for key in ("source", "binary", "schedule")}
+    for name in {last[key] for key in ("source", "binary", "schedule")} - kept - {None}:
+        (path.parent / name).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""``python bench/gpu/report.py DIR``: tables and plots of a harvest, as ``report.md`` and PNGs beside its results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+
+import click  # noqa: E402
+
+from bench.gpu.comparison import WITHIN, candidate, predictions, standings  # noqa: E402
+from bench.gpu.results import OperatorResult, Results, TrainingResult, read_results  # noqa: E402
+from bench.gpu.whatif import Ask, WhatIf, ask_daydream, what_ifs  # noqa: E402
+from hal import InputError  # noqa: E402
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=None,
+    help="Where to write.  [default: DIRECTORY]",
+)
+def main(directory: Path, out: Path | None) -> None:
+    """Tables and plots of the harvest in DIRECTORY."""
+    try:
+        target = write_report(directory, out or directory)
+    except InputError as error:
+        click.echo(f"report: {error}", err=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        click.echo(f"report: {error}; install what it needs with pip install -e '.[dev]'", err=True)
+        sys.exit(1)
+    click.echo(str(target))
+
+
+def write_report(directory: Path, out: Path, ask: Ask = ask_daydream) -> Path:
+    """Write ``report.md`` and the pictures of a harvest to `out`; returns the page.
+
+    Raises:
+        InputError: there are no results, or they are damaged.
+    """
+    from bench.gpu.plots import draw_all
+    from codegen.atomic import write_atomic
+
+    results = read_results(directory)
+    answers = what_ifs(results, directory, ask)
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = draw_all(results, answers, out)
+    path = out / "report.md"
+    write_atomic(path, page(results, answers, pictures))
+    return path
+
+
+def page(results: Results, answers: Sequence[WhatIf], pictures: Sequence[Path]) -> str:
+    """The report as Markdown; sections without results are left out."""
+    note = " Dry run on the CPU: no time here means anything." if results.dry_run else ""
+    date = results.environment.get("date", "")
+    parts = [f"# {results.board}, {date}", f"Harvested by `bench/gpu/harvest.py`.{note}", _coverage(results)]
+    for title, table in (
+        ("Our kernels against the others", _standings(results)),
+        ("Operator by operator", _operators(results.operators)),
+        ("Predictions against measurements", _predictions(results)),
+        ("Training steps", _training(results.training)),
+        ("What-ifs against ground truth", _what_ifs(answers)),
+        ("Wrong or failed", _failures(results)),
+    ):
+        parts += [f"## {title}", table] if table else []
+    parts += [f"![{path.stem}]({path.name})" for path in pictures]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; empty without rows."""
+    lines = [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]
+    return "\n".join([f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *lines]) if lines else ""
+
+
+def duration(seconds: float | None) -> str:
+    """Three digits with a unit, as ``12.3 µs``; ``-`` for None."""
+    from roller.text import time_text
+
+    return "-" if seconds is None else time_text(seconds)
+
+
+def _percent(share: float | None, signed: bool = False) -> str:
+    if share is None:
+        return "-"
+    return f"{100 * share:+.1f}%" if signed else f"{100 * share:.0f}%"
+
+
+def _coverage(results: Results) -> str:
+    rows = [
+        (name, str(one.done), str(one.failed), str(one.left_out), f"{one.seconds:.0f} s")
+        for name, one in results.sections.items()
+    ]
+    return table(("section", "done", "failed", "left out for want of time", "took"), rows)
+
+
+def _standings(results: Results) -> str:
+    rows = [
+        (
+            one.rival,
+            one.precision,
+            str(one.count),
+            _percent(one.better),
+            *map(_percent, one.within),
+            f"{one.mean_ratio:.2f}",
+        )
+        for one in standings(results)
+    ]
+    within = [f"within {_percent(slack)}" for slack in WITHIN]
+    return table(("against", "precision", "operators", "ours is better", *within, "mean speed of ours"), rows)
+
+
+def _operators(operators: Sequence[OperatorResult]) -> str:
+    rows = []
+    for one in operators:
+        found = [candidate(one, who, one.dtype) for who in ("roller", "library", "compile", "triton")]
+        times = [None if each is None or each.cold is None else each.cold.seconds for each in found]
+        ratio = f"{times[1] / times[0]:.2f}" if times[0] and times[1] else "-"
+        rows.append((one.key, one.dtype, *map(duration, times), ratio))
+    return table(("operator", "type", "ours", "library", "torch.compile", "Triton", "library / ours"), rows)
+
+
+def _predictions(results: Results) -> str:
+    rows = [
+        (
+            one.op, str(one.bundles), str(one.kernels), _percent(one.mean_error), f"{one.median_bias:.2f}",
+            _percent(one.first_is_best),
+        )
+        for one in predictions(results)
+    ]  # fmt: skip
+    return table(
+        ("kind", "bundles", "kernels", "mean error", "median of predicted / measured", "rank 1 within 5% of best"), rows
+    )
+
+
+def _training(training: Sequence[TrainingResult]) -> str:
+    baselines = {(one.model, one.batch): one.steps.seconds for one in training if one.variant == "baseline"}
+    rows = []
+    for one in training:
+        before = baselines.get((one.model, one.batch))
+        profiled = one.profiled.seconds if one.profiled else None
+        gain = f"{before / one.steps.seconds:.2f}" if before else "-"
+        rows.append((one.model, str(one.batch), one.variant, duration(one.steps.seconds), gain, duration(profiled)))
+    return table(("model", "batch", "variant", "step", "speedup", "step under the profiler"), rows)
+
+
+def _what_ifs(answers: Sequence[WhatIf]) -> str:
+    rows = [
+        (
+            one.model, str(one.batch), one.variant, duration(one.measured), duration(one.predicted),
+            f"{one.measured_speedup:.2f}", f"{one.predicted_speedup:.2f}" if one.predicted_speedup else "-",
+            _percent(one.error, signed=True) if one.error is not None else one.reason,
+        )
+        for one in answers
+    ]  # fmt: skip
+    head = ("model", "batch", "what if", "measured step", "predicted step", "speedup", "predicted speedup", "error")
+    return table(head, rows)
+
+
+def _failures(results: Results) -> str:
+    wrong = [(one.where, one.what, one.reason) for one in results.correctness if not one.passed]
+    failed = [(one.section, one.key, one.error) for one in results.errors]
+    return table(("where", "what", "why"), [*wrong, *failed])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""``results.json`` as types; what a harvest wrote is checked here before anything is made of it."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from bench.gpu.journal import FORMAT
+from hal import InputError
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """Seconds: the median of ``count`` times, their 10th and 90th percentile."""
+
+    seconds: float
+    p10: float
+    p90: float
+    count: int
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """The comparison with the float64 reference; ``share`` of the output was compared."""
+
+    relative_error: float | None
+    tolerance: float
+    passed: bool
+    share: float
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """One who computed an operator. Without ``cold`` and ``warm`` it was not timed, for the ``reason`` given.
+
+    Attributes:
+        who: ``library``, ``compile``, ``triton`` or ``roller``.
+        cold, warm: after L2 was flushed; as one of several calls in a row.
+        graph: whether it ran from a CUDA graph.
+    """
+
+    name: str
+    who: str
+    precision: str
+    detail: str = ""
+    check: Check | None = None
+    reason: str = ""
+    setup_seconds: float = 0.0
+    cold: Spread | None = None
+    warm: Spread | None = None
+    graph: bool | None = None
+
+
+class OperatorResult(Struct, frozen=True, kw_only=True):
+    """An operator by everyone who computes it."""
+
+    key: str
+    suite: str
+    operator: str
+    op: str
+    dtype: str
+    flop: float
+    bytes: float
+    bundle: str | None
+    candidates: list[Candidate]
+
+
+class KernelResult(Struct, frozen=True, kw_only=True):
+    """A kernel of a bundle, with the time predicted for it."""
+
+    entry: str
+    rank: int
+    predicted_seconds: float
+    check: Check | None = None
+    reason: str = ""
+    cold: Spread | None = None
+    warm: Spread | None = None
+    graph: bool | None = None
+
+
+class ProfileResult(Struct, frozen=True, kw_only=True):
+    """The kernels of a bundle, fastest first."""
+
+    key: str
+    suite: str
+    operator: str
+    op: str
+    dtype: str
+    flop: float
+    bytes: float
+    device: str
+    kernels: list[KernelResult]
+
+
+class TrainingResult(Struct, frozen=True, kw_only=True):
+    """Steps of a model; ``profiled`` those under the profiler, ``trace`` is ``ARCHIVE.tar/NAME.json.gz``."""
+
+    key: str
+    model: str
+    batch: int
+    variant: str
+    definition: str
+    parameters: int
+    setup_seconds: float
+    steps: Spread
+    wall_seconds: float
+    peak_bytes: int
+    profiled: Spread | None = None
+    trace: str | None = None
+    trace_error: str = ""
+    loss: float | None = None
+
+
+class MicrobenchResult(Struct, frozen=True, kw_only=True):
+    """What hal.microbench found, as it gave it."""
+
+    key: str
+    figures: dict[str, Any]
+    took_seconds: float
+
+
+class SectionSummary(Struct, frozen=True, kw_only=True):
+    """How far a section has come; ``until`` tells runs apart."""
+
+    done: int
+    failed: int
+    left_out: int
+    seconds: float
+    until: float = 0.0
+
+
+class LoggedCheck(Struct, frozen=True, kw_only=True):
+    """A line of the correctness log."""
+
+    where: str
+    what: str
+    passed: bool
+    check: Check | None
+    reason: str
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """An item that gave nothing, and why."""
+
+    section: str
+    key: str
+    error: str
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    """``results.json``; docs/harvest.md describes it."""
+
+    format: int
+    dry_run: bool
+    started: str
+    environment: dict[str, Any]
+    sections: dict[str, SectionSummary]
+    microbench: list[MicrobenchResult]
+    profile: list[ProfileResult]
+    operators: list[OperatorResult]
+    training: list[TrainingResult]
+    correctness: list[LoggedCheck]
+    samples: list[list[float | None]]
+    errors: list[Failure]
+
+    @property
+    def board(self) -> str:
+        """``NVIDIA H200``"""
+        return str(self.environment.get("properties", {}).get("name", "unknown board"))
+
+
+def read_results(directory: Path) -> Results:
+    """The results of a harvest.
+
+    Raises:
+        InputError: there are none, or they are not of this format; names the key that is wrong.
+    """
+    path = directory / "results.json"
+    try:
+        results = msgspec.json.decode(path.read_bytes(), type=Results)
+    except OSError as error:
+        remedy = "name the directory that bench/gpu/harvest.py wrote with --out"
+        raise InputError(str(path), error.strerror or "cannot be read", remedy) from None
+    except msgspec.DecodeError as error:
+        raise InputError(str(path), str(error), "write it again with bench/gpu/harvest.py") from None
+    if results.format != FORMAT:
+        raise InputError(f"{path}: format", f"is {results.format}, not {FORMAT}", "harvest again with this version")
+    return results
+
+
+def extract_trace(directory: Path, trace: str, target: Path) -> Path:
+    """The trace ``ARCHIVE.tar/NAME`` as a file in `target`.
+
+    Raises:
+        InputError: there is no such archive, or no such trace in it.
+    """
+    archive, _, name = trace.partition("/")
+    try:
+        with tarfile.open(directory / archive) as tar:
+            member = tar.extractfile(name)
+            if member is None:
+                raise KeyError(name)
+            data = member.read()
+    except (OSError, KeyError, tarfile.TarError):
+        raise InputError(str(directory / archive), f"has no trace {name!r}", "copy it beside results.json") from None
+    path = target / Path(name).name
+    path.write_bytes(data)
+    return path

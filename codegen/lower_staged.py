@@ -1,0 +1,377 @@
+"""Tiles with everything staged in shared memory, as FMA kernels: products of matrices, convolutions.
+
+Written directly as statements rather than scheduled from a tensor expression, since three things that such a kernel
+lives on cannot be said to TVM's schedules: a staged tile in another order of dimensions than its tensor's under a
+vectorised copy; addresses and bounds of the copy worked out once for all steps (TVM derives them anew in every guarded
+branch, about 36 instructions per element); and fetched values that stay in registers while another step computes
+(``software_pipeline_stage`` double-buffers shared memory, but keeps load and store of one copy together).
+
+With one buffer (``stages = 1``) a step is fetched, then computed on. With more, loads run two steps ahead: values for
+the step after next wait in registers while one buffer is computed on and the other holds the next step, so that there
+is one barrier per step and no load is waited for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from codegen.lower import (
+    VECTOR_ANY,
+    Lowered,
+    fresh_name,
+    guarded_read,
+    identifier,
+    padded_sizes,
+    padding_is_neutral,
+)
+from codegen.staged_tiles import (
+    StagedTile,
+    TileCopy,
+    allocate,
+    local_buffer,
+    named,
+)
+from codegen.thread_tiles import Operand, ThreadTile
+from codegen.values import Expr, evaluate, identity
+from sokoban.expression import Load, Tensor
+from sokoban.kernel_form import KernelForm
+from sokoban.matrix import STATIC_SHARED_BYTES
+from sokoban.regions import data_dimension, storage_order
+from sokoban.schedule import TileSchedule
+from sokoban.vectors import fetch_vector, store_vector
+
+
+def is_staged(form: KernelForm, schedule: TileSchedule) -> bool:
+    """Whether a schedule stages every operand of a reduction, walked in steps by threads that reduce alone."""
+    return (
+        form.kind == "tile"
+        and form.reduction is not None
+        and schedule.instruction == "fma"
+        and not schedule.reduce_threads
+        and bool(form.body_loads)
+        and all(load.tensor in schedule.cached and load.indices for load in form.body_loads)
+        and set(schedule.step_of) == set(form.reduced)
+    )
+
+
+class StagedLowering:
+    """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
+
+    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool) -> None:
+        self.form, self.schedule, self.entry = form, schedule, entry
+        self.dtype = form.expr.accumulate
+        self.tensors = form.expr.tensor_by_name
+        self.padded = padded_sizes(form, schedule)
+        self.thread_tile = ThreadTile(form.final.axes, schedule)
+        self.step_counts = {axis: self.padded[axis] // schedule.step_of[axis] for axis in form.reduced}
+        self.steps = math.prod(self.step_counts.values())
+        self.stages = min(2, schedule.stages) if self.steps > 1 else 1
+        self.names = set(self.tensors)
+        self.tiles = self._tiles()
+        dtypes = {tile.tensor.dtype for tile in self.tiles.values()}
+        #: Elements of one stage, by dtype: tiles of a dtype lie in one buffer.
+        self.stage_elements = {
+            dtype: sum(tile.size for tile in self.tiles.values() if tile.tensor.dtype == dtype)
+            for dtype in sorted(dtypes)
+        }
+        self.shared_bytes = self.stages * sum(tile.size * tile.tensor.element_bytes for tile in self.tiles.values())
+        self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
+
+    def run(self) -> Lowered:
+        form, schedule = self.form, self.schedule
+        with IRBuilder() as builder, T.prim_func(s_tir=True):
+            T.func_name(self.entry)
+            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
+            self.sources = {tensor.name: self._parameter(tensor, flat=False) for tensor in form.expr.inputs}
+            self.output = self._parameter(form.expr.output, flat=False)
+            self._kernel()
+        return Lowered(
+            tvm.IRModule({self.entry: builder.get()}),
+            self.entry,
+            (schedule.grid_blocks(form.sizes), 1, 1),
+            (schedule.threads_per_block, 1, 1),
+            self.shared_bytes,
+            self.shared_bytes if self.is_dynamic else 0,
+            has_barriers=True,
+        )
+
+    def _tiles(self) -> dict[Load, StagedTile]:
+        schedule, form = self.schedule, self.form
+        sizes = {**schedule.block_of, **schedule.step_of}
+        walked = tuple(axis for axis, count in self.step_counts.items() if count > 1)
+        outputs = [axis for axis in form.spatial if form.sizes[axis] > 1]
+        ends: dict[str, int] = {}
+        tiles: dict[Load, StagedTile] = {}
+        for load in dict.fromkeys(form.body_loads):
+            tensor = self.tensors[load.tensor]
+            dimensions = tuple(data_dimension(index) for index in load.indices)
+            padding = schedule.padding_of.get(load.tensor, 0) if len(dimensions) > 1 else 0
+            turned = load.tensor in schedule.turned
+            order = storage_order(load, outputs) if turned else tuple(range(len(dimensions)))
+            is_turned = order[-1] != len(order) - 1
+            allowed = fetch_vector(form, schedule, load, 0 if is_turned else padding)
+            tiles[load] = StagedTile(
+                load=load,
+                tensor=tensor,
+                dimensions=dimensions,
+                extents=tuple(dimension.extent(sizes) for dimension in dimensions),
+                order=order,
+                padding=padding,
+                vector=math.gcd(schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed),
+                start=ends.get(tensor.dtype, 0),
+                padded=self.padded,
+                steps=walked,
+                tile=sizes,
+            )
+            ends[tensor.dtype] = ends.get(tensor.dtype, 0) + tiles[load].size
+        return tiles
+
+    def _name(self, wanted: str) -> str:
+        name = fresh_name(wanted, self.names)
+        self.names.add(name)
+        return name
+
+    def _parameter(self, tensor: Tensor, *, flat: bool) -> Any:
+        name = identifier(tensor.name)
+        handle = T.arg(f"{name}_handle", T.handle())
+        buffer = T.match_buffer(handle, (math.prod(tensor.shape),) if flat else tensor.shape or (1,), tensor.dtype)
+        IRBuilder.name(name, buffer)
+        return buffer
+
+    # ---- the kernel
+
+    def _kernel(self) -> None:
+        schedule = self.schedule
+        scope = "shared.dyn" if self.is_dynamic else "shared"
+        with (
+            T.launch_thread("blockIdx.x", schedule.grid_blocks(self.form.sizes)) as block,
+            T.launch_thread("threadIdx.x", schedule.threads_per_block) as thread,
+        ):
+            origin = self._block_origin(block)
+            self.threads = self.thread_tile.places(thread)
+            self.shared = {
+                dtype: allocate(self._name("staged"), elements * self.stages, dtype, scope)
+                for dtype, elements in self.stage_elements.items()
+            }
+            self.copies = [self._copy(tile, thread) for tile in self.tiles.values()]
+            tile = schedule.register_tile
+            self.accumulators = local_buffer(self._name("accumulators"), math.prod(tile.values()), self.dtype)
+            with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
+                for copy in self.copies:
+                    copy.prepare(origin)
+                with named(T.unroll, math.prod(tile.values()), "i") as i:
+                    T.buffer_store(self.accumulators, identity(self._reduction.function, self.dtype), [i])
+                self.operands = {load: self._operand(tile) for load, tile in self.tiles.items()}
+                if self.stages > 1:
+                    self._pipelined_steps()
+                else:
+                    self._plain_steps()
+                self._store(origin)
+
+    @property
+    def _reduction(self) -> Any:
+        reduction = self.form.reduction
+        assert reduction is not None
+        return reduction
+
+    def _copy(self, tile: StagedTile, thread: Expr) -> TileCopy:
+        source = self.sources[tile.tensor.name]
+        flat = T.decl_buffer((math.prod(tile.tensor.shape),), tile.tensor.dtype, data=source.data)
+        IRBuilder.name(f"{identifier(tile.tensor.name)}_flat", flat)
+        name = self._name(f"{identifier(tile.tensor.name)}_fetch")
+        shared = self.shared[tile.tensor.dtype]
+        return TileCopy(tile, flat, shared, self.schedule.threads_per_block, thread, name)
+
+    def _block_origin(self, block: Expr) -> dict[str, Expr]:
+        """First element of the block along every spatial axis: blocks count the output's last axis fastest."""
+        origin: dict[str, Expr] = {}
+        rest = block
+        axes = self.form.final.axes
+        for axis in reversed(axes):
+            size = self.schedule.block_of[axis]
+            count = self.padded[axis] // size
+            origin[axis] = (tirx.floormod(rest, count) if axis != axes[0] else rest) * size
+            rest = tirx.floordiv(rest, count)
+        return origin
+
+    def _operand(self, tile: StagedTile) -> Operand:
+        elements = self.stage_elements[tile.tensor.dtype] if self.stages > 1 else 0
+        names = [self._name(f"{identifier(tile.tensor.name)}_{part}") for part in ("base", "operands")]
+        return Operand(tile, self.shared[tile.tensor.dtype], self.thread_tile, self.threads, elements, names)
+
+    # ---- steps
+
+    def _origins(self, step: Expr) -> dict[str, Expr]:
+        """First element along every reduction axis of the ``step``-th step; the last axis is walked fastest."""
+        origins: dict[str, Expr] = {}
+        rest = step
+        outermost = next((axis for axis, count in self.step_counts.items() if count > 1), "")
+        for axis in reversed(self.form.reduced):
+            count = self.step_counts[axis]
+            if count > 1:
+                origins[axis] = (rest if axis == outermost else tirx.floormod(rest, count)) * self.schedule.step_of[
+                    axis
+                ]
+                rest = tirx.floordiv(rest, count)
+        return origins
+
+    def _plain_steps(self) -> None:
+        with named(T.serial, self.steps, "step") as step:
+            origins = self._origins(step)
+            for copy in self.copies:
+                copy.load(origins)
+            if self.steps > 1:
+                barrier()
+            for copy in self.copies:
+                copy.store(tirx.const(0, "int32"))
+            barrier()
+            self._compute(tirx.const(0, "int32"), origins)
+
+    def _pipelined_steps(self) -> None:
+        self._load(tirx.const(0, "int32"))
+        self._put(tirx.const(0, "int32"))
+        if self.steps > 1:
+            self._load(tirx.const(1, "int32"))
+        with named(T.serial, self.steps, "step") as step:
+            barrier()
+            # After the last step nothing new is stored, only what nobody reads any more.
+            self._put(tirx.floormod(step + 1, 2))
+            with T.If(step + 2 < self.steps), T.Then():
+                self._load(step + 2)
+            self._compute(tirx.floormod(step, 2), self._origins(step))
+
+    def _load(self, step: Expr) -> None:
+        for copy in self.copies:
+            copy.load(self._origins(step))
+
+    def _put(self, buffer: Expr) -> None:
+        for copy in self.copies:
+            copy.store(buffer * self.stage_elements[copy.tile.tensor.dtype])
+
+    # ---- computing
+
+    def _compute(self, buffer: Expr, origins: Mapping[str, Expr]) -> None:
+        """Multiply-adds of one step: an unrolled body within loops over what is left of the step."""
+        self.at = {dtype: buffer * elements for dtype, elements in self.stage_elements.items()}
+        self._reduce(list(self._loops()), {}, origins)
+
+    def _loops(self) -> list[tuple[str, int, int, bool]]:
+        """Loops over the points of a step, outermost first: axis, trips, elements per trip, unrolled."""
+        room = max(1, self.schedule.unroll // math.prod(self.schedule.register_tile.values()))
+        inner: list[tuple[str, int, int, bool]] = []
+        outer: list[tuple[str, int, int, bool]] = []
+        for axis in reversed(self.form.reduced):
+            size = self.schedule.step_of[axis]
+            own = size if size <= room else math.gcd(size, 1 << (room.bit_length() - 1)) if not outer else 1
+            inner.insert(0, (axis, own, 1, True))
+            if own < size:
+                outer.insert(0, (axis, size // own, own, False))
+            room //= own
+        return outer + inner
+
+    def _reduce(
+        self, loops: list[tuple[str, int, int, bool]], point: Mapping[str, Expr], origins: Mapping[str, Expr]
+    ) -> None:
+        if not loops:
+            self._multiply_add(point, origins)
+            return
+        axis, trips, elements, unrolled = loops[0]
+        if trips == 1:
+            self._reduce(loops[1:], {axis: tirx.const(0, "int32"), **point}, origins)
+            return
+        with named(T.unroll if unrolled else T.serial, trips, identifier(axis)) as index:
+            here = index * elements
+            self._reduce(loops[1:], {**point, axis: point[axis] + here if axis in point else here}, origins)
+
+    def _multiply_add(self, point: Mapping[str, Expr], origins: Mapping[str, Expr]) -> None:
+        """All multiply-adds of a thread at one point of the reduction."""
+        at = {load: self.at[tile.tensor.dtype] for load, tile in self.tiles.items()}
+        fragments = {
+            load: operand.fragment(point, at[load]) for load, operand in self.operands.items() if operand.is_fragment
+        }
+        guarded = [axis for axis in self.form.reduced if self.padded[axis] > self.form.sizes[axis]]
+        guarded = [axis for axis in guarded if not padding_is_neutral(self.form, axis, self._reduction)]
+
+        def body(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
+            whole = {**self.thread_tile.local(copies, own), **point}
+
+            def read(load: Load) -> Expr:
+                operand = self.operands[load]
+                if load in fragments:
+                    return fragments[load][operand.position(copies, own)].astype(self.dtype)
+                return operand.element(whole, at[load]).astype(self.dtype)
+
+            value = evaluate(self._reduction.body, whole, read, self.dtype)
+            if guarded:
+                inside = [origins.get(a, 0) + point[a] < self.form.sizes[a] for a in guarded]
+                value = tirx.if_then_else(tirx.all(*inside), value, identity(self._reduction.function, self.dtype))
+            to = self.thread_tile.element(copies, own)
+            T.buffer_store(self.accumulators, self._combine(self.accumulators[to], value), [to])
+
+        self.thread_tile.walk(body)
+
+    def _combine(self, total: Expr, value: Expr) -> Expr:
+        function = self._reduction.function
+        if function == "sum":
+            return total + value
+        if function == "prod":
+            return total * value
+        return tirx.max(total, value) if function == "max" else tirx.min(total, value)
+
+    # ---- results
+
+    def _store(self, origin: Mapping[str, Expr]) -> None:
+        """The final statement at every element of the thread that exists, as vectors along the last axis."""
+        form, schedule = self.form, self.schedule
+        allowed = store_vector(form, schedule)
+        width = math.gcd(schedule.vector_of.get(form.expr.output.name, VECTOR_ANY), allowed)
+        padded = [axis for axis in form.final.axes if self.padded[axis] > form.sizes[axis]]
+
+        def leave(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
+            local = self.thread_tile.local(copies, own)
+            axes = {axis: origin[axis] + self.threads[axis] + local[axis] for axis in form.final.axes}
+            inside = [axes[axis] < form.sizes[axis] for axis in padded]
+            if not inside:
+                self._write(axes, self.thread_tile.element(copies, own), width)
+                return
+            with T.If(tirx.all(*inside)), T.Then():
+                self._write(axes, self.thread_tile.element(copies, own), width)
+
+        self.thread_tile.walk(leave, width)
+
+    def _write(self, axes: dict[str, Expr], element: Expr, width: int) -> None:
+        form = self.form
+        last = form.final.axes[-1]
+
+        def one(lane: Expr) -> None:
+            here = {**axes, last: axes[last] + lane}
+
+            def read(load: Load) -> Expr:
+                if load.tensor == form.reductions[0].tensor:
+                    return self.accumulators[element + lane]
+                source = self.sources[load.tensor]
+                value = guarded_read(
+                    load, self.tensors[load.tensor], lambda *indices: source[indices], here, form.sizes
+                )
+                return value.astype(self.dtype)
+
+            value = evaluate(form.final.value, here, read, self.dtype).astype(form.expr.output.dtype)
+            T.buffer_store(self.output, value, [here[axis] for axis in form.final.axes])
+
+        if width == 1:
+            one(tirx.const(0, "int32"))
+            return
+        with named(T.vectorized, width, "lane") as lane:
+            one(lane)
+
+
+def barrier() -> None:
+    """All threads of the block have come here."""
+    T.evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

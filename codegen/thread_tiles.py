@@ -1,0 +1,142 @@
+"""What one thread owns of a block's tile, and how it reads its operands of that from shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.lower import identifier
+from codegen.staged_tiles import StagedTile, local_buffer, named, vector_read, vector_write
+from codegen.values import Expr
+from sokoban.schedule import TileSchedule
+from sokoban.vectors import VECTOR_BYTES
+
+#: What is done for some of a thread's elements: number of the virtual copy and place in it, by axis.
+Body = Callable[[Mapping[str, Expr], Mapping[str, Expr]], None]
+
+
+class ThreadTile:
+    """The elements of one thread: adjacent ones in each of several virtual copies, along the output's axes."""
+
+    def __init__(self, axes: Sequence[str], schedule: TileSchedule) -> None:
+        self.axes, self.schedule = axes, schedule
+
+    def places(self, thread: Expr) -> dict[str, Expr]:
+        """First element of a thread along every axis of its block: threads count the output's last axis fastest."""
+        places: dict[str, Expr] = {}
+        rest = thread
+        for axis in reversed(self.axes):
+            count = self.schedule.threads_of[axis]
+            own = tirx.floormod(rest, count) if axis != self.axes[0] else rest
+            places[axis] = own * self.schedule.thread_of[axis]
+            rest = tirx.floordiv(rest, count)
+        return places
+
+    def local(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> dict[str, Expr]:
+        """Where an element lies behind the thread's first one, by axis."""
+        apart = {axis: self.schedule.threads_of[axis] * self.schedule.thread_of[axis] for axis in own}
+        return {axis: copies[axis] * apart[axis] + own[axis] for axis in own}
+
+    def element(self, copies: Mapping[str, Expr], own: Mapping[str, Expr], axes: Sequence[str] | None = None) -> Expr:
+        """The number of an element among the thread's, along some axes; all of them by default."""
+        total: Expr = tirx.const(0, "int32")
+        for axis in self.axes if axes is None else axes:
+            place = copies[axis] * self.schedule.thread_of[axis] + own[axis]
+            total = total * self.schedule.register_tile[axis] + place
+        return total
+
+    def walk(self, body: Body, width: int = 1, axes: Sequence[str] | None = None) -> None:
+        """``body`` for all elements along some axes, ``width`` adjacent ones along the last axis at a time."""
+        axes = self.axes if axes is None else axes
+        loops = [(axis, "copy", self.schedule.vthreads_of[axis]) for axis in axes]
+        loops += [(axis, "own", self.schedule.thread_of[axis]) for axis in axes]
+
+        def enter(level: int, copies: dict[str, Expr], own: dict[str, Expr]) -> None:
+            if level == len(loops):
+                body(copies, own)
+                return
+            axis, kind, extent = loops[level]
+            elements = width if level == len(loops) - 1 else 1
+            target = copies if kind == "copy" else own
+            if extent // elements == 1:
+                target[axis] = tirx.const(0, "int32")
+                enter(level + 1, copies, own)
+                return
+            with named(T.unroll, extent // elements, f"{identifier(axis)}_{kind}") as index:
+                target[axis] = index * elements
+                enter(level + 1, copies, own)
+
+        enter(0, {}, {})
+
+
+class Operand:
+    """A thread's reads of one staged tile."""
+
+    def __init__(
+        self,
+        tile: StagedTile,
+        shared: Any,
+        thread_tile: ThreadTile,
+        places: Mapping[str, Expr],
+        stage_elements: int,
+        names: Sequence[str],
+    ) -> None:
+        """``places`` is where the thread starts in its block, ``stage_elements`` how far the buffers of ``shared`` lie
+        apart (0 where there is one); ``names`` are those of the base address and of fragments."""
+        self.tile, self.shared, self.thread_tile = tile, shared, thread_tile
+        self.schedule = thread_tile.schedule
+        # In stored order.
+        terms = [axis for position in tile.order for axis, _ in tile.dimensions[position].terms]
+        self.axes = [axis for axis in terms if axis in self.schedule.thread_of]
+        self.width = self._width(stage_elements)
+        self._fragment_name = names[1]
+        # Where the thread starts, worked out once: what comes on top of it fits into an instruction. In units of a
+        # vector, so that TVM sees that vectors are aligned.
+        own = {axis: place for axis, place in places.items() if self.schedule.threads_of[axis] > 1}
+        base = local_buffer(names[0], 1, "int32")
+        T.buffer_store(base, tirx.floordiv(tile.address(own) + tile.start, self.width), [0])
+        self.base = base[0] * self.width
+
+    def _width(self, stage_elements: int) -> int:
+        """Adjacent elements that a thread reads at a time; 1 where they are not known to be aligned."""
+        tile = self.tile
+        dimension = tile.dimensions[tile.order[-1]]
+        if len(dimension.terms) != 1 or dimension.terms[0][1] != 1 or tile.tensor.element_bytes < 4:
+            return 1
+        axis = dimension.terms[0][0]
+        if axis not in self.schedule.thread_of:
+            return 1
+        widest = VECTOR_BYTES // tile.tensor.element_bytes
+        row = tile.extents[tile.order[-1]] + tile.padding if len(tile.order) > 1 else 0
+        return math.gcd(widest, self.schedule.thread_of[axis], row, tile.start % widest, stage_elements)
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether a thread's operands of one point are read together: every element by one axis of its own."""
+        return self.width > 1 and len(self.axes) == len(set(self.axes))
+
+    def position(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> Expr:
+        """Where an element stands in a fragment."""
+        return self.thread_tile.element(copies, own, self.axes)
+
+    def element(self, local: Mapping[str, Expr], at: Expr) -> Expr:
+        """The element at ``local``, positions behind the thread's first and in the step, of the buffer that starts at
+        ``at``."""
+        return self.shared[self.base + at + self.tile.address(local, lowest=False)]
+
+    def fragment(self, point: Mapping[str, Expr], at: Expr) -> Any:
+        """A thread's operands of one point of the reduction, read as vectors."""
+        elements = math.prod(self.schedule.register_tile[axis] for axis in self.axes)
+        fragment = local_buffer(self._fragment_name, elements, self.tile.tensor.dtype)
+
+        def read(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
+            local = {**self.thread_tile.local(copies, own), **point}
+            first = self.base + at + self.tile.address(local, lowest=False)
+            vector_write(fragment, self.position(copies, own), self.width, vector_read(self.shared, first, self.width))
+
+        self.thread_tile.walk(read, self.width, self.axes)
+        return fragment

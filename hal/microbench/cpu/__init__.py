@@ -1,0 +1,68 @@
+"""Micro-benchmarks of this machine's cores: bandwidth and latency per level, multiply-add rate, barrier.
+
+Nothing of it needs a GPU. Each quantity is a module; the loops are LLVM IR (`vector_ir`) and run on all cores at once
+(`cores`). On a shared machine other work only ever makes a reading slower, so the best of many counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hal.errors import InputError
+from hal.microbench.cpu import arithmetic, bandwidth, barrier, latency
+from hal.microbench.cpu.description import CpuDescription, describe
+from hal.microbench.cpu.machine import Machine, this_machine
+from hal.microbench.cpu.topology import Topology, read_topology
+from hal.microbench.measurement import Found, Measurement
+from hal.microbench.quantities import Run
+from hal.microbench.sampling import Settings
+
+QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
+    "clock": arithmetic.clock,
+    "arithmetic": arithmetic.measure,
+    "bandwidth": bandwidth.measure,
+    "latency": latency.measure,
+    "barrier": barrier.measure,
+}
+"""Name for ``--only`` to the function that measures it."""
+
+BESIDE_NUMPY = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add", "numpy.add"))
+"""Our figure and the one that NumPy reaches in the same run."""
+
+
+def measure_cpu(
+    names: Sequence[str] = (), settings: Settings | None = None, progress: Callable[[str], None] = lambda name: None
+) -> Run:
+    """Measure the quantities of these names, all where empty; InputError for an unknown one."""
+    for name in names:
+        if name not in QUANTITIES:
+            raise InputError("--only", f"{name!r} is not measured on CPUs", f"name one of {', '.join(QUANTITIES)}")
+    run = Run()
+    with this_machine(settings or Settings()) as machine:
+        for name, measure in QUANTITIES.items():
+            if not names or name in names:
+                progress(name)
+                try:
+                    run.found.update({measurement.key: measurement for measurement in measure(machine)})
+                except (RuntimeError, MemoryError) as error:
+                    run.failures[name] = str(error) or type(error).__name__
+    return run
+
+
+def beside_numpy(found: Found) -> Iterator[tuple[Measurement, Measurement, float]]:
+    """Our figure, NumPy's, and ours over NumPy's, for what both were measured of."""
+    for ours, numpy in BESIDE_NUMPY:
+        if ours in found and numpy in found:
+            yield found[ours], found[numpy], found[ours].value / found[numpy].value
+
+
+__all__ = [
+    "BESIDE_NUMPY",
+    "QUANTITIES",
+    "CpuDescription",
+    "Topology",
+    "beside_numpy",
+    "describe",
+    "measure_cpu",
+    "read_topology",
+]

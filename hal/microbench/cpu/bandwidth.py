@@ -1,0 +1,99 @@
+"""Bandwidth of every level: reads of arrays that fit into it and not into the one above, and DRAM's copy and add.
+
+All cores at once, each with arrays of its own. The DRAM loops run in turn with NumPy's, on the same arrays and threads
+(STREAM's copy and add), so that both see the same machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hal.microbench.cpu.cores import Call
+from hal.microbench.cpu.machine import Machine
+from hal.microbench.cpu.topology import Topology
+from hal.microbench.cpu.vector_ir import COPY_ELEMENTS
+from hal.microbench.measurement import Measurement, rates
+
+Array = NDArray[np.float32]
+_LEAST_DRAM_BYTES = 128 << 20
+
+
+def measure(machine: Machine) -> Iterator[Measurement]:
+    """``l1.read`` down to ``dram.read``, ``dram.copy`` and ``dram.add`` with NumPy's beside them, bytes per second."""
+    for name, size in level_sets(machine.topology).items():
+        yield _reads(machine, name, size)
+    yield from _streams(machine)
+
+
+def level_sets(topology: Topology) -> dict[str, int]:
+    """Bytes per core that reside in each level: ``{"l1": ..., "l2": ..., "dram": ...}``.
+
+    Half of a private cache. Of a shared one a quarter for all cores together, as other machines may be using the rest,
+    but twice what the private levels above hold. A multiple of all caches for DRAM.
+    """
+    sets: dict[str, int] = {}
+    cores, private = len(topology.cpus), 0
+    for cache in topology.caches:
+        if cache.private:
+            size = cache.size_bytes // 2
+            private = cache.size_bytes
+        else:
+            size = min(max(cache.size_bytes // 4 // cores, 2 * private), cache.size_bytes // cores)
+        if size > private // 2 or cache.private:
+            sets[f"l{cache.level}"] = size
+    last = topology.caches[-1].size_bytes if topology.caches else 0
+    sets["dram"] = min(max(4 * last, _LEAST_DRAM_BYTES), topology.memory_bytes // 16) // cores
+    return sets
+
+
+def _reads(machine: Machine, level: str, size: int) -> Measurement:
+    arrays = [machine.array(size) for _ in range(machine.cores.count)]
+    outs = [machine.array(4096) for _ in arrays]
+
+    def seconds(passes: int) -> float:
+        pairs = zip(arrays, outs, strict=True)
+        return machine.cores.seconds(
+            [
+                partial(machine.loops["read"], array.ctypes.data, out.ctypes.data, array.size, passes)
+                for array, out in pairs
+            ]
+        )
+
+    passes = machine.passes(seconds)
+    samples = tuple(seconds(passes) for _ in range(machine.settings.repeats))
+    moved = passes * sum(array.nbytes for array in arrays)
+    width = machine.topology.simd_bits
+    method = f"{width}-bit reads of {arrays[0].nbytes >> 10} KiB per core, {passes} times"
+    path = "" if level == "dram" else f"layers.{level}.bandwidth_bytes_per_second"
+    return Measurement(f"{level}.read", "B/s", rates(moved, samples), method, path, 1e9, 1e14, best=True)
+
+
+def _streams(machine: Machine) -> Iterator[Measurement]:
+    whole = 4 * COPY_ELEMENTS
+    size = max(1, level_sets(machine.topology)["dram"] // whole) * whole
+    sets = [tuple(machine.array(size) for _ in range(3)) for _ in range(machine.cores.count)]
+    kinds: dict[str, tuple[int, Callable[[tuple[Array, ...]], Call]]] = {
+        "dram.copy": (2, lambda arrays: _ours(machine, "copy", arrays[0], arrays[2])),
+        "numpy.copy": (2, lambda arrays: partial(np.copyto, arrays[2], arrays[0])),
+        "dram.add": (3, lambda arrays: _ours(machine, "add", *arrays)),
+        "numpy.add": (3, lambda arrays: partial(np.add, arrays[0], arrays[1], out=arrays[2])),
+    }
+    readings: dict[str, list[float]] = {key: [] for key in kinds}
+    for _ in range(machine.settings.repeats):
+        for key, (_, call) in kinds.items():
+            readings[key].append(machine.cores.seconds([call(arrays) for arrays in sets]))
+    for key, (moved, _) in kinds.items():
+        total = moved * sum(arrays[0].nbytes for arrays in sets)
+        who = "NumPy" if key.startswith("numpy") else f"{machine.topology.simd_bits}-bit loop"
+        method = f"{who}: {moved} arrays of {sets[0][0].nbytes >> 20} MiB per core, in turn with the others"
+        path = "layers.dram.bandwidth_bytes_per_second" if key == "dram.add" else ""
+        yield Measurement(key, "B/s", rates(total, tuple(readings[key])), method, path, 1e9, 2e12, best=True)
+
+
+def _ours(machine: Machine, loop: str, *arrays: Array) -> Call:
+    pointers = [array.ctypes.data for array in arrays]
+    return partial(machine.loops[loop], *pointers, arrays[0].size, 1)

@@ -1,0 +1,44 @@
+"""Latency of every level: one core follows pointers through its lines in random order.
+
+Pages are those that the system gives: in DRAM and large caches the walk waits for address translations too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hal.microbench.cpu.bandwidth import level_sets
+from hal.microbench.cpu.machine import Machine
+from hal.microbench.measurement import Measurement
+
+_READS = 1 << 16
+_TYPICAL_LINE_BYTES = 64
+
+
+def measure(machine: Machine) -> Iterator[Measurement]:
+    """``l1.latency`` down to ``dram.latency`` in seconds."""
+    caches = machine.topology.caches
+    line = caches[0].line_bytes if caches else _TYPICAL_LINE_BYTES
+    for level, size in level_sets(machine.topology).items():
+        cells = machine.array(size).view(np.int64)
+        _link(cells, line)
+        out = np.zeros(1, np.int64)
+        idle = [partial(machine.loops["chase"], cells.ctypes.data, out.ctypes.data, 1)] * (machine.cores.count - 1)
+        walk = partial(machine.loops["chase"], cells.ctypes.data, out.ctypes.data, _READS)
+        machine.cores.seconds([walk, *idle])
+        samples = tuple(machine.cores.seconds([walk, *idle]) / _READS for _ in range(machine.settings.repeats))
+        method = f"{_READS} dependent reads of one core in {cells.nbytes >> 10} KiB, random order, pages as they come"
+        path = f"layers.{level}.latency_seconds"
+        yield Measurement(f"{level}.latency", "s", samples, method, path, 0.3e-9, 1e-6, best=True)
+
+
+def _link(cells: NDArray[Any], line_bytes: int) -> None:
+    """One random round trip through the first 8 bytes of every line."""
+    words = line_bytes // 8
+    order = np.random.default_rng(1).permutation(cells.size // words)
+    cells[order * words] = cells.ctypes.data + np.roll(order, -1) * line_bytes

@@ -1,0 +1,120 @@
+"""What the operating system says of this machine's cores: how many, how wide, which caches."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from hal.microbench.cpu.native import host_features
+
+_CACHES = Path("/sys/devices/system/cpu")
+_TYPICAL_LINE_BYTES = 64
+_SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3_CACHE_SIZE"}
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One level: bytes of one copy, and whether a core has it alone."""
+
+    level: int
+    size_bytes: int
+    line_bytes: int
+    private: bool
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The cores that this process may use.
+
+    Attributes:
+        title: what the processor calls itself.
+        architecture: ``x86_64``, ``aarch64``.
+        cpus: numbers of the logical processors to run on, one per core.
+        simd_bits: width of a vector register.
+        vector_registers: how many there are.
+        caches: data caches, the first level first; empty where the system does not say.
+        memory_bytes: of the machine.
+    """
+
+    title: str
+    architecture: str
+    cpus: tuple[int, ...]
+    simd_bits: int
+    vector_registers: int
+    caches: tuple[Cache, ...]
+    memory_bytes: int
+
+    @property
+    def lanes(self) -> int:
+        """float32 values of a vector register."""
+        return self.simd_bits // 32
+
+
+def read_topology(root: Path = _CACHES) -> Topology:
+    """This machine, as Linux describes it under ``root``; elsewhere what POSIX tells."""
+    allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    bits, registers = _vectors(host_features())
+    return Topology(
+        title=_title(),
+        architecture=platform.machine(),
+        cpus=_one_per_core(root, allowed),
+        simd_bits=bits,
+        vector_registers=registers,
+        caches=_caches(root, allowed[0]) or _posix_caches(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def _vectors(features: frozenset[str]) -> tuple[int, int]:
+    """Bits and number of vector registers by the features of the instruction set."""
+    if "avx512f" in features:
+        return 512, 32
+    if "avx" in features:
+        return 256, 16
+    return 128, 32 if "neon" in features else 16
+
+
+def _one_per_core(root: Path, allowed: list[int]) -> tuple[int, ...]:
+    """Of logical processors that share a core, only the first."""
+    first: dict[str, int] = {}
+    for cpu in allowed:
+        path = root / f"cpu{cpu}" / "topology" / "thread_siblings_list"
+        first.setdefault(_read(path) or str(cpu), cpu)
+    return tuple(first.values())
+
+
+def _caches(root: Path, cpu: int) -> tuple[Cache, ...]:
+    found = []
+    for index in sorted((root / f"cpu{cpu}" / "cache").glob("index*")):
+        size = _read(index / "size")
+        if _read(index / "type") in ("Data", "Unified") and size.endswith("K"):
+            line = _read(index / "coherency_line_size")
+            private = _read(index / "shared_cpu_list") == (_read(root / f"cpu{cpu}/topology/thread_siblings_list"))
+            level = int(_read(index / "level"))
+            found.append(Cache(level, int(size[:-1]) << 10, int(line or _TYPICAL_LINE_BYTES), private))
+    return tuple(sorted(found, key=lambda cache: cache.level))
+
+
+def _posix_caches() -> tuple[Cache, ...]:
+    found = []
+    for level, name in _SYSCONF.items():
+        size = os.sysconf(name) if name in os.sysconf_names else 0
+        if size > 0:
+            found.append(Cache(level, size, _TYPICAL_LINE_BYTES, level < 3))
+    return tuple(found)
+
+
+def _title() -> str:
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""

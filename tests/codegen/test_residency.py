@@ -1,0 +1,36 @@
+"""One more resident block, where that costs nothing."""
+
+from __future__ import annotations
+
+from codegen.device_compiler import compile_cuda
+from codegen.lower import lower
+from codegen.prelude import strip_prelude
+from codegen.residency import resident_blocks, squeezed
+from codegen.targets import cuda_source
+from sokoban import TileSchedule, kernel_form
+from sokoban.operators import operator_from_data
+from sokoban.pipelines import BODY_STATEMENTS
+from sokoban.schedule import sizes
+
+
+def test_registers_are_given_in_whole_units() -> None:
+    assert resident_blocks(128, 256) == 2 and resident_blocks(129, 256) == 1
+    # 65 registers of 32 lanes are 2080, rounded to 2304; 63 threads are two warps.
+    assert resident_blocks(65, 63) == 65536 // (2304 * 2)
+
+
+def test_a_kernel_is_squeezed_only_where_nothing_spills() -> None:
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 256, "n": 256, "k": 128}))
+    schedule = TileSchedule(
+        block=sizes({"m": 128, "n": 128}), thread=sizes({"m": 4, "n": 4}), vthreads=sizes({"m": 2, "n": 2}),
+        step=sizes({"k": 16}), cached=("A", "B"), padding=sizes({"A": 4}), unroll=BODY_STATEMENTS, stages=2,
+        turned=("A",),
+    )  # fmt: skip
+    source = strip_prelude(cuda_source(lower(form, schedule, entry="tight"), "sm_75", ["A", "B", "C"]))
+    compiled = compile_cuda(source, "sm_75", name="tight")
+    text, tight = squeezed(source, compiled, 256, compiled.shared_bytes, "sm_75", name="tight")
+    before, after = (resident_blocks(one.registers, 256) for one in (compiled, tight))
+    assert tight.spill_bytes == 0 and after >= before
+    assert (f"__launch_bounds__(256, {after})" in text) == (after > before)
+    # A block that fills shared memory leaves no room for another.
+    assert squeezed(source, compiled, 256, 64 * 1024, "sm_75", name="tight") == (source, compiled)
