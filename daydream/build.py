@@ -9,8 +9,8 @@ import numpy as np
 
 from daydream.cpu_tasks import CpuTasks, Handoff, cpu_tasks, find_steps, hand_over
 from daydream.gpu_tasks import GpuTasks, gpu_tasks, time_launches
-from daydream.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
-from daydream.layers import assign_layers
+from daydream.graph import Dependency, Mark, Step, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.layers import LayerMap, assign_layers
 from daydream.nesting import enclosing_events, innermost_of
 from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 from daydream.waits import Waits, call_ends, explain_late, find_waits, full_queue, join_branches
@@ -117,85 +117,107 @@ class _Parts:
     handoff: Handoff
     clocked: Flags
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Number of tasks: the root, CPU tasks, GPU tasks, returns."""
+        return 1, len(self.cpu.start_us), len(self.gpu.start_us), len(self.returns.call)
+
+    def column(self, root: float, of_cpu: Any, of_gpu: Any, of_back: Any) -> Any:
+        """One column of all tasks in the order of `sizes`; each part an array or one number, float if `root` is."""
+        kind = np.float64 if isinstance(root, float) else np.int64
+        parts = zip((root, of_cpu, of_gpu, of_back), self.sizes, strict=True)
+        return np.concatenate([np.broadcast_to(np.asarray(part, kind), (size,)) for part, size in parts])
+
 
 def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGraph:
     """Puts all tasks into one table in order of time and translates every edge to its rows."""
     trace, cpu, gpu, returns = parts.trace, parts.cpu, parts.gpu, parts.returns
-    cpus, gpus, backs = len(cpu.start_us), len(gpu.start_us), len(returns.call)
-    names = {text: i for i, text in enumerate(trace.names)}
-    back_names = [names.setdefault(f"{trace.text(cpu.event[call])} (return)", len(names)) for call in returns.call]
-    mark_names = [names.setdefault(text, len(names)) for text in ("step begins", "step ends", TRACE_BEGINS)]
     polling = set(cpu.thread[parts.clocked].tolist())
     threads, cpu_thread, gpu_thread = _threads(trace, gpu, polling)
-
-    def column(root: float, of_cpu: Any, of_gpu: Any, of_back: Any, kind: type = np.int64) -> Any:
-        sizes = zip((1, cpus, gpus, backs), (root, of_cpu, of_gpu, of_back), strict=True)
-        return np.concatenate([np.broadcast_to(np.asarray(part, kind), (size,)) for size, part in sizes])
-
-    cpu_name = looked_up(trace.name, cpu.event, NONE)
-    cpu_name[cpu.mark == Mark.STEP_BEGIN], cpu_name[cpu.mark == Mark.STEP_END] = mark_names[0], mark_names[1]
-    operator_of = innermost_of(parts.enclosing, trace.category == Category.OPERATOR)
-    cpu_operator = looked_up(operator_of, cpu.event, NONE)
-    launched = gpu.launch != NONE
-    gpu_operator = np.where(launched, looked_up(cpu_operator, gpu.launch, NONE), _by_external(trace, gpu.event))
+    lane = parts.column(
+        len(threads), cpu_thread[cpu.thread], gpu_thread[gpu.lane], cpu_thread[cpu.thread[returns.call]]
+    )
+    order = _order(parts, lane)
+    names, name_columns = _names(parts)
     layers = assign_layers(trace, parts.enclosing)
-    cpu_layer = looked_up(layers.layer, cpu.event, NONE)
-    cpu_phase = looked_up(layers.phase, cpu.event, Phase.NONE)
-    own_layer = looked_up(layers.layer, gpu_operator, NONE)
-    gpu_layer = np.where(launched, looked_up(cpu_layer, gpu.launch, NONE), own_layer)
-    own_phase = looked_up(layers.phase, gpu_operator, Phase.NONE)
-    gpu_phase = np.where(launched, looked_up(cpu_phase, gpu.launch, Phase.NONE), own_phase)
-    cpu_step = _step_of(trace, step_rows, cpu.start_us)
-    cpu_step = np.where(cpu.mark == Mark.NONE, cpu_step, cpu.mark_step)
-    gpu_step = np.where(launched, looked_up(cpu_step, gpu.launch, NONE), _step_of(trace, step_rows, gpu.start_us))
-    recorded = column(-1.0, cpu.start_us, gpu.start_us, returns.start_us, np.float64)
-    # A return stands right behind its call, whatever rounding says.
-    place = column(-1, 2 * np.arange(cpus), np.arange(gpus), 2 * returns.call + 1)
-    lane = column(len(threads), cpu_thread[cpu.thread], gpu_thread[gpu.lane], cpu_thread[cpu.thread[returns.call]])
-    # Clocks of CPU and GPU differ a little: no task stands before its launch.
-    called = np.maximum(gpu.start_us, looked_up(cpu.start_us, gpu.launch, -np.inf))
-    order = _time_order(column(-1.0, cpu.start_us, called, returns.start_us, np.float64), place, lane)
+    recorded = parts.column(np.nan, cpu.start_us, gpu.start_us, returns.start_us)
+    columns = {
+        "name": parts.column(*name_columns),
+        "kind": parts.column(TaskKind.CPU, cpu.kind, gpu.kind, cpu.kind[returns.call]),
+        "thread": lane,
+        "duration_us": parts.column(0.0, cpu.duration_us, gpu.duration_us, returns.duration_us),
+        "gap_us": parts.column(0.0, cpu.gap_us, gpu.gap_us, returns.gap_us),
+        **_owners(parts, layers, step_rows),
+        "mark": parts.column(Mark.NONE, cpu.mark, Mark.NONE, Mark.NONE),
+        "event": parts.column(NONE, cpu.event, gpu.event, NONE),
+        "bytes": parts.column(np.nan, np.nan, trace.bytes[gpu.event], np.nan),
+        "priority": parts.column(0, 0, 0, 0),
+        "recorded_us": recorded,
+    }
     row = np.empty(len(order), np.int64)
     row[order] = np.arange(len(order))
-    root, of_cpu = row[:1], row[1 : 1 + cpus]
-    of_gpu, of_back = row[1 + cpus : 1 + cpus + gpus], row[1 + cpus + gpus :]
-    columns = {
-        "name": column(mark_names[2], cpu_name, trace.name[gpu.event], back_names),
-        "kind": column(TaskKind.CPU, cpu.kind, gpu.kind, cpu.kind[returns.call]),
-        "thread": lane,
-        "duration_us": column(0, cpu.duration_us, gpu.duration_us, returns.duration_us, np.float64),
-        "gap_us": column(0, cpu.gap_us, gpu.gap_us, returns.gap_us, np.float64),
-        "layer": column(NONE, cpu_layer, gpu_layer, cpu_layer[returns.call]),
-        "phase": column(Phase.NONE, cpu_phase, gpu_phase, cpu_phase[returns.call]),
-        "step": column(NONE, cpu_step, gpu_step, cpu_step[returns.call]),
-        "mark": column(Mark.NONE, cpu.mark, Mark.NONE, Mark.NONE),
-        "operator": column(NONE, cpu_operator, gpu_operator, cpu_operator[returns.call]),
-        "event": column(NONE, cpu.event, gpu.event, NONE),
-        "bytes": column(np.nan, np.nan, trace.bytes[gpu.event], np.nan, np.float64),
-        "priority": column(0, 0, 0, 0),
-        "recorded_us": np.where(np.arange(len(order)) == 0, np.nan, recorded),
-    }
-    edges = _edges(parts, of_cpu, of_gpu, of_back)
-    sound = edges[0] < edges[1]
-    source, target, kind, lag = edges[0][sound], edges[1][sound], edges[2][sound], edges[3][sound]
-    begun = np.union1d(_first_of_threads(columns["thread"][order], root[0], target), of_cpu[parts.clocked])
+    (root,), of_cpu, of_gpu, of_back = np.split(row, np.cumsum(parts.sizes)[:-1])
+    source, target, kind, lag = _edges(parts, of_cpu, of_gpu, of_back)
+    sound = source < target
+    source, target, kind, lag = source[sound], target[sound], kind[sound], lag[sound]
+    begun = np.union1d(_first_of_threads(lane[order], root, target), of_cpu[parts.clocked])
     origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
-    lags = np.maximum(recorded[order][begun] - origin, 0.0)
     return TaskGraph(
-        names=tuple(names),
+        names=names,
         threads=(*threads, Thread(ThreadKind.CPU, "profiler", NONE)),
         layers=layers.names,
         steps=steps,
         **{name: values[order] for name, values in columns.items()},
-        edge_source=np.concatenate([source, np.full(len(begun), root[0])]),
+        edge_source=np.concatenate([source, np.full(len(begun), root)]),
         edge_target=np.concatenate([target, begun]),
         edge_kind=np.concatenate([kind, np.full(len(begun), Dependency.HANDOFF)]),
-        edge_lag_us=np.concatenate([lag, lags]),
+        edge_lag_us=np.concatenate([lag, np.maximum(recorded[order][begun] - origin, 0.0)]),
         queue_depth=parts.waits.queue_depth,
         trace=trace,
         enclosing=parts.enclosing,
         warnings=(*trace.warnings, *_contradictions(sound)),
     )
+
+
+def _names(parts: _Parts) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """All names of tasks, and which each task has, as :meth:`_Parts.column` takes it."""
+    trace, cpu = parts.trace, parts.cpu
+    names = {text: i for i, text in enumerate(trace.names)}
+    of_back = [names.setdefault(f"{trace.text(cpu.event[c])} (return)", len(names)) for c in parts.returns.call]
+    begins, ends, root = [names.setdefault(text, len(names)) for text in ("step begins", "step ends", TRACE_BEGINS)]
+    of_cpu = looked_up(trace.name, cpu.event, NONE)
+    of_cpu[cpu.mark == Mark.STEP_BEGIN], of_cpu[cpu.mark == Mark.STEP_END] = begins, ends
+    return tuple(names), (root, of_cpu, trace.name[parts.gpu.event], np.array(of_back, np.int64))
+
+
+def _owners(parts: _Parts, layers: LayerMap, step_rows: Ints) -> dict[str, Any]:
+    """Operator, layer, phase and step of every task; a GPU task has those of its launch, if the trace has it."""
+    trace, cpu, gpu = parts.trace, parts.cpu, parts.gpu
+    launched = gpu.launch != NONE
+
+    def column(of_cpu: Ints, of_unlaunched: Ints) -> Any:
+        of_gpu = np.where(launched, looked_up(of_cpu, gpu.launch, NONE), of_unlaunched)
+        return parts.column(NONE, of_cpu, of_gpu, of_cpu[parts.returns.call])
+
+    innermost = innermost_of(parts.enclosing, trace.category == Category.OPERATOR)
+    by_external = _by_external(trace, gpu.event)
+    step = np.where(cpu.mark == Mark.NONE, _step_of(trace, step_rows, cpu.start_us), cpu.mark_step)
+    return {
+        "operator": column(looked_up(innermost, cpu.event, NONE), by_external),
+        "layer": column(looked_up(layers.layer, cpu.event, NONE), looked_up(layers.layer, by_external, NONE)),
+        "phase": column(looked_up(layers.phase, cpu.event, NONE), looked_up(layers.phase, by_external, NONE)),
+        "step": column(step, _step_of(trace, step_rows, gpu.start_us)),
+    }
+
+
+def _order(parts: _Parts, lane: Ints) -> Ints:
+    """The tasks in row order: by recorded time, those of a thread in the order in which they ran."""
+    cpu, gpu, returns = parts.cpu, parts.gpu, parts.returns
+    # A return stands right behind its call, whatever rounding says.
+    place = parts.column(-1, 2 * np.arange(parts.sizes[1]), np.arange(parts.sizes[2]), 2 * returns.call + 1)
+    # Clocks of CPU and GPU differ a little: no task stands before its launch.
+    called = np.maximum(gpu.start_us, looked_up(cpu.start_us, gpu.launch, -np.inf))
+    return _time_order(parts.column(-1.0, cpu.start_us, called, returns.start_us), place, lane)
 
 
 def _time_order(recorded: Floats, place: Ints, lane: Ints) -> Ints:
