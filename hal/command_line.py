@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -31,8 +31,15 @@ def _errors(program: str) -> Iterator[None]:
         click.echo(f"{program}: {where}{error.strerror or error}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:
-        click.echo(f"{program}: interrupted", err=True)
-        sys.exit(130)
+        _interrupted(program)
+
+
+def _interrupted(program: str) -> NoReturn:
+    # An interrupt that passed through the running of a text, as when a dataclass is made, has CPython end by the signal
+    # although it was handled (pythonrun.c, run_eval_code_obj). Running another text takes that back.
+    exec("")
+    click.echo(f"{program}: interrupted", err=True)
+    sys.exit(130)
 
 
 def _terminate(signum: int, frame: object) -> None:
@@ -65,5 +72,4 @@ class Program(click.Group):
         except click.exceptions.Exit as error:
             sys.exit(error.exit_code)
         except click.Abort:
-            click.echo(f"{program}: interrupted", err=True)
-            sys.exit(130)
+            _interrupted(program)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -57,7 +58,8 @@ def test_one_operator_shows_its_kernels(gpu: fake_cupy.Gpu, tmp_path: Path) -> N
         "kernel",
     ]
     assert lines[1].split()[:3] == ["1", "2", "100000.00"] and "+50%" in lines[1] and "kernel_2.cu" in lines[1]
-    assert lines[2].split()[:3] == ["2", "1", "400000.00"] and "-62%" in lines[2]
+    # 62.5 % off, which rounds to either side.
+    assert lines[2].split()[:3] == ["2", "1", "400000.00"] and re.search("-6[23]%", lines[2])
     assert lines[3].split()[:3] == ["3", "3", "-"]
     assert lines[4].startswith("struck out: twice kernel_3.cu: relative error")
     assert lines[5] == (
