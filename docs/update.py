@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/walkthrough.md", "docs/rational.md", "docs/bundles.md")
+PAGES = ("README.md", "docs/walkthrough.md", "docs/rational.md", "docs/bundles.md", "docs/inspect.md")
 
 #: The operator and the device of the walkthrough.
 EXAMPLE, DEVICE = "examples/matmul.json", "v100"
@@ -214,6 +214,11 @@ def _ptxas() -> str:
     return f"{compiled.log}\n{kernel['binary']}: {len(compiled.cubin)} bytes\n"
 
 
+def _inspection() -> str:
+    _, directory = _compiled()
+    return console(f"roller inspect walkthrough/{directory.name}", shown=f"roller inspect out/{directory.name}")
+
+
 def _verification() -> str:
     manifest, _ = _compiled()
     return _one_line_each(manifest["kernels"][0]["verification"])
@@ -254,6 +259,7 @@ def _constants() -> str:
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    "inspect": _inspection,
     "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
     "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
     "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
