@@ -20,6 +20,9 @@ ON_DEVICE = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET, Catego
 _LIMIT_US = 9e15
 """Times beyond this (the year 2255, in microseconds) are damage; nanoseconds up to it fit 64 bits."""
 
+_LARGEST = 2**62
+"""Larger numbers of threads and streams are damage, and fit no column."""
+
 _CATEGORIES = {
     "cpu_op": Category.OPERATOR,
     "operator": Category.OPERATOR,
@@ -93,12 +96,12 @@ class Numbers:
     def __getitem__(self, key: Any) -> int:
         """``7`` for 7, "7" and "stream 7"; a number below NONE of its own for other text; NONE for the rest."""
         if type(key) is int:
-            return key
+            return key if -_LARGEST <= key <= _LARGEST else NONE
         if isinstance(key, str):
             if key not in self._known:
                 self._known[key] = self._number(key)
             return self._known[key]
-        return int(key) if isinstance(key, float) and key.is_integer() else NONE
+        return int(key) if isinstance(key, float) and abs(key) <= _LARGEST and key.is_integer() else NONE
 
     def _number(self, key: str) -> int:
         written = self._WRITTEN.fullmatch(key.strip())
@@ -279,8 +282,8 @@ def places_of(
         if category in ON_DEVICE:
             arguments = event.args or {}
             told, stream = arguments.get("device"), arguments.get("stream")
-            device = told if type(told) is int and told >= 0 else max(process, 0)
-            number = stream if type(stream) is int else number
+            device = told if type(told) is int and 0 <= told <= _LARGEST else max(process, 0)
+            number = stream if type(stream) is int and abs(stream) <= _LARGEST else number
             # A wait for the whole device, written as an unsigned number.
             number = NONE if number == 2**32 - 1 else number
         thread = ThreadName(process, number, device, label)

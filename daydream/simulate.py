@@ -185,7 +185,7 @@ def _run(
     free: Any,
     last: Any,
 ) -> int:
-    """Algorithm 1. Plain loops over lists or arrays: also compiled by Numba as it stands.
+    """Algorithm 1. Plain loops over lists or arrays: also compiled by Numba as it stands, hence in one piece.
 
     Tasks of ordered threads start at a time that does not depend on the order in which they are visited, so they
     are taken from a stack; those of channels by earliest start, once nothing else can run. Fills in

@@ -9,7 +9,7 @@ import numpy as np
 
 from daydream.cpu_tasks import CpuTasks
 from daydream.gpu_tasks import USUAL_LATENCY_US, GpuTasks
-from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, argument, looked_up
+from daydream.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
 QUEUE_DEPTH = 1022
 """GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead."""
@@ -77,15 +77,107 @@ def find_waits(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> Waits:
     waits = Waits()
     if not len(gpu.event):
         return waits
-    known = np.flatnonzero(gpu.launch != NONE)
-    called = cpu.start_us[gpu.launch[known]]
-    order = np.argsort(called, kind="stable")
-    launched = _Launched(called[order], known[order], gpu.lane[known[order]])
-    syncs = _recorded_syncs(trace)
-    streams = np.array([trace.threads[thread].number for thread, _ in gpu.lanes])
-    _call_waits(trace, cpu, gpu, launched, syncs, streams, waits)
-    _stream_waits(trace, cpu, gpu, launched, syncs, streams, waits)
+    finder = _Finder(trace, cpu, gpu)
+    finder.of_calls(waits)
+    finder.of_streams(waits)
     return waits
+
+
+class _Finder:
+    """The trace as the two kinds of waits look at it."""
+
+    def __init__(self, trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> None:
+        self.trace, self.cpu, self.gpu = trace, cpu, gpu
+        known = np.flatnonzero(gpu.launch != NONE)
+        called = cpu.start_us[gpu.launch[known]]
+        order = np.argsort(called, kind="stable")
+        self.launched = _Launched(called[order], known[order], gpu.lane[known[order]])
+        self.ends = gpu.start_us + gpu.duration_us
+        self.syncs = _recorded_syncs(trace)
+        self.records = _record_times(trace, cpu)
+        threads = [trace.threads[thread] for thread, _ in gpu.lanes]
+        self.streams = np.array([thread.number for thread in threads], np.int64)
+        self.devices = np.array([thread.device for thread in threads], np.int64)
+
+    def said(self, call: int) -> dict[str, object]:
+        """What the trace records of a call's wait; empty where it doesn't."""
+        return self.syncs.get(int(self.trace.correlation[self.cpu.event[call]]), {})
+
+    def lanes(self, said: dict[str, object], key: str) -> Ints:
+        """The lanes of the stream that `said` names under this key; streams of two devices may share a number."""
+        stream, device = _number(said.get(key)), _number(said.get("device"))
+        fits = (self.streams == stream) & (stream != NONE)
+        return np.flatnonzero(fits & ((self.devices == device) | (device == NONE)))
+
+    def recorded(self, said: dict[str, object]) -> float | None:
+        """When the event that was waited for had been recorded, if the trace says so."""
+        return self.records.get(_number(said.get("wait_on_cuda_event_record_corr_id")))
+
+    def of_calls(self, waits: Waits) -> None:
+        """Synchronising calls, copies and frees that returned only when the GPU was done."""
+        cpu, gpu, ends = self.cpu, self.gpu, self.ends
+        returned = call_ends(self.trace, cpu)
+        for kind, pattern in enumerate((_DEVICE_SYNC, _STREAM_SYNC, _EVENT_SYNC)):
+            for call in _runtime_tasks(self.trace, cpu, pattern):
+                begin, lanes = cpu.start_us[call], None
+                if kind:
+                    said = self.said(call)
+                    named = self.lanes(said, "stream" if kind == 1 else "wait_on_stream")
+                    lanes = named if len(named) else None
+                    recorded = self.recorded(said)
+                    begin = begin if recorded is None else min(begin, recorded)
+                sources = [s for s in self.launched.last_before(begin, lanes) if ends[s] <= returned[call] + OVERRUN_US]
+                if kind and lanes is None and sources:
+                    # Nothing says which stream: the one that was busy last fits the return best.
+                    sources = [max(sources, key=lambda s: ends[s])]
+                waits.calls += [(source, int(call)) for source in sources]
+        # Copies within the device return at once.
+        crossing = ~np.array(["DtoD" in name or "Memset" in name for name in self.trace.names], np.bool_)
+        own = np.flatnonzero((gpu.launch != NONE) & crossing[self.trace.name[gpu.event]])
+        copies = set(_runtime_tasks(self.trace, cpu, _COPY).tolist())
+        for position in own:
+            call = int(gpu.launch[position])
+            # A copy that had ended when its call returned held the call back (pageable memory, or to the host).
+            if call in copies and gpu.start_us[position] < ends[position] <= returned[call] + OVERRUN_US:
+                waits.calls.append((int(position), call))
+        for call in _runtime_tasks(self.trace, cpu, _FREE):
+            for source in self.launched.last_before(cpu.start_us[call]):
+                if cpu.start_us[call] < ends[source] <= returned[call]:
+                    waits.calls.append((source, int(call)))
+
+    def of_streams(self, waits: Waits) -> None:
+        """Edges between streams from `cudaStreamWaitEvent`, recorded or, in older traces, inferred.
+
+        Where the trace does not name the streams, the waiting one is that of the next launch of the calling thread,
+        and the event that of the latest record before the wait on another stream.
+        """
+        cpu, gpu, launched = self.cpu, self.gpu, self.launched
+        if len(gpu.lanes) < 2:
+            return
+        times = np.array(sorted(self.records.values()))
+        by_thread = _launches_by_thread(cpu, gpu, launched)
+        found: dict[tuple[int, int], None] = {}
+        for call in _runtime_tasks(self.trace, cpu, _WAIT_EVENT):
+            time, said = float(cpu.start_us[call]), self.said(call)
+            sources, record = self.lanes(said, "wait_on_stream"), self.recorded(said)
+            if len(sources) and record is not None and "stream" in said:
+                for lane in self.lanes(said, "stream"):
+                    target = launched.first_after(time, int(lane))
+                    found |= dict.fromkeys((source, target) for source in launched.last_before(record, sources))
+                continue
+            called, positions = by_thread.get(int(cpu.thread[call]), (np.empty(0), np.empty(0, np.int64)))
+            at = int(np.searchsorted(called, time))
+            if at == len(called) or not len(times) or times[0] > time:
+                continue
+            target = int(positions[at])
+            until = float(times[np.searchsorted(times, time, side="right") - 1])
+            others = [s for s in launched.last_before(until) if gpu.lane[s] != gpu.lane[target]]
+            if others:
+                found[max(others, key=lambda s: cpu.start_us[gpu.launch[s]]), target] = None
+        for source, target in found:
+            # What had not ended when the task started can't have been waited for.
+            if target != NONE and source != target and self.ends[source] <= gpu.start_us[target] + OVERRUN_US:
+                waits.streams.append((source, target, 0.0))
 
 
 def _recorded_syncs(trace: Trace) -> dict[int, dict[str, object]]:
@@ -95,7 +187,9 @@ def _recorded_syncs(trace: Trace) -> dict[int, dict[str, object]]:
 
 
 def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else NONE
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**62:
+        return value
+    return NONE
 
 
 def _names(trace: Trace, pattern: re.Pattern[str]) -> Flags:
@@ -109,46 +203,6 @@ def _runtime_tasks(trace: Trace, cpu: CpuTasks, pattern: re.Pattern[str]) -> Int
     chosen &= looked_up(_names(trace, pattern)[trace.name], event, False)
     rows = np.flatnonzero(chosen)
     return rows[np.argsort(cpu.start_us[rows], kind="stable")]
-
-
-def _call_waits(
-    trace: Trace,
-    cpu: CpuTasks,
-    gpu: GpuTasks,
-    launched: _Launched,
-    syncs: dict[int, dict[str, object]],
-    streams: Ints,
-    waits: Waits,
-) -> None:
-    ends = gpu.start_us + gpu.duration_us
-    returned = call_ends(trace, cpu)
-    records = _record_times(trace, cpu)
-    for kind, pattern in enumerate((_DEVICE_SYNC, _STREAM_SYNC, _EVENT_SYNC)):
-        for call in _runtime_tasks(trace, cpu, pattern):
-            begin, said = cpu.start_us[call], syncs.get(int(trace.correlation[cpu.event[call]]), {})
-            lanes = None
-            if kind:
-                stream = _number(argument(said, "stream" if kind == 1 else "wait_on_stream"))
-                lanes = np.flatnonzero(streams == stream) if stream != NONE else None
-                begin = min(begin, records.get(_number(said.get("wait_on_cuda_event_record_corr_id")), begin))
-            sources = [s for s in launched.last_before(begin, lanes) if ends[s] <= returned[call] + OVERRUN_US]
-            if kind and lanes is None and sources:
-                # Nothing says which stream: the one that was busy last fits the return best.
-                sources = [max(sources, key=lambda s: ends[s])]
-            waits.calls += [(source, int(call)) for source in sources]
-    # Copies within the device return at once.
-    crossing = ~np.array(["DtoD" in name or "Memset" in name for name in trace.names], np.bool_)
-    own = np.flatnonzero((gpu.launch != NONE) & crossing[trace.name[gpu.event]])
-    copies = set(_runtime_tasks(trace, cpu, _COPY).tolist())
-    for position in own:
-        call = int(gpu.launch[position])
-        # A copy that had ended when its call returned held the call back (pageable memory, or to the host).
-        if call in copies and gpu.start_us[position] < ends[position] <= returned[call] + OVERRUN_US:
-            waits.calls.append((int(position), call))
-    for call in _runtime_tasks(trace, cpu, _FREE):
-        for source in launched.last_before(cpu.start_us[call]):
-            if cpu.start_us[call] < ends[source] <= returned[call]:
-                waits.calls.append((source, int(call)))
 
 
 OVERRUN_US = 2.0
@@ -166,53 +220,6 @@ def call_ends(trace: Trace, cpu: CpuTasks) -> Floats:
 def _record_times(trace: Trace, cpu: CpuTasks) -> dict[int, float]:
     calls = _runtime_tasks(trace, cpu, _RECORD_EVENT)
     return {int(trace.correlation[cpu.event[call]]): float(cpu.start_us[call]) for call in calls}
-
-
-def _stream_waits(
-    trace: Trace,
-    cpu: CpuTasks,
-    gpu: GpuTasks,
-    launched: _Launched,
-    syncs: dict[int, dict[str, object]],
-    streams: Ints,
-    waits: Waits,
-) -> None:
-    """Edges between streams from `cudaStreamWaitEvent`, recorded or, in older traces, inferred.
-
-    Where the trace does not name the streams, the waiting one is that of the next launch of the calling thread,
-    and the event that of the latest record before the wait on another stream.
-    """
-    if len(gpu.lanes) < 2:
-        return
-    ends = gpu.start_us + gpu.duration_us
-    records = _record_times(trace, cpu)
-    recorded = np.array(sorted(records.values()))
-    by_thread = _launches_by_thread(cpu, gpu, launched)
-    found: dict[tuple[int, int], None] = {}
-    for call in _runtime_tasks(trace, cpu, _WAIT_EVENT):
-        time = float(cpu.start_us[call])
-        said = syncs.get(int(trace.correlation[cpu.event[call]]), {})
-        source_stream = _number(said.get("wait_on_stream"))
-        record = records.get(_number(said.get("wait_on_cuda_event_record_corr_id")))
-        if source_stream != NONE and record is not None and "stream" in said:
-            for lane in np.flatnonzero(streams == _number(said["stream"])):
-                target = launched.first_after(time, int(lane))
-                for source in launched.last_before(record, np.flatnonzero(streams == source_stream)):
-                    found[source, target] = None
-            continue
-        times, positions = by_thread.get(int(cpu.thread[call]), (np.empty(0), np.empty(0, np.int64)))
-        at = int(np.searchsorted(times, time))
-        if at == len(times) or not len(recorded) or recorded[0] > time:
-            continue
-        target = int(positions[at])
-        until = float(recorded[np.searchsorted(recorded, time, side="right") - 1])
-        others = [s for s in launched.last_before(until) if gpu.lane[s] != gpu.lane[target]]
-        if others:
-            found[max(others, key=lambda s: cpu.start_us[gpu.launch[s]]), target] = None
-    for source, target in found:
-        # What had not ended when the task started can't have been waited for.
-        if target != NONE and source != target and ends[source] <= gpu.start_us[target] + OVERRUN_US:
-            waits.streams.append((source, target, 0.0))
 
 
 def _launches_by_thread(cpu: CpuTasks, gpu: GpuTasks, launched: _Launched) -> dict[int, tuple[Floats, Ints]]:

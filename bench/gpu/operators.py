@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hal.errors import InputError
+
 Tensor = Any
 Spec = Mapping[str, Any]
 SUITES = Path(__file__).parents[1] / "suites"
@@ -86,10 +88,10 @@ def problem(suite: str, spec: Spec) -> Problem:
     """One operator of a suite.
 
     Raises:
-        NotImplementedError: its kind or its epilogue is not known here.
+        InputError: no PyTorch call is written for its kind or its epilogue.
     """
     if spec.get("op") not in _KINDS:
-        raise NotImplementedError(f"operator {spec.get('op', 'expr')!r}")
+        raise InputError(suite, f"has no PyTorch call for operator {spec.get('op', 'expr')!r}", "leave it out")
     return _KINDS[str(spec["op"])](suite, spec)
 
 
@@ -176,7 +178,7 @@ def _epilogue(spec: Spec, axes: Sequence[str]) -> _Epilogue:
     biases = [step["axis"] for step in named if step["function"] == "bias_add"]
     residuals = [step for step in named if step["function"] == "residual_add"]
     if len(biases) > 1 or len(residuals) > 1:
-        raise NotImplementedError("an epilogue with two biases or two residuals")
+        raise InputError("epilogue", "has two biases or two residuals", "measure such an operator in two steps")
     return _Epilogue(steps, axes.index(biases[0]) if biases else None, bool(residuals))
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.gpu.operators import Problem, by_turns, problem, read_suite, shrunk
+from hal import InputError
 from sokoban import operators_from_json
 from sokoban.reference import evaluate
 
@@ -99,5 +100,5 @@ def test_an_operator_is_cut_down_to_a_few_elements_with_its_window() -> None:
 
 
 def test_an_unknown_operator_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="operator 'expr'"):
+    with pytest.raises(InputError, match="operator 'expr'"):
         problem("x", {"expr": "C[i] = A[i]"})
