@@ -325,6 +325,18 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """FLOP/s that the power limit leaves large GEMMs for good, or None where it does not bind."""
         return self._rate(dtype).power_limited_flops
 
+    def limited_flops(self, dtype: str) -> float | None:
+        """FLOP/s of the ordinary pipelines under the board's power limit, or None where it lowers no clock.
+
+        Where nobody measured it for GEMMs it is what the clock left by a long float32 load gives busy lanes. The
+        sustained rate is no measure of it: there a library's own losses come on top.
+        """
+        clocks = self.clocks
+        limit = self.power_limited_flops(dtype)
+        if limit is None and clocks.sustained_hz < clocks.boost_hz:
+            limit = self.peak_flops(dtype) * clocks.sustained_hz / clocks.boost_hz
+        return limit
+
     def matrix_instruction(self, input_dtype: str, accumulate_dtype: str | None = None) -> MatrixInstruction | None:
         """The first matrix instruction with these types (any accumulator when not given), or None."""
         for instruction in self.matrix_instructions:

@@ -35,7 +35,7 @@ EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
 #: padding to eight although tiles of seven exist.
 IRREGULAR_EPSILON = 0.4
 ALIGNED = 8
-FAR_FROM_BOUND = 1.2
+FAR_FROM_BOUND = 1.4
 
 #: Programs that are enough even if more were asked for: a larger epsilon would only add padding.
 ENOUGH = 20

@@ -23,7 +23,7 @@ def arithmetic_dtype(form: KernelForm, device: DeviceSpec) -> str:
 
 
 def arithmetic_rate(form: KernelForm, device: DeviceSpec, *, matrix: bool | None = None) -> tuple[float, str]:
-    """The sustained FLOP/s that an operator can hope for, and its name; ``matrix`` says whether it uses matrix
+    """The FLOP/s that an operator can hope for under a long load, and its name; ``matrix`` says whether it uses matrix
     instructions, None that it does where it can."""
     if form.body_loads and matrix is not False:
         dtype = input_dtype(form)
@@ -31,4 +31,4 @@ def arithmetic_rate(form: KernelForm, device: DeviceSpec, *, matrix: bool | None
         if instruction is not None and (matrix or matrix_roles(form) is not None):
             return instruction.sustained_flops, f"{dtype} by matrix instructions"
     dtype = arithmetic_dtype(form, device)
-    return device.sustained_flops(dtype), dtype
+    return device.limited_flops(dtype) or device.peak_flops(dtype), dtype

@@ -347,11 +347,12 @@ def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats |
 
 def power_seconds(table: ScheduleTable, device: DeviceSpec) -> Floats:
     """Arithmetic at the rate that the board sustains under load: its power limit lowers the clock of whatever would
-    be faster."""
+    be faster; 0 where the limit does not bind."""
     form = table.form
     points = table.block_count * product(table.block.values(), table.count) * table.reduced_points
     flops = points * max(1.0, _issue_operations(form)) * 2.0
-    seconds: Floats = flops / device.sustained_flops(arithmetic_dtype(form, device))
+    limit = device.limited_flops(arithmetic_dtype(form, device))
+    seconds: Floats = np.zeros(table.count) if limit is None else flops / limit
     matrix = device.matrix_instruction(input_dtype(form)) if table.has_warp_tiles else None
     return seconds if matrix is None else np.where(table.warp_tile, points * 2.0 / matrix.sustained_flops, seconds)
 

@@ -1,0 +1,115 @@
+"""Predictions against times that others published of matrix products, ``published.toml`` beside this file.
+
+Two questions. *Kernels* whose tiles their authors tell: how far off is the model, on boards and code that none of its
+constants was chosen on? *Library* products of the same size: how does what we predict for our best kernel compare with
+what the vendor's was measured to reach? The first is an error, the second a claim that carries the first's error.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.table import Table
+
+from hal import DeviceSpec, load_device
+from roller.programs import find_programs
+from roller.text import si_text, time_text
+from sokoban import KernelForm, estimate, kernel_form, operators_from_json
+from sokoban.schedule_json import table_from_json
+
+FILE = Path(__file__).with_name("published.toml")
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product ``C[m, n] = sum(k, A[m, k] * B[k, n])`` that somebody timed.
+
+    Attributes:
+        who: whose kernel it was. source: where its time stands.
+        sizes: m, n and k.
+        flops: FLOP/s that were measured.
+        schedule: its tiles as a schedule of ours; None of a library's kernel.
+    """
+
+    device: DeviceSpec
+    who: str
+    source: str
+    sizes: tuple[int, int, int]
+    dtype: str
+    flops: float
+    schedule: dict[str, Any] | None
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator, accumulated in float32."""
+        m, n, k = self.sizes
+        operator = {"name": "product", "op": "matmul", "m": m, "n": n, "k": k, "dtype": self.dtype}
+        return kernel_form(
+            operators_from_json(msgspec.json.encode({**operator, "accumulate": "float32"}), str(FILE))[0]
+        )
+
+    @property
+    def measured_seconds(self) -> float:
+        """The time that the published rate stands for."""
+        return 2.0 * float(np.prod(self.sizes, dtype=float)) / self.flops
+
+    @property
+    def predicted_seconds(self) -> float:
+        """By RATIONAL: of the published schedule, or of our best kernel where there is none."""
+        if self.schedule is None:
+            return find_programs(self.form, self.device, 1).programs[0].estimate.seconds
+        table = table_from_json(msgspec.json.encode(self.schedule), self.form)
+        return float(estimate(table, self.device).seconds[0])
+
+
+def products(kind: str) -> list[Product]:
+    """The entries of ``published.toml`` under ``kernels`` or ``library``."""
+    return [
+        Product(
+            device=load_device(entry["device"]),
+            who=entry["who"],
+            source=entry["source"],
+            sizes=tuple(entry["sizes"]),
+            dtype=entry.get("dtype", "float32"),
+            flops=float(entry["flops"]),
+            schedule=entry.get("schedule"),
+        )
+        for entry in tomllib.loads(FILE.read_text(encoding="utf-8"))[kind]
+    ]
+
+
+def table(data: Path, out: Path) -> Iterable[Table]:
+    """Both questions; neither ``data`` nor ``out`` is needed."""
+    return [
+        _table("Kernels of others, their tiles known", products("kernels"), "error"),
+        _table("Our best kernel, predicted, against library products as measured", products("library"), "ours/theirs"),
+    ]
+
+
+def _table(title: str, rows: Sequence[Product], last: str) -> Table:
+    view = Table(box=None, pad_edge=False, title=title, title_justify="left")
+    for column in ("device", "kernel", "type", "m x n x k"):
+        view.add_column(column)
+    for column in ("measured", "predicted", "rate measured", "rate predicted", last):
+        view.add_column(column, justify="right")
+    for row in rows:
+        measured, predicted = row.measured_seconds, row.predicted_seconds
+        ratio = predicted / measured
+        view.add_row(
+            row.device.name,
+            row.who,
+            row.dtype,
+            " x ".join(map(str, row.sizes)),
+            time_text(measured),
+            time_text(predicted),
+            si_text(row.flops, "FLOP/s"),
+            si_text(row.flops / ratio, "FLOP/s"),
+            f"{100 * (ratio - 1):+.1f}%" if last == "error" else f"{ratio:.2f}",
+        )
+    return view
