@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := compile
-.PHONY: setup opencl compile test lint bench suite harvest-bundles clean
+.PHONY: setup opencl compile test lint bench bench-cpu suite harvest-bundles clean
 
 VENV := .venv
 # pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
@@ -84,6 +84,10 @@ lint: $(STAMP)
 ## bench: how long construction and compilation take here
 bench: $(STAMP) opencl
 	@$(VENV)/bin/pytest -q bench/ --benchmark-columns=min,median,max,rounds --benchmark-time-unit=ms --benchmark-sort=name
+
+## bench-cpu: our kernels against OpenBLAS, oneDNN and MetaSchedule's schedules on this machine's cores
+bench-cpu: $(STAMP)
+	@$(VENV)/bin/python -m bench.cpu
 
 ## suite: the thesis's 119 operators for a V100, in out/roller119
 suite: $(STAMP)

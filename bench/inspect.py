@@ -16,8 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.suites import suite_names, suite_path
+from codegen import BuiltKernel
 from hal import InputError, load_device
-from roller.inspect_command import Inspection, inspect_built, json_line
+from roller.construct import RProgram
+from roller.inspect_command import Inspection, inspect_built
+from roller.inspect_page import json_line
 from roller.pipeline import compile_operators
 from roller.workers import worker_pool
 from sokoban import TensorExpr, load_operators
@@ -90,8 +93,13 @@ def rows_of(
     if device.code_generator != "cuda":
         raise InputError("--device", f"{device.name} has no machine code that nvdisasm reads", "name an NVIDIA board")
     with worker_pool(jobs) as pool:
-        for compiled in compile_operators(expressions, device, top_k=1, verify=0, pool=pool, method=method):
+        # A row is a kernel: operators of several are left to `roller inspect`.
+        results = compile_operators(
+            expressions, device, top_k=1, verify=0, pool=pool, method=method, algorithms=("direct",)
+        )
+        for compiled in results:
             best = compiled.kernels[0]
+            assert isinstance(best.built, BuiltKernel) and isinstance(best.program, RProgram)
             name = compiled.expr.name
             found = inspect_built(name, best.built, compiled.form, device, best.program.schedule, architecture)
             yield Row(name, board, found)

@@ -14,11 +14,12 @@ from hal.lazy import imported_on_use
 
 if TYPE_CHECKING:
     from codegen.atomic import staged_directory, write_atomic
-    from codegen.build import BuildRequest, BuiltKernel, build_kernel, verify_schedule
+    from codegen.build import BuildRequest, BuiltChain, BuiltKernel, build_kernel, verify_chain, verify_schedule
     from codegen.bundle import (
         FORMAT,
         Argument,
         KernelRecord,
+        LaunchRecord,
         Manifest,
         VerificationRecord,
         manifest_schema,
@@ -35,14 +36,17 @@ _HOMES = {
     ),
     "codegen.build": (
         "BuildRequest",
+        "BuiltChain",
         "BuiltKernel",
         "build_kernel",
+        "verify_chain",
         "verify_schedule",
     ),
     "codegen.bundle": (
         "FORMAT",
         "Argument",
         "KernelRecord",
+        "LaunchRecord",
         "Manifest",
         "VerificationRecord",
         "manifest_schema",
@@ -58,8 +62,10 @@ __all__ = [
     "FORMAT",
     "Argument",
     "BuildRequest",
+    "BuiltChain",
     "BuiltKernel",
     "KernelRecord",
+    "LaunchRecord",
     "Manifest",
     "Verification",
     "VerificationRecord",
@@ -68,6 +74,7 @@ __all__ = [
     "read_manifest",
     "staged_directory",
     "to_json",
+    "verify_chain",
     "verify_schedule",
     "write_atomic",
 ]

@@ -93,8 +93,42 @@ class ReferenceRecord(Struct, frozen=True, kw_only=True):
     ranges: dict[str, list[float]]
 
 
+class LaunchRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One kernel of several that together compute the operator.
+
+    Attributes:
+        label: what it computes, in words.
+        entry, source, binary, schedule, grid, block, shared_bytes, dynamic_shared_bytes, registers, spill_bytes:
+            as in :class:`KernelRecord`.
+        seconds, bound: predicted time of this launch, and the stage that sets it.
+        tensors: what its parameters point to, arguments or tensors of the workspace, the one it writes last.
+        zero_output: it adds to that one, which has to be cleared before.
+        architecture: as in :class:`KernelRecord`.
+    """
+
+    label: str
+    entry: str
+    source: str
+    binary: str | None
+    schedule: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    registers: int | None
+    spill_bytes: int | None
+    seconds: float
+    bound: str
+    tensors: list[str]
+    zero_output: bool = False
+    architecture: str | None = None
+
+
 class KernelRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One kernel of a bundle.
+    """One way to compute the operator: a kernel, or several launched one after the other.
+
+    With ``launches`` the operator is those, in this order, over the arguments and a workspace; what else is said of
+    entry, files, extents, registers and tiles is then of the longest of them.
 
     Attributes:
         rank: 1 is the best.
@@ -110,6 +144,10 @@ class KernelRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
         zero_output: the kernel adds to its output, which therefore has to be cleared before each launch.
         profiled_seconds: median measured time; None before ``roller profile`` and where a kernel was struck out.
         profile: the rest of what was measured.
+        launches: empty for a kernel that does it alone.
+        workspace: bytes of every tensor between the launches, by name.
+        tolerance: relative error of its results that counts as right where that is more than the reference's.
+        architecture: what its binary was compiled for, ``sm_90a``; None where it is the manifest's.
     """
 
     rank: int
@@ -133,6 +171,10 @@ class KernelRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     zero_output: bool = False
     profiled_seconds: float | None = None
     profile: ProfileRecord | None = None
+    launches: list[LaunchRecord] = []
+    workspace: dict[str, int] = {}
+    tolerance: float | None = None
+    architecture: str | None = None
 
 
 class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -143,6 +185,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         device, architecture: what it was compiled for.
         statements: the operator as expressions over ``axes``.
         fused_axes: axes of the tiles that stand for several of ``axes``.
+        allow_tf32: products of float32 may round their operands to TensorFloat-32.
         arguments: in launch order, the output last.
         notes: what a reader should know, such as why there is no binary.
         kernels: by rank: as predicted, and by measured time once they are profiled.
@@ -161,6 +204,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     notes: list[str]
     kernels: list[KernelRecord]
     reference: ReferenceRecord | None = None
+    allow_tf32: bool = False
 
 
 def to_json(value: object) -> bytes:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,26 @@ class ArgumentEntry:
 
 
 @dataclass(frozen=True)
+class LaunchEntry:
+    """One launch; fields as in :class:`codegen.bundle.LaunchRecord`."""
+
+    entry: str
+    source: str
+    binary: str | None
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_shared_bytes: int
+    tensors: tuple[str, ...]
+    zero_output: bool
+    architecture: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The file that it is loaded from where the board is the bundle's."""
+        return self.binary or self.source
+
+
+@dataclass(frozen=True)
 class KernelEntry:
     """One kernel; fields as in :class:`codegen.bundle.KernelRecord`. ``struck_out`` is why a profile refused it."""
 
@@ -53,6 +73,22 @@ class KernelEntry:
     profiled_seconds: float | None
     struck_out: str
     predicted_rank: int
+    launches: tuple[LaunchEntry, ...] = ()
+    workspace: Mapping[str, int] = field(default_factory=dict)
+    tolerance: float | None = None
+    architecture: str | None = None
+
+    def steps(self, arguments: Sequence[ArgumentEntry]) -> tuple[LaunchEntry, ...]:
+        """Its launches in order: itself over all arguments, where it does it alone."""
+        if self.launches:
+            return self.launches
+        names = tuple(argument.name for argument in arguments)
+        return (
+            LaunchEntry(
+                self.entry, self.source, self.binary, self.grid, self.block, self.dynamic_shared_bytes, names,
+                self.zero_output, self.architecture,
+            ),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,7 +134,7 @@ def read_bundle(directory: Path | str) -> BundleEntry:
     """
     folder = Path(directory)
     bundle = _bundle(folder, manifest_data(folder))
-    files = [kernel.binary or kernel.source for kernel in bundle.kernels]
+    files = [step.file for kernel in bundle.kernels for step in kernel.steps(bundle.arguments)]
     for name in [*files, *([bundle.reference.source] if bundle.reference else [])]:
         if not (folder / name).is_file():
             raise InputError(str(folder / name), "is missing", "copy the whole folder of the bundle")
@@ -145,7 +181,7 @@ def _bundle(folder: Path, data: Mapping[str, Any]) -> BundleEntry:
             device=_text(data["device"]),
             architecture=_text(data["architecture"]),
             arguments=tuple(_argument(item) for item in data["arguments"]),
-            kernels=tuple(_kernel(item) for item in data["kernels"]),
+            kernels=tuple(_kernel(item, [item["name"] for item in data["arguments"]]) for item in data["kernels"]),
             reference=_reference(data.get("reference")),
         )
     except KeyError as error:
@@ -166,8 +202,12 @@ def _argument(data: Mapping[str, Any]) -> ArgumentEntry:
     return ArgumentEntry(_text(data["name"]), _text(data["role"]), dtype, tuple(map(int, data["shape"])))
 
 
-def _kernel(data: Mapping[str, Any]) -> KernelEntry:
+def _kernel(data: Mapping[str, Any], arguments: Sequence[str]) -> KernelEntry:
     profile = data.get("profile") or {}
+    workspace = {_text(name): int(count) for name, count in data.get("workspace", {}).items()}
+    launches = tuple(_launch(item, {*arguments, *workspace}) for item in data.get("launches", []))
+    if launches and launches[-1].tensors[-1] != arguments[-1]:
+        raise ValueError(f"the last launch of kernel {data['rank']} does not write {arguments[-1]}")
     measured = data.get("profiled_seconds")
     return KernelEntry(
         rank=int(data["rank"]),
@@ -182,7 +222,33 @@ def _kernel(data: Mapping[str, Any]) -> KernelEntry:
         profiled_seconds=None if measured is None else float(measured),
         struck_out=_text(profile.get("struck_out", "")),
         predicted_rank=int(profile.get("predicted_rank", data["rank"])),
+        launches=launches,
+        workspace=workspace,
+        tolerance=None if data.get("tolerance") is None else float(data["tolerance"]),
+        architecture=_optional(data.get("architecture")),
     )
+
+
+def _launch(data: Mapping[str, Any], known: Collection[str]) -> LaunchEntry:
+    tensors = _texts(data["tensors"])
+    unknown = [name for name in tensors if name not in known]
+    if unknown or not tensors:
+        raise ValueError(f"a launch of {unknown[0] if unknown else 'nothing'!r}, no argument and no workspace")
+    return LaunchEntry(
+        entry=_text(data["entry"]),
+        source=_file(data["source"]),
+        binary=None if data["binary"] is None else _file(data["binary"]),
+        grid=_extents(data["grid"]),
+        block=_extents(data["block"]),
+        dynamic_shared_bytes=int(data["dynamic_shared_bytes"]),
+        tensors=tensors,
+        zero_output=bool(data.get("zero_output", False)),
+        architecture=_optional(data.get("architecture")),
+    )
+
+
+def _optional(text: Any) -> str | None:
+    return None if text is None else _text(text)
 
 
 def _reference(data: Mapping[str, Any] | None) -> ReferenceEntry | None:

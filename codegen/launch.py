@@ -11,12 +11,20 @@ import math
 import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from codegen.arrays import DeviceTensor, Tensors, cupy_module, holds, tensors_of
-from codegen.bundle_reader import ITEM_BYTES, ArgumentEntry, BundleEntry, KernelEntry, choose_kernel, read_bundle
+from codegen.bundle_reader import (
+    ITEM_BYTES,
+    ArgumentEntry,
+    BundleEntry,
+    KernelEntry,
+    LaunchEntry,
+    choose_kernel,
+    read_bundle,
+)
 from hal.errors import InputError
 
 #: Dynamic shared memory that a launch may have without asking for more (CUDA C++ Programming Guide, 16.4.3).
@@ -50,19 +58,43 @@ def capability_of(cupy: Any, device: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A kernel on one GPU: ``function`` is CuPy's, ``how`` is ``cubin`` or what NVRTC compiled the source for."""
+    """A kernel on one GPU: its launches in order, each with CuPy's function; ``how`` is ``cubin`` or what NVRTC
+    compiled the sources for.
+
+    ``arguments`` names the pointers that it is given. ``streams`` holds the tensors between its launches, a set of them
+    for every stream that it has been launched on: two launches on one stream follow each other, on two they may not.
+    """
 
     entry: KernelEntry
-    function: Any
+    arguments: tuple[str, ...]
+    steps: tuple[tuple[LaunchEntry, Any], ...]
     how: str
+    streams: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def launch(self, pointers: Sequence[int], output_bytes: int) -> None:
         """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last."""
-        if self.entry.zero_output:
-            cupy = cupy_module()
-            cupy.cuda.runtime.memsetAsync(pointers[-1], 0, output_bytes, cupy.cuda.get_current_stream().ptr)
-        shared = self.entry.dynamic_shared_bytes
-        self.function(self.entry.grid, self.entry.block, tuple(pointers), shared_mem=shared)
+        at = dict(zip(self.arguments, pointers, strict=True))
+        at |= {name: array.data.ptr for name, array in self.workspace().items()}
+        for step, function in self.steps:
+            last = step.tensors[-1]
+            if step.zero_output:
+                cupy = cupy_module()
+                size = self.entry.workspace.get(last, output_bytes)
+                cupy.cuda.runtime.memsetAsync(at[last], 0, size, cupy.cuda.get_current_stream().ptr)
+            places = tuple(at[name] for name in step.tensors)
+            function(step.grid, step.block, places, shared_mem=step.dynamic_shared_bytes)
+
+    def workspace(self) -> dict[str, Any]:
+        """The tensors between its launches for CuPy's current stream, as bytes; allocated when it is first asked for
+        there, and kept as long as the kernel."""
+        if not self.entry.workspace:
+            return {}
+        cupy = cupy_module()
+        stream = cupy.cuda.get_current_stream().ptr
+        if stream not in self.streams:
+            sizes = self.entry.workspace.items()
+            self.streams[stream] = {name: cupy.empty(count, "uint8") for name, count in sizes}
+        return self.streams[stream]
 
 
 def load_kernel(bundle: BundleEntry, entry: KernelEntry, device: int) -> LoadedKernel:
@@ -73,13 +105,17 @@ def load_kernel(bundle: BundleEntry, entry: KernelEntry, device: int) -> LoadedK
     """
     cupy = cupy_module()
     capability = capability_of(cupy, device)
+    launches = entry.steps(bundle.arguments)
+    fits = all(step.binary and runs_on(step.architecture or bundle.architecture, capability) for step in launches)
+    how = "cubin" if fits else f"NVRTC for sm_{capability[0]}{capability[1]}"
+    steps = []
     with cupy.cuda.Device(device):
-        _check_shared(cupy, entry, device)
-        if entry.binary is not None and runs_on(bundle.architecture, capability):
-            how, module = "cubin", cupy.RawModule(path=str(bundle.directory / entry.binary))
-        else:
-            how, module = f"NVRTC for sm_{capability[0]}{capability[1]}", source_module(bundle.directory / entry.source)
-        return LoadedKernel(entry, _function(module, entry, how), how)
+        for step in launches:
+            _check_shared(cupy, step, device)
+            path = bundle.directory / step.file
+            module = cupy.RawModule(path=str(path)) if fits else source_module(bundle.directory / step.source)
+            steps.append((step, _function(module, step, how)))
+    return LoadedKernel(entry, tuple(argument.name for argument in bundle.arguments), tuple(steps), how)
 
 
 def source_module(source: Path) -> Any:
@@ -103,14 +139,14 @@ def header_directories() -> list[str]:
     return found
 
 
-def _check_shared(cupy: Any, entry: KernelEntry, device: int) -> None:
+def _check_shared(cupy: Any, entry: LaunchEntry, device: int) -> None:
     limit = int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
     if entry.dynamic_shared_bytes > limit:
         problem = f"needs {entry.dynamic_shared_bytes} bytes of shared memory a block, this GPU gives {limit}"
         raise InputError(entry.source, problem, "choose another rank or compile for this board")
 
 
-def _function(module: Any, entry: KernelEntry, how: str) -> Any:
+def _function(module: Any, entry: LaunchEntry, how: str) -> Any:
     """The kernel's function; CuPy loads and compiles when it is asked for it."""
     try:
         function = module.get_function(entry.entry)

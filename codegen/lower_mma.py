@@ -5,9 +5,9 @@ Shared memory holds ``stages`` buffers of both operands' tiles. While a step is 
 next one is free. Tiles lie swizzled: a row's pieces of 16 bytes are permuted by an exclusive or with the row's number,
 so that the eight rows which ``ldmatrix`` reads at a time fall into different banks, as the copies do, without padding.
 
-A warp multiplies 16 elements of the depth at a time and loads the fragments of the next 16 meanwhile, those of the next
-step's first 16 included. Where a tensor's rows cannot be copied by four bytes at least, threads copy its elements one
-by one through registers.
+A warp multiplies 32 bytes of the depth at a time and loads the fragments of the next 32 meanwhile, those of the next
+step's first 32 included: :mod:`codegen.mma_operands` has how, for every element type and layout. Where a tensor's rows
+cannot be copied by four bytes at least, threads copy its elements one by one through registers.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.lower import STATIC_SHARED_BYTES, Lowered, guarded_read, read_conditions
+from codegen.lower import Lowered, guarded_read, read_conditions
 from codegen.matrix_base import (
     MatrixLowering,
     allocate,
+    lower_product,
     named,
     outer_inner,
     strip_bytes,
     strip_shape,
     warp_tile_problem,
 )
-from codegen.mma_device import COPY_BYTES, PRODUCTS
+from codegen.mma_device import COPY_BYTES, ROUND_TO_TF32, product_name
+from codegen.mma_operands import OperandTile
 from codegen.values import Expr, affine
 from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, MatrixRoles, matrix_roles, swizzle_of
+from sokoban.matrix import FRAGMENT, MATRIX_TYPES, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
 from sokoban.schedule import TileSchedule
 
-#: Bytes of an element of an operand.
-ELEMENT_BYTES = 2
-#: Elements of a piece of 16 bytes, which ``ldmatrix`` reads as a whole.
-PIECE = 8
 #: Pipeline stages that the copies' waiting is written for.
 MOST_STAGES = 8
 #: Sums that one thread gets of a 16x8 product.
@@ -47,17 +45,13 @@ SUMS = 4
 
 
 def lower_mma(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_shared: bool = True) -> Lowered:
-    """Lower a matrix product with instruction ``mma_16x8x16``.
+    """Lower a matrix product with one of :data:`sokoban.matrix.MMA_INSTRUCTIONS`.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction; :func:`mma_problem` says why.
     """
     problem = mma_problem(form, schedule)
-    if problem is not None:
-        raise ValueError(f"{form.expr.name}: {problem}")
-    roles = matrix_roles(form)
-    assert roles is not None
-    return _MmaLowering(form, schedule, roles, entry, dynamic_shared).run()
+    return lower_product(MmaLowering, problem, form, schedule, entry, dynamic_shared)
 
 
 def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
@@ -65,6 +59,10 @@ def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     problem = warp_tile_problem(form, schedule)
     if problem is not None:
         return problem
+    roles = matrix_roles(form)
+    assert roles is not None
+    if schedule.instruction != MATRIX_TYPES[roles.dtype].mma:
+        return f"instruction {schedule.instruction}: {roles.dtype} takes {MATRIX_TYPES[roles.dtype].mma}"
     padded = [f"{amount} of {name}" for name, amount in schedule.padding if amount]
     if padded:
         return f"padding {padded[0]}: tiles of mma are swizzled instead"
@@ -78,11 +76,11 @@ def mma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
     roles = matrix_roles(form)
     assert roles is not None
     rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
-    step = ELEMENT_BYTES * schedule.step_of[roles.k] * (rows + columns)
+    step = MATRIX_TYPES[roles.dtype].element_bytes * schedule.step_of[roles.k] * (rows + columns)
     return max(schedule.stages * step, strip_bytes(roles, schedule))
 
 
-class _MmaLowering(MatrixLowering):
+class MmaLowering(MatrixLowering):
     """One kernel, its statements in the order in which :meth:`kernel` writes them."""
 
     has_barriers = True
@@ -94,12 +92,20 @@ class _MmaLowering(MatrixLowering):
         self.shared_bytes = mma_shared_bytes(form, schedule)
         self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
         self.step = schedule.step_of[roles.k]
-        self.depths = self.step // FRAGMENT
+        self.depths = self.step // roles.depth
         self.stages = schedule.stages
+        #: Steps whose copies are under way while one is multiplied.
+        self.ahead = self.stages - 1
         self.steps = math.prod(self.padded[axis] // schedule.step_of[axis] for axis in form.reduced)
-        self.a_bytes = ELEMENT_BYTES * schedule.block_of[roles.m] * self.step
-        self.stage_bytes = self.a_bytes + ELEMENT_BYTES * schedule.block_of[roles.n] * self.step
-        self.product = PRODUCTS[self.tensors[roles.a.tensor].dtype]
+        self.element_bytes = MATRIX_TYPES[roles.dtype].element_bytes
+        a_bytes = self.element_bytes * schedule.block_of[roles.m] * self.step
+        self.stage_bytes = a_bytes + self.element_bytes * schedule.block_of[roles.n] * self.step
+        self.operands = {
+            load: OperandTile.of(roles, load, self.tile[outer_inner(roles, load)[1]], self.element_bytes, start)
+            for load, start in ((roles.a, 0), (roles.b, a_bytes))
+        }
+        self.product = product_name(roles)
+        self.has_interleaved_rows = self.element_bytes == 1 and roles.is_turned(roles.a)
         #: With an even number of depths the fragments of the next step's first depth can be loaded ahead: they are in
         #: the same registers at every step.
         self.loads_ahead = self.stages > 1 and self.depths % 2 == 0
@@ -109,15 +115,15 @@ class _MmaLowering(MatrixLowering):
 
     def kernel(self) -> None:
         scope = "shared.dyn" if self.is_dynamic else "shared"
-        self.shared = allocate("shared", self.shared_bytes // 4, "float32", scope)
-        self.sums = allocate("sums", self.fragments_m * self.fragments_n * 2 * SUMS, "float32", "local")
+        self.shared = allocate("shared", self.shared_bytes // 4, self.dtype, scope)
+        self.sums = allocate("sums", self.fragments_m * self.fragments_n * 2 * SUMS, self.dtype, "local")
         self.a_fragments = allocate("a_fragments", 2 * self.fragments_m * 4, "uint32", "local")
         self.b_fragments = allocate("b_fragments", 2 * self.fragments_n * 4, "uint32", "local")
         self.warp_m = self.warp // self.warps_n * self.schedule.thread_of[self.roles.m]
         self.warp_n = self.warp % self.warps_n * self.schedule.thread_of[self.roles.n]
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
             with named(T.unroll, self.fragments_m * self.fragments_n * 2 * SUMS, "position") as position:
-                T.buffer_store(self.sums, T.float32(0), [position])
+                T.buffer_store(self.sums, tirx.const(0, self.dtype), [position])
             if self.stages == 1:
                 self._plain_steps()
             else:
@@ -138,7 +144,7 @@ class _MmaLowering(MatrixLowering):
 
     def _pipeline(self) -> None:
         """The first copies; then per step: multiply, and copy the step that comes ``stages - 1`` later."""
-        for step in range(self.stages - 1):
+        for step in range(self.ahead):
             if step < self.steps:
                 self._fetch(tirx.const(step, "int32"), step)
             self._call("copy_async_commit")
@@ -155,8 +161,8 @@ class _MmaLowering(MatrixLowering):
         self._call("copy_async_wait_0")
 
     def _fetch_later(self, step: Expr) -> None:
-        """Copy the step after those under way to the buffer that the last step has left."""
-        later = step + (self.stages - 1)
+        """Copy the step after those under way to the buffer that was left last."""
+        later = step + self.ahead
         with T.If(later < self.steps), T.Then():
             self._fetch(later, later % self.stages)
         self._call("copy_async_commit")
@@ -195,46 +201,33 @@ class _MmaLowering(MatrixLowering):
             (roles.a, self.a_fragments, self.fragments_m, self.warp_m),
             (roles.b, self.b_fragments, self.fragments_n, self.warp_n),
         ):
-            inner = outer_inner(roles, load)[1]
-            name = "load_matrix_x4" if inner == roles.k else "load_matrix_x4_trans"
             with named(T.unroll, count, "i" if load == roles.a else "j") as index:
-                row, column = self._lane_piece(load, first + index * FRAGMENT, depth * FRAGMENT)
-                offset = self._offset(load, stage, row, column)
-                self._call(name, fragments.data, (buffer * count + index) * 4, self.shared.data, offset)
-
-    def _lane_piece(self, load: Load, spatial: Expr, depth: int) -> tuple[Expr, Expr]:
-        """Row and first column, in the tile of ``load``, of the piece that this lane addresses for a fragment.
-
-        A fragment is four 8x8 matrices, lanes 8i to 8i + 7 address the rows of matrix i. The registers want the
-        matrices of A by m first, then k; of B by k first, then n.
-        """
-        matrix, row = self.lane // 8, self.lane % 8
-        halves = (matrix % 2, matrix // 2) if load == self.roles.a else (matrix // 2, matrix % 2)
-        if outer_inner(self.roles, load)[1] == self.roles.k:
-            return spatial + halves[0] * 8 + row, halves[1] * 8 + depth
-        return halves[1] * 8 + row + depth, spatial + halves[0] * 8
-
-    def _offset(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
-        """Byte of an element in shared memory, swizzled."""
-        columns = self.tile[outer_inner(self.roles, load)[1]]
-        start = stage * self.stage_bytes + (0 if load == self.roles.a else self.a_bytes)
-        divisor, pieces = swizzle_of(columns // PIECE)
-        piece = column // PIECE
-        if pieces > 1:
-            piece = piece ^ (row // divisor % pieces)
-        return start + (row * columns + piece * PIECE + column % PIECE) * ELEMENT_BYTES
+                spatial, start = first + index * FRAGMENT, stage * self.stage_bytes
+                name, places = self.operands[load].fragment(start, self.lane, spatial, depth * roles.depth)
+                self._call(name, fragments.data, (buffer * count + index) * 4, self.shared.data, *places)
 
     def _multiply(self, buffer: int) -> None:
+        if self.roles.dtype == "tfloat32":
+            # Not sooner: a fragment that is rounded has arrived, and until now nobody has waited for it.
+            for fragments, count in ((self.a_fragments, self.fragments_m), (self.b_fragments, self.fragments_n)):
+                with named(T.unroll, count, "i") as index:
+                    self._call(ROUND_TO_TF32, fragments.data, (buffer * count + index) * 4)
         with named(T.unroll, self.fragments_m, "i") as i, named(T.unroll, self.fragments_n * 2, "j") as j:
             self._call(
                 self.product,
                 self.sums.data,
-                (i * (self.fragments_n * 2) + j) * SUMS,
+                self._first_sum(i, j),
                 self.a_fragments.data,
                 (buffer * self.fragments_m + i) * 4,
                 self.b_fragments.data,
                 buffer * self.fragments_n * 4 + j * 2,
             )
+
+    def _first_sum(self, i: Expr, j: Expr) -> Expr:
+        """Where the sums of 16x8 product ``j`` of fragment row ``i`` begin; interleaved ones are every other sum."""
+        if self.roles.is_interleaved:
+            return (i * self.fragments_n + j // 2) * (2 * SUMS) + j % 2
+        return (i * (self.fragments_n * 2) + j) * SUMS
 
     # ---- copies
 
@@ -253,15 +246,21 @@ class _MmaLowering(MatrixLowering):
             step = step // count
         return origin
 
+    def place(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
+        """Byte in shared memory of an element of an operand's tile."""
+        return self.operands[load].offset(stage * self.stage_bytes, row, column)
+
     def _fetch_operand(self, load: Load, stage: Expr, first: Mapping[str, Expr]) -> None:
         outer, inner = outer_inner(self.roles, load)
         vector = self.fetch_width(load)
-        size = vector * ELEMENT_BYTES
+        size = vector * self.element_bytes
+        if size not in COPY_BYTES:
+            vector = 1
         tensor, ranges = self.tensors[load.tensor], {**self.form.sizes, **self.padded}
 
         def copy(row: Expr, column: Expr) -> None:
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
-            offset = self._offset(load, stage, row, column)
+            offset = self.place(load, stage, row, column)
             if size not in COPY_BYTES:
                 value = guarded_read(load, tensor, self.source(load), axes, ranges)
                 self._call("store_shared", self.shared.data, offset, value)
@@ -282,15 +281,18 @@ class _MmaLowering(MatrixLowering):
         """One row of every warp's sums: to shared memory, through the final statement, to the output."""
         width = strip_shape(self.roles, self.schedule)[1]
         strip_row = self.warp // self.warps_n * FRAGMENT + self.lane // 4
-        column = self.warp_n + self.lane % 4 * 2
+        # Adjacent sums of a lane: of two columns, or of four where two products have every other column each.
+        adjacent = 4 if self.roles.is_interleaved else 2
+        column = self.warp_n + self.lane % 4 * adjacent
         self._barrier()  # until then the strip is what others read: the last fragments, the row before
         with (
-            named(T.unroll, self.fragments_n * 2, "j") as j,
+            named(T.unroll, self.fragments_n * 4 // adjacent, "j") as j,
             named(T.unroll, 2, "eight") as eight,
-            named(T.vectorized, 2, "pair") as pair,
+            named(T.vectorized, adjacent, "pair") as pair,
         ):
-            value = self.sums[((row * (self.fragments_n * 2) + j) * 2 + eight) * 2 + pair]
-            T.buffer_store(self.shared, value, [(strip_row + eight * 8) * width + column + j * 8 + pair])
+            first = (row * (self.fragments_n * 4 // adjacent) + j) * 2 * adjacent
+            value = self.sums[first + eight * adjacent + pair]
+            T.buffer_store(self.shared, value, [(strip_row + eight * 8) * width + column + j * (4 * adjacent) + pair])
         self._barrier()
         self.store_strip(self.shared, row)
 

@@ -8,7 +8,9 @@ branch, about 36 instructions per element); and fetched values that stay in regi
 
 With one buffer (``stages = 1``) a step is fetched, then computed on. With more, loads run two steps ahead: values for
 the step after next wait in registers while one buffer is computed on and the other holds the next step, so that there
-is one barrier per step and no load is waited for.
+is one barrier per step and no load is waited for. Asynchronous copies pass by the registers, and ``stages - 1`` steps
+of them are under way: by the device functions of Tensor Core kernels (:mod:`codegen.mma_device`), in OpenCL by plain
+copies of the same names (:mod:`codegen.opencl_device`).
 """
 
 from __future__ import annotations
@@ -25,24 +27,22 @@ from tvm.script.ir_builder import tirx as T
 from codegen.lower import (
     VECTOR_ANY,
     Lowered,
-    fresh_name,
+    LoweringError,
     guarded_read,
     identifier,
     padded_sizes,
-    padding_is_neutral,
 )
-from codegen.staged_tiles import (
-    StagedTile,
-    TileCopy,
-    allocate,
-    local_buffer,
-    named,
-)
-from codegen.thread_tiles import Operand, ThreadTile
-from codegen.values import Expr, evaluate, identity
+from codegen.lower_tiles import padding_is_neutral
+from codegen.raster import block_places
+from codegen.staged_tiles import StagedTile, allocate, local_buffer, named
+from codegen.thread_tiles import Operand, ThreadTile, step_loops
+from codegen.tile_copy import Room, TileCopy
+from codegen.values import Expr, combine, evaluate, identity
 from sokoban.expression import Load, Tensor
 from sokoban.kernel_form import KernelForm
 from sokoban.matrix import STATIC_SHARED_BYTES
+from sokoban.names import fresh_name
+from sokoban.pipelines import asynchronous_problem
 from sokoban.regions import data_dimension, storage_order
 from sokoban.schedule import TileSchedule
 from sokoban.vectors import fetch_vector, store_vector
@@ -72,7 +72,12 @@ class StagedLowering:
         self.thread_tile = ThreadTile(form.final.axes, schedule)
         self.step_counts = {axis: self.padded[axis] // schedule.step_of[axis] for axis in form.reduced}
         self.steps = math.prod(self.step_counts.values())
-        self.stages = min(2, schedule.stages) if self.steps > 1 else 1
+        problem = asynchronous_problem(form) if schedule.asynchronous else None
+        if problem is not None:
+            raise LoweringError(f"{entry}: {problem}")
+        self.asynchronous = schedule.asynchronous and self.steps > 1
+        self.stages = 1 if self.steps == 1 else schedule.stages if self.asynchronous else min(2, schedule.stages)
+        self.loops = step_loops(form.reduced, schedule)
         self.names = set(self.tensors)
         self.tiles = self._tiles()
         dtypes = {tile.tensor.dtype for tile in self.tiles.values()}
@@ -114,7 +119,7 @@ class StagedLowering:
             dimensions = tuple(data_dimension(index) for index in load.indices)
             padding = schedule.padding_of.get(load.tensor, 0) if len(dimensions) > 1 else 0
             turned = load.tensor in schedule.turned
-            order = storage_order(load, outputs) if turned else tuple(range(len(dimensions)))
+            order = storage_order(load, outputs, form.batch_axes) if turned else tuple(range(len(dimensions)))
             is_turned = order[-1] != len(order) - 1
             allowed = fetch_vector(form, schedule, load, 0 if is_turned else padding)
             tiles[load] = StagedTile(
@@ -124,11 +129,15 @@ class StagedLowering:
                 extents=tuple(dimension.extent(sizes) for dimension in dimensions),
                 order=order,
                 padding=padding,
-                vector=math.gcd(schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed),
+                # An asynchronous copy stores what it reads as one piece.
+                vector=1
+                if is_turned and self.asynchronous
+                else math.gcd(schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed),
                 start=ends.get(tensor.dtype, 0),
                 padded=self.padded,
                 steps=walked,
                 tile=sizes,
+                outputs=form.final.axes,
             )
             ends[tensor.dtype] = ends.get(tensor.dtype, 0) + tiles[load].size
         return tiles
@@ -148,13 +157,14 @@ class StagedLowering:
     # ---- the kernel
 
     def _kernel(self) -> None:
-        schedule = self.schedule
+        form, schedule = self.form, self.schedule
         scope = "shared.dyn" if self.is_dynamic else "shared"
         with (
-            T.launch_thread("blockIdx.x", schedule.grid_blocks(self.form.sizes)) as block,
+            T.launch_thread("blockIdx.x", schedule.grid_blocks(form.sizes)) as block,
             T.launch_thread("threadIdx.x", schedule.threads_per_block) as thread,
         ):
-            origin = self._block_origin(block)
+            places = block_places(block, form, schedule)
+            origin = {axis: place * schedule.block_of[axis] for axis, place in places.items()}
             self.threads = self.thread_tile.places(thread)
             self.shared = {
                 dtype: allocate(self._name("staged"), elements * self.stages, dtype, scope)
@@ -166,10 +176,14 @@ class StagedLowering:
             with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
                 for copy in self.copies:
                     copy.prepare(origin)
+                    if not self.asynchronous:
+                        copy.hold()
                 with named(T.unroll, math.prod(tile.values()), "i") as i:
                     T.buffer_store(self.accumulators, identity(self._reduction.function, self.dtype), [i])
                 self.operands = {load: self._operand(tile) for load, tile in self.tiles.items()}
-                if self.stages > 1:
+                if self.asynchronous:
+                    self._asynchronous_steps()
+                elif self.stages > 1:
                     self._pipelined_steps()
                 else:
                     self._plain_steps()
@@ -186,25 +200,26 @@ class StagedLowering:
         flat = T.decl_buffer((math.prod(tile.tensor.shape),), tile.tensor.dtype, data=source.data)
         IRBuilder.name(f"{identifier(tile.tensor.name)}_flat", flat)
         name = self._name(f"{identifier(tile.tensor.name)}_fetch")
-        shared = self.shared[tile.tensor.dtype]
-        return TileCopy(tile, flat, shared, self.schedule.threads_per_block, thread, name)
+        dtype = tile.tensor.dtype
+        room = Room(self.shared[dtype], self.stages, self.stage_elements[dtype], self._unread(tile))
+        return TileCopy(tile, flat, room, self.schedule.threads_per_block, thread, name)
 
-    def _block_origin(self, block: Expr) -> dict[str, Expr]:
-        """First element of the block along every spatial axis: blocks count the output's last axis fastest."""
-        origin: dict[str, Expr] = {}
-        rest = block
-        axes = self.form.final.axes
-        for axis in reversed(axes):
-            size = self.schedule.block_of[axis]
-            count = self.padded[axis] // size
-            origin[axis] = (tirx.floormod(rest, count) if axis != axes[0] else rest) * size
-            rest = tirx.floordiv(rest, count)
-        return origin
+    def _unread(self, tile: StagedTile) -> int | None:
+        """An element of the stages that nobody reads, for accesses of ``tile``: its own padding or another tile's."""
+        if tile.unread is not None:
+            return tile.unread
+        if tile.is_turned and tile.vector > 1:
+            # Its elements are stored a row apart.
+            return None
+        others = [other for other in self.tiles.values() if other.tensor.dtype == tile.tensor.dtype]
+        found = [other.unread for other in others if other.unread is not None and other.padding >= tile.vector]
+        return next((element for element in found if element % tile.vector == 0), None)
 
     def _operand(self, tile: StagedTile) -> Operand:
         elements = self.stage_elements[tile.tensor.dtype] if self.stages > 1 else 0
-        names = [self._name(f"{identifier(tile.tensor.name)}_{part}") for part in ("base", "operands")]
-        return Operand(tile, self.shared[tile.tensor.dtype], self.thread_tile, self.threads, elements, names)
+        turns = [(axis, own) for axis, trips, own, unrolled in self.loops if trips > 1 and not unrolled]
+        names = [self._name(f"{identifier(tile.tensor.name)}_{part}") for part in ("base", "operands", "here")]
+        return Operand(tile, self.shared[tile.tensor.dtype], self.thread_tile, self.threads, elements, turns, names)
 
     # ---- steps
 
@@ -225,12 +240,10 @@ class StagedLowering:
     def _plain_steps(self) -> None:
         with named(T.serial, self.steps, "step") as step:
             origins = self._origins(step)
-            for copy in self.copies:
-                copy.load(origins)
+            self._load(step)
             if self.steps > 1:
                 barrier()
-            for copy in self.copies:
-                copy.store(tirx.const(0, "int32"))
+            self._put(tirx.const(0, "int32"))
             barrier()
             self._compute(tirx.const(0, "int32"), origins)
 
@@ -247,83 +260,99 @@ class StagedLowering:
                 self._load(step + 2)
             self._compute(tirx.floormod(step, 2), self._origins(step))
 
+    def _asynchronous_steps(self) -> None:
+        """The first copies; then per step: wait for its own, copy the step that comes ``stages - 1`` later, compute."""
+        ahead = self.stages - 1
+        for step in range(ahead):
+            if step < self.steps:
+                self._copy_ahead(tirx.const(step, "int32"), tirx.const(step, "int32"))
+            device_call("copy_async_commit")
+        # A counter of its own: the remainder of a division by three is a dozen instructions.
+        at = local_buffer(self._name("stage"), 1, "int32")
+        T.buffer_store(at, tirx.const(0, "int32"), [0])
+        with named(T.serial, self.steps, "step") as step:
+            device_call(f"copy_async_wait_{ahead - 1}")
+            barrier()
+            with T.If(step + ahead < self.steps), T.Then():
+                self._copy_ahead(step + ahead, tirx.if_then_else(at[0] == 0, ahead, at[0] - 1))
+            device_call("copy_async_commit")
+            self._compute(at[0], self._origins(step))
+            T.buffer_store(at, tirx.if_then_else(at[0] == ahead, 0, at[0] + 1), [0])
+        device_call("copy_async_wait_0")
+
+    def _copy_ahead(self, step: Expr, stage: Expr) -> None:
+        for copy in self.copies:
+            copy.copy(stage, self._origins(step), self._origins(step + 1))
+
     def _load(self, step: Expr) -> None:
         for copy in self.copies:
-            copy.load(self._origins(step))
+            copy.load(self._origins(step), self._origins(step + 1))
 
-    def _put(self, buffer: Expr) -> None:
+    def _put(self, stage: Expr) -> None:
         for copy in self.copies:
-            copy.store(buffer * self.stage_elements[copy.tile.tensor.dtype])
+            copy.store(stage)
 
     # ---- computing
 
     def _compute(self, buffer: Expr, origins: Mapping[str, Expr]) -> None:
         """Multiply-adds of one step: an unrolled body within loops over what is left of the step."""
-        self.at = {dtype: buffer * elements for dtype, elements in self.stage_elements.items()}
-        self._reduce(list(self._loops()), {}, origins)
-
-    def _loops(self) -> list[tuple[str, int, int, bool]]:
-        """Loops over the points of a step, outermost first: axis, trips, elements per trip, unrolled."""
-        room = max(1, self.schedule.unroll // math.prod(self.schedule.register_tile.values()))
-        inner: list[tuple[str, int, int, bool]] = []
-        outer: list[tuple[str, int, int, bool]] = []
-        for axis in reversed(self.form.reduced):
-            size = self.schedule.step_of[axis]
-            own = size if size <= room else math.gcd(size, 1 << (room.bit_length() - 1)) if not outer else 1
-            inner.insert(0, (axis, own, 1, True))
-            if own < size:
-                outer.insert(0, (axis, size // own, own, False))
-            room //= own
-        return outer + inner
+        for operand in self.operands.values():
+            operand.start(buffer * self.stage_elements[operand.tile.tensor.dtype])
+        self._reduce(list(self.loops), {}, {}, origins)
 
     def _reduce(
-        self, loops: list[tuple[str, int, int, bool]], point: Mapping[str, Expr], origins: Mapping[str, Expr]
+        self,
+        loops: list[tuple[str, int, int, bool]],
+        body: Mapping[str, Expr],
+        gone: Mapping[str, Expr],
+        origins: Mapping[str, Expr],
     ) -> None:
+        """The loops; ``body`` is where the unrolled ones stand, ``gone`` how far the others have brought operands."""
         if not loops:
-            self._multiply_add(point, origins)
+            self._multiply_add(body, {axis: gone.get(axis, 0) + place for axis, place in body.items()}, origins)
             return
         axis, trips, elements, unrolled = loops[0]
         if trips == 1:
-            self._reduce(loops[1:], {axis: tirx.const(0, "int32"), **point}, origins)
+            self._reduce(loops[1:], {axis: tirx.const(0, "int32"), **body}, gone, origins)
             return
         with named(T.unroll if unrolled else T.serial, trips, identifier(axis)) as index:
-            here = index * elements
-            self._reduce(loops[1:], {**point, axis: point[axis] + here if axis in point else here}, origins)
+            if unrolled:
+                self._reduce(loops[1:], {**body, axis: index * elements}, gone, origins)
+                return
+            self._reduce(loops[1:], body, {**gone, axis: index * elements}, origins)
+            self._advance(axis, elements)
+        if gone:
+            # The loop around it starts it anew.
+            self._advance(axis, -trips * elements)
 
-    def _multiply_add(self, point: Mapping[str, Expr], origins: Mapping[str, Expr]) -> None:
-        """All multiply-adds of a thread at one point of the reduction."""
-        at = {load: self.at[tile.tensor.dtype] for load, tile in self.tiles.items()}
-        fragments = {
-            load: operand.fragment(point, at[load]) for load, operand in self.operands.items() if operand.is_fragment
-        }
+    def _advance(self, axis: str, elements: int) -> None:
+        for operand in self.operands.values():
+            operand.advance(axis, elements)
+
+    def _multiply_add(self, body: Mapping[str, Expr], point: Mapping[str, Expr], origins: Mapping[str, Expr]) -> None:
+        """All multiply-adds of a thread at one point of the reduction: ``body`` within the unrolled loops, ``point``
+        within the step."""
+        fragments = {load: operand.fragment(body) for load, operand in self.operands.items() if operand.is_fragment}
         guarded = [axis for axis in self.form.reduced if self.padded[axis] > self.form.sizes[axis]]
         guarded = [axis for axis in guarded if not padding_is_neutral(self.form, axis, self._reduction)]
 
-        def body(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
-            whole = {**self.thread_tile.local(copies, own), **point}
+        def at_element(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
+            local = self.thread_tile.local(copies, own)
 
             def read(load: Load) -> Expr:
                 operand = self.operands[load]
                 if load in fragments:
                     return fragments[load][operand.position(copies, own)].astype(self.dtype)
-                return operand.element(whole, at[load]).astype(self.dtype)
+                return operand.element({**local, **body}).astype(self.dtype)
 
-            value = evaluate(self._reduction.body, whole, read, self.dtype)
+            value = evaluate(self._reduction.body, {**local, **point}, read, self.dtype)
             if guarded:
                 inside = [origins.get(a, 0) + point[a] < self.form.sizes[a] for a in guarded]
                 value = tirx.if_then_else(tirx.all(*inside), value, identity(self._reduction.function, self.dtype))
             to = self.thread_tile.element(copies, own)
-            T.buffer_store(self.accumulators, self._combine(self.accumulators[to], value), [to])
+            T.buffer_store(self.accumulators, combine(self._reduction.function, self.accumulators[to], value), [to])
 
-        self.thread_tile.walk(body)
-
-    def _combine(self, total: Expr, value: Expr) -> Expr:
-        function = self._reduction.function
-        if function == "sum":
-            return total + value
-        if function == "prod":
-            return total * value
-        return tirx.max(total, value) if function == "max" else tirx.min(total, value)
+        self.thread_tile.walk(at_element)
 
     # ---- results
 
@@ -347,7 +376,7 @@ class StagedLowering:
         self.thread_tile.walk(leave, width)
 
     def _write(self, axes: dict[str, Expr], element: Expr, width: int) -> None:
-        form = self.form
+        form, dtype = self.form, self.form.expr.final_dtype
         last = form.final.axes[-1]
 
         def one(lane: Expr) -> None:
@@ -355,14 +384,14 @@ class StagedLowering:
 
             def read(load: Load) -> Expr:
                 if load.tensor == form.reductions[0].tensor:
-                    return self.accumulators[element + lane]
+                    return self.accumulators[element + lane].astype(dtype)
                 source = self.sources[load.tensor]
                 value = guarded_read(
                     load, self.tensors[load.tensor], lambda *indices: source[indices], here, form.sizes
                 )
-                return value.astype(self.dtype)
+                return value.astype(dtype)
 
-            value = evaluate(form.final.value, here, read, self.dtype).astype(form.expr.output.dtype)
+            value = evaluate(form.final.value, here, read, dtype).astype(form.expr.output.dtype)
             T.buffer_store(self.output, value, [here[axis] for axis in form.final.axes])
 
         if width == 1:
@@ -370,6 +399,11 @@ class StagedLowering:
             return
         with named(T.vectorized, width, "lane") as lane:
             one(lane)
+
+
+def device_call(name: str) -> None:
+    """One of the functions of :mod:`codegen.mma_device` that take no arguments."""
+    T.evaluate(tirx.call_extern("void", name))
 
 
 def barrier() -> None:

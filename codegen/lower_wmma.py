@@ -14,10 +14,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.lower import STATIC_SHARED_BYTES, Lowered, guarded_read, identifier
+from codegen.lower import Lowered, guarded_read, identifier
 from codegen.matrix_base import (
     MatrixLowering,
     allocate,
+    lower_product,
     named,
     outer_inner,
     shared_shape,
@@ -28,7 +29,7 @@ from codegen.matrix_base import (
 from codegen.values import Expr
 from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, MatrixRoles, matrix_roles
+from sokoban.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
 from sokoban.schedule import TileSchedule, sizes
 
 #: Shared rows start at multiples of 16 bytes: what ``load_matrix_sync`` asks of a leading dimension.
@@ -42,11 +43,7 @@ def lower_wmma(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_
         ValueError: the operator or the schedule does not fit the instruction; :func:`wmma_problem` says why.
     """
     problem = wmma_problem(form, schedule)
-    if problem is not None:
-        raise ValueError(f"{form.expr.name}: {problem}")
-    roles = matrix_roles(form)
-    assert roles is not None
-    return _WmmaLowering(form, schedule, roles, entry, dynamic_shared).run()
+    return lower_product(_WmmaLowering, problem, form, schedule, entry, dynamic_shared)
 
 
 def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:

@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -24,10 +25,11 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from codegen.lower import VECTOR_ANY, Lowered, guarded_read, identifier, padded_sizes
+from codegen.raster import block_places
 from codegen.values import Expr, evaluate
-from sokoban.expression import Load, Tensor
+from sokoban.expression import FLOAT8_DTYPES, Load, Tensor
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, STRIP_PADDING, MatrixRoles, matrix_roles
+from sokoban.matrix import FRAGMENT, MatrixRoles, matrix_roles
 from sokoban.schedule import TileSchedule
 from sokoban.vectors import fetch_vector, store_vector
 
@@ -40,7 +42,7 @@ def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
     roles = matrix_roles(form)
     if roles is None:
-        return "is no product of matrices of 16-bit floats"
+        return "is no product of matrices that an instruction multiplies"
     for axis, block in schedule.block:
         warp = schedule.thread_of[axis]
         if axis in (roles.m, roles.n):
@@ -51,8 +53,8 @@ def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
         if schedule.vthreads_of[axis] != 1:
             return "warps have no virtual copies"
     for axis, step in schedule.step:
-        if (step % FRAGMENT or step <= 0) if axis == roles.k else step != 1:
-            return f"step {step} of axis {axis}: the product's depth takes multiples of {FRAGMENT}, others one"
+        if (step % roles.depth or step <= 0) if axis == roles.k else step != 1:
+            return f"step {step} of axis {axis}: the product's depth takes multiples of {roles.depth}, others one"
     if roles.k not in schedule.step_of:
         return f"axis {roles.k} has no step"
     if schedule.reduce_threads:
@@ -62,6 +64,25 @@ def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     if schedule.threads_per_block > 1024:
         return f"{schedule.threads_per_block} threads are more than a block has"
     return None
+
+
+#: What makes a :class:`MatrixLowering`, of operator, schedule, roles, entry and whether shared memory is dynamic.
+Lowering = Callable[[KernelForm, TileSchedule, MatrixRoles, str, bool], "MatrixLowering"]
+
+
+def lower_product(
+    lowering: Lowering, problem: str | None, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool
+) -> Lowered:
+    """The kernel of a matrix product.
+
+    Raises:
+        ValueError: there is a ``problem``.
+    """
+    if problem is not None:
+        raise ValueError(f"{form.expr.name}: {problem}")
+    roles = matrix_roles(form)
+    assert roles is not None
+    return lowering(form, schedule, roles, entry, dynamic_shared).run()
 
 
 def outer_inner(roles: MatrixRoles, load: Load) -> tuple[str, str]:
@@ -79,8 +100,8 @@ def shared_shape(roles: MatrixRoles, schedule: TileSchedule, load: Load) -> tupl
 
 
 def strip_shape(roles: MatrixRoles, schedule: TileSchedule) -> tuple[int, int]:
-    """Rows and columns (with padding) of the strip in which results leave the warps, in floats."""
-    return schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n] + STRIP_PADDING
+    """Rows and columns (with padding) of the strip in which results leave the warps, in sums of 32 bits."""
+    return schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n] + roles.strip_padding
 
 
 def strip_bytes(roles: MatrixRoles, schedule: TileSchedule) -> int:
@@ -93,14 +114,17 @@ class MatrixLowering(ABC):
 
     Attributes:
         has_barriers: its statements have all barriers that they need; TVM adds none.
+        has_interleaved_rows: the upper half of a fragment's rows in the strip are its even rows, the lower half the odd
+            ones.
     """
 
     has_barriers = False
+    has_interleaved_rows = False
 
     def __init__(self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str) -> None:
         self.form, self.schedule, self.roles, self.entry = form, schedule, roles, entry
         self.dtype = form.expr.accumulate
-        self.tensors = form.expr.tensor_by_name
+        self.tensors = {name: _stored(tensor) for name, tensor in form.expr.tensor_by_name.items()}
         self.padded = padded_sizes(form, schedule)
         self.tile = {**schedule.block_of, **schedule.step_of}
         self.warps_n = schedule.threads_of[roles.n]
@@ -122,30 +146,20 @@ class MatrixLowering(ABC):
         with IRBuilder() as builder, T.prim_func(s_tir=True):
             T.func_name(self.entry)
             T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
-            self.buffers = {tensor.name: _parameter(tensor) for tensor in self.form.expr.inputs}
+            self.buffers = {tensor.name: _parameter(self.tensors[tensor.name]) for tensor in self.form.expr.inputs}
             self.output = _parameter(self.form.expr.output)
             with (
                 T.launch_thread("blockIdx.x", blocks) as block,
                 T.launch_thread("threadIdx.y", self.warps) as warp,
                 T.launch_thread("threadIdx.x", WARP) as lane,
             ):
-                self.origin = self._block_origin(block)
+                places = block_places(block, self.form, self.schedule)
+                self.origin = {axis: place * self.schedule.block_of[axis] for axis, place in places.items()}
                 self.warp, self.lane, self.thread = warp, lane, warp * WARP + lane
                 self.kernel()
         module = tvm.IRModule({self.entry: builder.get()})
         grid, threads = (blocks, 1, 1), (WARP, self.warps, 1)
         return Lowered(module, self.entry, grid, threads, shared_bytes, dynamic_bytes, self.has_barriers)
-
-    def _block_origin(self, block: Expr) -> dict[str, Expr]:
-        """First element of the block along every spatial axis: blocks count the output's last axis fastest."""
-        origin: dict[str, Expr] = {}
-        rest = block
-        for axis in reversed(self.form.final.axes):
-            size = self.schedule.block_of[axis]
-            count = self.padded[axis] // size
-            origin[axis] = (rest % count if axis != self.form.final.axes[0] else rest) * size
-            rest = rest // count
-        return origin
 
     def fetch_width(self, load: Load) -> int:
         """Elements that a thread copies at once to the shared tile of ``load``."""
@@ -190,7 +204,10 @@ class MatrixLowering(ABC):
         vector = math.gcd(vector, RESULT_VECTOR)
 
         def store(strip_row: Expr, column: Expr) -> None:
-            m = strip_row // FRAGMENT * schedule.thread_of[roles.m] + row * FRAGMENT + strip_row % FRAGMENT
+            within = strip_row % FRAGMENT
+            if self.has_interleaved_rows:
+                within = within % 8 * 2 + within // 8
+            m = strip_row // FRAGMENT * schedule.thread_of[roles.m] + row * FRAGMENT + within
             axes = {**self.origin, roles.m: self.origin[roles.m] + m, roles.n: self.origin[roles.n] + column}
             value = self._final(axes, strip[strip_row * width + column])
             inside = [axes[axis] < self.form.sizes[axis] for axis in (roles.m, roles.n) if self._is_padded(axis)]
@@ -207,20 +224,25 @@ class MatrixLowering(ABC):
 
     def _final(self, axes: Mapping[str, Expr], result: Expr) -> Expr:
         """The final statement at one element of the output, its guarded loads read only where they exist."""
-        form = self.form
+        form, dtype = self.form, self.form.expr.final_dtype
 
         def read(load: Load) -> Expr:
             if load.tensor == form.reductions[0].tensor:
-                return result
+                return result.astype(dtype)
             value = guarded_read(load, self.tensors[load.tensor], self.source(load), axes, form.sizes)
-            return value.astype(self.dtype)
+            return value.astype(dtype)
 
-        return evaluate(form.final.value, axes, read, self.dtype).astype(form.expr.output.dtype)
+        return evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
 
     def source(self, load: Load) -> Callable[..., Expr]:
         """The tensor of ``load`` as a function of its indices."""
         buffer = self.buffers[load.tensor]
         return lambda *indices: buffer[indices]
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """A tensor as kernels see it: eight-bit floats are their bits, numbers to nothing but matrix instructions."""
+    return replace(tensor, dtype="uint8") if tensor.dtype in FLOAT8_DTYPES else tensor
 
 
 def _parameter(tensor: Tensor) -> Any:
@@ -231,9 +253,9 @@ def _parameter(tensor: Tensor) -> Any:
     return buffer
 
 
-def allocate(name: str, elements: int, dtype: str, scope: str) -> Any:
-    """A buffer of a kernel, by a name of its own in the source."""
-    buffer = T.alloc_buffer((elements,), dtype, scope=scope)
+def allocate(name: str, elements: int, dtype: str, scope: str, align: int = -1) -> Any:
+    """A buffer of a kernel, by a name of its own in the source; ``align`` bytes where its start is to be a multiple."""
+    buffer = T.alloc_buffer((elements,), dtype, scope=scope, align=align)
     IRBuilder.name(name, buffer)
     return buffer
 

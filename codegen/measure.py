@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from statistics import median, quantiles
 from typing import Any
 
@@ -142,29 +143,31 @@ class OperatorBench:
 
     def measure(self, entry: KernelEntry) -> Measurement:
         """Check one kernel and time it; never raises for what a kernel does, the result tells."""
-        loaded, error = "", None
+        loaded, error, limit = "", None, self._tolerance(entry)
         try:
             with self.cupy.cuda.Device(self.device), self.stream:
                 kernel = load_kernel(self.bundle, entry, self.device)
                 loaded = kernel.how
                 error, reason = self._check(kernel)
                 if reason:
-                    return self._struck_out(reason, error, loaded)
+                    return self._struck_out(limit, reason, error, loaded)
                 launches, times = self._times(kernel)
                 error, reason = self._check(kernel, launch=False)
                 if reason:
-                    return self._struck_out(f"after {len(times)} timed runs: {reason}", error, loaded)
+                    return self._struck_out(limit, f"after {len(times)} timed runs: {reason}", error, loaded)
         except InputError as problem:
-            return self._struck_out(str(problem), error, loaded)
+            return self._struck_out(limit, str(problem), error, loaded)
         except Exception as problem:  # whatever the driver reports
-            return self._struck_out(f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
+            return self._struck_out(limit, f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
         low, _, high = quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
-        return Measurement(median(times), high - low, len(times), launches, error, self.reference.tolerance, "", loaded)
+        return Measurement(median(times), high - low, len(times), launches, error, limit, "", loaded)
 
-    def _struck_out(self, reason: str, error: float | None, loaded: str, lost: bool = False) -> Measurement:
+    def _struck_out(
+        self, limit: float, reason: str, error: float | None, loaded: str, lost: bool = False
+    ) -> Measurement:
         reason = " ".join(reason.split())
         finite = error if error is not None and math.isfinite(error) else None
-        return Measurement(None, None, 0, 0, finite, self.reference.tolerance, reason, loaded, lost)
+        return Measurement(None, None, 0, 0, finite, limit, reason, loaded, lost)
 
     def _lost(self) -> bool:
         """Whether the context is gone: then every further call fails, this one too."""
@@ -235,17 +238,23 @@ class OperatorBench:
         """
         if launch:
             self.copies[0][-1].fill(POISON)
+            for array in kernel.workspace().values():
+                array.fill(POISON)
             self._launch(kernel, 0)
             self.stream.synchronize()
         worst = 0.0
         for tensors in self.copies[:1] if launch else self.copies:
-            error, reason = self._judged(tensors)
+            error, reason = self._judged(tensors, self._tolerance(kernel.entry))
             if reason:
                 return error, reason
             worst = max(worst, error)
         return worst, ""
 
-    def _judged(self, tensors: Sequence[Any]) -> tuple[float, str]:
+    def _tolerance(self, entry: KernelEntry) -> float:
+        """The largest relative error that counts as right: the reference's, or what the kernel's algorithm asks for."""
+        return max(self.reference.tolerance, entry.tolerance or 0.0)
+
+    def _judged(self, tensors: Sequence[Any], limit: float) -> tuple[float, str]:
         size = tensor_bytes(self.bundle.output)
         for argument, array in zip(self.bundle.arguments, tensors, strict=True):
             if not bool((array[tensor_bytes(argument) :] == POISON).all()):
@@ -255,7 +264,6 @@ class OperatorBench:
         if unwritten > 0:
             return math.inf, f"{unwritten} of {result.size} outputs not written or not a number"
         error = device_relative_error(self.cupy, result, self.expected)
-        limit = self.reference.tolerance
         return error, "" if error <= limit else f"relative error {error:.3g} is above {limit:.3g}"
 
     # Timing
@@ -311,16 +319,28 @@ def stored_bytes(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, An
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
-    if dtype not in ("float16", "float32", "float64"):
-        raise InputError(dtype, "has no test data", "profile operators of float16, bfloat16, float32 or float64")
-    return values.astype(dtype).view(np.uint8)
+    if dtype in ("int8", "int32"):
+        values = np.rint(values)
+    return values.astype(_numpy_type(dtype)).view(np.uint8)
+
+
+def _numpy_type(dtype: str) -> Any:
+    """NumPy's type of that name, or that of ``ml_dtypes`` where NumPy has none."""
+    if dtype not in ITEM_BYTES:
+        raise InputError(dtype, "has no test data", f"profile operators of {', '.join(ITEM_BYTES)}")
+    if not dtype.startswith("float8"):
+        return np.dtype(dtype)
+    try:
+        return getattr(import_module("ml_dtypes"), dtype)
+    except ImportError:
+        raise InputError(dtype, "has no test data without ml_dtypes", "pip install ml_dtypes") from None
 
 
 def widened(cupy: Any, raw: Any, dtype: str) -> Any:
     """The bytes of a tensor as float64."""
     if dtype == "bfloat16":
         return (raw.view("uint16").astype("uint32") << 16).view("float32").astype("float64")
-    assert ITEM_BYTES[dtype] > 1, "float tensors only, as test data"
+    assert ITEM_BYTES[dtype] > 1, "no results are of eight bits"
     return raw.view(dtype).astype("float64")
 
 

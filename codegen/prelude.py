@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from codegen.mma_device import device_functions
+from codegen import mma_device, wgmma_device
 
 #: Every kernel's text starts here; TVM writes forward declarations of all kernels before the first body.
 _FIRST_KERNEL = 'extern "C" __global__'
@@ -152,7 +152,7 @@ def strip_prelude(source: str) -> str:
         return source
     original, body = source[:start], source[start:]
     used = set(_IDENTIFIER.findall(_COMMENT.sub(" ", body)))
-    functions = device_functions(used)
+    functions = "\n".join(filter(None, (module.device_functions(used) for module in (mma_device, wgmma_device))))
     helpers = [helper for helper in _HELPERS if helper.needed(used)]
     known = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
     known |= {name for helper in helpers for name in helper.names}

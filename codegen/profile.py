@@ -184,7 +184,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     """The files of a bundle that measuring takes."""
     bundle = read_bundle(folder)
     names = {MANIFEST, *([bundle.reference.source] if bundle.reference else [])}
-    names |= {name for kernel in bundle.kernels for name in (kernel.source, kernel.binary) if name is not None}
+    steps = [step for kernel in bundle.kernels for step in kernel.steps(bundle.arguments)]
+    names |= {name for step in steps for name in (step.source, step.binary) if name is not None}
     return {name: (folder / name).read_bytes() for name in sorted(names) if (folder / name).is_file()}
 
 
@@ -224,11 +225,14 @@ def _order(kernel: KernelProfile) -> tuple[bool, float, int]:
 def _key(bundle: BundleEntry, kernel: KernelEntry, board: Board, options: MeasureOptions) -> str:
     """What a measurement depends on: the kernel and how it is launched, what it is judged by, the board, the method."""
     assert bundle.reference is not None
-    files = [kernel.source, bundle.reference.source, *([kernel.binary] if kernel.binary else [])]
-    hashes = [hashlib.sha256((bundle.directory / name).read_bytes()).hexdigest() for name in files]
-    launch = [kernel.entry, kernel.grid, kernel.block, kernel.dynamic_shared_bytes, kernel.zero_output]
+    steps = kernel.steps(bundle.arguments)
+    files = [name for step in steps for name in (step.source, step.binary) if name is not None]
+    hashes = [
+        hashlib.sha256((bundle.directory / name).read_bytes()).hexdigest() for name in [bundle.reference.source, *files]
+    ]
+    launches = [[asdict(step) for step in steps], dict(kernel.workspace), kernel.tolerance]
     arguments = [asdict(argument) for argument in bundle.arguments]
-    facts = [METHOD, hashes, launch, arguments, asdict(bundle.reference), asdict(board), asdict(options)]
+    facts = [METHOD, hashes, launches, arguments, asdict(bundle.reference), asdict(board), asdict(options)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from codegen.bundle import ReferenceLaunch, ReferenceRecord
-from codegen.verification import TOLERANCE
+from codegen.verification import tolerance_of
 from sokoban import TensorExpr
 from sokoban.expression import AffineIndex, AxisValue, Call, Constant, Load, Reduction, Statement, Tensor, Value, loads
 from sokoban.reference import input_ranges
@@ -28,8 +28,14 @@ THREADS = 256
 FEW_ELEMENTS = 2**14
 SHARED_POINTS = 4 * THREADS
 
-_ELEMENTS = {"float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float", "float64": "double"}
-_WIDEN = {"float16": "from_half({})", "bfloat16": "from_bfloat16({})", "float32": "(double){}", "float64": "{}"}
+_ELEMENTS = {
+    "float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float", "float64": "double",
+    "int8": "signed char", "int32": "int", "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char",
+}  # fmt: skip
+_WIDEN = {
+    "float16": "from_half({})", "bfloat16": "from_bfloat16({})", "float32": "(double){}", "float64": "{}",
+    "int8": "(double){}", "int32": "(double){}", "float8_e4m3fn": "from_e4m3({})", "float8_e5m2": "from_half({} << 8)",
+}  # fmt: skip
 
 _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
@@ -57,6 +63,12 @@ FUNCTION from_half(unsigned short bits) {
   double size = exponent == 31 ? (fraction ? INFINITE - INFINITE : INFINITE)
               : exponent ? ldexp(1024.0 + fraction, exponent - 25) : ldexp((double)fraction, -24);
   return bits >> 15 ? -size : size;
+}
+FUNCTION from_e4m3(unsigned char bits) {
+  int exponent = bits >> 3 & 15, fraction = bits & 7;
+  double size = exponent == 15 && fraction == 7 ? INFINITE - INFINITE
+              : exponent ? ldexp(8.0 + fraction, exponent - 10) : ldexp((double)fraction, -9);
+  return bits >> 7 ? -size : size;
 }
 FUNCTION larger(double a, double b) { return a > b || a != a ? a : b; }
 FUNCTION smaller(double a, double b) { return a < b || a != a ? a : b; }
@@ -92,7 +104,6 @@ def reference_kernel(expr: TensorExpr, entry: str) -> ReferenceKernel:
     kernels = [_Kernel(expr, statement, written) for statement in expr.statements]
     names = [f"{entry}_reference_{number}" for number in range(len(kernels))]
     source = "\n".join([_HEAD, *(kernel.text(name) for kernel, name in zip(kernels, names, strict=True))])
-    caller_dtypes = {tensor.dtype for tensor in (*expr.inputs, expr.output)}
     return ReferenceKernel(
         source,
         ReferenceRecord(
@@ -109,7 +120,7 @@ def reference_kernel(expr: TensorExpr, entry: str) -> ReferenceKernel:
             workspace={
                 name: expr.tensor_by_name[name].element_count for name in expr.tensor_by_name if name in written
             },
-            tolerance=max(TOLERANCE[dtype] for dtype in caller_dtypes),
+            tolerance=tolerance_of(expr),
             ranges={name: list(pair) for name, pair in input_ranges(expr).items()},
         ),
     )

@@ -32,13 +32,16 @@ def resident_blocks(registers: int, threads: int) -> int:
 def squeezed(
     source: str, compiled: CompiledKernel, threads: int, shared_bytes: int, architecture: str, *, name: str
 ) -> tuple[str, CompiledKernel]:
-    """The kernel compiled for one resident block more, if little is missing and nothing spills; else as it is."""
+    """The kernel compiled for one resident block more, if little is missing and nothing spills; for fewer where it
+    spills as it is and not for those; else as it is."""
+    if compiled.spill_bytes:
+        return _relaxed(source, compiled, threads, architecture, name=name)
     blocks = resident_blocks(compiled.registers, threads) + 1
     allowed = UNIT_REGISTERS // (blocks * -(-threads // WARP_LANES) * WARP_LANES)
     fits = blocks * shared_bytes <= UNIT_SHARED_BYTES
-    if blocks < 2 or compiled.spill_bytes or not fits or allowed < LEAST_LEFT * compiled.registers:
+    if blocks < 2 or not fits or allowed < LEAST_LEFT * compiled.registers:
         return source, compiled
-    bounded = re.sub(rf"__launch_bounds__\({threads}\)", f"__launch_bounds__({threads}, {blocks})", source)
+    bounded = _bounded(source, threads, blocks)
     try:
         tight = compile_cuda(bounded, architecture, name=name)
     except CompileError:
@@ -46,3 +49,24 @@ def squeezed(
     if tight.spill_bytes or tight.stack_bytes > compiled.stack_bytes:
         return source, compiled
     return (bounded, tight) if resident_blocks(tight.registers, threads) >= blocks else (source, compiled)
+
+
+def _relaxed(
+    source: str, compiled: CompiledKernel, threads: int, architecture: str, *, name: str
+) -> tuple[str, CompiledKernel]:
+    """A kernel that spills compiled for half as many resident blocks as it has, or one: left to itself the compiler may
+    spill a few registers to fit more small blocks than anybody asked for."""
+    for blocks in dict.fromkeys((max(1, resident_blocks(compiled.registers, threads) // 2), 1)):
+        bounded = _bounded(source, threads, blocks)
+        try:
+            relaxed = compile_cuda(bounded, architecture, name=name)
+        except CompileError:
+            continue
+        if not relaxed.spill_bytes:
+            return bounded, relaxed
+    return source, compiled
+
+
+def _bounded(source: str, threads: int, blocks: int) -> str:
+    """The source with a number of blocks that are to be resident."""
+    return re.sub(rf"__launch_bounds__\({threads}\)", f"__launch_bounds__({threads}, {blocks})", source)

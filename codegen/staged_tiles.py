@@ -1,9 +1,8 @@
-"""Data tiles staged in shared memory: where every element lies there, and which thread copies it.
+"""Data tiles staged in shared memory: where every element lies there, and which access copies it.
 
 A tile is copied in the order of its tensor, consecutive threads taking consecutive elements, and stored in an order of
 its own: a tensor that the reduction walks innermost is turned, so that what a thread multiplies lies side by side and
-is read 16 bytes at a time. Everything about a copy that no step changes (addresses, what lies outside the tensor) is
-worked out before the loop over steps: a step then costs a load and a store per access and little else.
+is read 16 bytes at a time. :mod:`codegen.tile_copy` writes the copy.
 """
 
 from __future__ import annotations
@@ -18,12 +17,9 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from codegen.values import Expr, constant
+from codegen.values import Expr
 from sokoban.expression import Load, Tensor
 from sokoban.regions import DataDimension
-
-#: Stands for the address of an element that lies outside its tensor.
-OUTSIDE = -(2**31)
 
 #: Tiles start at multiples of this many bytes, as 128-bit accesses ask.
 TILE_ALIGNMENT = 16
@@ -44,6 +40,7 @@ class StagedTile:
         padded: sizes of all axes in whole tiles.
         steps: reduction axes that are walked in several steps.
         tile: sizes of block and step, by axis.
+        outputs: axes of the output.
     """
 
     load: Load
@@ -57,6 +54,7 @@ class StagedTile:
     padded: Mapping[str, int]
     steps: tuple[str, ...]
     tile: Mapping[str, int]
+    outputs: tuple[str, ...]
 
     @cached_property
     def strides(self) -> tuple[int, ...]:
@@ -77,6 +75,11 @@ class StagedTile:
         return -(-math.prod(extents) // unit) * unit
 
     @property
+    def unread(self) -> int | None:
+        """The first element of its padding, which nobody reads, nor those a row on; None where it has none."""
+        return self.start + self.extents[self.order[-1]] if self.padding >= self.vector else None
+
+    @property
     def is_turned(self) -> bool:
         """Stored with another dimension innermost than the tensor's."""
         return self.order[-1] != len(self.order) - 1
@@ -85,7 +88,7 @@ class StagedTile:
         """Coordinate along a dimension at ``local``, positions in block and step by axis; missing ones are zero."""
         dimension = self.dimensions[position]
         lowest = sum(-c * (self.tile[axis] - 1) for axis, c in dimension.terms if c < 0)
-        return _sum([c * local[axis] for axis, c in dimension.terms if axis in local], lowest)
+        return total_of([c * local[axis] for axis, c in dimension.terms if axis in local], lowest)
 
     def address(self, local: Mapping[str, Expr], *, lowest: bool = True) -> Expr:
         """Element of the tile at ``local``; without ``lowest`` only what the axes in ``local`` add to it."""
@@ -94,6 +97,18 @@ class StagedTile:
             place = self.place(position, local)
             total = total + (place if lowest else place - self.place(position, {})) * stride
         return total
+
+    @property
+    def lowest(self) -> int:
+        """Element of the tile where every axis stands at its first: reversed ones start at the other end."""
+        pairs = zip(self.dimensions, self.strides, strict=True)
+        terms = [(c, stride, axis) for dimension, stride in pairs for axis, c in dimension.terms if c < 0]
+        return sum(-c * (self.tile[axis] - 1) * stride for c, stride, axis in terms)
+
+    def apart(self, axis: str) -> int:
+        """Elements between neighbours along an axis."""
+        pairs = zip(self.dimensions, self.strides, strict=True)
+        return sum(c * stride for dimension, stride in pairs for other, c in dimension.terms if other == axis)
 
     # ---- copying
 
@@ -114,7 +129,7 @@ class StagedTile:
         """Index into the tensor along a dimension, for a tile that starts at ``origin`` by axis."""
         dimension = self.dimensions[position]
         lowest = sum(c * (self.tile[axis] - 1) for axis, c in dimension.terms if c < 0)
-        base = _sum([c * origin[axis] for axis, c in dimension.terms if axis in origin], lowest)
+        base = total_of([c * origin[axis] for axis, c in dimension.terms if axis in origin], lowest)
         return (base + coordinate) * dimension.stride + dimension.offset
 
     def walks(self, position: int) -> bool:
@@ -130,10 +145,19 @@ class StagedTile:
         high = low + (dimension.extent(self.padded) - 1) * dimension.stride
         return low < 0, high >= self.tensor.shape[position]
 
+    def is_spare(self, position: int) -> bool:
+        """Whether elements beyond the tensor's end along a dimension belong to results that are not stored: only axes
+        of the output lead there, past their own ends."""
+        axes = [axis for axis, _ in self.dimensions[position].terms]
+        short, far = self.bounds(position)
+        return far and not short and self.load.pad is None and all(axis in self.outputs for axis in axes)
+
     def inside(self, positions: Sequence[int], indices: Sequence[Expr]) -> list[Expr]:
         """Conditions that indices along some dimensions are within the tensor; only those that may fail."""
         conditions = []
         for position in positions:
+            if self.is_spare(position):
+                continue
             short, far = self.bounds(position)
             if short:
                 conditions.append(indices[position] >= 0)
@@ -147,91 +171,10 @@ class StagedTile:
         return tuple(math.prod(shape[position + 1 :]) for position in range(len(shape)))
 
 
-class TileCopy:
-    """The copy of one tile by all threads of a block, in three parts: :meth:`prepare` before all steps, then for every
-    step :meth:`load` into registers and :meth:`store` to shared memory."""
-
-    def __init__(self, tile: StagedTile, source: Any, shared: Any, threads: int, thread: Expr, name: str) -> None:
-        self.tile, self.source, self.shared = tile, source, shared
-        self.threads, self.thread = threads, thread
-        self.turns = tile.turns(threads)
-        self.partial = math.prod(tile.extents) % (tile.vector * threads) != 0
-        dimensions = range(len(tile.dimensions))
-        self.fixed = [position for position in dimensions if not tile.walks(position)]
-        self.moving = [p for p in dimensions if tile.walks(p) and any(tile.bounds(p))]
-        self.from_ = local_buffer(f"{name}_from", self.turns, "int32")
-        self.values = local_buffer(f"{name}_values", self.turns * tile.vector, tile.tensor.dtype)
-        self.places = [local_buffer(f"{name}_at{p}", self.turns, "int32") for p in self.moving]
-        self.to = local_buffer(f"{name}_to", self.turns, "int32") if self._needs_places else None
-
-    @property
-    def _needs_places(self) -> bool:
-        """Whether a store's address is worth keeping: it is no plain multiple of the turn."""
-        return self.tile.is_turned or self.tile.padding > 0
-
-    def _number(self, turn: Expr) -> Expr:
-        return turn * self.threads + self.thread
-
-    def prepare(self, origin: Mapping[str, Expr]) -> None:
-        """Where every access starts in the tensor and in shared memory; ``origin`` has the block's spatial axes."""
-        tile = self.tile
-        with named(T.unroll, self.turns, "turn") as turn:
-            coordinates = tile.coordinates(self._number(turn))
-            indices = [tile.index(position, c, origin) for position, c in enumerate(coordinates)]
-            address = _sum([i * stride for i, stride in zip(indices, tile.tensor_strides, strict=True)], 0)
-            conditions = tile.inside(self.fixed, indices)
-            if self.partial:
-                conditions.append(self._number(turn) < math.prod(tile.extents) // tile.vector)
-            # In units of a vector, so that TVM sees that vectors are aligned.
-            address = tirx.floordiv(address, tile.vector)
-            if conditions:
-                address = tirx.if_then_else(tirx.all(*conditions), address, tirx.const(OUTSIDE, "int32"))
-            self.is_guarded = bool(conditions)
-            T.buffer_store(self.from_, address, [turn])
-            for place, position in zip(self.places, self.moving, strict=True):
-                T.buffer_store(place, indices[position], [turn])
-            if self.to is not None:
-                to = _sum([c * stride for c, stride in zip(coordinates, tile.strides, strict=True)], tile.start)
-                T.buffer_store(self.to, to if tile.is_turned else tirx.floordiv(to, tile.vector), [turn])
-
-    def load(self, steps: Mapping[str, Expr]) -> None:
-        """The elements of the step that starts at ``steps`` by reduction axis, into registers."""
-        tile = self.tile
-        moved = {p: tile.index(p, tirx.const(0, "int32"), steps) for p in range(len(tile.dimensions))}
-        still = {p: tile.index(p, tirx.const(0, "int32"), {}) for p in range(len(tile.dimensions))}
-        walked = _sum([(moved[p] - still[p]) * s for p, s in enumerate(tile.tensor_strides) if tile.walks(p)], 0)
-        with named(T.unroll, self.turns, "turn") as turn:
-            conditions = [self.from_[turn] != OUTSIDE] if self.is_guarded else []
-            places = {p: place[turn] + moved[p] - still[p] for p, place in zip(self.moving, self.places, strict=True)}
-            conditions += tile.inside(self.moving, [places.get(p, 0) for p in range(len(tile.dimensions))])
-            lanes = tile.vector
-            value = vector_read(self.source, self.from_[turn] * lanes + walked, lanes)
-            if conditions:
-                outside = constant(tile.load.pad or 0.0, tile.tensor.dtype)
-                outside = outside if lanes == 1 else tirx.Broadcast(outside, lanes)
-                value = tirx.if_then_else(tirx.all(*conditions), value, outside)
-            vector_write(self.values, turn * lanes, lanes, value)
-
-    def store(self, at: Expr) -> None:
-        """The elements from registers to the shared buffer that starts at ``at``."""
-        tile = self.tile
-        with named(T.unroll, self.turns, "turn") as turn:
-            if not self.partial:
-                self._store(turn, at)
-                return
-            with T.If(self._number(turn) < math.prod(tile.extents) // tile.vector), T.Then():
-                self._store(turn, at)
-
-    def _store(self, turn: Expr, at: Expr) -> None:
-        tile, lanes = self.tile, self.tile.vector
-        stride = tile.strides[-1]
-        if stride == 1:
-            to = self._number(turn) * lanes + tile.start if self.to is None else self.to[turn] * lanes
-            vector_write(self.shared, to + at, lanes, vector_read(self.values, turn * lanes, lanes))
-            return
-        assert self.to is not None
-        for lane in range(lanes):
-            T.buffer_store(self.shared, self.values[turn * lanes + lane], [self.to[turn] + at + lane * stride])
+def wide(value: Expr) -> Expr:
+    """An index as 64 bits. The device compiler then takes constants out of the sums of an unrolled loop and into the
+    instructions' offsets; with 32 bits, whose sums might wrap around, it adds anew for every access."""
+    return value.astype("int64")
 
 
 def vector_read(buffer: Any, first: Expr, lanes: int) -> Expr:
@@ -271,7 +214,8 @@ class named:
         self._loop.__exit__(*error)
 
 
-def _sum(terms: Sequence[Expr], offset: int) -> Expr:
+def total_of(terms: Sequence[Expr], offset: int = 0) -> Expr:
+    """The sum of some terms and a constant."""
     total: Expr = tirx.const(offset, "int32")
     for term in terms:
         total = total + term

@@ -11,6 +11,9 @@ from typing import Any
 import tvm
 
 from codegen.lower import Lowered, LoweringError, reason_of
+from codegen.opencl_device import with_device_functions
+from sokoban.matrix import WGMMA
+from sokoban.schedule import TileSchedule
 
 #: TVM writes this suffix behind the name of every device function it splits off.
 KERNEL_SUFFIX = "_kernel"
@@ -29,6 +32,13 @@ def _target(kind: str, architecture: str, warp_size: int) -> Any:
     return tvm.target.Target(fields)
 
 
+def own_architecture(schedule: Any, architecture: str) -> str | None:
+    """What a kernel has to be compiled for where ``architecture``, the device's, has not all of its instructions: those
+    of warp groups are in ``sm_90a`` alone. None for any other."""
+    is_wgmma = isinstance(schedule, TileSchedule) and schedule.instruction == WGMMA
+    return f"{architecture}a" if is_wgmma and not architecture.endswith("a") else None
+
+
 def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) -> str:
     """CUDA source of a lowered kernel with TVM's prelude, its parameters in the order of ``parameters``."""
     return _whole_warps(_source(lowered, _target("cuda", architecture, 32), parameters), lowered)
@@ -36,7 +46,8 @@ def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
     """OpenCL C source of a lowered kernel, its parameters in the order of ``parameters``."""
-    return _exact_constants(_source(lowered, _target("opencl", "", wavefront), parameters), lowered)
+    source = _exact_constants(_source(lowered, _target("opencl", "", wavefront), parameters), lowered)
+    return with_device_functions(source)
 
 
 #: A floating-point constant as TVM's own language writes it, with all digits.
@@ -77,7 +88,10 @@ _BARRIER_PASS = "s_tir.ThreadSync"
 #: Pointer parameters as TVM declares them, and its names of the element types.
 _CUDA_POINTER = "{}* __restrict__ {}"
 _OPENCL_POINTER = "__global {}* restrict {}"
-_C_TYPES = {"float16": "half", "bfloat16": "unsigned short", "float32": "float", "float64": "double"}
+_C_TYPES = {
+    "float16": "half", "bfloat16": "unsigned short", "float32": "float", "float64": "double",
+    "int8": "signed char", "uint8": "unsigned char", "int32": "int",
+}  # fmt: skip
 
 
 def _order_parameters(source: str, kernel: str, parameters: Sequence[str], declared: Mapping[str, str]) -> str:
@@ -110,8 +124,20 @@ def static_shared_bytes(source: str) -> int:
     return end
 
 
-_SHARED_ARRAY = re.compile(r"^\s*(?:__shared__|__local)\s+(?:alignas\((\d+)\)\s+)?(\w+)\s+\w+\[(\d+)\];", re.MULTILINE)
-_C_BYTES = {"half": 2, "nv_bfloat16": 2, "ushort": 2, "float": 4, "double": 8} | {
+_SHARED_ARRAY = re.compile(
+    r"^\s*(?:__shared__|__local)\s+(?:alignas\((\d+)\)\s+)?((?:signed\s+)?\w+)\s+\w+\[(\d+)\];", re.MULTILINE
+)
+_SCALAR_BYTES = {
+    "half": 2,
+    "nv_bfloat16": 2,
+    "ushort": 2,
+    "float": 4,
+    "double": 8,
+    "int": 4,
+    "char": 1,
+    "signed char": 1,
+}
+_C_BYTES = _SCALAR_BYTES | {
     f"{name}{lanes}": size * lanes for name, size in {"half": 2, "float": 4, "double": 8}.items() for lanes in (2, 4, 8)
 }
 

@@ -10,13 +10,28 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.lower import identifier
-from codegen.staged_tiles import StagedTile, local_buffer, named, vector_read, vector_write
+from codegen.staged_tiles import StagedTile, local_buffer, named, vector_read, vector_write, wide
 from codegen.values import Expr
 from sokoban.schedule import TileSchedule
 from sokoban.vectors import VECTOR_BYTES
 
 #: What is done for some of a thread's elements: number of the virtual copy and place in it, by axis.
 Body = Callable[[Mapping[str, Expr], Mapping[str, Expr]], None]
+
+
+def step_loops(reduced: Sequence[str], schedule: TileSchedule) -> list[tuple[str, int, int, bool]]:
+    """Loops over the points of a step, outermost first: axis, trips, elements per trip, unrolled."""
+    room = max(1, schedule.unroll // math.prod(schedule.register_tile.values()))
+    inner: list[tuple[str, int, int, bool]] = []
+    outer: list[tuple[str, int, int, bool]] = []
+    for axis in reversed(reduced):
+        size = schedule.step_of[axis]
+        own = size if size <= room else math.gcd(size, 1 << (room.bit_length() - 1)) if not outer else 1
+        inner.insert(0, (axis, own, 1, True))
+        if own < size:
+            outer.insert(0, (axis, size // own, own, False))
+        room //= own
+    return outer + inner
 
 
 class ThreadTile:
@@ -83,10 +98,12 @@ class Operand:
         thread_tile: ThreadTile,
         places: Mapping[str, Expr],
         stage_elements: int,
+        turns: Sequence[tuple[str, int]],
         names: Sequence[str],
     ) -> None:
         """``places`` is where the thread starts in its block, ``stage_elements`` how far the buffers of ``shared`` lie
-        apart (0 where there is one); ``names`` are those of the base address and of fragments."""
+        apart (0 where there is one); ``turns`` are the loops that are not unrolled, as a reduction axis and elements
+        per turn; ``names`` are those of the base address, of fragments, and of the address that loops go on with."""
         self.tile, self.shared, self.thread_tile = tile, shared, thread_tile
         self.schedule = thread_tile.schedule
         # In stored order.
@@ -94,12 +111,18 @@ class Operand:
         self.axes = [axis for axis in terms if axis in self.schedule.thread_of]
         self.width = self._width(stage_elements)
         self._fragment_name = names[1]
-        # Where the thread starts, worked out once: what comes on top of it fits into an instruction. In units of a
-        # vector, so that TVM sees that vectors are aligned.
+        # Where the thread starts, worked out once: what comes on top of it fits into an instruction. In units of what
+        # all such addresses are multiples of, so that compilers see how wide aligned reads can be.
         own = {axis: place for axis, place in places.items() if self.schedule.threads_of[axis] > 1}
-        base = local_buffer(names[0], 1, "int32")
-        T.buffer_store(base, tirx.floordiv(tile.address(own) + tile.start, self.width), [0])
-        self.base = base[0] * self.width
+        starts = [tile.apart(axis) * self.schedule.thread_of[axis] for axis in own]
+        ways = [tile.apart(axis) * elements for axis, elements in turns]
+        self.unit = math.gcd(
+            VECTOR_BYTES // min(VECTOR_BYTES, tile.tensor.element_bytes),
+            *(tile.start + tile.lowest, stage_elements), *starts, *ways,
+        )  # fmt: skip
+        self.base = local_buffer(names[0], 1, "int32")
+        T.buffer_store(self.base, tirx.floordiv(tile.address(own) + tile.start, self.unit), [0])
+        self.here = local_buffer(names[2], 1, "int32")
 
     def _width(self, stage_elements: int) -> int:
         """Adjacent elements that a thread reads at a time; 1 where they are not known to be aligned."""
@@ -123,19 +146,33 @@ class Operand:
         """Where an element stands in a fragment."""
         return self.thread_tile.element(copies, own, self.axes)
 
-    def element(self, local: Mapping[str, Expr], at: Expr) -> Expr:
-        """The element at ``local``, positions behind the thread's first and in the step, of the buffer that starts at
-        ``at``."""
-        return self.shared[self.base + at + self.tile.address(local, lowest=False)]
+    def start(self, at: Expr) -> None:
+        """Begin a step, whose buffer starts at ``at``."""
+        T.buffer_store(self.here, self.base[0] + tirx.floordiv(at, self.unit), [0])
 
-    def fragment(self, point: Mapping[str, Expr], at: Expr) -> Any:
+    def advance(self, axis: str, elements: int) -> None:
+        """Go on by some elements along a reduction axis: a loop over it then adds one number per turn."""
+        by = self.tile.apart(axis) * elements // self.unit
+        if by:
+            T.buffer_store(self.here, self.here[0] + by, [0])
+
+    def element(self, local: Mapping[str, Expr]) -> Expr:
+        """The element at ``local``, positions behind the thread's first and in the step as far as loops have come."""
+        return self.shared[self._index(local)]
+
+    def _index(self, local: Mapping[str, Expr]) -> Expr:
+        """Where the element at ``local`` stands in the shared buffer."""
+        behind = self.tile.address({axis: wide(place) for axis, place in local.items()}, lowest=False)
+        return wide(self.here[0]) * self.unit + behind
+
+    def fragment(self, point: Mapping[str, Expr]) -> Any:
         """A thread's operands of one point of the reduction, read as vectors."""
         elements = math.prod(self.schedule.register_tile[axis] for axis in self.axes)
         fragment = local_buffer(self._fragment_name, elements, self.tile.tensor.dtype)
 
         def read(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
             local = {**self.thread_tile.local(copies, own), **point}
-            first = self.base + at + self.tile.address(local, lowest=False)
+            first = self._index(local)
             vector_write(fragment, self.position(copies, own), self.width, vector_read(self.shared, first, self.width))
 
         self.thread_tile.walk(read, self.width, self.axes)

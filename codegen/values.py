@@ -111,6 +111,15 @@ def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
     return _ARITHMETIC[call.function](*arguments)
 
 
+def combine(function: str, total: Expr, value: Expr) -> Expr:
+    """One more value under a reduction function."""
+    if function == "sum":
+        return total + value
+    if function == "prod":
+        return total * value
+    return tirx.max(total, value) if function == "max" else tirx.min(total, value)
+
+
 def reducer(function: str) -> Callable[..., Expr]:
     """TVM's reducer of a reduction function."""
     if function == "prod":

@@ -11,19 +11,22 @@ half arithmetic, and a Tensor Core tiling is run with scalar multiply-adds. The 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from codegen.chain import ChainCheck, Problem, Schedule, tensors_of
 from codegen.cuda_emulator import EmulatorError, emulator_available, run_cuda_on_cpu
-from codegen.lower import lower
+from codegen.cutting import cut_down
+from codegen.lower_problem import lower_problem
 from codegen.opencl_runner import OpenClError, opencl_available, run_opencl
 from codegen.prelude import strip_prelude
 from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source
-from codegen.verification import TOLERANCE, Verification
-from sokoban.expression import Axis, Statement, Tensor, TensorExpr, loads
+from codegen.verification import TOLERANCE, Verification, tolerance_of
+from sokoban.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.kernel_form import KernelForm
+from sokoban.patches import PatchTransform
 from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule
 
@@ -44,42 +47,87 @@ def verify(
     shuffles, matrix instructions and half precision included.
     """
     small = form if full_size else cut_down(form, schedule)
-    dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
-    tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
-    sizes = dict(small.sizes)
-    notes = []
-    if engine == "emulator":
-        missing = emulator_available()
-        method = "cuda, emulated"
-    else:
-        missing = opencl_available()
-        if schedule.instruction != "fma":
-            from codegen.lower_wmma import tile_twin
+    reference = _source_value if full_size else _value
+    return _verified(small, [(small, schedule)], None, reference, seed, engine)
 
-            schedule = tile_twin(schedule, small)
+
+def verify_chain(check: ChainCheck, *, seed: int = 0, engine: str = "opencl") -> Verification:
+    """Run the kernels of a chain one after the other and compare what the last one writes with the reference.
+
+    What one writes the next one reads, guards and all: an element that was not written poisons the result.
+    """
+    steps = [(step.problem, step.schedule) for step in check.steps]
+    return _verified(check.form, steps, check.tolerance, _value, seed, engine)
+
+
+_Inputs = Mapping[str, np.ndarray]
+
+
+def _verified(
+    form: KernelForm,
+    steps: Sequence[tuple[Problem, Schedule]],
+    tolerance: float | None,
+    reference: Callable[[KernelForm, _Inputs], np.ndarray],
+    seed: int,
+    engine: str,
+) -> Verification:
+    """The kernels of ``steps``, run in order, against the reference of ``form``."""
+    dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
+    accepted = tolerance_of(form.expr)
+    sizes = dict(form.sizes)
+    missing, method = emulator_available(), "cuda, emulated"
+    if engine == "opencl":
+        missing, notes = opencl_available(), []
+        if any(isinstance(schedule, TileSchedule) and schedule.instruction != "fma" for _, schedule in steps):
+            steps = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
             notes.append("scalar twin of the Tensor Core tiling")
         if dtypes & {"float16", "bfloat16"}:
             notes.append("float32 twin of half-precision storage")
-            tolerance = TOLERANCE["float32"]
+        if dtypes & set(FLOAT8_DTYPES):
+            notes.append("float32 twin of eight-bit floats")
+        if dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES} or form.expr.allow_tf32:
+            accepted = TOLERANCE["float32"]
         method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
+    accepted = max(accepted, tolerance or 0.0)
     if missing is not None:
-        return Verification(False, "none", None, tolerance, sizes, f"not run: {missing}")
-    inputs = random_inputs(small.expr, seed)
-    expected = _source_value(small, inputs) if full_size else evaluate(small.expr, inputs)
+        return Verification(False, "none", None, accepted, sizes, f"not run: {missing}")
+    inputs = random_inputs(form.expr, seed)
+    expected = reference(form, inputs)
+    run = _run_emulated if engine == "emulator" else _run_opencl
+    known = dict(inputs)
     try:
-        run = _run_emulated if engine == "emulator" else _run_opencl
-        flat = run(small, schedule, inputs)
-    except (OpenClError, EmulatorError, LoweringError) as problem:
-        return Verification(False, method, None, tolerance, sizes, str(problem))
-    error, reason = _judge(flat, expected, tolerance)
-    return Verification(not reason, method, error, tolerance, sizes, reason)
+        for problem, schedule in steps:
+            flat = run(problem, schedule, known)
+            output = tensors_of(problem)[-1]
+            known[output.name] = flat[: output.element_count]
+            if not np.isnan(flat[output.element_count :]).all():
+                last = output.name == form.expr.output.name
+                reason = f"written behind the end of {'the output' if last else output.name}"
+                return Verification(False, method, float("inf"), accepted, sizes, reason)
+    except (OpenClError, EmulatorError, LoweringError) as problem_found:
+        return Verification(False, method, None, accepted, sizes, str(problem_found))
+    error, reason = _judge(known[form.expr.output.name], expected, accepted)
+    return Verification(not reason, method, error, accepted, sizes, reason)
 
 
-def _run_opencl(form: KernelForm, schedule: TileSchedule, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
+    """The schedule with multiply-adds in place of matrix instructions."""
+    if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or schedule.instruction == "fma":
+        return schedule
+    from codegen.lower_wmma import tile_twin
+
+    return tile_twin(schedule, problem)
+
+
+def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:
+    return evaluate(form.expr, inputs)
+
+
+def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
     """The output with its guard, computed by OpenCL in float32 or float64."""
-    widened = _widen(form)
-    lowered = lower(widened, schedule, entry="verify", dynamic_shared=False)
-    tensors = (*widened.expr.inputs, widened.expr.output)
+    widened = _widen(problem)
+    lowered = lower_problem(widened, schedule, entry="verify", dynamic_shared=False)
+    tensors = tensors_of(widened)
     source = opencl_source(lowered, [tensor.name for tensor in tensors])
     arrays = [_guarded(inputs[tensor.name], tensor) for tensor in tensors[:-1]]
     arrays.append(_guarded(np.full(tensors[-1].shape, np.nan), tensors[-1]))
@@ -91,13 +139,13 @@ def _run_opencl(form: KernelForm, schedule: TileSchedule, inputs: Mapping[str, n
         lowered.block,
         output_indices=[len(arrays) - 1],
     )
-    return arrays[-1]
+    return _with_nan(arrays[-1], tensors[-1].dtype)
 
 
-def _run_emulated(form: KernelForm, schedule: TileSchedule, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
+def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
     """The output with its guard, computed by the kernel's own CUDA text in its own dtypes."""
-    lowered = lower(form, schedule, entry="verify")
-    tensors = (*form.expr.inputs, form.expr.output)
+    lowered = lower_problem(problem, schedule, entry="verify")
+    tensors = tensors_of(problem)
     source = strip_prelude(cuda_source(lowered, "sm_80", [tensor.name for tensor in tensors]))
     arrays = [_stored(_guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
     output = tensors[-1]
@@ -113,24 +161,26 @@ def _run_emulated(form: KernelForm, schedule: TileSchedule, inputs: Mapping[str,
     )
     if output.dtype == "bfloat16":
         return (result.astype(np.uint32) << 16).view(np.float32)
-    return result
+    return _with_nan(result, output.dtype)
 
 
 def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
     """Values as a kernel stores them; NumPy has no bfloat16, whose bits are the upper half of a float32's."""
+    if dtype in FLOAT8_DTYPES:
+        import ml_dtypes
+
+        return values.astype(getattr(ml_dtypes, dtype))
     if dtype == "bfloat16":
         return (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return values.astype(dtype)
 
 
-def _judge(flat: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[float, str]:
-    """Relative error of an output with its guard, and what is wrong with it (empty where nothing is)."""
-    result = flat[: expected.size].reshape(expected.shape).astype(np.float64)
+def _judge(values: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[float, str]:
+    """Relative error of an output, and what is wrong with it (empty where nothing is)."""
+    result = values.reshape(expected.shape).astype(np.float64)
     unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
     if unwritten > 0:
         return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
-    if not np.isnan(flat[expected.size :]).all():
-        return float("inf"), "written behind the end of the output"
     error = relative_error(result, expected)
     return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"
 
@@ -159,57 +209,27 @@ def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _guarded(values: np.ndarray, tensor: Tensor) -> np.ndarray:
-    """The values flat, in the tensor's dtype, followed by a guard of NaN."""
-    dtype = np.float64 if tensor.dtype == "float64" else np.float32
-    return np.concatenate([values.astype(dtype).ravel(), np.full(GUARD_ELEMENTS, np.nan, dtype=dtype)])
+    """The values flat, in the tensor's dtype, followed by a guard of NaN (of integers: their smallest number)."""
+    flat = np.concatenate([values.ravel(), np.full(GUARD_ELEMENTS, np.nan)])
+    if tensor.dtype in INTEGER_DTYPES:
+        return np.nan_to_num(flat, nan=np.iinfo(tensor.dtype).min).astype(tensor.dtype)
+    return flat.astype(np.float64 if tensor.dtype == "float64" else np.float32)
 
 
-def _widen(form: KernelForm) -> KernelForm:
-    """The same form with half-precision tensors in float32."""
+def _with_nan(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers of ``dtype`` with NaN in place of what stands for it among integers (:func:`_guarded`)."""
+    if dtype not in INTEGER_DTYPES:
+        return values
+    return np.where(values == np.iinfo(dtype).min, np.nan, values.astype(np.float64))
+
+
+def _widen(form: Problem) -> Problem:
+    """The same problem with tensors of narrower floats in float32; patch transforms have none."""
+    if isinstance(form, PatchTransform):
+        return form
     expr = form.expr
     tensors = tuple(
-        replace(tensor, dtype="float32") if tensor.dtype in ("float16", "bfloat16") else tensor
+        replace(tensor, dtype="float32") if tensor.dtype in ("float16", "bfloat16", *FLOAT8_DTYPES) else tensor
         for tensor in expr.tensors
     )
-    return replace(form, expr=TensorExpr(expr.name, expr.axes, tensors, expr.statements, expr.accumulate))
-
-
-def cut_down(form: KernelForm, schedule: TileSchedule) -> KernelForm:
-    """The same operator on axes of at most two full tiles plus the remainder."""
-    tiles = {**schedule.block_of, **schedule.step_of}
-    if form.kind == "rows" or schedule.reduce_threads:
-        # Columns are dealt to the threads in vectors of up to four.
-        dealt = 4 * max([count for _, count in schedule.reduce_threads] or [1])
-        tiles |= dict.fromkeys((*form.columns, *form.reduced), dealt)
-    sizes = {axis: _cut(size, tiles.get(axis, 1)) for axis, size in form.sizes.items()}
-    return resize(form, sizes)
-
-
-def _cut(size: int, tile: int) -> int:
-    """``min(size, 2 * tile + size % tile)``: 1000 in tiles of 64 becomes 168."""
-    return min(size, 2 * tile + size % tile)
-
-
-def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
-    """The form over other axis sizes. A tensor keeps how far it extends beyond (or falls short of) its accesses."""
-    expr = form.expr
-    old = expr.sizes
-    reach: dict[str, list[tuple[int, int]]] = {}
-    for statement in expr.statements:
-        for load in loads(statement.value):
-            ends = [(index.bounds(old)[1], index.bounds(sizes)[1]) for index in load.indices]
-            known = reach.setdefault(load.tensor, ends)
-            reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)]
-    written = {statement.tensor: statement for statement in expr.statements}
-    tensors = []
-    for tensor in expr.tensors:
-        if tensor.name in written:
-            shape = tuple(sizes[axis] for axis in written[tensor.name].axes)
-        else:
-            ends = reach[tensor.name]
-            shape = tuple(max(1, extent - was + now) for extent, (was, now) in zip(tensor.shape, ends, strict=True))
-        tensors.append(Tensor(tensor.name, shape, tensor.dtype))
-    axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
-    statements: tuple[Statement, ...] = expr.statements
-    small = TensorExpr(expr.name, axes, tuple(tensors), statements, expr.accumulate)
-    return KernelForm(form.source, small, form.kind, form.reductions, form.final, form.fused)
+    return replace(form, expr=replace(expr, tensors=tensors))

@@ -148,7 +148,8 @@ def bound_of(work: Work, device: DeviceSpec) -> str:
     """``compute`` where arithmetic at the sustained rate takes longer than moving each tensor once, else ``memory``."""
     from sokoban.expression import DTYPE_BYTES
 
-    instruction = device.matrix_instruction(work.dtype) if work.kind in ("convolution", "matrix product") else None
+    products = work.kind in ("convolution", "matrix product")
+    instruction = device.best_matrix_instruction(work.dtype) if products else None
     # Halves are multiplied in float32 where there are no matrix units for them.
     dtype = work.dtype if DTYPE_BYTES[work.dtype] > 2 and work.dtype in device.dtypes else "float32"
     rate = instruction.sustained_flops if instruction is not None else device.sustained_flops(dtype)

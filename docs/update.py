@@ -235,7 +235,10 @@ def _manifest() -> str:
 
 
 #: The rooms of RATIONAL that hold constants.
-_RATIONAL = ("rational", "stages", "loops", "operands", "fetch", "occupancy", "transactions", "vectors")
+_RATIONAL = (
+    "rational", "stages", "issue", "work", "row_work", "rows", "windows", "patch_cost", "loops", "operands", "fetch",
+    "occupancy", "transactions", "raster", "vectors",
+)  # fmt: skip
 
 #: Comments and the constants below them; private ones are sizes that every NVIDIA board has.
 _CONSTANT = re.compile(r"((?:^#: .*\n)+)((?:^[A-Z]\w* = .*\n)+)", re.MULTILINE)

@@ -15,12 +15,15 @@ from typing import Any
 
 import msgspec
 
-from hal.device import DeviceSpec
+from hal.device import WARP_GROUPS, DeviceSpec
 from hal.errors import InputError, listed
 from hal.keypaths import leaves, source_of
 
 FILE_LIMIT_BYTES = 1 << 20
 """Device files are a few KiB; anything above this is some other file."""
+
+THIS_CPU = "cpu"
+"""The name under which this machine's own cores are a device."""
 
 _SUFFIXES = (".toml", ".json")
 
@@ -28,8 +31,9 @@ _SUFFIXES = (".toml", ".json")
 def load_device(name_or_path: str | os.PathLike[str]) -> DeviceSpec:
     """The device of that name or alias (upper or lower case), or the one described in that file.
 
-    Text is taken for a path when it ends in ``.toml`` or ``.json`` or has a path separator in it. Shipped devices are
-    read once; a file is read every time.
+    ``cpu`` is this machine's own processor, measured when it is first asked for (`hal.cpu`). Text is taken for a path
+    when it ends in ``.toml`` or ``.json`` or has a path separator in it. Shipped devices are read once; a file is read
+    every time.
     """
     text = os.fspath(name_or_path)
     if "\0" in text:
@@ -38,6 +42,10 @@ def load_device(name_or_path: str | os.PathLike[str]) -> DeviceSpec:
     if isinstance(name_or_path, os.PathLike) or text.lower().endswith(_SUFFIXES) or any(s in text for s in separators):
         return _load_file(Path(text))
     wanted = _folded(text)
+    if wanted == THIS_CPU:
+        from hal.cpu import this_cpu
+
+        return this_cpu()
     if wanted in device_names():
         return _shipped(wanted)
     name = _names_by_alias().get(wanted)
@@ -122,7 +130,7 @@ def _folded(name: str) -> str:
 def _unknown(text: str) -> InputError:
     import difflib
 
-    spellings = {_folded(spelling): spelling for spelling in (*device_aliases(), *device_names())}
+    spellings = {_folded(spelling): spelling for spelling in (*device_aliases(), *device_names(), THIS_CPU)}
     close = [spellings[key] for key in difflib.get_close_matches(_folded(text), spellings, n=3, cutoff=0.5)]
     hint = f"did you mean {' or '.join(filter(None, [', '.join(close[:-1]), close[-1]]))}? " if close else ""
     where = "`roller devices` lists the names; a path to a .toml file works too"
@@ -243,7 +251,8 @@ def _entry_name(entry: Any) -> str:
     if not isinstance(entry, dict):
         return ""
     if "input_dtype" in entry:
-        return f"{entry['input_dtype']}-{entry.get('accumulate_dtype', '?')}"
+        groups = f"-{WARP_GROUPS}" if entry.get("name") == WARP_GROUPS else ""
+        return f"{entry['input_dtype']}-{entry.get('accumulate_dtype', '?')}{groups}"
     return str(entry.get("dtype") or (entry.get("name") if "capacity_bytes" in entry or "shared_by" in entry else ""))
 
 

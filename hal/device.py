@@ -16,12 +16,16 @@ import msgspec
 from hal.errors import InputError, listed
 from hal.validation import check
 
-Dtype = Literal["float64", "float32", "tfloat32", "float16", "bfloat16", "int32", "int8"]
+Dtype = Literal[
+    "float64", "float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int8"
+]
 """Names of element types, as everywhere in the project."""
 
-Kind = Literal["gpu", "ipu"]
-CodeGenerator = Literal["cuda", "cuda-source", "opencl-source"]
+Kind = Literal["gpu", "ipu", "cpu"]
+CodeGenerator = Literal["cuda", "cuda-source", "opencl-source", "llvm"]
 SharedBy = Literal["thread", "unit", "device"]
+ManagedBy = Literal["program", "hardware"]
+Lane = Literal["thread", "element"]
 
 # The bounds are for readers of the JSON Schema; ``hal/validation.py`` enforces them, with the key path in its message.
 Count = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1})]
@@ -34,7 +38,8 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """One layer of the memory hierarchy.
 
     Attributes:
-        name: ``registers``, ``shared``, ``l2`` or ``dram``; on an IPU ``registers``, ``local`` or ``exchange``.
+        name: ``registers``, ``shared``, ``l2`` or ``dram``; on an IPU ``registers``, ``local`` or ``exchange``; on a
+            CPU ``registers``, ``l1``, ``l2``, ``l3`` or ``dram``.
         capacity_bytes: bytes one sharer holds: of a thread for registers, of a unit for shared and local memory, of
             the whole device for the rest.
         shared_by: who shares one copy of the layer: ``thread``, ``unit`` or ``device``.
@@ -49,6 +54,10 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             TLB); absent where reads do not wait for translations, or nobody measured it.
         translation_miss_seconds: time between two misses of a unit's translations; absent together with
             ``translation_reach_bytes``.
+        managed_by: who decides what lies in it: the ``program``, by copies, or the ``hardware``, as a cache. Absent
+            where the layer's name says so: shared and local memory are the program's, ``l2`` of a GPU is a cache.
+        associativity: lines whose addresses fall together that a cache keeps at a time; absent where nobody plans
+            around it.
     """
 
     name: Text
@@ -62,29 +71,38 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     scattered_bytes_per_second: Positive | None = None
     translation_reach_bytes: Count | None = None
     translation_miss_seconds: Positive | None = None
+    managed_by: ManagedBy | None = None
+    associativity: Count | None = None
 
 
 class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rTile execution unit: the lanes that execute one instruction together (thesis 6.3.4 and 6.4).
 
     Attributes:
-        name: ``warp``, ``wavefront`` or ``hardware thread``.
-        lanes: threads in one TEU.
+        name: ``warp``, ``wavefront``, ``hardware thread`` or ``SIMD unit``.
+        lanes: threads in one TEU, or float32 elements of its vectors.
         group_size: TEUs of one unit that can issue in the same cycle, e.g. the warp schedulers of an SM.
         resident_per_unit: TEUs one unit keeps in flight at most.
+        lane: what a lane is: a ``thread`` with registers and addresses of its own, or an ``element`` of vectors that
+            one thread computes with.
     """
 
     name: Text
     lanes: Count
     group_size: Count
     resident_per_unit: Count
+    lane: Lane = "thread"
+
+
+#: Name of the matrix instructions that four warps execute together.
+WARP_GROUPS = "wgmma"
 
 
 class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A matrix multiply-accumulate that one TEU executes as a whole: D[m,n] = A[m,k] B[k,n] + C[m,n].
 
     Attributes:
-        name: the programming interface, ``wmma``.
+        name: the programming interface: ``wgmma`` is for warp groups, any other for single warps.
         shape: (m, n, k) in elements.
         input_dtype: type of A and B.
         accumulate_dtype: type of C and D.
@@ -101,8 +119,14 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     @property
     def key(self) -> str:
-        """How key paths name this instruction: ``float16-float32`` is float16 inputs, float32 accumulators."""
-        return f"{self.input_dtype}-{self.accumulate_dtype}"
+        """How key paths name this instruction: ``float16-float32`` is float16 inputs, float32 accumulators; warp
+        groups' are ``float16-float32-wgmma``."""
+        return f"{self.input_dtype}-{self.accumulate_dtype}" + (f"-{WARP_GROUPS}" if self.is_by_groups else "")
+
+    @property
+    def is_by_groups(self) -> bool:
+        """Whether four warps execute it together."""
+        return self.name == WARP_GROUPS
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -208,14 +232,14 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         name: short name, lower case, also the file name: ``v100-sxm2-16gb``.
         title: marketing name.
         vendor: ``NVIDIA``, ``AMD``, ``Graphcore``.
-        kind: ``gpu`` or ``ipu``; decides which memory layers there are.
-        architecture: ``sm_70``, ``gfx906``, ``ipu-mk1``.
+        kind: ``gpu``, ``ipu`` or ``cpu``; decides which memory layers there are.
+        architecture: ``sm_70``, ``gfx906``, ``ipu-mk1``; of a CPU its name in LLVM, ``icelake-server``.
         compute_capability: (major, minor) of an NVIDIA device, otherwise absent.
-        code_generator: ``cuda`` compiles and runs, ``cuda-source`` and ``opencl-source`` stop at source text, absent
-            means estimates only.
-        code_generator_reason: why it is not ``cuda``; empty when it is.
+        code_generator: ``cuda`` and ``llvm`` compile and run, ``cuda-source`` and ``opencl-source`` stop at source
+            text, absent means estimates only.
+        code_generator_reason: why it is neither ``cuda`` nor ``llvm``; empty when it is.
         aliases: other names ``load_device`` accepts, among them the name the driver reports.
-        unit_name: what the vendor calls a unit: ``SM``, ``SMX``, ``CU``, ``tile``.
+        unit_name: what the vendor calls a unit: ``SM``, ``SMX``, ``CU``, ``tile``, ``core``.
         unit_count: units of the device.
         teu: the rTile execution unit.
         layers: memory layers, registers first.
@@ -267,18 +291,19 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def shared(self) -> MemoryLayer:
-        """The scratchpad of a unit: shared memory of a GPU, local memory of an IPU tile."""
-        return self.layer("local" if self.kind == "ipu" else "shared")
+        """The layer in which a unit keeps data tiles: shared memory of a GPU, local memory of an IPU tile, the last
+        cache that a core has for itself."""
+        return [layer for layer in self.layers if layer.shared_by == "unit"][-1]
 
     @property
     def l2(self) -> MemoryLayer | None:
-        """The cache in front of DRAM, or None."""
-        return next((layer for layer in self.layers if layer.name == "l2"), None)
+        """The cache of the whole device in front of DRAM, or None."""
+        return next((layer for layer in self.layers[:-1] if layer.shared_by == "device"), None)
 
     @property
     def dram(self) -> MemoryLayer:
-        """The bottom layer: DRAM of a GPU, all remote tile memories of an IPU."""
-        return self.layer("exchange" if self.kind == "ipu" else "dram")
+        """The bottom layer: DRAM, or all remote tile memories of an IPU."""
+        return self.layers[-1]
 
     @property
     def framework_calls(self) -> Framework:
@@ -287,8 +312,8 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @property
     def warp_lanes(self) -> int:
-        """Threads in one TEU."""
-        return self.teu.lanes
+        """Threads in one TEU: one where its lanes are elements of vectors."""
+        return self.teu.lanes if self.teu.lane == "thread" else 1
 
     @property
     def teu_count(self) -> int:
@@ -338,11 +363,21 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return limit
 
     def matrix_instruction(self, input_dtype: str, accumulate_dtype: str | None = None) -> MatrixInstruction | None:
-        """The first matrix instruction with these types (any accumulator when not given), or None."""
+        """The first matrix instruction of single warps with these types (any accumulator when not given), or None."""
         for instruction in self.matrix_instructions:
-            if instruction.input_dtype == input_dtype and accumulate_dtype in (None, instruction.accumulate_dtype):
+            types = instruction.input_dtype == input_dtype and accumulate_dtype in (None, instruction.accumulate_dtype)
+            if types and not instruction.is_by_groups:
                 return instruction
         return None
+
+    def warp_group_instruction(self, input_dtype: str) -> MatrixInstruction | None:
+        """The matrix instruction of warp groups for a type, or None."""
+        found = (each for each in self.matrix_instructions if each.is_by_groups and each.input_dtype == input_dtype)
+        return next(found, None)
+
+    def best_matrix_instruction(self, input_dtype: str) -> MatrixInstruction | None:
+        """The matrix instruction that a library uses for a type: of warp groups where there is one; or None."""
+        return self.warp_group_instruction(input_dtype) or self.matrix_instruction(input_dtype)
 
     def _rate(self, dtype: str) -> Throughput:
         for rate in self.throughput:

@@ -15,22 +15,31 @@ if TYPE_CHECKING:
 LAYER_ORDER: dict[str, tuple[str, ...]] = {
     "gpu": ("registers", "shared", "l2", "dram"),
     "ipu": ("registers", "local", "exchange"),
+    "cpu": ("registers", "l1", "l2", "l3", "dram"),
 }
-"""The memory layers a device of each kind may have, top (next to the arithmetic) first; only ``l2`` may be absent."""
+"""The memory layers a device of each kind may have, top (next to the arithmetic) first; ``l2`` and ``l3`` may be
+absent."""
 
-_SHARED_BY: dict[str, SharedBy] = {
-    "registers": "thread",
-    "shared": "unit",
-    "local": "unit",
-    "l2": "device",
-    "dram": "device",
-    "exchange": "device",
+_SHARED_BY: dict[str, dict[str, tuple[SharedBy, ...]]] = {
+    "gpu": {"registers": ("thread",), "shared": ("unit",), "l2": ("device",), "dram": ("device",)},
+    "ipu": {"registers": ("thread",), "local": ("unit",), "exchange": ("device",)},
+    "cpu": {
+        "registers": ("thread",),
+        "l1": ("unit",),
+        "l2": ("unit", "device"),
+        "l3": ("unit", "device"),
+        "dram": ("device",),
+    },
 }
+"""Who may share a layer of each name, by kind of device: some CPUs have a second cache for all cores together."""
 
 _TOGETHER = (("bank_count", "bank_width_bytes"), ("translation_reach_bytes", "translation_miss_seconds"))
 """Keys of a layer that say something only together."""
 
-_OPTIONAL_LAYERS = frozenset({"l2"})
+_OPTIONAL_LAYERS = frozenset({"l2", "l3"})
+
+_COMPILES = frozenset({"cuda", "llvm"})
+"""Code generators that need no reason why they stop halfway."""
 
 _TOO_LARGE = 10**18
 """No count, capacity or rate of a device comes near; what lies above would overflow 64-bit columns."""
@@ -87,11 +96,11 @@ def _check_architecture(device: DeviceSpec) -> None:
             f"is missing, but code_generator is {device.code_generator!r}",
             "add compute_capability = [major, minor]",
         )
-    if device.code_generator != "cuda" and not device.code_generator_reason.strip():
+    if device.code_generator not in _COMPILES and not device.code_generator_reason.strip():
         came = "absent" if device.code_generator is None else repr(device.code_generator)
         raise InputError(
             "device.code_generator_reason",
-            f"is empty, but code_generator is {came}, not 'cuda'",
+            f"is empty, but code_generator is {came}, not 'cuda' or 'llvm'",
             "say in words why kernels for this device are not compiled here",
         )
 
@@ -99,9 +108,9 @@ def _check_architecture(device: DeviceSpec) -> None:
 def _check_layers(device: DeviceSpec) -> None:
     names = [layer.name for layer in device.layers]
     order = LAYER_ORDER[device.kind]
-    allowed = [order, tuple(name for name in order if name not in _OPTIONAL_LAYERS)]
-    if tuple(names) not in allowed:
-        optional = f" ({listed([n for n in order if n in _OPTIONAL_LAYERS])} may be left out)" if "l2" in order else ""
+    optional_names = [name for name in order if name in _OPTIONAL_LAYERS]
+    if tuple(names) != tuple(name for name in order if name in names or name not in _OPTIONAL_LAYERS):
+        optional = f" ({listed(optional_names)} may be left out)" if optional_names else ""
         raise InputError(
             "device.layers",
             f"got {', '.join(names) or 'none'}, expected {', '.join(order)} in this order{optional}",
@@ -109,8 +118,9 @@ def _check_layers(device: DeviceSpec) -> None:
         )
     for layer in device.layers:
         path = f"layers.{layer.name}"
-        if layer.shared_by != _SHARED_BY[layer.name]:
-            raise _bad(f"{path}.shared_by", layer.shared_by, repr(_SHARED_BY[layer.name]))
+        sharers = _SHARED_BY[device.kind][layer.name]
+        if layer.shared_by not in sharers:
+            raise _bad(f"{path}.shared_by", layer.shared_by, " or ".join(map(repr, sharers)))
         for pair in _TOGETHER:
             missing = [name for name in pair if getattr(layer, name) is None]
             if len(missing) == 1:
@@ -135,6 +145,7 @@ def _check_layers(device: DeviceSpec) -> None:
                 f"{path}.bandwidth_bytes_per_second",
                 layer.bandwidth_bytes_per_second,
             )
+    _check_sharers_grow(device)
     for upper, lower in zip(device.layers, device.layers[1:], strict=False):
         _check_at_most(
             f"layers.{lower.name}.bandwidth_bytes_per_second",
@@ -143,6 +154,15 @@ def _check_layers(device: DeviceSpec) -> None:
             upper.bandwidth_bytes_per_second,
             "bandwidth falls from the registers down",
         )
+
+
+def _check_sharers_grow(device: DeviceSpec) -> None:
+    """A layer is shared by no fewer than the one above it."""
+    order = ("thread", "unit", "device")
+    for upper, lower in zip(device.layers, device.layers[1:], strict=False):
+        if order.index(lower.shared_by) < order.index(upper.shared_by):
+            above = f"{upper.shared_by!r} or more, as layers.{upper.name} above it"
+            raise _bad(f"layers.{lower.name}.shared_by", lower.shared_by, above)
 
 
 def _check_rates(device: DeviceSpec) -> None:
@@ -191,14 +211,17 @@ def _check_limits(device: DeviceSpec) -> None:
         "limits.shared_bytes_per_unit less what is reserved per block",
         limits.shared_bytes_per_unit - limits.shared_bytes_reserved_per_block,
     )
-    resident = teu.resident_per_unit * teu.lanes
+    # A lane that is an element of a vector is no thread.
+    lanes, product = (teu.lanes, "resident_per_unit x lanes") if teu.lane == "thread" else (1, "resident_per_unit")
+    resident = teu.resident_per_unit * lanes
     if resident != limits.threads_per_unit:
         raise _bad(
             "teu.resident_per_unit",
             teu.resident_per_unit,
-            f"resident_per_unit x lanes = limits.threads_per_unit ({limits.threads_per_unit}), not {resident}",
+            f"{product} = limits.threads_per_unit ({limits.threads_per_unit}), not {resident}",
         )
-    _check_at_most("teu.group_size", teu.group_size, "teu.resident_per_unit", teu.resident_per_unit)
+    if teu.lane == "thread":
+        _check_at_most("teu.group_size", teu.group_size, "teu.resident_per_unit", teu.resident_per_unit)
     _check_equal(
         "layers.registers.capacity_bytes",
         device.registers.capacity_bytes,

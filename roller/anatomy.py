@@ -14,6 +14,7 @@ from hal import DeviceSpec
 from sokoban import KernelForm, ScheduleTable, TileSchedule, rational, stages
 from sokoban.expression import Load
 from sokoban.fetch import Fetch
+from sokoban.issue import issued_instructions
 from sokoban.loops import LoopNest
 from sokoban.occupancy import registers_per_thread
 from sokoban.operands import OperandReads
@@ -34,7 +35,7 @@ class Anatomy:
         step_busy: seconds of one step of all blocks that a unit runs, by stage that they share.
         step_waiting: seconds of one step during which a single block can do nothing.
         step_alone: seconds of one step of a single block, its work and its waiting.
-        arithmetic, overhead: instructions of a thread per step: arithmetic; steps and bodies of loops.
+        instructions: of a thread per step, by what they are for; without meaning for matrix instructions.
         dram_bytes: read from DRAM, by load.
         power_seconds: arithmetic at the rate that the power limit leaves.
         parts: what the predicted time consists of: the slowest stage by its name, some of :data:`REMAINDERS`, and
@@ -52,8 +53,7 @@ class Anatomy:
     step_busy: Mapping[str, float]
     step_waiting: float
     step_alone: float
-    arithmetic: float
-    overhead: float
+    instructions: Mapping[str, float]
     dram_bytes: Mapping[Load, float]
     power_seconds: float
     parts: Mapping[str, float]
@@ -110,9 +110,8 @@ def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Ana
         form, device, table, found.nest, fetches, found.reads, launch,
         int(one(registers_per_thread(table, found.nest.local))),
         {name: one(seconds) for name, seconds in busy.items()},
-        one(found.waiting), one(found.alone), one(stages.arithmetic_instructions(table)),
-        stages.STEP_INSTRUCTIONS
-        + one(stages.BODY_INSTRUCTIONS * stages.thread_points(table) / found.nest.unrolled_points),
+        one(found.waiting), one(found.alone),
+        {name: one(count) for name, count in issued_instructions(table, found.nest, fetches, found.reads).items()},
         read_bytes, power, {**parts, "launch": device.launch_overhead_seconds},
     )  # fmt: skip
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,34 +11,27 @@ import click
 
 from hal import InputError
 from hal.command_line import CONTEXT, Program
+from roller.cli_options import (
+    algorithms_option,
+    check_compilable,
+    check_out,
+    check_readable,
+    device_option,
+    kernel_pool,
+    progress,
+    search_option,
+)
 from roller.microbench_command import microbench_command
 from roller.profile_command import profile_command
 
 if TYPE_CHECKING:
-    from hal import DeviceSpec
+    pass
 
 
 @click.group("roller", cls=Program, context_settings=CONTEXT)
 @click.version_option(package_name="roller")
 def main() -> None:
     """GPU kernels constructed from a model of the hardware, and how long they take."""
-
-
-def _device_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--device", "device_name", required=True, metavar="NAME|FILE", help="A board (roller devices) or a spec file."
-    )(command)
-
-
-def _search_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    return click.option(
-        "--search",
-        "method",
-        type=click.Choice(["roller", "sokoban", "both"]),
-        default="both",
-        show_default=True,
-        help="Who finds programs: Roller's construction, Sokoban's exhaustive search, or both together.",
-    )(command)
 
 
 @main.command("devices")
@@ -69,7 +57,7 @@ def devices_command(name: str | None, as_json: bool) -> None:
 
 @main.command("compile")
 @click.argument("file", type=click.Path(path_type=Path))
-@_device_option
+@device_option
 @click.option("--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="Kernels per operator.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("out"), show_default=True, help="Where to write.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
@@ -80,28 +68,42 @@ def devices_command(name: str | None, as_json: bool) -> None:
     show_default=True,
     help="How many kernels, from rank 1 down, to run against the reference.",
 )
-@_search_option
+@search_option
+@algorithms_option
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def compile_command(
-    file: Path, device_name: str, top_k: int, out: Path, jobs: int | None, verify: int, method: str, as_json: bool
+    file: Path,
+    device_name: str,
+    top_k: int,
+    out: Path,
+    jobs: int | None,
+    verify: int,
+    method: str,
+    algorithms: str | None,
+    as_json: bool,
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
     from hal import load_device
 
     device = load_device(device_name)
-    _check_compilable(device)
-    _check_out(out)
-    _check_readable(file)
+    check_compilable(device)
+    check_out(out)
+    check_readable(file)
     start = time.perf_counter()
-    with _pool(jobs) as pool:
+    with kernel_pool(jobs) as pool:
         # The processes load TVM meanwhile.
-        from roller.pipeline import compile_operators, write_bundle
+        from roller.algorithms import parse_algorithms
+        from roller.bundles import write_bundle
+        from roller.pipeline import compile_operators
         from roller.show import compiled_json, print_compiled
         from sokoban import load_operators
 
         expressions = load_operators(file)
-        results = compile_operators(expressions, device, top_k=top_k, verify=verify, pool=pool, method=method)
-        with _progress(len(expressions), show=not as_json) as advance:
+        kinds = parse_algorithms(algorithms)
+        results = compile_operators(
+            expressions, device, top_k=top_k, verify=verify, pool=pool, method=method, algorithms=kinds
+        )
+        with progress(len(expressions), show=not as_json) as advance:
             finished = []
             for compiled in results:
                 directory = write_bundle(compiled, device, out)
@@ -115,7 +117,7 @@ def compile_command(
 
 @main.command("verify")
 @click.argument("file", type=click.Path(path_type=Path))
-@_device_option
+@device_option
 @click.option("--top-k", type=click.IntRange(1, 100), default=3, show_default=True, help="Schedules per operator.")
 @click.option(
     "--engine",
@@ -124,29 +126,46 @@ def compile_command(
     show_default=True,
     help="Run the schedule's OpenCL twin, or the CUDA text itself thread by thread (needs g++).",
 )
-@_search_option
+@search_option
+@algorithms_option
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that verify.  [default: all cores]")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def verify_command(
-    file: Path, device_name: str, top_k: int, engine: str, method: str, jobs: int | None, as_json: bool
+    file: Path,
+    device_name: str,
+    top_k: int,
+    engine: str,
+    method: str,
+    algorithms: str | None,
+    jobs: int | None,
+    as_json: bool,
 ) -> None:
-    """Run the best schedules of every operator in FILE, cut down to a few tiles, against a float64 reference.
+    """Run the best programs of every operator in FILE, cut down to a few tiles, against a float64 reference.
 
     Exit code 1 when one disagrees or could not run.
     """
     from hal import load_device
 
     device = load_device(device_name)
-    _check_readable(file)
-    with _pool(jobs) as pool:
+    check_readable(file)
+    with kernel_pool(jobs) as pool:
+        from roller.algorithms import parse_algorithms
         from roller.pipeline import verify_operators
         from roller.show import print_verified, verified_json
         from sokoban import load_operators
 
         expressions = load_operators(file)
         results = []
-        with _progress(len(expressions), show=not as_json) as advance:
-            checked = verify_operators(expressions, device, top_k=top_k, pool=pool, engine=engine, method=method)
+        with progress(len(expressions), show=not as_json) as advance:
+            checked = verify_operators(
+                expressions,
+                device,
+                top_k=top_k,
+                pool=pool,
+                engine=engine,
+                method=method,
+                algorithms=parse_algorithms(algorithms),
+            )
             for name, checks in checked:
                 results.append((name, checks))
                 if as_json:
@@ -160,13 +179,14 @@ def verify_command(
 
 @main.command("explain")
 @click.argument("file", type=click.Path(path_type=Path))
-@_device_option
+@device_option
 @click.option("--name", "operator", default=None, help="One operator of the list.")
 @click.option("--rank", type=click.IntRange(1, 100), default=1, show_default=True, help="Which program.")
 @click.option(
     "--top-k", type=click.IntRange(1, 100), default=10, show_default=True, help="How many to compare it with."
 )
-@_search_option
+@search_option
+@algorithms_option
 @click.option(
     "--plot",
     "picture",
@@ -175,16 +195,24 @@ def verify_command(
     help="Also draw stage times and roofline of one operator into this file (png, svg or pdf; needs matplotlib).",
 )
 def explain_command(
-    file: Path, device_name: str, operator: str | None, rank: int, top_k: int, method: str, picture: Path | None
+    file: Path,
+    device_name: str,
+    operator: str | None,
+    rank: int,
+    top_k: int,
+    method: str,
+    algorithms: str | None,
+    picture: Path | None,
 ) -> None:
     """Tell how the programs of FILE's operators were found and what limits them."""
     from hal import load_device
+    from roller.algorithms import parse_algorithms
     from roller.explain import explain
-    from roller.programs import find_programs
+    from roller.programs import find_programs, ranked
     from sokoban import kernel_form, load_operators
 
-    device = load_device(device_name)
-    _check_readable(file)
+    device, kinds = load_device(device_name), parse_algorithms(algorithms)
+    check_readable(file)
     expressions = load_operators(file)
     if operator is not None:
         named = [expr for expr in expressions if expr.name == operator]
@@ -198,19 +226,24 @@ def explain_command(
         if len(expressions) > 1:
             raise InputError("--plot", f"draws one operator, {file} has {len(expressions)}", "pick one with --name")
     for expr in expressions:
-        construction = find_programs(kernel_form(expr), device, max(top_k, rank), method)
-        if rank > len(construction.programs):
-            raise InputError("--rank", f"{expr.name} has {len(construction.programs)} programs", "ask for one of those")
-        click.echo(explain(construction, rank))
+        construction = find_programs(kernel_form(expr), device, max(top_k, rank), method, kinds)
+        programs = ranked(construction, max(top_k, rank), kinds)
+        if rank > len(programs):
+            raise InputError("--rank", f"{expr.name} has {len(programs)} programs", "ask for one of those")
+        chosen = programs[rank - 1]
+        if picture is not None and chosen not in construction.programs:
+            problem = f"rank {rank} of {expr.name} is several kernels ({chosen.policy}), the picture shows single ones"
+            raise InputError("--plot", problem, "add --algorithms direct")
+        click.echo(explain(construction, rank, programs))
         if picture is not None:
             from roller.plot import plot
 
-            plot(construction, picture, rank)
+            plot(construction, picture, 1 + [*map(id, construction.programs)].index(id(chosen)))
 
 
 @main.command("score")
 @click.argument("file", type=click.Path(path_type=Path))
-@_device_option
+@device_option
 @click.option(
     "--schedules", required=True, type=click.Path(path_type=Path), help="One schedule a line, or a list (JSON)."
 )
@@ -227,7 +260,7 @@ def score_command(
     from sokoban.schedule_json import load_schedules
 
     device = load_device(device_name)
-    _check_readable(file)
+    check_readable(file)
     expr = one_operator(load_operators(file), operator, str(file))
     scores = score(load_schedules(schedules, expr), device)
     if as_json:
@@ -241,7 +274,7 @@ def score_command(
 
 @main.command("estimate")
 @click.argument("file", type=click.Path(path_type=Path))
-@_device_option
+@device_option
 @click.option(
     "--implementation",
     type=click.Choice(["best", "library"]),
@@ -264,17 +297,25 @@ def score_command(
     show_default=True,
     help="Who finds the best kernel: construction (some ms per operator), exhaustive search (some 100 ms), or both.",
 )
+@algorithms_option
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def estimate_command(
-    file: Path, device_name: str, implementation: Any, direction: Any, method: str, as_json: bool
+    file: Path,
+    device_name: str,
+    implementation: Any,
+    direction: Any,
+    method: str,
+    algorithms: str | None,
+    as_json: bool,
 ) -> None:
     """Predict how long the operators of FILE take: one a line, a JSON list, or a single one."""
     from hal import load_device
+    from roller.algorithms import parse_algorithms
     from roller.estimate import estimate_items, estimate_table, json_lines, load_items, summary
 
-    device = load_device(device_name)
-    _check_readable(file)
-    results = estimate_items(load_items(file, direction), device, implementation, method)
+    device, kinds = load_device(device_name), parse_algorithms(algorithms)
+    check_readable(file)
+    results = estimate_items(load_items(file, direction), device, implementation, method, kinds)
     if as_json:
         click.echo(json_lines(results), nl=False)
         return
@@ -292,7 +333,8 @@ def estimate_command(
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per kernel on stdout.")
 def inspect_command(kernel: Path, rank: int | None, architecture: str | None, listing: bool, as_json: bool) -> None:
     """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of."""
-    from roller.inspect_command import inspect_path, inspection_text, json_line
+    from roller.inspect_command import inspect_path
+    from roller.inspect_page import inspection_text, json_line
 
     for found in inspect_path(kernel, rank, architecture):
         click.echo(json_line(found) if as_json else inspection_text(found, listing=listing), nl=as_json)
@@ -309,59 +351,6 @@ def schema_command(kind: str) -> None:
 
 main.add_command(microbench_command)
 main.add_command(profile_command)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _check_readable(file: Path) -> None:
-    """Before any process starts: the commonest mistake is a wrong file name."""
-    if not file.is_file():
-        problem = "is a directory" if file.is_dir() else "no such file"
-        raise InputError(str(file), problem, "give a JSON file with one operator or a list of them")
-
-
-def _check_compilable(device: DeviceSpec) -> None:
-    if device.code_generator is None:
-        raise InputError(
-            "--device",
-            f"{device.name} has no code generator: {device.code_generator_reason}",
-            "roller explain and roller devices answer for it",
-        )
-
-
-def _check_out(out: Path) -> None:
-    existing = next((path for path in (out, *out.parents) if os.path.lexists(path)), None)
-    if existing is not None and not existing.is_dir():
-        raise InputError("--out", f"{existing} exists and is no directory", "name another one")
-
-
-@contextmanager
-def _pool(jobs: int | None) -> Iterator[Executor]:
-    """The pool, and one line where the system ends one of its processes."""
-    from roller.workers import worker_pool
-
-    try:
-        with worker_pool(jobs or _cores()) as pool:
-            yield pool
-    except BrokenProcessPool as error:
-        raise click.ClickException(str(error)) from error
-
-
-@contextmanager
-def _progress(count: int, *, show: bool) -> Iterator[Callable[[str], None]]:
-    """A progress bar on a terminal's stderr for lists; nothing otherwise."""
-    if not show or count < 2 or not sys.stderr.isatty():
-        yield lambda name: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=count)
-        yield lambda name: bar.update(task, advance=1, description=name)
 
 
 __all__ = ["main"]

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +22,17 @@ from roller.flat import Flat
 from roller.performance import Costs
 from roller.rtile import RTile, TileSpace
 from roller.scale_up import ScaleUp
+from roller.warp_groups import warp_group_candidates
 from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, estimate
 from sokoban.bank_padding import bank_padding
-from sokoban.bounds import arithmetic_rate, compulsory_bytes, input_dtype
-from sokoban.matrix import matrix_roles
-from sokoban.pipelines import BODY_STATEMENTS, fully_staged, turned_tensors, with_layouts
+from sokoban.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.matrix import check_float8, device_product, needs_matrix
+from sokoban.pipelines import BODY_STATEMENTS, fully_staged, pipeline_variants, turned_tensors, with_layouts
+from sokoban.raster import in_bands
+from sokoban.warp_groups import with_fall_back
+
+if TYPE_CHECKING:
+    from roller.algorithms.chain import Considered
 
 #: Waste that tensor padding may cause, raised until there are enough programs (6.3.2, "irregular tensor shapes").
 EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
@@ -36,6 +43,9 @@ EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
 IRREGULAR_EPSILON = 0.4
 ALIGNED = 8
 FAR_FROM_BOUND = 1.4
+
+#: Buffers that construction gives a pipeline of asynchronous copies; search tries others too.
+CONSTRUCTED_STAGES = 3
 
 #: Programs that are enough even if more were asked for: a larger epsilon would only add padding.
 ENOUGH = 20
@@ -71,6 +81,8 @@ class Construction:
         seconds: time the construction took.
         searched: how many schedules exhaustive search scored besides; 0 where there was none.
         search_seconds: time the search took.
+        algorithms: what other algorithms than a single kernel make of the operator; empty where none was asked for.
+        algorithm_seconds: time that took.
     """
 
     form: KernelForm
@@ -81,14 +93,29 @@ class Construction:
     seconds: float
     searched: int = 0
     search_seconds: float = 0.0
+    algorithms: tuple[Considered, ...] = ()
+    algorithm_seconds: float = 0.0
+
+
+def check_lanes(device: DeviceSpec) -> None:
+    """Raises InputError for devices whose lanes are no threads: there are no programs for those yet."""
+    if device.teu.lane != "thread":
+        raise InputError(
+            "--device",
+            f"the lanes of {device.name} are elements of vectors, and programs are made for threads alone",
+            "name a GPU (roller devices)",
+        )
 
 
 def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construction:
     """Construct the ``top_k`` best programs of an operator.
 
     Raises:
-        InputError: the device has no layer that holds even the smallest tile.
+        InputError: the device has no layer that holds even the smallest tile, it cannot multiply the operator's
+            element types, or its lanes are no threads.
     """
+    check_lanes(device)
+    check_float8(form, device)
     start = time.perf_counter()
     proposals = Proposals(form, device)
     ranking = _Ranking(proposals, top_k)
@@ -143,7 +170,7 @@ class _Ranking:
             together = [*self._best, *new]
             if self._best:
                 together.sort(key=lambda program: program.estimate.seconds)
-            self._best = tuple(together[: self.top_k])
+            self._best = tuple(with_fall_back(together, self.top_k, _instruction)[: self.top_k])
         return self._best
 
     def _scored(self, candidates: list[Candidate]) -> list[RProgram]:
@@ -152,29 +179,38 @@ class _Ranking:
         plain = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
         staged = fully_staged(plain)
         # Every tile with its steps fetched one by one and, where all is staged, ahead.
-        rows = np.concatenate([np.arange(plain.count), np.flatnonzero(staged & (plain.step_count > 1))])
+        pipelined = np.flatnonzero(staged & (plain.step_count > 1))
+        variants = pipeline_variants(space.form, device, (CONSTRUCTED_STAGES,))
+        rows = np.concatenate([np.arange(plain.count), *(pipelined for _ in variants)])
         table = plain
         if staged.any():
-            stages = np.where(np.arange(len(rows)) < plain.count, plain.stages[rows], 2)
-            table = with_layouts(plain.rows(rows), staged[rows], stages)
+            stages = np.concatenate([plain.stages, *(np.full(len(pipelined), n) for n, _ in variants)])
+            past = np.concatenate([plain.asynchronous, *(np.full(len(pipelined), past) for _, past in variants)])
+            table = with_layouts(plain.rows(rows), staged[rows], stages, past)
         padding = bank_padding(table, device)
         estimates = estimate(table.with_padding(padding), device)
         order = np.argsort(estimates.seconds, kind="stable")
         order = order[np.isfinite(estimates.seconds[order])]
         _, first = np.unique(rows[order], return_index=True)
-        best = order[np.sort(first)[: self.top_k]].tolist()
+        kept = order[np.sort(first)].tolist()
+        kept = with_fall_back(kept, self.top_k, lambda place: candidates[int(rows[place])].schedule.instruction)
+        chosen = np.array(kept[: self.top_k], dtype=np.int64)
+        raster, predictions = in_bands(table.with_padding(padding), chosen, estimates, device)
+        ranked = np.argsort(predictions.seconds, kind="stable").tolist()
         pads = [(name, column.tolist()) for name, column in padding.items()]
         turned = turned_tensors(space.form) if staged.any() else ()
         programs = []
-        for position, prediction in zip(best, estimates.rows(best), strict=True):
-            row = int(rows[position])
+        for place, prediction in zip(ranked, predictions.rows(ranked), strict=True):
+            position = int(chosen[place])
+            row, band = int(rows[position]), int(raster[place])
             candidate = candidates[row]
             own = tuple([(name, amounts[position]) for name, amounts in pads if amounts[position]])
             schedule = candidate.schedule
             if staged[row]:
-                schedule = schedule.laid_out(own, turned, BODY_STATEMENTS, int(stages[position]))
-            elif own:
-                schedule = schedule.padded(own)
+                pipeline = int(stages[position]), bool(past[position])
+                schedule = schedule.laid_out(own, turned, BODY_STATEMENTS, *pipeline, band)
+            elif own or band:
+                schedule = schedule.with_(padding=own or schedule.padding, raster=band)
             programs.append(
                 RProgram(
                     schedule,
@@ -187,6 +223,10 @@ class _Ranking:
                 )
             )
         return programs
+
+
+def _instruction(program: RProgram) -> str:
+    return program.schedule.instruction
 
 
 class Proposals:
@@ -209,10 +249,12 @@ class Proposals:
             yield from flat.pointwise()
             return
         if reuse:
-            roles = matrix_roles(form) if device.matrix_instruction(input_dtype(form)) else None
-            if roles is not None:
-                yield from ScaleUp(space, device, epsilon, roles, self._costs).candidates()
-            yield from ScaleUp(space, device, epsilon, None, self._costs).candidates()
+            if device_product(form, device) is not None:
+                yield from ScaleUp(space, device, epsilon, self._costs, matrix=True).candidates()
+            if needs_matrix(form):
+                return
+            yield from warp_group_candidates(space, device, epsilon)
+            yield from ScaleUp(space, device, epsilon, self._costs).candidates()
         else:
             yield from flat.staged_reduction()
         if not reuse or math.prod(form.sizes[axis] for axis in form.reduced) <= SHORT_REDUCTION:

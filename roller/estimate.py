@@ -9,7 +9,7 @@ A file holds one operator a line, a list, or a single one; besides the operator'
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -18,12 +18,14 @@ import msgspec
 from rich.table import Table
 
 from hal import DeviceSpec, InputError
+from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Part
+from roller.construct import RProgram
 from roller.gradients import Gradient, gradients
 from roller.library import LibraryEstimate, PricedCall, library_calls, priced
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
-from roller.programs import SEARCH_POLICY, find_programs
+from roller.programs import SEARCH_POLICY, find_programs, ranked
 from roller.text import count_text, sizes_text, time_text
 from sokoban import kernel_form
 from sokoban.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
@@ -47,7 +49,7 @@ class Item:
     direction: Direction
 
 
-class SchedulePart(msgspec.Struct, frozen=True, kw_only=True):
+class SchedulePart(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One kernel of our own.
 
     Attributes:
@@ -56,6 +58,8 @@ class SchedulePart(msgspec.Struct, frozen=True, kw_only=True):
         bound: the stage that sets its pace.
         found_by: ``construction`` or ``search``.
         schedule: tiles, threads and staging, as ``roller score`` reads them.
+        algorithm: what it is one of several kernels of, such as ``split-k, 16 slices of k``; ``direct`` where it does
+            all alone.
     """
 
     label: str
@@ -63,6 +67,7 @@ class SchedulePart(msgspec.Struct, frozen=True, kw_only=True):
     bound: str
     found_by: str
     schedule: dict[str, Any]
+    algorithm: str = DIRECT
 
 
 class OperatorEstimate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -161,7 +166,11 @@ def _item(where: str, data: Any, direction: Direction) -> Item:
 
 
 def estimate_items(
-    items: Sequence[Item], device: DeviceSpec, implementation: Implementation = "best", method: str = "roller"
+    items: Sequence[Item],
+    device: DeviceSpec,
+    implementation: Implementation = "best",
+    method: str = "roller",
+    algorithms: Collection[str] = ALGORITHMS,
 ) -> list[OperatorEstimate]:
     """What every operator takes.
 
@@ -170,11 +179,12 @@ def estimate_items(
         device: the board.
         implementation: our own kernels or the library's.
         method: who finds our kernels, one of :data:`roller.programs.METHODS`.
+        algorithms: which kinds of our programs compete, some of :data:`roller.algorithms.ALGORITHMS`.
 
     Raises:
         InputError: an operator cannot be read, or is none that the implementation has; or the board runs no library.
     """
-    return _library(items, device) if implementation == "library" else _best(items, device, method)
+    return _library(items, device) if implementation == "library" else _best(items, device, method, algorithms)
 
 
 def _library(items: Sequence[Item], device: DeviceSpec) -> list[OperatorEstimate]:
@@ -213,7 +223,9 @@ def _name(data: Mapping[str, Any]) -> str:
     return operator_from_data(data).name if stem is None or len(stem) > MAX_NAME_LENGTH - 4 else stem
 
 
-def _best(items: Sequence[Item], device: DeviceSpec, method: str) -> list[OperatorEstimate]:
+def _best(
+    items: Sequence[Item], device: DeviceSpec, method: str, algorithms: Collection[str]
+) -> list[OperatorEstimate]:
     known: dict[bytes, tuple[str, tuple[SchedulePart, ...]]] = {}
     out = []
     for item in items:
@@ -222,7 +234,7 @@ def _best(items: Sequence[Item], device: DeviceSpec, method: str) -> list[Operat
             unnamed = {**item.data, "name": None} if isinstance(item.data, dict) else item.data
             key = msgspec.json.encode((unnamed, item.direction))
             if key not in known:
-                known[key] = _best_parts(unnamed, item.direction, device, method)
+                known[key] = _best_parts(unnamed, item.direction, device, method, algorithms)
             derived, parts = known[key]
         except InputError as error:
             raise error.within(item.where) from error.__cause__
@@ -241,24 +253,31 @@ def _best(items: Sequence[Item], device: DeviceSpec, method: str) -> list[Operat
 
 
 def _best_parts(
-    data: Any, direction: Direction, device: DeviceSpec, method: str
+    data: Any, direction: Direction, device: DeviceSpec, method: str, algorithms: Collection[str]
 ) -> tuple[str, tuple[SchedulePart, ...]]:
     """The derived name of an operator, and its kernels."""
     expr = operator_from_data(data)
     kernels = [Gradient(expr.name, expr)] if direction == "forward" else gradients(expr)
     parts = []
     for kernel in kernels:
-        program = find_programs(kernel_form(kernel.expr), device, 1, method).programs[0]
-        parts.append(
-            SchedulePart(
-                label=kernel.label,
-                seconds=program.estimate.seconds,
-                bound=program.estimate.bound,
-                found_by="search" if program.policy == SEARCH_POLICY else "construction",
-                schedule=program.schedule.to_json(),
-            )
-        )
+        construction = find_programs(kernel_form(kernel.expr), device, 1, method, algorithms)
+        program = ranked(construction, 1, algorithms)[0]
+        if isinstance(program, ChainProgram):
+            parts += [_part(f"{kernel.label}: {part.label}", part, program.policy) for part in program.parts]
+        else:
+            parts.append(_part(kernel.label, program, DIRECT))
     return expr.name, tuple(parts)
+
+
+def _part(label: str, program: RProgram | Part, algorithm: str) -> SchedulePart:
+    return SchedulePart(
+        label=label,
+        seconds=program.estimate.seconds,
+        bound=program.estimate.bound,
+        found_by="search" if program.policy == SEARCH_POLICY else "construction",
+        schedule=program.schedule.to_json(),
+        algorithm=algorithm,
+    )
 
 
 # What is printed
@@ -305,6 +324,8 @@ def _assumed(part: SchedulePart | PricedCall) -> list[str]:
         slices = f", {count_text(part.splits, 'split')} of k" if part.splits is not None and part.splits > 1 else ""
         return [part.kernel + slices]
     schedule = part.schedule
+    if "block" not in schedule:
+        return [f"{schedule['threads']} threads a block, a patch each", part.found_by]
     texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
     thread = {axis: count * schedule["vthreads"].get(axis, 1) for axis, count in schedule["thread"].items()}
     texts.append(f"thread {sizes_text(tuple(thread.items()))}")

@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
+from roller.algorithms import ChainProgram
+from roller.algorithms.page import chain_page, considered_lines, patch_lines, problem_text
 from roller.candidate import Reason
 from roller.construct import EPSILON_STEPS, Construction, RProgram
 from roller.pace import prediction, reasons, residency, rivals, stage_times
 from roller.performance import MicroModel
-from roller.programs import SEARCH_POLICY
+from roller.programs import SEARCH_POLICY, Program
 from roller.rtile import TileSpace
 from roller.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.text import (
@@ -29,14 +31,20 @@ from roller.text import (
     time_text,
     wrapped,
 )
+from roller.warp_groups import WARP_GROUPS_POLICY
 from sokoban import KernelForm, TileSchedule, statement_text
 from sokoban.bounds import arithmetic_rate, compulsory_bytes
-from sokoban.matrix import MMA
+from sokoban.matrix import WGMMA, is_mma
+from sokoban.patches import PatchTransform
+from sokoban.raster import raster_axes
 
 _POLICY_MEANING = {
     "scale up": "outputs share operands: tiles grow layer by layer along the axis whose growth saves most traffic",
     "scale up, Tensor Core": (
         "a matrix product in 16-bit floats: warps own 16x16x16 fragments, and tiles grow layer by layer from there"
+    ),
+    WARP_GROUPS_POLICY: (
+        "a matrix product in 16-bit floats: warp groups multiply from shared memory, and all their tiles are scored"
     ),
     "element-wise": (
         "nothing is read twice, so no tile saves traffic: threads take a few elements each from the bottom layer"
@@ -54,29 +62,50 @@ _POLICY_MEANING = {
 _TRIED_TOO = "larger tiles fit: what they save is weighed against occupancy and waves in the predicted times below"
 
 
-def explain(construction: Construction, rank: int = 1) -> str:
-    """A page on one program of a construction: the operator, the steps, the program, its times, its rivals."""
-    return "\n".join(_lines(construction, rank)) + "\n"
+def explain(construction: Construction, rank: int = 1, programs: Sequence[Program] | None = None) -> str:
+    """A page on one program: the operator, the steps, the program, its times, its rivals.
+
+    ``programs`` are all, best first, as :func:`roller.programs.ranked` gives them; by default the construction's own,
+    of one kernel each.
+    """
+    return "\n".join(_lines(construction, rank, construction.programs if programs is None else programs)) + "\n"
 
 
-def _lines(construction: Construction, rank: int) -> Iterator[str]:
+def _lines(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
     form, device = construction.form, construction.device
-    program = construction.programs[rank - 1]
+    program = programs[rank - 1]
     yield f"{form.expr.name} on {device.title} ({device.name})"
     yield ""
     yield from _operator(form, device)
     yield ""
-    yield from _story(construction, program, rank)
+    if isinstance(program, ChainProgram):
+        yield from chain_page(construction, program, rank)
+        for number, part in enumerate(program.parts, start=1):
+            yield ""
+            yield f"Kernel {number} of {len(program.parts)}: {part.label}"
+            yield from wrapped(problem_text(part.problem))
+            if isinstance(part.problem, PatchTransform):
+                yield from patch_lines(part.problem, part, device)
+            else:
+                alone = part.program
+                yield from _program(part.problem, device, alone)
+                yield from prediction(part.problem, device, alone)
+                yield from reasons(part.problem, device, alone)
+    else:
+        yield from _story(construction, program, rank)
+        yield ""
+        yield from _program(form, device, program)
+        yield ""
+        yield from prediction(form, device, program)
+        yield ""
+        yield from reasons(form, device, program)
     yield ""
-    yield from _program(form, device, program)
+    yield from stage_times(programs, rank)
     yield ""
-    yield from prediction(form, device, program)
-    yield ""
-    yield from reasons(form, device, program)
-    yield ""
-    yield from stage_times(construction.programs, rank)
-    yield ""
-    yield from rivals(construction, rank)
+    yield from rivals(construction, rank, programs)
+    if construction.algorithms:
+        yield ""
+        yield from considered_lines(construction)
 
 
 # The operator
@@ -305,8 +334,14 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
         yield from wrapped(
             f"{' and '.join(schedule.cached)} staged in {si_text(estimate.shared_bytes, 'B')} of "
-            f"{scratchpad(device)}{f', {schedule.stages} buffers of each' if schedule.stages > 1 else ''}; "
+            f"{scratchpad(device)}{_buffers(schedule)}; "
             + (f"{padding} against bank conflicts" if padding else _without_padding(schedule))
+        )
+    band = raster_axes({axis: -(-form.sizes[axis] // size) for axis, size in schedule.block})
+    if schedule.raster and band:
+        yield from wrapped(
+            f"blocks are launched in bands, {schedule.raster} beside each other along {band[1]} and all the way down "
+            f"{band[0]}: those that run together share more of what L2 holds"
         )
     waste = math.prod(
         -(-form.sizes[axis] // size) * size / form.sizes[axis] for axis, size in (*schedule.block, *schedule.step)
@@ -315,8 +350,17 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         yield f"  tiles cover {100 * (waste - 1):.1f}% more points than the operator has"
 
 
+def _buffers(schedule: TileSchedule) -> str:
+    """How steps are fetched ahead; empty where they are not."""
+    if schedule.stages == 1:
+        return ""
+    past = ", copied asynchronously past the registers" if schedule.asynchronous else ""
+    return f", {schedule.stages} buffers of each{past}"
+
+
 def _without_padding(schedule: TileSchedule) -> str:
-    return "swizzled against bank conflicts" if schedule.instruction == MMA else "no bank conflicts to pad against"
+    swizzled = is_mma(schedule.instruction) or schedule.instruction == WGMMA
+    return "swizzled against bank conflicts" if swizzled else "no bank conflicts to pad against"
 
 
 # Words and numbers

@@ -15,6 +15,10 @@ from roller.candidate import Candidate, Reason
 from roller.rtile import TileSpace, data_tile_elements
 from sokoban import KernelForm, TileSchedule
 from sokoban.search_rows import widest_vector
+from sokoban.windows import PATCH_STATEMENTS
+
+#: Columns per thread up to which fewer threads than a warp are worth proposing for a row.
+SHORT_ROW = 16
 
 
 class Flat:
@@ -28,7 +32,9 @@ class Flat:
 
     def pointwise(self) -> Iterator[Candidate]:
         """Element-wise operators, one to sixteen elements per thread; transposed operands through shared memory."""
-        widest = widest_vector(self.form, self.form.expr.output.name)
+        output = self.form.expr.output
+        # Where no vector may straddle the end of a row, a thread's elements lie apart.
+        widest = math.gcd(widest_vector(self.form, output.name), output.shape[-1] if output.shape else 1)
         for coarsen in (widest, 2 * widest, 4 * widest, 1):
             for threads in self._thread_counts((256, 128, 512, 64, 1024)):
                 yield from self._flat("element-wise", coarsen, threads, min(coarsen, widest))
@@ -54,10 +60,12 @@ class Flat:
         window = self._window_axis()
         if window is not None:
             size = self.form.sizes[window]
-            # A column of outputs per thread, about 8 or 16 of them, as evenly as the axis divides.
-            for outputs in sorted({-(-size // -(-size // most)) for most in (8, 16)}):
+            last = self.form.spatial[-1]
+            # A column of outputs per thread, about 2 to 16 of them, as evenly as the axis divides; or two columns.
+            for outputs in sorted({-(-size // -(-size // most)) for most in (2, 4, 8, 16)}):
                 for threads in self._thread_counts((64, 128, 256)):
-                    yield from self._flat("direct", 1, threads, 1, {window: outputs})
+                    for beside in (1, 2):
+                        yield from self._flat("direct", 1, threads, 1, {window: outputs, last: beside})
                     yield from self._flat("staged windows", 1, threads, 1, {window: outputs}, staged=True)
 
     def _window_axis(self) -> str | None:
@@ -97,6 +105,7 @@ class Flat:
             copies = max(1, sizes[last] // vector)
         kept = {axis: min(outputs, sizes[axis]) for axis, outputs in (kept or {}).items()}
         thread = {axis: 1 for axis in axes} | {last: vector} | kept
+        copies = 1 if last in kept else copies
         virtual = {axis: 1 for axis in axes} | {last: copies}
         block: dict[str, int] = {}
         left = threads
@@ -124,6 +133,10 @@ class Flat:
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
         )
+        own = math.prod(schedule.register_tile.values()) * math.prod(sizes[axis] for axis in self.form.reduced)
+        if not staged and self._window_axis() is not None and own <= PATCH_STATEMENTS:
+            # All of a thread's work in one body: what its windows share is then read once.
+            policy, schedule = "windows in registers", schedule.with_(unroll=PATCH_STATEMENTS)
         yield Candidate(schedule, policy, self.epsilon, (reason,))
 
     def _tile_bytes(self, block: Mapping[str, int]) -> int:
@@ -196,10 +209,12 @@ class Flat:
         columns = math.prod(form.sizes[axis] for axis in form.reduced)
         outputs = math.prod(form.sizes[axis] for axis in form.spatial)
         along = form.reduces_contiguously
-        for threads in self._thread_counts((32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32, 64)):
+        for threads in self._thread_counts((8, 16, 32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32, 64)):
             if threads > self.lanes and threads >= 2 * columns:
                 break
-            for side in (1, 2, 4, 8) if along else (self.lanes // 2, self.lanes, 2 * self.lanes):
+            if along and threads < self.lanes and SHORT_ROW * threads < columns:
+                continue
+            for side in (1, 2, 4, 8, 16, 32) if along else (self.lanes // 2, self.lanes, 2 * self.lanes):
                 if threads * side > self.limits.threads_per_block or (along and side > 1 and side > outputs):
                     break
                 if threads * side % self.lanes:

@@ -19,7 +19,7 @@ from hal import InputError
 from roller.derivative import ONE, ZERO, derivative
 from roller.library.recognise import recognise
 from sokoban import KernelForm, TensorExpr, kernel_form
-from sokoban.expression import AffineIndex, Call, Load, Value, loads, value_text
+from sokoban.expression import FLOAT_DTYPES, AffineIndex, Call, Load, Value, loads, value_text
 from sokoban.normalize import substitute_axes
 from sokoban.operators import operator_from_data
 from sokoban.parser import unused_name
@@ -43,6 +43,9 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
         InputError: the gradient is no operator that we can build (of a maximum over many, for instance).
     """
     form = kernel_form(expr, fuse=False)
+    narrow = next((tensor for tensor in expr.inputs if tensor.dtype not in FLOAT_DTYPES), None)
+    if narrow is not None:
+        raise _refused(form, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
     if form.kind == "rows":
         return _of_rows(form)
     return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
@@ -115,7 +118,7 @@ def _of_sum(form: KernelForm) -> list[Gradient]:
     """Gradients of the tensors whose products the reduction sums."""
     reduction = form.reduction
     assert reduction is not None
-    factors = _factors(reduction.body)
+    factors = product_factors(reduction.body)
     if reduction.function != "sum" or factors is None:
         raise _refused(form, f"only sums of products have one here, it is the {reduction.function} of something else")
     if len({load.tensor for load in factors}) < len(factors):
@@ -127,12 +130,13 @@ def _of_sum(form: KernelForm) -> list[Gradient]:
     ]
 
 
-def _factors(value: Value) -> list[Load] | None:
+def product_factors(value: Value) -> list[Load] | None:
+    """The loads of a product of nothing but loads; None for anything else."""
     if isinstance(value, Load):
         return [value]
     if not isinstance(value, Call) or value.function != "mul":
         return None
-    parts = [_factors(argument) for argument in value.arguments]
+    parts = [product_factors(argument) for argument in value.arguments]
     return [load for part in parts if part is not None for load in part] if None not in parts else None
 
 
@@ -239,6 +243,7 @@ def _gradient(form: KernelForm, label: str, text: str, sizes: dict[str, int]) ->
         "shapes": shapes,
         "dtype": output.dtype,
         "accumulate": form.expr.accumulate,
+        "allow_tf32": form.expr.allow_tf32,
     }
     return Gradient(f"gradient of {label}", operator_from_data(data))
 

@@ -9,8 +9,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hal import DeviceSpec
+from roller.algorithms import ChainProgram
 from roller.anatomy import REMAINDERS, Anatomy, anatomy, one
 from roller.construct import Construction, RProgram
+from roller.programs import Program
 from roller.text import (
     clipped,
     count_text,
@@ -22,10 +24,10 @@ from roller.text import (
     time_text,
     wrapped,
 )
-from sokoban import STAGES, KernelForm, ScheduleTable
+from sokoban import STAGES, Estimate, KernelForm, ScheduleTable
 from sokoban.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.issue import ARITHMETIC
 from sokoban.occupancy import blocks_per_unit
-from sokoban.stages import DIRECT_GUARD_INSTRUCTIONS
 from sokoban.table import product
 from sokoban.transactions import stored_transactions
 
@@ -65,14 +67,7 @@ def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Itera
         f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
         f"{STAGE_MEANING[estimate.bound]} set the pace"
     )
-    longest = max(estimate.stage_seconds.values()) or 1.0
-    for stage in STAGES:
-        seconds = estimate.stage_seconds[stage]
-        if seconds == 0.0:
-            yield f"  {stage:12} {'-':>8}"
-            continue
-        bar = "█" * round(30 * seconds / longest) or "▏"
-        yield f"  {stage:12} {time_text(seconds):>8}  {bar:30}  {STAGE_MEANING[stage]}"
+    yield from stage_bars(estimate)
     rate, name = arithmetic_rate(form, device, matrix=program.schedule.instruction != "fma")
     useful = f"{si_text(compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
@@ -82,6 +77,18 @@ def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Itera
         yield f"  in all {si_text(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and {traffic}"
     else:
         yield f"  in all {traffic}"
+
+
+def stage_bars(estimate: Estimate) -> Iterator[str]:
+    """A bar per stage."""
+    longest = max(estimate.stage_seconds.values()) or 1.0
+    for stage in STAGES:
+        seconds = estimate.stage_seconds[stage]
+        if seconds == 0.0:
+            yield f"  {stage:12} {'-':>8}"
+            continue
+        bar = "█" * round(30 * seconds / longest) or "▏"
+        yield f"  {stage:12} {time_text(seconds):>8}  {bar:30}  {STAGE_MEANING[stage]}"
 
 
 # Reasons
@@ -156,22 +163,11 @@ def _covered(found: Anatomy) -> float:
 
 
 def _issue(found: Anatomy, program: RProgram) -> str:
-    counts = instructions(found)
+    counts = found.instructions
     total = sum(counts.values())
-    others = ", ".join(f"{three_digits(count)} {name}" for name, count in counts.items() if name != "arithmetic")
-    share = 100 * counts["arithmetic"] / total
+    others = ", ".join(f"{three_digits(count)} {name}" for name, count in counts.items() if name != ARITHMETIC)
+    share = 100 * counts[ARITHMETIC] / total
     return f"a thread issues {three_digits(total)} instructions per step, {share:.0f}% of them arithmetic: {others}"
-
-
-def instructions(found: Anatomy) -> dict[str, float]:
-    """Instructions that a thread issues per step, by what they are for."""
-    counts = {"arithmetic": found.arithmetic, "operand reads": 0.0, "of the fetch": 0.0, "of the loops": found.overhead}
-    for load, part in found.fetches.items():
-        staged = one(found.table.cached[load.tensor])
-        guard = 1.0 if staged or load.pad is None else 1.0 + DIRECT_GUARD_INSTRUCTIONS
-        counts["operand reads"] += guard * one(found.reads[load].instructions if load in found.reads else part.loads)
-        counts["of the fetch"] += one(part.instructions) if staged else 0.0
-    return counts
 
 
 def _shared(found: Anatomy, program: RProgram) -> str:
@@ -291,7 +287,7 @@ def residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
 # All candidates
 
 
-def stage_times(programs: Sequence[RProgram], rank: int) -> Iterator[str]:
+def stage_times(programs: Sequence[Program], rank: int) -> Iterator[str]:
     """One row per candidate: the prediction and every stage; ``*`` marks the one that bounds it."""
     yield "Times of every stage, * the one that sets the pace"
     names = ["launch" if stage == "block_launch" else stage for stage in STAGES]
@@ -307,13 +303,13 @@ def stage_times(programs: Sequence[RProgram], rank: int) -> Iterator[str]:
         yield f"  {mark}{position:3} {time_text(estimate.seconds):>9}  {' '.join(cells)}".rstrip()
 
 
-def rivals(construction: Construction, rank: int) -> Iterator[str]:
+def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
     """One row per candidate: the difference in time, the stage behind it, the schedule."""
-    chosen = construction.programs[rank - 1]
+    chosen = programs[rank - 1]
     scored = construction.considered + construction.searched
     yield f"Its rivals, the best of {scored} programs: what each gains or loses, and where"
     rows = []
-    for position, program in enumerate(construction.programs, start=1):
+    for position, program in enumerate(programs, start=1):
         mark = "→" if position == rank else " "
         change = "" if position == rank else _change(construction, program, chosen)
         rows.append((f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", schedule_text(program)))
@@ -322,7 +318,7 @@ def rivals(construction: Construction, rank: int) -> Iterator[str]:
         yield clipped(f"  {head:{column}}  {text}")
 
 
-def _change(construction: Construction, program: RProgram, chosen: RProgram) -> str:
+def _change(construction: Construction, program: Program, chosen: Program) -> str:
     """``+4.2%, compute +93 µs``: the difference in time, and the stage behind it."""
     ours, theirs = chosen.estimate, program.estimate
     difference = theirs.seconds - ours.seconds
@@ -334,6 +330,8 @@ def _change(construction: Construction, program: RProgram, chosen: RProgram) -> 
     change = theirs.stage_seconds[stage] - ours.stage_seconds[stage]
     if change * difference > 0 and abs(change) >= 0.2 * abs(difference):
         return f"{percent:+.1f}%, {_signed(stage, change)}"
+    if isinstance(program, ChainProgram) or isinstance(chosen, ChainProgram):
+        return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
     mine, other = (anatomy(construction.form, construction.device, each.schedule).parts for each in (chosen, program))
     changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*REMAINDERS, *STAGES)}
@@ -345,8 +343,11 @@ def _signed(stage: str, seconds: float) -> str:
     return f"{stage.replace('_', ' ')} {'+' if seconds >= 0 else '−'}{time_text(abs(seconds))}"
 
 
-def schedule_text(program: RProgram) -> str:
-    """``block m=64 n=64 · thread m=4 n=8 · step k=8``"""
+def schedule_text(program: Program) -> str:
+    """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about."""
+    if isinstance(program, ChainProgram):
+        times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
+        return f"{program.policy}: {times}"
     schedule = program.schedule
     text = f"block {short_sizes(schedule.block)}"
     owner = "warp" if schedule.instruction != "fma" else "thread"
@@ -356,6 +357,10 @@ def schedule_text(program: RProgram) -> str:
         text += f" · step {short_sizes(schedule.step)}"
     if schedule.stages > 1:
         text += f" · {schedule.stages} buffers"
+    if schedule.asynchronous:
+        text += " · cp.async"
+    if schedule.raster:
+        text += f" · bands of {schedule.raster}"
     if schedule.reduce_threads:
         text += f" · {math.prod(count for _, count in schedule.reduce_threads)} threads per row"
     return text

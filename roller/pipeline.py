@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from codegen import (
-    FORMAT,
-    Argument,
     BuildRequest,
+    BuiltChain,
     BuiltKernel,
-    KernelRecord,
-    Manifest,
     Verification,
-    VerificationRecord,
     build_kernel,
-    staged_directory,
-    to_json,
+    verify_chain,
     verify_schedule,
 )
-from codegen.reference_kernel import ReferenceKernel, reference_kernel
+from codegen.chain import Problem, Schedule
 from hal import DeviceSpec, InputError
+from roller.algorithms import ALGORITHMS, ChainProgram, Part
 from roller.construct import Construction, RProgram, construct
-from roller.programs import find_programs, searched, united
-from sokoban import KernelForm, TensorExpr, kernel_form, statement_text
+from roller.programs import Program, find_programs, ranked, searched, united, with_algorithms
+from sokoban import KernelForm, TensorExpr, kernel_form
 from sokoban.search import SearchResult, search
 
 #: Programs constructed beyond those asked for, built only where some of those fail or spill.
@@ -38,10 +32,20 @@ SPARES = 4
 
 @dataclass(frozen=True)
 class RankedKernel:
-    """A built kernel with the program it came from."""
+    """A program as it was built: a kernel, or the kernels of a chain."""
 
-    program: RProgram
-    built: BuiltKernel
+    program: Program
+    built: BuiltKernel | BuiltChain
+
+    @property
+    def launches(self) -> tuple[BuiltKernel, ...]:
+        """Its kernels in the order of their launches."""
+        return self.built.launches if isinstance(self.built, BuiltChain) else (self.built,)
+
+    @property
+    def parts(self) -> tuple[Part | RProgram, ...]:
+        """Schedule and estimate of each."""
+        return self.program.parts if isinstance(self.program, ChainProgram) else (self.program,)
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def compile_operators(
     verify: int,
     pool: Executor,
     method: str = "both",
+    algorithms: Collection[str] = ALGORITHMS,
     ahead: int = 4,
 ) -> Iterator[CompiledOperator]:
     """Compile operators in order; the next ``ahead`` are queued while one is being built.
@@ -78,13 +83,14 @@ def compile_operators(
         verify: how many of them, from rank 1 down, are run against the reference.
         pool: executes :func:`codegen.build_kernel` and :func:`sokoban.search.search`.
         method: who looks for programs, one of :data:`roller.programs.METHODS`.
+        algorithms: which kinds of programs compete, some of :data:`roller.algorithms.ALGORITHMS`.
 
     Raises:
         InputError: an operator cannot be compiled; the message names it.
         BrokenProcessPool: a process of the pool died.
     """
     # All of them first: whatever is wrong with the last one is known before the first is written.
-    jobs = [_Job(expr, device, top_k, verify, pool, method) for expr in expressions]
+    jobs = [_Job(expr, device, top_k, verify, pool, method, algorithms) for expr in expressions]
     if jobs:
         # The pool is still loading its compilers.
         jobs[0].search_here()
@@ -97,19 +103,42 @@ def compile_operators(
         yield job.finish()
 
 
+@dataclass(frozen=True)
+class _Building:
+    """A program under way: its kernels, and the check of a chain as a whole."""
+
+    kernels: tuple[Future[BuiltKernel], ...]
+    check: Future[Verification] | None
+    is_chain: bool
+
+    def result(self) -> BuiltKernel | BuiltChain:
+        """What became of it; waits for it."""
+        built = tuple(future.result() for future in self.kernels)
+        return BuiltChain(built, self.check.result() if self.check else None) if self.is_chain else built[0]
+
+
 class _Job:
     """One operator on its way through the pool."""
 
     def __init__(
-        self, expr: TensorExpr, device: DeviceSpec, top_k: int, verify: int, pool: Executor, method: str
+        self,
+        expr: TensorExpr,
+        device: DeviceSpec,
+        top_k: int,
+        verify: int,
+        pool: Executor,
+        method: str,
+        algorithms: Collection[str],
     ) -> None:
         start = time.perf_counter()
+        self.algorithms = algorithms
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
         self.form = kernel_form(expr)
         self.constructed = construct(self.form, device, top_k + SPARES) if method != "sokoban" else None
         self.needs_search = method != "roller"
         self.found: Future[SearchResult] | None = None
-        self.futures: list[Future[BuiltKernel]] = []
+        self.programs: list[Program] = []
+        self.building: list[_Building] = []
         self.seconds_before = time.perf_counter() - start
 
     def search_here(self) -> None:
@@ -125,7 +154,7 @@ class _Job:
         if self.needs_search and self.found is None:
             self.found = self.pool.submit(search, self.form, self.device, self.top_k + SPARES)
 
-    def _programs(self) -> Construction:
+    def _found(self) -> Construction:
         """What construction and search found; waits for the search."""
         if self.found is None:
             assert self.constructed is not None
@@ -136,18 +165,30 @@ class _Job:
 
     def start(self) -> None:
         """Queue the first ``top_k`` programs, once."""
-        if self.futures:
+        if self.building:
             return
         self.started = time.perf_counter()
-        self.construction = self._programs()
-        programs = self.construction.programs[: self.top_k]
-        self.futures = [self._submit(program, rank < self.verify) for rank, program in enumerate(programs)]
+        self.construction = with_algorithms(self._found(), self.algorithms)
+        self.programs = ranked(self.construction, self.top_k, self.algorithms, SPARES)
+        programs = self.programs[: self.top_k]
+        self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(programs)]
 
-    def _submit(self, program: RProgram, verify: bool) -> Future[BuiltKernel]:
+    def _submit(self, program: Program, verify: bool) -> _Building:
+        entry = entry_name(self.expr.name)
+        if not isinstance(program, ChainProgram):
+            return _Building((self._build(self.form, program.schedule, entry, verify),), None, False)
+        kernels = [
+            self._build(part.problem, part.schedule, f"{entry}_part_{number}", False)
+            for number, part in enumerate(program.parts, start=1)
+        ]
+        check = self.pool.submit(verify_chain, program.check()) if verify else None
+        return _Building(tuple(kernels), check, True)
+
+    def _build(self, problem: Problem, schedule: Schedule, entry: str, verify: bool) -> Future[BuiltKernel]:
         request = BuildRequest(
-            self.form,
-            program.schedule,
-            entry_name(self.expr.name),
+            problem,
+            schedule,
+            entry,
             self.device.code_generator or "cuda",
             self.device.architecture,
             self.device.warp_lanes,
@@ -169,13 +210,13 @@ class _Job:
             raise BrokenProcessPool(f"{self.expr.name}: a build process died; try fewer --jobs") from error
 
     def _finish(self) -> CompiledOperator:
-        programs = list(self.construction.programs)
-        built = [future.result() for future in self.futures]
+        programs = self.programs
+        built = [building.result() for building in self.building]
         # Spares stand in for programs that do not build, and are tried where every kernel so far spills.
         while len(built) < len(programs) and (_good(built) < self.top_k):
             missing = max(1, self.top_k - _good(built))
             more = programs[len(built) : len(built) + missing]
-            built += [future.result() for future in [self._submit(program, False) for program in more]]
+            built += [building.result() for building in [self._submit(program, False) for program in more]]
         kernels = [RankedKernel(p, b) for p, b in zip(programs, built, strict=False) if not b.error]
         kernels.sort(key=_order)
         kernels = kernels[: self.top_k]
@@ -192,13 +233,18 @@ class _Job:
             due = [i for i, k in enumerate(kernels[: self.verify]) if k.built.verification is None]
             if not due:
                 break
-            futures = [self._submit(kernels[i].program, True) for i in due]
-            for i, future in zip(due, futures, strict=True):
-                kernels[i] = RankedKernel(kernels[i].program, future.result())
+            again = [self._submit(kernels[i].program, True) for i in due]
+            for i, building in zip(due, again, strict=True):
+                kernels[i] = RankedKernel(kernels[i].program, building.result())
         return sorted(kernels, key=lambda kernel: _wrong(kernel.built.verification))
 
 
-def _good(built: Sequence[BuiltKernel]) -> int:
+def entry_name(name: str) -> str:
+    """Kernel name for an operator: ``matmul-1`` is ``roller_matmul_1``."""
+    return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+
+
+def _good(built: Sequence[BuiltKernel | BuiltChain]) -> int:
     return sum(not b.error and not b.spill_bytes for b in built)
 
 
@@ -211,118 +257,6 @@ def _wrong(verification: Verification | None) -> bool:
     return verification is not None and not verification.passed and verification.relative_error is not None
 
 
-def entry_name(name: str) -> str:
-    """Kernel name for an operator: ``matmul-1`` is ``roller_matmul_1``."""
-    return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
-
-
-def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
-    """The manifest of a compiled operator."""
-    source_suffix = "cl" if device.code_generator == "opencl-source" else "cu"
-    notes = [device.code_generator_reason] if device.code_generator_reason else []
-    tensors = (*compiled.expr.inputs, compiled.expr.output)
-    reference = _reference(compiled, device)
-    return Manifest(
-        format=FORMAT,
-        name=compiled.expr.name,
-        device=device.name,
-        architecture=device.architecture,
-        statements=[statement_text(statement) for statement in compiled.expr.statements],
-        axes=dict(compiled.expr.sizes),
-        fused_axes={name: list(parts) for name, parts in compiled.form.fused},
-        accumulate=compiled.expr.accumulate,
-        arguments=[
-            Argument(
-                name=tensor.name,
-                role="output" if tensor is tensors[-1] else "input",
-                dtype=tensor.dtype,
-                shape=tensor.caller_shape,
-            )
-            for tensor in tensors
-        ],
-        notes=notes,
-        kernels=[_record(rank, kernel, source_suffix) for rank, kernel in enumerate(compiled.kernels, start=1)],
-        reference=None if reference is None else reference.record,
-    )
-
-
-def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKernel | None:
-    """The operator as plain CUDA C, by which ``roller profile`` judges its kernels; None where that cannot be said."""
-    if device.code_generator == "opencl-source":
-        return None
-    try:
-        return reference_kernel(compiled.expr, entry_name(compiled.expr.name))
-    except ValueError:  # a dtype that the reference does not know
-        return None
-
-
-def _record(rank: int, kernel: RankedKernel, source_suffix: str) -> KernelRecord:
-    built, program = kernel.built, kernel.program
-    schedule, checked = program.schedule, built.verification
-    return KernelRecord(
-        rank=rank,
-        entry=built.entry,
-        source=f"kernel_{rank}.{source_suffix}",
-        binary=f"kernel_{rank}.cubin" if built.binary is not None else None,
-        schedule=f"kernel_{rank}.schedule.json",
-        grid=built.grid,
-        block=built.block,
-        shared_bytes=built.shared_bytes,
-        dynamic_shared_bytes=built.dynamic_shared_bytes,
-        registers=built.registers,
-        spill_bytes=built.spill_bytes,
-        seconds=_rounded(program.estimate.seconds),
-        bound=program.estimate.bound,
-        stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
-        tiles={
-            "registers": dict(schedule.register_tile),
-            "shared": {**schedule.block_of, **schedule.step_of},
-        },
-        policy=program.policy,
-        verified=None if checked is None else checked.passed,
-        verification=None
-        if checked is None
-        else VerificationRecord(
-            passed=checked.passed,
-            method=checked.method,
-            relative_error=_error_figure(checked.relative_error),
-            tolerance=checked.tolerance,
-            axis_sizes=dict(checked.axis_sizes),
-            reason=checked.reason,
-        ),
-    )
-
-
-def _rounded(seconds: float) -> float:
-    """Six significant digits: enough for any estimate, and the same on every machine."""
-    return float(f"{seconds:.6g}")
-
-
-def _error_figure(error: float | None) -> float | None:
-    """A measured error for a manifest: upper bound of its power of ten, since CPUs differ in the last bits."""
-    if error is None or not math.isfinite(error) or error == 0.0:
-        return None if error is None or error != 0.0 else 0.0
-    return float(f"1e{math.ceil(math.log10(error))}")
-
-
-def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> Path:
-    """Write ``out/<name>/`` whole or not at all; returns the directory."""
-    record = manifest(compiled, device)
-    target = out / compiled.expr.name
-    out.mkdir(parents=True, exist_ok=True)
-    with staged_directory(target) as directory:
-        for entry, kernel in zip(record.kernels, compiled.kernels, strict=True):
-            (directory / entry.source).write_text(kernel.built.source)
-            if entry.binary is not None and kernel.built.binary is not None:
-                (directory / entry.binary).write_bytes(kernel.built.binary)
-            (directory / entry.schedule).write_bytes(to_json(kernel.program.schedule.to_json()))
-        reference = _reference(compiled, device)
-        if reference is not None:
-            (directory / reference.record.source).write_text(reference.source)
-        (directory / "manifest.json").write_bytes(to_json(record))
-    return target
-
-
 def verify_operators(
     expressions: Sequence[TensorExpr],
     device: DeviceSpec,
@@ -331,19 +265,27 @@ def verify_operators(
     pool: Executor,
     engine: str = "opencl",
     method: str = "both",
+    algorithms: Collection[str] = ALGORITHMS,
     ahead: int = 8,
 ) -> Iterator[tuple[str, list[Verification]]]:
-    """Run the best ``top_k`` schedules of every operator against the reference, without compiling for the device.
+    """Run the best ``top_k`` programs of every operator against the reference, without compiling for the device.
 
-    ``engine`` as in :func:`codegen.verify.verify`, ``method`` as in :func:`roller.programs.find_programs`.
+    ``engine`` as in :func:`codegen.verify.verify`, ``method`` and ``algorithms`` as in
+    :func:`roller.programs.find_programs`.
     """
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
         form = kernel_form(expr)
-        programs = find_programs(form, device, top_k, method).programs
-        started.append((expr.name, [pool.submit(verify_schedule, form, p.schedule, engine) for p in programs]))
+        programs = ranked(find_programs(form, device, top_k, method, algorithms), top_k, algorithms)
+        started.append((expr.name, [_checked(form, program, engine, pool) for program in programs]))
         if len(started) > ahead:
             name, futures = started.pop(0)
             yield name, [future.result() for future in futures]
     for name, futures in started:
         yield name, [future.result() for future in futures]
+
+
+def _checked(form: KernelForm, program: Program, engine: str, pool: Executor) -> Future[Verification]:
+    if isinstance(program, ChainProgram):
+        return pool.submit(verify_chain, program.check(), engine)
+    return pool.submit(verify_schedule, form, program.schedule, engine)

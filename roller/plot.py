@@ -182,7 +182,7 @@ def _flats(form: KernelForm, device: DeviceSpec, *, matrix: bool) -> list[tuple[
     """The ceilings of arithmetic: sustained, then peak, for the operator's accumulator and its matrix instruction."""
     dtype = arithmetic_dtype(form, device)
     flats = [(f"{dtype} sustained", device.sustained_flops(dtype)), (f"{dtype} peak", device.peak_flops(dtype))]
-    instruction = device.matrix_instruction(input_dtype(form)) if matrix else None
+    instruction = device.best_matrix_instruction(input_dtype(form)) if matrix else None
     if instruction is not None:
         name = f"{input_dtype(form)} by matrix instructions"
         flats += [(f"{name}, sustained", instruction.sustained_flops), (f"{name}, peak", instruction.peak_flops)]

@@ -1,20 +1,25 @@
 """The programs of an operator: constructed by Roller, found by Sokoban's search, or the best of both.
 
 Construction explains itself and takes milliseconds; the search also reaches what the alignment rules leave out, which
-small and irregular operators need (thesis 6.6). Both are ranked by RATIONAL, so their programs can be compared.
+small and irregular operators need (thesis 6.6). Both are ranked by RATIONAL, so their programs can be compared, also
+with those of several kernels that :mod:`roller.algorithms` composes.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
 from hal import DeviceSpec, InputError
+from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, algorithms_of
 from roller.candidate import Reason
-from roller.construct import Construction, RProgram, construct
+from roller.construct import Construction, RProgram, check_lanes, construct
 from sokoban import KernelForm, TileSchedule
 from sokoban.search import SearchResult, search
 from sokoban.search_space import MOST_PADDING
+from sokoban.warp_groups import with_fall_back
 
 #: Who may look for programs.
 METHODS = ("roller", "sokoban", "both")
@@ -22,19 +27,72 @@ METHODS = ("roller", "sokoban", "both")
 #: The policy of programs that the search found.
 SEARCH_POLICY = "search"
 
+#: A program of one kernel or of several.
+Program = RProgram | ChainProgram
 
-def find_programs(form: KernelForm, device: DeviceSpec, top_k: int = 10, method: str = "both") -> Construction:
-    """The ``top_k`` best programs of an operator by one of :data:`METHODS`.
+
+def find_programs(
+    form: KernelForm,
+    device: DeviceSpec,
+    top_k: int = 10,
+    method: str = "both",
+    algorithms: Collection[str] = ALGORITHMS,
+) -> Construction:
+    """The ``top_k`` best programs of an operator by one of :data:`METHODS`, and what ``algorithms`` make of it;
+    :func:`ranked` puts both into one order.
 
     Raises:
         InputError: the device has no layer that holds even the smallest tile, or there is no such method.
     """
     if method not in METHODS:
         raise InputError("method", f"there is no {method!r}", f"use one of {', '.join(METHODS)}")
+    check_lanes(device)
     if method == "sokoban":
-        return searched(search(form, device, top_k))
+        return with_algorithms(searched(search(form, device, top_k)), algorithms)
     constructed = construct(form, device, top_k)
-    return constructed if method == "roller" else united(constructed, search(form, device, top_k), top_k)
+    if method == "both":
+        constructed = united(constructed, search(form, device, top_k), top_k)
+    return with_algorithms(constructed, algorithms)
+
+
+def with_algorithms(construction: Construction, algorithms: Collection[str]) -> Construction:
+    """The construction with what ``algorithms`` make of its operator beside its programs of one kernel."""
+    if not construction.programs or set(algorithms) <= {DIRECT}:
+        return construction
+    start = time.perf_counter()
+    found = algorithms_of(construction.form, construction.device, construction.programs[0], algorithms)
+    return replace(construction, algorithms=found, algorithm_seconds=time.perf_counter() - start)
+
+
+def ranked(
+    construction: Construction, top_k: int, algorithms: Collection[str] = ALGORITHMS, spares: int = 0
+) -> list[Program]:
+    """The ``top_k`` best programs of all kinds, best first, and up to ``spares`` more; of equal times those of one
+    kernel come first.
+
+    Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds. Without
+    ``direct`` among ``algorithms`` there are chains alone.
+
+    Raises:
+        InputError: none of the algorithms applies, and programs of one kernel were not asked for.
+    """
+    chains = sorted(
+        (program for considered in construction.algorithms for program in considered.programs),
+        key=lambda program: program.estimate.seconds,
+    )
+    if DIRECT not in algorithms:
+        if not chains:
+            reasons = "; ".join(f"{one.algorithm}: {one.declined}" for one in construction.algorithms)
+            raise InputError("--algorithms", f"none applies to {construction.form.expr.name} ({reasons})", "add direct")
+        return list(chains[: top_k + spares])
+    programs: list[Program] = [*construction.programs, *chains[: max(1, top_k // 2)]]
+    programs.sort(key=lambda program: program.estimate.seconds)
+    return with_fall_back(programs, top_k, _instruction)[: top_k + spares]
+
+
+def _instruction(program: Program) -> str:
+    """What computes a program; nothing where several kernels do."""
+    return program.schedule.instruction if isinstance(program, RProgram) else ""
 
 
 def searched(result: SearchResult) -> Construction:
@@ -48,7 +106,8 @@ def united(constructed: Construction, result: SearchResult, top_k: int) -> Const
     """Constructed and searched programs, best first, each schedule once; of equal times construction's come first."""
     known = {schedule_key(program.schedule, constructed.form) for program in constructed.programs}
     new = [p for p in _programs(result) if schedule_key(p.schedule, constructed.form) not in known]
-    programs = sorted([*constructed.programs, *new], key=lambda program: program.estimate.seconds)[:top_k]
+    programs = sorted([*constructed.programs, *new], key=lambda program: program.estimate.seconds)
+    programs = with_fall_back(programs, top_k, _instruction)[:top_k]
     return replace(constructed, programs=tuple(programs), searched=result.scored, search_seconds=result.seconds)
 
 
@@ -68,6 +127,8 @@ def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
         schedule.instruction,
         schedule.stages,
         frozenset(schedule.turned),
+        schedule.asynchronous,
+        schedule.raster,
     )
 
 

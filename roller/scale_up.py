@@ -19,7 +19,7 @@ from roller.performance import Costs, MicroModel, Shape
 from roller.reuse import data_reuse_score
 from roller.rtile import TileSpace
 from sokoban import TileSchedule
-from sokoban.matrix import FRAGMENT, MMA, MMA_OTHER_REGISTERS, MMA_STAGES, WMMA, MatrixRoles, instruction_for
+from sokoban.matrix import MMA_STAGES, WMMA, device_product, is_mma, matrix_rates, mma_other_registers
 from sokoban.schedule import Sizes
 
 Menu = list[tuple[int, ...]]
@@ -65,22 +65,27 @@ class ScaleUp:
         space: TileSpace,
         device: DeviceSpec,
         epsilon: float,
-        roles: MatrixRoles | None,
         costs: dict[Shape, Costs],
+        *,
+        matrix: bool = False,
     ) -> None:
         """``costs``: what tiles cost, as far as it is known; see :class:`MicroModel`."""
+        found = device_product(space.form, device) if matrix else None
+        roles, self.instruction = (None, "fma") if found is None else found
         self.space, self.device, self.epsilon, self.roles = space, device, epsilon, roles
         self.limits, self.lanes = device.limits, device.warp_lanes
-        fragments = {} if roles is None else {space.axes.index(a): FRAGMENT for a in (roles.m, roles.n, roles.k)}
+        fragments = (
+            {} if roles is None else {space.axes.index(a): roles.fragment(a) for a in (roles.m, roles.n, roles.k)}
+        )
         self.start = tuple(fragments.get(axis, 1) for axis in range(len(space.axes)))
         #: Axes beside a matrix product run one element at a time.
         self.single = tuple(roles is not None and axis not in fragments for axis in range(len(space.axes)))
         self.rules = default_rules(device, epsilon, tuple(fragments.items()))
         rate = device.sustained_flops("float32")
         if roles is not None:
-            instruction = device.matrix_instruction(space.form.expr.tensor_by_name[roles.a.tensor].dtype)
-            assert instruction is not None
-            rate = instruction.sustained_flops
+            rates = matrix_rates(space.form, device)
+            assert rates is not None
+            rate = rates.sustained_flops
         self.model = MicroModel(space, device, rate, float(space.form.body_operations), costs)
         self.staged = tuple(dict.fromkeys(space.input_names))
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
@@ -143,8 +148,9 @@ class ScaleUp:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
         if self.roles is None:
             return self.limits.registers_per_thread_usable
-        if instruction_for(self.device) == MMA:
-            return (self.limits.registers_per_thread - MMA_OTHER_REGISTERS) * self.lanes
+        if is_mma(self.instruction):
+            other = mma_other_registers(self.space.form, self.device)
+            return (self.limits.registers_per_thread - other) * self.lanes
         return self.limits.registers_per_thread_usable * self.lanes
 
     def _register_path(self, menu: Menu, turn: int) -> tuple[list[Explained], Reason]:
@@ -359,7 +365,7 @@ class ScaleUp:
     ) -> Iterator[Candidate]:
         """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
         candidate = self._candidate(register_shape, shared_shape, reasons)
-        if candidate.schedule.instruction != MMA:
+        if not is_mma(candidate.schedule.instruction):
             yield candidate
             return
         for stages in MMA_STAGES:
@@ -368,8 +374,7 @@ class ScaleUp:
             yield candidate._replace(schedule=schedule, reasons=(*reasons, why))
 
     def _candidate(self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]) -> Candidate:
-        space, matrix = self.space, self.roles is not None
-        instruction = instruction_for(self.device) if matrix else "fma"
+        space, instruction = self.space, self.instruction
         thread, virtual = self._threading(register_shape)
         pairs = tuple(zip(space.axes, shared_shape, strict=True))
         schedule = TileSchedule(
@@ -383,7 +388,7 @@ class ScaleUp:
         )
         return Candidate(
             schedule,
-            "scale up, Tensor Core" if matrix else "scale up",
+            "scale up" if instruction == "fma" else "scale up, Tensor Core",
             self.epsilon,
             reasons,
             register_shape,

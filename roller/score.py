@@ -13,10 +13,11 @@ from rich.table import Table
 from hal import DeviceSpec, InputError
 from roller.text import count_text, time_text
 from sokoban import Estimate, EstimateTable, ScheduleTable, TensorExpr, estimate
-from sokoban.bounds import input_dtype
-from sokoban.matrix import MMA, instruction_for
+from sokoban.matrix import device_product, is_mma
+from sokoban.pipelines import copies_past_registers
 from sokoban.schedule_json import ScheduleGroup
 from sokoban.table import Bools, Floats
+from sokoban.warp_groups import warp_group_roles
 
 #: Schedules that are written at a time.
 PIECE = 4096
@@ -90,16 +91,24 @@ def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
 
 
 def _without_instruction(table: ScheduleTable, device: DeviceSpec) -> Bools:
+    """Schedules for a matrix instruction or for asynchronous copies that the device does not have."""
+    return _without_matrix(table, device) | (table.asynchronous & (not copies_past_registers(device)))
+
+
+def _without_matrix(table: ScheduleTable, device: DeviceSpec) -> Bools:
     """Schedules for a matrix instruction that the device does not have."""
-    if not table.has_warp_tiles or device.matrix_instruction(input_dtype(table.form)) is None:
+    found = device_product(table.form, device)
+    if not table.has_warp_tiles or found is None:
         return table.warp_tile
-    return table.mma & (instruction_for(device) != MMA)
+    return np.where(table.wgmma, warp_group_roles(table.form, device) is None, table.mma & (not is_mma(found[1])))
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
     """Why no block of a schedule runs, the limit that it breaks by name."""
     limits = device.limits
     threads, shared = int(table.threads_per_block[row]), int(estimates.shared_bytes[row])
+    if table.asynchronous[row] and not copies_past_registers(device):
+        return f"{device.name} has no asynchronous copies"
     if _without_instruction(table, device)[row]:
         return f"{device.name} has no matrix instruction for this operator"
     if threads > limits.threads_per_block:

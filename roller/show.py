@@ -11,10 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from codegen import Verification
+from codegen.chain import Schedule
 from hal import DeviceSpec, all_devices, leaves, provenance_of
-from roller.pipeline import CompiledOperator, manifest
-from roller.programs import SEARCH_POLICY
+from roller.algorithms import ChainProgram
+from roller.bundles import manifest
+from roller.pipeline import CompiledOperator
+from roller.programs import SEARCH_POLICY, Program
 from roller.text import sizes_text
+from sokoban.patches import PatchSchedule
 
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
@@ -75,6 +79,8 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
         kernel["source"] = str(directory / entry.source)
         kernel["binary"] = str(directory / entry.binary) if entry.binary else None
         kernel["schedule"] = str(directory / entry.schedule)
+        for launch in kernel.get("launches", []):
+            launch |= {key: str(directory / launch[key]) for key in ("source", "binary", "schedule") if launch[key]}
         kernels.append(kernel)
     return msgspec.json.encode(
         {
@@ -85,6 +91,7 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
             "considered": compiled.construction.considered,
             "search_seconds": round(compiled.construction.search_seconds, 6),
             "searched": compiled.construction.searched,
+            "algorithm_seconds": round(compiled.construction.algorithm_seconds, 6),
             "out": str(directory),
             "kernels": kernels,
             "failures": list(compiled.failures),
@@ -107,12 +114,11 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
         for entry, kernel in zip(record.kernels, compiled.kernels, strict=True):
             if not single and entry.rank > 1:
                 break
-            schedule = kernel.program.schedule
+            program = kernel.program
+            tiles = _tile_cells(program.main.schedule if isinstance(program, ChainProgram) else program.schedule)
             table.add_row(
                 str(entry.rank) if single else record.name,
-                sizes_text(schedule.block),
-                sizes_text(tuple(schedule.register_tile.items())),
-                sizes_text(schedule.step),
+                *tiles,
                 "x".join(str(n) for n in entry.grid if n != 1) or "1",
                 "x".join(str(n) for n in entry.block if n != 1) or "1",
                 str(entry.shared_bytes),
@@ -121,7 +127,7 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
                 _microseconds(entry.seconds),
                 entry.bound,
                 _verdict(kernel.built.verification),
-                _finder(entry.policy),
+                _finder(program),
             )
     print_table(table)
     kernels = sum(len(compiled.kernels) for compiled, _ in results)
@@ -130,13 +136,26 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
     searched = sum(compiled.construction.search_seconds for compiled, _ in results)
     finding = [f"{1e3 * constructed:.1f} ms of it construction"] if constructed else []
     finding += [f"{1e3 * searched:.0f} ms{' of it' if not finding else ''} search"] if searched else []
+    weighed = sum(compiled.construction.algorithm_seconds for compiled, _ in results)
+    finding += [f"{1e3 * weighed:.1f} ms algorithms"] if weighed >= 1e-3 else []
     print_line(f"{kernels} kernels for {device.title} in {seconds:.1f} s ({', '.join(finding)}), written to {where}")
     if device.code_generator_reason:
         print_line(device.code_generator_reason)
 
 
-def _finder(policy: str) -> str:
-    return "search" if policy == SEARCH_POLICY else "construction"
+def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
+    """Tile of a block, of a thread, and of a step."""
+    if isinstance(schedule, PatchSchedule):
+        return f"{schedule.threads} patches", "a patch", ""
+    return (
+        sizes_text(schedule.block), sizes_text(tuple(schedule.register_tile.items())), sizes_text(schedule.step)
+    )  # fmt: skip
+
+
+def _finder(program: Program) -> str:
+    if isinstance(program, ChainProgram):
+        return f"{program.policy}: {len(program.parts)} kernels, the longest shown"
+    return "search" if program.policy == SEARCH_POLICY else "construction"
 
 
 def _verdict(check: Verification | None) -> str:

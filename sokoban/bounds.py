@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hal import DeviceSpec
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import matrix_roles
+from sokoban.matrix import matrix_rates, matrix_roles
+from sokoban.warp_groups import warp_group_roles
 
 
 def compulsory_bytes(form: KernelForm) -> int:
@@ -13,7 +14,11 @@ def compulsory_bytes(form: KernelForm) -> int:
 
 
 def input_dtype(form: KernelForm) -> str:
-    """The element type of what the body reads first; of the output where it reads nothing."""
+    """The element type of what the body reads first, of the output where it reads nothing; of a matrix product's
+    operands as an instruction multiplies them (``tfloat32``)."""
+    roles = matrix_roles(form)
+    if roles is not None:
+        return roles.dtype
     return form.expr.tensor_by_name[form.body_loads[0].tensor].dtype if form.body_loads else form.expr.output.dtype
 
 
@@ -26,9 +31,9 @@ def arithmetic_rate(form: KernelForm, device: DeviceSpec, *, matrix: bool | None
     """The FLOP/s that an operator can hope for under a long load, and its name; ``matrix`` says whether it uses matrix
     instructions, None that it does where it can."""
     if form.body_loads and matrix is not False:
-        dtype = input_dtype(form)
-        instruction = device.matrix_instruction(dtype)
-        if instruction is not None and (matrix or matrix_roles(form) is not None):
-            return instruction.sustained_flops, f"{dtype} by matrix instructions"
+        groups = warp_group_roles(form, device)
+        instruction = matrix_rates(form, device) if groups is None else device.warp_group_instruction(groups.dtype)
+        if instruction is not None:
+            return instruction.sustained_flops, f"{instruction.input_dtype} by matrix instructions"
     dtype = arithmetic_dtype(form, device)
     return device.limited_flops(dtype) or device.peak_flops(dtype), dtype

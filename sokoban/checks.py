@@ -6,7 +6,21 @@ import re
 from collections.abc import Mapping, Sequence
 
 from hal import InputError
-from sokoban.expression import FLOAT_DTYPES, AffineIndex
+from sokoban.expression import (
+    DTYPES,
+    INTEGER_DTYPES,
+    RESULT_DTYPE,
+    AffineIndex,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Statement,
+    Value,
+    loads,
+    walk,
+)
 
 MAX_AXIS_SIZE = 2**31 - 1
 MAX_ELEMENTS = 2**31 - 1
@@ -50,17 +64,82 @@ def check_name(name: str, where: str) -> None:
 
 
 def check_dtype(dtype: object, where: str) -> None:
-    """Raises InputError unless ``dtype`` is one of :data:`FLOAT_DTYPES`."""
-    if dtype not in FLOAT_DTYPES:
-        raise InputError(where, f"unknown dtype {shown(dtype)}", f"use one of {', '.join(FLOAT_DTYPES)}")
+    """Raises InputError unless ``dtype`` is one of :data:`DTYPES`."""
+    if dtype not in DTYPES:
+        raise InputError(where, f"unknown dtype {shown(dtype)}", f"use one of {', '.join(DTYPES)}")
 
 
 def check_accumulate(accumulate: str, widest: str) -> None:
     """Raises InputError unless values of dtype ``widest`` can be computed in ``accumulate``."""
-    if accumulate not in ("float32", "float64"):
-        raise InputError("accumulate", f"unknown dtype {accumulate!r}", "use float32 or float64")
-    if (accumulate, widest) == ("float32", "float64"):
-        raise InputError("accumulate", "float32 is narrower than the float64 tensors", "use float64")
+    if accumulate not in ("float32", "float64", "int32"):
+        raise InputError("accumulate", f"unknown dtype {accumulate!r}", "use float32 or float64, int32 for integers")
+    if accumulate != "float64" and widest == "float64":
+        raise InputError("accumulate", f"{accumulate} is narrower than the float64 tensors", "use float64")
+
+
+#: Functions whose results are whole numbers where their arguments are; and those whose result is a truth value.
+_INTEGER_FUNCTIONS = frozenset(
+    {"add", "sub", "mul", "neg", "min", "max", "abs", "relu", "select", "lt", "le", "gt", "ge", "eq", "ne"}
+    | {"and", "or", "not"}
+)
+_INTEGER_REDUCTIONS = frozenset({"sum", "max", "min"})
+
+
+def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str], given: str | None, output: str) -> str:
+    """The dtype that an operator is computed in: ``given``, or int32 for one reduction of integers by functions of
+    integers, float64 where a tensor is float64, else float32.
+
+    Args:
+        statements: the operator, normalised.
+        dtypes: of its inputs and of its ``output``, by name.
+
+    Raises:
+        InputError: values of these dtypes cannot be computed so, or not kept in the output's dtype.
+    """
+    if dtypes[output] in RESULT_DTYPE:
+        problem, remedy = f"{dtypes[output]} is a type of inputs", RESULT_DTYPE[dtypes[output]]
+        raise InputError(f"dtypes.{output}", f"{problem}, too narrow for results", f"use {remedy}, or a wider float")
+    whole = _whole_statements(statements, dtypes)
+    reductions = [position for position, statement in enumerate(statements) if statement.reduction]
+    # What follows the sum may be computed in floats.
+    integral = len(reductions) == 1 and all(whole[: reductions[0] + 1])
+    if not reductions:
+        integral = all(whole) and dtypes[output] == "int32"
+    widest = "float64" if "float64" in dtypes.values() else "float32"
+    accumulate = given or ("int32" if integral else widest)
+    check_accumulate(accumulate, "float32" if accumulate == "int32" and integral else widest)
+    if accumulate == "int32" and not integral:
+        raise InputError("accumulate", "int32 takes one reduction of integers by functions of integers", "use float32")
+    if dtypes[output] == "int32" and not (accumulate == "int32" and all(whole)):
+        raise InputError(f"dtypes.{output}", "int32 keeps none but whole numbers", "use float32")
+    return accumulate
+
+
+def _whole_statements(statements: Sequence[Statement], dtypes: Mapping[str, str]) -> list[bool]:
+    """Whether the values of each statement are whole numbers, those that they are computed from included."""
+    kept = {name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES} - {s.tensor for s in statements}
+    result = []
+    for statement in statements:
+        whole = any(load.tensor in kept for load in loads(statement.value)) and all(
+            _is_whole(node, kept) for node in walk(statement.value)
+        )
+        if whole:
+            kept.add(statement.tensor)
+        result.append(whole)
+    return result
+
+
+def _is_whole(node: Value, kept: set[str]) -> bool:
+    """Whether a node of a value is a whole number if its arguments are."""
+    if isinstance(node, Constant):
+        return float(node.value).is_integer()
+    if isinstance(node, Load):
+        return node.tensor in kept and (node.pad is None or float(node.pad).is_integer())
+    if isinstance(node, Call):
+        return node.function in _INTEGER_FUNCTIONS
+    if isinstance(node, Reduction):
+        return node.function in _INTEGER_REDUCTIONS
+    return isinstance(node, AxisValue)
 
 
 def reach(index: AffineIndex, sizes: Mapping[str, int]) -> int:

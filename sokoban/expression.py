@@ -18,7 +18,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+INTEGER_DTYPES = ("int8", "int32")
+#: Eight-bit floats: storage of a matrix product's operands, in which nothing is computed.
+FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
+DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES, *FLOAT8_DTYPES)
+DTYPE_BYTES = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int32": 4,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+#: Dtype of what an operator makes of dtypes too narrow for results, unless it is told another.
+RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
 
 #: Function name -> number of arguments. The whole vocabulary of :class:`Call`.
 FUNCTIONS: Mapping[str, int] = {
@@ -185,7 +194,8 @@ class TensorExpr:
     """One operator: statements in order; the last one defines the output.
 
     ``tensors`` holds the inputs in order of first use, then every statement's tensor in statement order.
-    ``accumulate`` is the dtype in which values are computed and reduced.
+    ``accumulate`` is the dtype in which values are computed and reduced. With ``allow_tf32`` a product of float32
+    matrices may round its operands to TensorFloat-32, of ten bits of mantissa.
     """
 
     name: str
@@ -193,6 +203,7 @@ class TensorExpr:
     tensors: tuple[Tensor, ...]
     statements: tuple[Statement, ...]
     accumulate: str
+    allow_tf32: bool = False
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -210,6 +221,12 @@ class TensorExpr:
     @property
     def output(self) -> Tensor:
         return self.tensor_by_name[self.statements[-1].tensor]
+
+    @property
+    def final_dtype(self) -> str:
+        """The dtype in which the last statement is computed: ``accumulate``, or float32 where sums of integers leave
+        as floats."""
+        return "float32" if self.accumulate == "int32" and self.output.dtype != "int32" else self.accumulate
 
 
 def walk(value: Value) -> Iterator[Value]:

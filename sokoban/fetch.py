@@ -27,6 +27,12 @@ GUARD_INSTRUCTIONS = 14.0
 HOISTED_INSTRUCTIONS = 2.0
 HOISTED_GUARD_INSTRUCTIONS = 2.0
 
+#: The same per asynchronous copy, itself included: it wants an address in two registers, whose constants it takes no
+#: part of; at a border its place in the tile is one more (read off the SASS of products and convolutions for sm_80 and
+#: sm_90).
+ASYNCHRONOUS_INSTRUCTIONS = 3.0
+ASYNCHRONOUS_GUARD_INSTRUCTIONS = 1.0
+
 #: Loads that one thread has under way before the first of their stores makes it wait: in unrolled code the compiler
 #: hoists about as many as it has registers for; a rolled loop it unrolls by four; a guarded load is a branch, and few
 #: or none of these overlap. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads
@@ -104,6 +110,9 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     if ours is not None:
         copies = np.where(turned, width, 1) if turned is not None else 1
         hoisted = loads * (HOISTED_INSTRUCTIONS + (HOISTED_GUARD_INSTRUCTIONS if guarded else 0.0) + copies)
+        if table.has_asynchronous:
+            past = loads * (ASYNCHRONOUS_INSTRUCTIONS + (ASYNCHRONOUS_GUARD_INSTRUCTIONS if guarded else 0.0))
+            hoisted = np.where(table.asynchronous, past, hoisted)
         instructions = np.where(ours, hoisted, instructions)
     return Fetch(
         elements,
@@ -120,9 +129,13 @@ def _vector(table: ScheduleTable, load: Load) -> Ints:
     """Elements that a thread takes at a time; the widest legal number where the schedule leaves it open."""
     given = table.vector.get(load.tensor)
     if given is not None and given.all():
-        return given
-    widest = widest_fetch(table.form, load, {**table.block, **table.step}, table.padding[load.tensor])
-    return widest if given is None else np.where(given == 0, widest, given)
+        chosen = given
+    else:
+        widest = widest_fetch(table.form, load, {**table.block, **table.step}, table.padding[load.tensor])
+        chosen = widest if given is None else np.where(given == 0, widest, given)
+    turned = table.is_turned(load) if table.has_asynchronous else None
+    # An asynchronous copy stores what it reads as one piece.
+    return chosen if turned is None else np.where(turned & table.asynchronous, 1, chosen)
 
 
 def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded: bool) -> Ints:

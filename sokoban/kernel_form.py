@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal import InputError
@@ -90,6 +90,12 @@ class KernelForm:
     def body_loads(self) -> tuple[Load, ...]:
         """Distinct loads of :attr:`body`."""
         return loads(self.body)
+
+    @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Spatial axes that every load of :attr:`body` reads along: outputs share no data across them."""
+        used = [{axis for index in load.indices for axis in index.axes} for load in self.body_loads]
+        return tuple(axis for axis in self.spatial if all(axis in axes for axes in used))
 
     @cached_property
     def final_loads(self) -> tuple[Load, ...]:
@@ -168,7 +174,7 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
         expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
         renamed = _rename_to(final, reduction)
-        expr = TensorExpr(expr.name, _axes_of(expr, (renamed, final)), expr.tensors, (renamed, final), expr.accumulate)
+        expr = replace(expr, axes=_axes_of(expr, (renamed, final)), statements=(renamed, final))
         return KernelForm(source, expr, "tile", (renamed,), final, _still_named(fused, expr))
     try:
         rows = _as_rows(expr, tuple(reductions), final)
@@ -219,7 +225,7 @@ def _reduced_apart(
                 sizes[renames[axis]] = sizes[axis]
         out.append(rename_axes(statement, renames) if renames else statement)
     axes = tuple(Axis(name, size) for name, size in sizes.items())
-    return TensorExpr(expr.name, axes, expr.tensors, expr.statements, expr.accumulate), tuple(out)
+    return replace(expr, axes=axes), tuple(out)
 
 
 def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statement]]:
@@ -232,7 +238,7 @@ def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statemen
     )
     statements = (*expr.statements[:-1], Statement(accumulator.name, last.axes, last.value), copy)
     tensors = (*expr.tensors[:-1], accumulator, tensor)
-    out = TensorExpr(expr.name, expr.axes, tensors, statements, expr.accumulate)
+    out = replace(expr, tensors=tensors, statements=statements)
     return out, [statement for statement in statements if statement.reduction is not None]
 
 
@@ -267,7 +273,7 @@ def _scalars_on_an_axis(expr: TensorExpr, reductions: list[Statement]) -> tuple[
     if not single:
         output = Tensor(output.name, (1, *output.shape), output.dtype, output.caller_shape)
     tensors = tuple(output if tensor.name == output.name else tensor for tensor in expr.tensors)
-    out = TensorExpr(expr.name, expr.axes, tensors, statements, expr.accumulate)
+    out = replace(expr, tensors=tensors, statements=statements)
     return out, [statement for statement in statements if statement.reduction is not None]
 
 
@@ -301,7 +307,7 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
         Tensor(tensor.name, shape, tensor.dtype) if tensor.name == read.tensor else tensor for tensor in expr.tensors
     )
     statements = (everywhere, final)
-    return TensorExpr(expr.name, _axes_of(expr, statements), tensors, statements, expr.accumulate)
+    return replace(expr, axes=_axes_of(expr, statements), tensors=tensors, statements=statements)
 
 
 def _reads_elementwise(final: Statement, reduction: Statement) -> bool:
@@ -389,7 +395,7 @@ def _as_rows(expr: TensorExpr, reductions: tuple[Statement, ...], final: Stateme
             renames.update(zip(statement.reduction.axes, first.reduction.axes, strict=True))
         out.append(rename_axes(statement, renames))
     statements = (*out, final)
-    return TensorExpr(expr.name, _axes_of(expr, statements), expr.tensors, statements, expr.accumulate)
+    return replace(expr, axes=_axes_of(expr, statements), statements=statements)
 
 
 def _row_names(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> tuple[str, ...]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from hal import DeviceSpec
-from sokoban.matrix import FRAGMENT, MMA_OTHER_REGISTERS, STATIC_SHARED_BYTES, STRIP_PADDING, matrix_roles
+from sokoban.matrix import (
+    DEPTH_BYTES,
+    FRAGMENT,
+    MMA_OTHER_REGISTERS,
+    STATIC_SHARED_BYTES,
+    WGMMA_OTHER_REGISTERS,
+    matrix_roles,
+)
 from sokoban.table import Bools, Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators, operands and what is being fetched: addresses, counters; and fetched
@@ -32,9 +39,10 @@ def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> In
 
 
 def _mma_operand_registers(table: ScheduleTable) -> Ints:
-    """Fragments of two depths of the step at once, two elements to a register, and the addresses of both pipelines."""
+    """Fragments of two depths of the step at once, four bytes to a register, and the addresses of both pipelines."""
     elements = sum(table.operand_elements.values(), table.zeros)
-    return 2 * FRAGMENT * elements // (2 * 32) + MMA_OTHER_REGISTERS - OVERHEAD_REGISTERS
+    fragments = 2 * DEPTH_BYTES * elements // (4 * 32) + MMA_OTHER_REGISTERS
+    return np.where(table.wgmma, WGMMA_OTHER_REGISTERS, fragments) - OVERHEAD_REGISTERS
 
 
 def operand_registers(table: ScheduleTable) -> Ints:
@@ -58,13 +66,14 @@ def shared_bytes(table: ScheduleTable) -> Ints:
             * table.form.expr.tensor_by_name[load.tensor].element_bytes
         )
         if table.has_stages:
-            # Registers hold what multiply-adds fetch further ahead.
-            size = size * np.where(table.warp_tile, table.stages, np.minimum(table.stages, 2))
+            # Registers hold what multiply-adds fetch further ahead, unless they copy past them.
+            past = table.warp_tile | table.asynchronous
+            size = size * np.where(past, table.stages, np.minimum(table.stages, 2))
         total = total + np.where(table.cached[load.tensor], size, 0)
     if table.has_warp_tiles:
         roles = matrix_roles(table.form)
         if roles is not None:
-            strip = FRAGMENT * table.threads[roles.m] * (table.block[roles.n] + STRIP_PADDING) * 4
+            strip = FRAGMENT * table.threads[roles.m] * (table.block[roles.n] + roles.strip_padding) * 4
             # The strip is static, what is staged may be dynamic: past the static limit there is no such kernel. With
             # mma.sync results leave through what was the tiles' memory.
             static = np.where(strip > STATIC_SHARED_BYTES, 1 << 40, strip)

@@ -24,9 +24,10 @@ from sokoban.expression import TensorExpr
 from sokoban.named import NAMED_OPERATORS
 from sokoban.named.base import (
     Accumulate,
+    AnyDType,
     BiasAdd,
-    DType,
     EpilogueStep,
+    Operator,
     Program,
     ResidualAdd,
     Scale,
@@ -50,12 +51,13 @@ class Expr(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
 
     expr: str
     sizes: dict[str, Size]
-    dtypes: dict[str, DType] = {}
+    dtypes: dict[str, AnyDType] = {}
     shapes: dict[str, Shape] = {}
     pad: dict[str, PadValue] = {}
     name: str | None = None
-    dtype: DType = "float32"
+    dtype: AnyDType = "float32"
     accumulate: Accumulate | None = None
+    allow_tf32: bool = False
     epilogue: tuple[EpilogueStep, ...] = ()
 
 
@@ -88,16 +90,32 @@ def operator_from_data(data: object) -> TensorExpr:
     operator = _convert(data, NAMED_OPERATORS[op])
     _check_operator_name(operator.name)
     program = with_epilogue(operator.program(), operator.epilogue)
-    stem = program.stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}")
+    stem = typed_stem(program.stem, operator)
+    default_dtype = program.default_dtype or operator.dtype
     check_accumulate(operator.accumulate or "float64", operator.dtype)
     try:
-        return parse_program(
-            program.text, program.sizes, {}, operator.accumulate, operator.name or _short(stem),
-            program.shapes, default_dtype=operator.dtype, external_shapes=program.external_shapes,
+        expr = parse_program(
+            program.text, program.sizes, program.dtypes, operator.accumulate, operator.name or _short(stem),
+            program.shapes, default_dtype=default_dtype, external_shapes=program.external_shapes,
         )  # fmt: skip
     except InputError as error:  # the text is ours, so what is wrong with it is the operator as a whole
         tensor = f"tensor {error.field.removeprefix('shapes.')}: " if error.field.startswith("shapes.") else ""
-        raise InputError("", tensor + error.problem, error.remedy) from error
+        field = "output_dtype" if error.field.startswith("dtypes.") else error.field
+        field = field if field in ("accumulate", "output_dtype") else ""
+        raise InputError(field, tensor + error.problem, error.remedy) from error
+    return _with_tf32(expr) if operator.allow_tf32 else expr
+
+
+def typed_stem(stem: str, operator: Operator | Expr) -> str:
+    """A derived name with the types in it that are not the usual ones."""
+    return stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}") + "_tf32" * operator.allow_tf32
+
+
+def _with_tf32(expr: TensorExpr) -> TensorExpr:
+    """The operator with ``allow_tf32``, which has to mean something."""
+    if expr.accumulate != "float32" or all(tensor.dtype != "float32" for tensor in expr.inputs):
+        raise InputError("allow_tf32", "is about products of float32 tensors, and there are none", "remove it")
+    return replace(expr, allow_tf32=True)
 
 
 def _from_expr(data: dict[str, Any]) -> TensorExpr:
@@ -113,14 +131,15 @@ def _from_expr(data: dict[str, Any]) -> TensorExpr:
     axes = tuple(str(index.children[0]) for index in left.children)  # type: ignore[union-attr]
     stem = f"expr_{output}_" + by([operator.sizes.get(axis, 0) for axis in axes])
     program = with_epilogue(Program(operator.expr, operator.sizes, output, axes, stem), operator.epilogue)
-    stem = program.stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}")
+    stem = typed_stem(program.stem, operator)
     dtypes = dict(operator.dtypes)
     if program.output != output and output in dtypes:
         dtypes.setdefault(program.output, dtypes[output])
-    return parse_program(
+    expr = parse_program(
         program.text, operator.sizes, dtypes, operator.accumulate, operator.name or _short(stem),
         operator.shapes, pads, operator.dtype,
     )  # fmt: skip
+    return _with_tf32(expr) if operator.allow_tf32 else expr
 
 
 def _check_maps(data: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from sokoban.checks import (
     MAX_NAME_LENGTH,
     NAME_PATTERN,
     RESERVED_NAMES,
+    accumulate_dtype,
     check_accumulate,
     check_dtype,
     check_name,
@@ -26,6 +27,7 @@ from sokoban.checks import (
     shown,
 )
 from sokoban.expression import (
+    RESULT_DTYPE,
     AffineIndex,
     Axis,
     Call,
@@ -83,9 +85,11 @@ def parse_program(
 
     Args:
         sizes: axis name -> number of elements; exactly the axes the text uses.
-        dtypes: tensor name -> dtype. Other inputs and the output get ``default_dtype``; other tensors in between are
-            never stored and get the dtype of ``accumulate``.
-        accumulate: dtype of the arithmetic; None is float64 where a tensor is float64, else float32.
+        dtypes: tensor name -> dtype. Other inputs and the output get ``default_dtype``, the output a wider one where
+            that is too narrow for results; other tensors in between are never stored and get the dtype of
+            ``accumulate``.
+        accumulate: dtype of the arithmetic; None is float64 where a tensor is float64, int32 for sums of integers, else
+            float32.
         shapes: input name -> shape. Inferred from the largest index where the input is never padded.
         pads: tensor name -> value of its elements outside, for loads that do not say ``| pad=`` themselves.
         external_shapes: tensor name -> the caller's shape of it, where it differs (:class:`Tensor`).
@@ -307,7 +311,8 @@ def _tensor_dtypes(
             raise InputError(f"dtypes.{tensor}", "the expression has no tensor of this name", "remove it from dtypes")
     inner = {statement.tensor for statement in statements[:-1]}
     result = {tensor: dtypes.get(tensor, default_dtype) for tensor in shapes if tensor in dtypes or tensor not in inner}
-    widest = "float64" if "float64" in result.values() else "float32"
-    accumulate = widest if accumulate is None else accumulate
-    check_accumulate(accumulate, widest)
+    output = statements[-1].tensor
+    if output not in dtypes:
+        result[output] = RESULT_DTYPE.get(default_dtype, default_dtype)
+    accumulate = accumulate_dtype(statements, result, accumulate, output)
     return {tensor: result.get(tensor, accumulate) for tensor in shapes}, accumulate

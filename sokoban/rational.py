@@ -19,6 +19,7 @@ import numpy as np
 from hal import DeviceSpec
 from sokoban.expression import Load
 from sokoban.fetch import Fetch, fetch
+from sokoban.issue import issue_seconds
 from sokoban.kernel_form import KernelForm
 from sokoban.loops import LoopNest, loop_nest
 from sokoban.occupancy import granted_registers, operand_registers
@@ -29,7 +30,6 @@ from sokoban.stages import (
     compute_seconds,
     dram_seconds,
     filling_seconds,
-    issue_seconds,
     l2_seconds,
     launch_of,
     pipelined_waiting,
@@ -106,6 +106,12 @@ class EstimateTable:
     shared_bytes: Ints
     blocks_per_unit: Ints
     wave_count: Ints
+
+    def rows_of(self, which: Ints) -> EstimateTable:
+        """Some rows as a table of their own, in the order given."""
+        stages = {name: column[which] for name, column in self.stage_seconds.items()}
+        columns = (self.registers, self.shared_bytes, self.blocks_per_unit, self.wave_count)
+        return EstimateTable(self.seconds[which], stages, *(column[which] for column in columns))
 
     def row(self, position: int) -> Estimate:
         """The estimate of one schedule."""
@@ -193,7 +199,7 @@ def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
     nest = loop_nest(table)
     fetches = {load: fetch(table, load, device) for load in form.body_loads}
     reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads if form.reduction is not None}
-    launch = launch_of(table, device, nest, fetches)
+    launch = launch_of(table, device, nest, fetches, reads)
     busy = {
         "compute": compute_seconds(table, device, launch),
         "issue": issue_seconds(table, device, nest, launch, fetches, reads),
@@ -203,7 +209,7 @@ def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
     stores = launch.running * stored_seconds_per_block(table, device)
     together = step_seconds(table, busy, launch, device)
     own = together / launch.running
-    waiting = waiting_seconds(table, device, fetches)
+    waiting = waiting_seconds(table, device, fetches, reads)
     waiting = pipelined_waiting(table, device, waiting, own, busy["l2"] / launch.running)
     alone = waiting + own
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from hal import InputError
 from sokoban.expression import (
+    FLOAT8_DTYPES,
+    INTEGER_DTYPES,
     AffineIndex,
     AxisValue,
     Call,
@@ -284,7 +286,8 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
     """An array per input tensor, uniform in [-1, 1] and rounded to the tensor's dtype.
 
     What reaches a logarithm, a root, a power or a denominator is drawn from [0.5, 1.5] instead, so that every
-    function stays in range.
+    function stays in range. Integers take all of int8's range but -128 (up to 7 where float16 has to hold their sums),
+    positive where those others are.
     """
     ranges = input_ranges(expr)
     result = {}
@@ -298,7 +301,13 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:
     """Smallest and largest value of test data for every input tensor; see :func:`random_inputs`."""
     positive = _positive_tensors(expr)
-    return {tensor.name: (0.5, 1.5) if tensor.name in positive else (-1.0, 1.0) for tensor in expr.inputs}
+    # Sums of some thousand products have to stay finite in the output's dtype.
+    largest = 7.0 if expr.output.dtype == "float16" else 127.0
+    floats, integers = ((-1.0, 1.0), (0.5, 1.5)), ((-largest, largest), (1.0, largest))
+    return {
+        tensor.name: (integers if tensor.dtype in INTEGER_DTYPES else floats)[tensor.name in positive]
+        for tensor in expr.inputs
+    }
 
 
 def _positive_tensors(expr: TensorExpr) -> set[str]:
@@ -320,4 +329,10 @@ def round_to_dtype(array: Array, dtype: str) -> NDArray[np.float64]:
         bits = np.asarray(array, dtype=np.float32).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
         return np.where(np.isfinite(array), rounded.astype(np.uint32).view(np.float32), array).astype(np.float64)
+    if dtype in FLOAT8_DTYPES:
+        import ml_dtypes
+
+        return np.asarray(array).astype(getattr(ml_dtypes, dtype)).astype(np.float64)
+    if dtype in INTEGER_DTYPES:
+        return np.asarray(np.rint(array), dtype=dtype).astype(np.float64)
     return np.asarray(array, dtype=dtype).astype(np.float64)

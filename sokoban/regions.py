@@ -48,11 +48,13 @@ def data_dimension(index: AffineIndex) -> DataDimension:
     return DataDimension(tuple((a, c // stride) for a, c in index.terms), stride, index.offset)
 
 
-def storage_order(load: Load, outputs: Collection[str]) -> tuple[int, ...]:
+def storage_order(load: Load, outputs: Collection[str], batch: Collection[str] = ()) -> tuple[int, ...]:
     """The dimensions of a staged tile that is turned, innermost last: the last dimension that one of the axes
-    ``outputs`` walks comes behind all others, if none of them walks the tensor's innermost one."""
+    ``outputs`` walks comes behind all others, if none of them walks the tensor's innermost one. Axes of ``batch``,
+    which no operand lacks and no tile therefore grows along, count only where no other does."""
     order = tuple(range(len(load.indices)))
     walked = [p for p, index in enumerate(load.indices) if any(axis in outputs for axis, _ in index.terms)]
+    walked = [p for p in walked if any(a in outputs and a not in batch for a, _ in load.indices[p].terms)] or walked
     if not walked or walked[-1] == order[-1]:
         return order
     return (*(position for position in order if position != walked[-1]), walked[-1])

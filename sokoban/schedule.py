@@ -41,11 +41,15 @@ class TileSchedule:
         vector: elements per cooperative-fetch (or direct) access, by tensor; the widest legal one where absent.
         padding: elements added to the innermost dimension of a staged data tile, by tensor.
         unroll: largest number of inner-loop iterations the code generator unrolls.
-        instruction: ``"fma"``, ``"wmma_16x16x16"`` or ``"mma_16x8x16"``.
+        instruction: ``"fma"``, ``"wmma_16x16x16"``, ``"mma_16x8x16"`` or ``"wgmma_64xNx16"``.
         stages: buffers of every staged tile in shared memory: with 1 a step is fetched, then computed on; with more
             the fetch of the next ``stages - 1`` steps is under way meanwhile.
         turned: staged tensors whose tile is stored with another dimension innermost: the last that outputs walk, where
             the tensor's own innermost one belongs to the reduction (:func:`sokoban.regions.storage_order`).
+        asynchronous: a pipeline of multiply-adds copies past the registers (``cp.async``, sm_80 and later); without it
+            loads run ahead into registers. Matrix instructions with ``stages`` copy so anyhow.
+        raster: blocks beside each other in a band that launch order goes down before it comes to the next
+            (:func:`sokoban.raster.raster_axes`); 0 = along the last axis first, then the one before it.
     """
 
     block: Sizes
@@ -60,6 +64,8 @@ class TileSchedule:
     instruction: str = "fma"
     stages: int = 1
     turned: tuple[str, ...] = ()
+    asynchronous: bool = False
+    raster: int = 0
 
     @cached_property
     def block_of(self) -> Mapping[str, int]:
@@ -128,6 +134,10 @@ class TileSchedule:
             out["stages"] = self.stages
         if self.turned:
             out["turned"] = list(self.turned)
+        if self.asynchronous:
+            out["asynchronous"] = True
+        if self.raster:
+            out["raster"] = self.raster
         return out
 
     def padded(self, padding: Sizes) -> TileSchedule:
@@ -135,14 +145,22 @@ class TileSchedule:
         return TileSchedule(
             self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
             padding, self.unroll, self.instruction, self.stages,
-            self.turned,
+            self.turned, self.asynchronous, self.raster,
         )  # fmt: skip
 
-    def laid_out(self, padding: Sizes, turned: tuple[str, ...], unroll: int, stages: int) -> TileSchedule:
+    def laid_out(
+        self,
+        padding: Sizes,
+        turned: tuple[str, ...],
+        unroll: int,
+        stages: int,
+        asynchronous: bool = False,
+        raster: int = 0,
+    ) -> TileSchedule:
         """The same in another layout: :meth:`with_`, but quick."""
         return TileSchedule(
             self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
-            padding, unroll, self.instruction, stages, turned,
+            padding, unroll, self.instruction, stages, turned, asynchronous, raster,
         )  # fmt: skip
 
     def with_(self, **changes: Any) -> TileSchedule:

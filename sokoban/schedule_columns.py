@@ -15,9 +15,11 @@ import numpy as np
 from hal import InputError
 from hal.errors import listed
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, MMA, matrix_roles
+from sokoban.matrix import WGMMA, is_mma, matrix_roles
+from sokoban.pipelines import asynchronous_problem
 from sokoban.schedule import TileSchedule
 from sokoban.table import Bools, Ints, ScheduleTable, product
+from sokoban.warp_groups import WARP_ROWS
 
 #: Elements of one block or one step, all axes together. More fits no memory, and products of them no int64.
 MAX_TILE_ELEMENTS = 2**28
@@ -31,13 +33,17 @@ MAX_STAGES = 8
 Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 Elements = Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE_ELEMENTS)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_TILE_ELEMENTS)]
+Band = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Stages = Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
-Instruction = Literal["fma", "wmma_16x16x16", "mma_16x8x16"]
+Instruction = Literal["fma", "wmma_16x16x16", "mma_16x8x16", "mma_16x8x32", "mma_16x8x8", "wgmma_64xNx16"]
 
 #: The keys of a schedule by what their names stand for.
 CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
-KEYS = (*SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned")
+KEYS = (
+    *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
+    "raster",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -66,6 +72,8 @@ def _row_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors: tuple
         ("instruction", Instruction, TileSchedule.instruction),
         ("stages", Stages, TileSchedule.stages),
         ("turned", tuple[str, ...], ()),
+        ("asynchronous", bool, TileSchedule.asynchronous),
+        ("raster", Band, TileSchedule.raster),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -138,6 +146,12 @@ class ScheduleReader:
                 "stages", f"{stages[i]} buffers of every tile, but not all is staged", "stage all, or 1"
             ),
         )
+        asynchronous = self._asynchronous(stages, warp_tile)
+        raster = np.fromiter(map(attrgetter("raster"), self.rows), np.int64, self.count)
+        self._complain(
+            (raster > 0) & (in_place | (self.form.reduction is None)),
+            lambda i: InputError("raster", "bands of blocks need every operand of a reduction staged", "leave it out"),
+        )
         padding = self._columns("padding", self.tensors)
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
@@ -157,7 +171,10 @@ class ScheduleReader:
             inner_step=inner_step,
             stages=stages,
             turned=turned,
-            mma=np.array([row.instruction == MMA for row in self.rows], dtype=np.bool_),
+            mma=np.array([is_mma(row.instruction) or row.instruction == WGMMA for row in self.rows], dtype=np.bool_),
+            wgmma=np.array([row.instruction == WGMMA for row in self.rows], dtype=np.bool_),
+            asynchronous=asynchronous,
+            raster=raster,
         )
 
     def _columns(self, key: str, names: Sequence[str]) -> dict[str, Ints]:
@@ -207,7 +224,7 @@ class ScheduleReader:
             return matrix
         roles = matrix_roles(self.form)
         if roles is None:
-            problem = f"{self.form.expr.name} is no product of float16 or bfloat16 matrices"
+            problem = f"{self.form.expr.name} is no product of matrices that an instruction multiplies"
             self._complain(matrix, lambda i: InputError("instruction", problem, 'write "fma"'))
             return matrix
         for key, axis, values in (
@@ -215,8 +232,16 @@ class ScheduleReader:
             ("thread", roles.n, thread[roles.n]),
             ("step", roles.k, step[roles.k]),
         ):
-            self._complain(matrix & (values % FRAGMENT != 0), _no_fragments(key, axis, values))
+            fragment = roles.fragment(axis)
+            self._complain(matrix & (values % fragment != 0), _no_fragments(key, axis, values, fragment))
+        self._check_groups(thread[roles.m], roles.m)
         return matrix
+
+    def _check_groups(self, rows: Ints, axis: str) -> None:
+        """Warps of a group have 16 rows each."""
+        wrong = np.array([row.instruction == WGMMA for row in self.rows], dtype=np.bool_) & (rows != WARP_ROWS)
+        remedy = f"a warp of a group has {WARP_ROWS} rows"
+        self._complain(wrong, lambda i: InputError(f"thread.{axis}", f"{rows[i]} with {WGMMA}", remedy))
 
     def _cached(self, with_step: Bools) -> dict[str, Bools]:
         """Whether a tensor is staged, by tensor of the body."""
@@ -243,6 +268,18 @@ class ScheduleReader:
         for names in set(rows):
             self._check_inputs("turned", names, tensors, rows.index(names))
         return {tensor: np.array([tensor in names for names in rows], dtype=np.bool_) for tensor in tensors}
+
+    def _asynchronous(self, stages: Ints, warp_tile: Bools) -> Bools:
+        """Which pipelines of multiply-adds copy past the registers."""
+        given = np.array([row.asynchronous for row in self.rows], dtype=np.bool_)
+        remedy = "leave it out, or give 2 stages or more of multiply-adds"
+        self._complain(
+            given & ((stages < 2) | warp_tile),
+            lambda i: InputError("asynchronous", "copies run ahead in a pipeline of multiply-adds alone", remedy),
+        )
+        problem = asynchronous_problem(self.form)
+        self._complain(given & (problem is not None), lambda i: InputError("asynchronous", problem or "", remedy))
+        return given
 
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
         """Complain of the first name under ``key`` that is no input of the body."""
@@ -342,9 +379,9 @@ def _uneven_inner(field: str, outer: str, size: Ints, inner: Ints) -> Callable[[
     return lambda i: InputError(field, f"{outer} {size[i]} is not a multiple of {inner[i]}", remedy)
 
 
-def _no_fragments(key: str, axis: str, values: Ints) -> Callable[[int], InputError]:
-    remedy = f"a matrix instruction takes fragments of {FRAGMENT}"
-    return lambda i: InputError(f"{key}.{axis}", f"{values[i]} is not a multiple of {FRAGMENT}", remedy)
+def _no_fragments(key: str, axis: str, values: Ints, fragment: int) -> Callable[[int], InputError]:
+    remedy = f"a matrix instruction takes fragments of {fragment}"
+    return lambda i: InputError(f"{key}.{axis}", f"{values[i]} is not a multiple of {fragment}", remedy)
 
 
 def _reuses_data(form: KernelForm) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from hal import InputError
 from sokoban.expression import TensorExpr
 from sokoban.kernel_form import KernelForm, kernel_form
-from sokoban.matrix import MMA, WMMA
+from sokoban.matrix import MMA_INSTRUCTIONS, WGMMA, WMMA
 from sokoban.schedule import TileSchedule, sizes
 from sokoban.schedule_columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
 from sokoban.table import Bools, Ints, ScheduleTable
@@ -43,6 +43,8 @@ _KEYS: Mapping[str, str] = {
     "instruction": "what computes: scalar multiply-adds, or Tensor Cores with thread tiles that belong to warps",
     "stages": "buffers of every staged tile; with 2 or more the next steps are fetched while one is computed on",
     "turned": "staged tensors whose tile is stored with the last dimension that outputs walk innermost",
+    "asynchronous": "with several stages of multiply-adds: copy past the registers (cp.async, sm_80 and later)",
+    "raster": "blocks beside each other in a band that is launched before the next one; 0 for no bands",
 }
 
 
@@ -146,6 +148,8 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
         instruction=row.instruction,
         stages=row.stages,
         turned=row.turned,
+        asynchronous=row.asynchronous,
+        raster=row.raster,
     )
 
 
@@ -218,8 +222,10 @@ def schedule_schema() -> dict[str, Any]:
     kinds["vector"] = by_name(1, MAX_COUNT)
     kinds["padding"] = by_name(0)
     kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
-    kinds["instruction"] = {"enum": ["fma", WMMA, MMA], "default": TileSchedule.instruction}
+    kinds["instruction"] = {"enum": ["fma", WMMA, *MMA_INSTRUCTIONS, WGMMA], "default": TileSchedule.instruction}
     kinds["turned"] = {"type": "array", "items": {"type": "string"}}
+    kinds["asynchronous"] = {"type": "boolean", "default": TileSchedule.asynchronous}
+    kinds["raster"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.raster}
     kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
     properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
     item = {"$ref": "#/$defs/Schedule"}

@@ -17,14 +17,16 @@ import numpy as np
 from hal import DeviceSpec, InputError
 from sokoban.bank_padding import bank_padding
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import MMA_STAGES, instruction_for, matrix_roles
+from sokoban.matrix import MMA_STAGES, check_float8, device_product, needs_matrix
 from sokoban.pipelines import fetched_ahead, with_layouts
+from sokoban.raster import in_bands
 from sokoban.rational import Estimate, estimate
 from sokoban.schedule import TileSchedule
-from sokoban.search_rows import UNROLL, adjacent, schedule_at, shared_table, tile_table
+from sokoban.search_rows import UNROLL, adjacent, instruction_at, schedule_at, shared_table, tile_table
 from sokoban.search_screen import block_seconds, efficient, schedule_seconds
 from sokoban.search_space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
 from sokoban.table import Bools, Floats, Ints, ScheduleTable, join
+from sokoban.warp_groups import warp_group_schedules, with_fall_back
 
 #: How far from the best of its layer a tile may be: the outer layers, of which less is known, are held less tightly.
 BLOCK_EPSILON = 3.0
@@ -71,8 +73,9 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     """The ``top_k`` best tile schedules of an operator.
 
     Raises:
-        InputError: no schedule fits the device.
+        InputError: no schedule fits the device, or it cannot multiply the operator's element types.
     """
+    check_float8(form, device)
     start = time.perf_counter()
     enumerated = 0
     tables = []
@@ -92,7 +95,7 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
         count += more.count
         scored, seconds = join([scored.rows(best), more]), np.concatenate([seconds[best], more_seconds])
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    ahead = fetched_ahead(scored.rows(best[np.isfinite(seconds[best])]))
+    ahead = fetched_ahead(scored.rows(best[np.isfinite(seconds[best])]), device)
     if ahead:
         more, more_seconds = _score(join(ahead), device)
         count += more.count
@@ -101,9 +104,13 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     if not len(chosen):
         raise _nothing_fits(form, device)
     final = scored.rows(chosen)
-    estimates = estimate(final, device).rows(range(final.count))
-    schedules = tuple(schedule_at(final, row) for row in range(final.count))
-    return SearchResult(form, device, schedules, tuple(estimates), enumerated, count, time.perf_counter() - start)
+    raster, predictions = in_bands(final, np.arange(final.count), estimate(final, device), device)
+    final = final.with_raster(raster)
+    ranked = np.argsort(predictions.seconds, kind="stable").tolist()
+    schedules = tuple(schedule_at(final, row) for row in ranked)
+    return SearchResult(
+        form, device, schedules, tuple(predictions.rows(ranked)), enumerated, count, time.perf_counter() - start
+    )
 
 
 def _nothing_fits(form: KernelForm, device: DeviceSpec) -> InputError:
@@ -112,12 +119,15 @@ def _nothing_fits(form: KernelForm, device: DeviceSpec) -> InputError:
 
 def _tables(form: KernelForm, device: DeviceSpec) -> Iterator[tuple[ScheduleTable, int]]:
     """The schedules of every family worth scoring, and how many tiles were looked at."""
-    if form.reduction is not None:
+    if form.reduction is not None and not needs_matrix(form):
         table = _shared_reductions(form, device)
         yield table, table.count
     if form.kind == "tile":
         for family in families(form, device):
             yield _screened(form, device, family)
+        groups = list(warp_group_schedules(form, device))
+        if groups:
+            yield ScheduleTable.of(form, groups), len(groups)
 
 
 def families(form: KernelForm, device: DeviceSpec) -> tuple[Family, ...]:
@@ -130,11 +140,11 @@ def families(form: KernelForm, device: DeviceSpec) -> tuple[Family, ...]:
     found = [Family("direct", whole_reduction=True)]
     if all(load.indices for load in form.body_loads):
         found.insert(0, Family("staged", staged))
-    dtype = form.expr.tensor_by_name[form.body_loads[0].tensor].dtype if form.body_loads else ""
-    roles = matrix_roles(form) if device.matrix_instruction(dtype) else None
-    if roles is not None:
-        found.insert(0, Family("matrix", staged, roles=roles, instruction=instruction_for(device)))
-    return tuple(found)
+    matrix = device_product(form, device)
+    if matrix is not None:
+        roles, instruction = matrix
+        found.insert(0, Family("matrix", staged, roles=roles, instruction=instruction))
+    return tuple(found[:1] if needs_matrix(form) else found)
 
 
 def _turned(form: KernelForm) -> tuple[str, ...]:
@@ -246,7 +256,7 @@ def _in_place(table: ScheduleTable) -> ScheduleTable:
 
 def _longer_pipelines(table: ScheduleTable) -> list[ScheduleTable]:
     """The rows by ``mma.sync``, with more stages."""
-    pipelined = table.rows(np.flatnonzero(table.mma))
+    pipelined = table.rows(np.flatnonzero(table.mma & ~table.wgmma))
     return [replace(pipelined, stages=np.full(pipelined.count, stages)) for stages in MMA_STAGES[1:]]
 
 
@@ -286,9 +296,10 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
     columns: list[Ints | Bools] = [*table.block.values(), *table.register_tile.values()]
     # A body without loads stages nothing.
     staged = np.logical_or.reduce([np.zeros(table.count, dtype=bool), *table.cached.values()])
-    columns += [table.reduce_threads, table.warp_tile, staged]
+    columns += [table.reduce_threads, table.warp_tile, table.wgmma, staged]
     if not tiles_only:
         columns += [*table.thread.values(), *table.step.values(), *table.cached.values(), table.stages]
+        columns += [table.asynchronous, table.raster]
     return np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
 
 
@@ -303,5 +314,5 @@ def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
     order = np.argsort(seconds, kind="stable")
     order = order[np.isfinite(seconds[order])]
     _, first = np.unique(_keys(table, tiles_only=True)[order], axis=0, return_index=True)
-    chosen: Ints = order[np.sort(first)[:top_k]]
-    return chosen
+    ranked = order[np.sort(first)].tolist()
+    return np.array(with_fall_back(ranked, top_k, lambda row: instruction_at(table, row))[:top_k], dtype=np.int64)

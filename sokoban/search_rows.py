@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import MMA, MMA_STAGES, WMMA
+from sokoban.matrix import MATRIX_TYPES, MMA_STAGES, WGMMA, WMMA, is_mma, matrix_roles
 from sokoban.pipelines import fully_staged, with_layouts
 from sokoban.schedule import TileSchedule
 from sokoban.search_space import Family
 from sokoban.table import Bools, Ints, ScheduleTable
 from sokoban.vectors import VECTOR_BYTES
+from sokoban.windows import with_patches
 
 #: Adjacent elements of a 16-byte access in single precision.
 ADJACENT = 4
@@ -53,7 +54,7 @@ def tile_table(form: KernelForm, family: Family, block: Ints, register: Ints, in
         {name: np.full(count, name in family.staged) for name in _body_tensors(form)},
         np.full(count, family.roles is not None),
         np.full(count, OPERAND_PADDING if family.instruction == WMMA else 0, dtype=np.int64),
-        np.full(count, family.instruction == MMA),
+        np.full(count, is_mma(family.instruction)),
     )
 
 
@@ -100,7 +101,7 @@ def _table(
         stages=np.where(mma, MMA_STAGES[0], 1),
         mma=mma,
     )
-    return with_layouts(table, fully_staged(table))
+    return with_patches(with_layouts(table, fully_staged(table)))
 
 
 def widest_vector(form: KernelForm, tensor: str) -> int:
@@ -130,7 +131,17 @@ def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
         cached=cached,
         padding=tuple((name, int(table.padding[name][row])) for name in cached if table.padding[name][row]),
         unroll=int(table.unroll[row]),
-        instruction=(MMA if table.mma[row] else WMMA) if table.warp_tile[row] else "fma",
+        instruction=instruction_at(table, row),
         stages=int(table.stages[row]),
+        asynchronous=bool(table.asynchronous[row]),
+        raster=int(table.raster[row]),
         turned=tuple(name for name in cached if table.turned[name][row]),
     )
+
+
+def instruction_at(table: ScheduleTable, row: int) -> str:
+    """The instruction of a row: by ``mma.sync`` as deep as the element type has it."""
+    if not table.warp_tile[row] or table.wgmma[row]:
+        return WGMMA if table.wgmma[row] else "fma"
+    roles = matrix_roles(table.form)
+    return MATRIX_TYPES[roles.dtype].mma if table.mma[row] and roles is not None else WMMA

@@ -13,7 +13,7 @@ import numpy as np
 
 from hal import DeviceSpec
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import FRAGMENT, MMA, MMA_SUMS, MatrixRoles
+from sokoban.matrix import FRAGMENT, MatrixRoles, is_mma, most_sums
 from sokoban.table import Bools, Ints
 
 #: Share of an axis that padding to whole tiles may add.
@@ -57,7 +57,7 @@ class Family:
 
     def fragment(self, axis: str) -> int:
         """What every tile's size along ``axis`` is a multiple of."""
-        return FRAGMENT if self.roles is not None and axis in (self.roles.m, self.roles.n, self.roles.k) else 1
+        return 1 if self.roles is None else self.roles.fragment(axis)
 
     def is_single(self, axis: str) -> bool:
         """Axes beside a matrix product run one element at a time."""
@@ -134,8 +134,8 @@ def thread_tiles(form: KernelForm, device: DeviceSpec, family: Family, blocks: I
     limits, lanes = device.limits, device.warp_lanes
     most_owners = limits.threads_per_block // (lanes if family.roles else 1)
     most_values = limits.registers_per_thread_usable * (lanes if family.roles else 1)
-    if family.instruction == MMA:
-        most_values = MMA_SUMS
+    if is_mma(family.instruction):
+        most_values = most_sums(form, device)
     largest = LARGEST_WARP_AXIS if family.roles else LARGEST_THREAD_AXIS
     rows = np.arange(len(blocks))
     tiles = np.ones((len(blocks), 0), dtype=np.int64)

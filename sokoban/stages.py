@@ -18,7 +18,7 @@ from sokoban.expression import REDUCTION_IDENTITY, Load
 from sokoban.fetch import Fetch, loads_in_flight
 from sokoban.kernel_form import KernelForm, operation_count
 from sokoban.loops import LoopNest
-from sokoban.matrix import FRAGMENT
+from sokoban.matrix import WIDENED_REGISTERS, is_widened, matrix_rates, matrix_roles
 from sokoban.occupancy import (
     FETCHED_REGISTERS,
     blocks_per_unit,
@@ -28,27 +28,19 @@ from sokoban.occupancy import (
     spilled_registers,
 )
 from sokoban.operands import OperandReads
+from sokoban.row_work import bytes_again, row_bytes, row_passes
 from sokoban.table import Bools, Floats, Ints, ScheduleTable, product
 from sokoban.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
+from sokoban.work import arithmetic_instructions, row_work_of, shares_rows
 
 #: A load's latency on a busy memory system over the idle one; a synchronised step waits for a load, its store, two
 #: barriers and the first operand: as many idle latencies.
 LOADED_LATENCY = 1.28
 STEP_LATENCY = 2.35
 
-#: Instructions per unrolled body (counter, branch, addresses) and per step.
-BODY_INSTRUCTIONS = 3.0
-STEP_INSTRUCTIONS = 10.0
-
-#: Instructions per asynchronous copy: itself, its address, its guard (read off the SASS of products for sm_80).
-MMA_COPY_INSTRUCTIONS = 4.0
-
 #: Cycles that a step of a pipeline waits although its copies are there: for the barrier, and for the warps that come
 #: late to it.
 BARRIER_CYCLES = 40.0
-
-#: Instructions that guard a read in place at the edge of a padded tensor.
-DIRECT_GUARD_INSTRUCTIONS = 1.5
 
 #: Passes per spilled value and point of the reduction; passes per accumulator in local memory, whose lines do not fit
 #: in L1 together.
@@ -90,12 +82,24 @@ class Launch:
 # Occupancy and rounds
 
 
-def launch_of(table: ScheduleTable, device: DeviceSpec, nest: LoopNest, fetches: Mapping[Load, Fetch]) -> Launch:
+def launch_of(
+    table: ScheduleTable,
+    device: DeviceSpec,
+    nest: LoopNest,
+    fetches: Mapping[Load, Fetch],
+    reads: Mapping[Load, OperandReads],
+) -> Launch:
     """Registers, resident blocks and rounds of blocks (5.4.3: a partial last round takes as long as a full one)."""
     needed = registers_per_thread(table, nest.local)
     loads = sum(
-        np.where(table.cached[load.tensor], part.loads, direct_reads(table, load)) for load, part in fetches.items()
+        np.where(table.cached[load.tensor], part.loads, direct_reads(table, load, reads))
+        for load, part in fetches.items()
     )
+    rows = row_work_of(table)
+    if rows is not None:
+        # A row that a thread keeps is what it has under way too.
+        loads = np.where(shares_rows(table), np.maximum(0.0, loads - rows.kept_registers), loads)
+        needed = np.where(shares_rows(table), needed + rows.kept_registers, needed).astype(np.int64)
     wanted = needed + np.minimum(loads, FETCHED_REGISTERS).astype(np.int64)
     if table.has_stages:
         held = sum(
@@ -107,6 +111,7 @@ def launch_of(table: ScheduleTable, device: DeviceSpec, nest: LoopNest, fetches:
         wanted = np.where(ahead, needed, wanted)
     if table.has_warp_tiles:
         # Asynchronous copies pass by the registers.
+        needed = needed + np.where(table.mma & is_widened(table.form, device), WIDENED_REGISTERS, 0)
         wanted = np.where(table.mma, needed, wanted)
     registers = granted_registers(table, device, wanted)
     spilled = spilled_registers(device, needed, registers)
@@ -121,12 +126,17 @@ def launch_of(table: ScheduleTable, device: DeviceSpec, nest: LoopNest, fetches:
 
 
 def _held_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
-    """Registers of a thread that a pipelined fetch holds while another step is computed on: the elements, and for every
-    access where it starts in the tensor and, in tiles that are turned or padded, where it goes."""
+    """Registers of a thread that a pipelined fetch holds while another step is computed on: the elements, unless they
+    are copied past them, and where every access starts in the tensor and in the tile. Constants tell the accesses of a
+    thread apart where nothing is checked and each begins at the same place of a row as the first one."""
     words = max(1.0, table.form.expr.tensor_by_name[load.tensor].element_bytes / 4)
-    turned = table.is_turned(load)
-    moved = (table.padding[load.tensor] > 0) | (False if turned is None else turned)
-    return part.elements_per_thread * words + part.loads * (1 + moved)
+    held = np.where(table.asynchronous, 0.0, part.elements_per_thread * words)
+    if load.pad is not None:
+        return held + part.loads * 2
+    extents = table.extents(load)
+    width = np.maximum(1, np.rint(part.elements_per_thread / np.maximum(part.loads, 1e-9)).astype(np.int64))
+    alike = (table.threads_per_block * width) % product(extents[1:], table.count) == 0
+    return held + np.where(alike | (part.loads <= 1), 2.0, part.loads * 2)
 
 
 def busiest_scheduler(launch: Launch, device: DeviceSpec) -> Ints:
@@ -143,55 +153,21 @@ def compute_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch) ->
     rate = device.peak_flops(arithmetic_dtype(table.form, device)) / device.teu_count
     per_instruction = 2.0 * device.warp_lanes / rate
     scalar: Floats = arithmetic_instructions(table) * per_instruction * busiest_scheduler(launch, device)
-    matrix = device.matrix_instruction(input_dtype(table.form)) if table.has_warp_tiles else None
+    matrix = matrix_rates(table.form, device) if table.has_warp_tiles else None
     if matrix is None:
         return scalar
     points = product(table.block.values(), table.count) * table.step_points
-    fragments = points * 2.0 / (matrix.peak_flops / device.unit_count) * launch.running
+    peak = _by_instruction(table, device, "peak_flops", matrix.peak_flops)
+    fragments = points * 2.0 / (peak / device.unit_count) * launch.running
     # Too few warps leave matrix units idle, as they leave schedulers.
     idle = np.maximum(1.0, device.teu.group_size / (launch.warps * launch.running))
     return np.where(table.warp_tile, fragments * idle, scalar)
 
 
-def arithmetic_instructions(table: ScheduleTable) -> Floats:
-    """Arithmetic instructions of one thread during one step: a multiply and an add of a sum fuse into one."""
-    return table.accumulators * thread_points(table) * max(1.0, _issue_operations(table.form))
-
-
-def issue_seconds(
-    table: ScheduleTable,
-    device: DeviceSpec,
-    nest: LoopNest,
-    launch: Launch,
-    fetches: Mapping[Load, Fetch],
-    reads: Mapping[Load, OperandReads],
-) -> Floats:
-    """Issue slots: an instruction per cycle and scheduler, whatever it is. FMA density (5.5.2) is what arithmetic
-    gets of them beside operand reads, the fetch, and loop control."""
-    instructions = arithmetic_instructions(table) + STEP_INSTRUCTIONS
-    instructions = instructions + BODY_INSTRUCTIONS * thread_points(table) / nest.unrolled_points
-    for load, part in fetches.items():
-        staged = table.cached[load.tensor]
-        direct = reads[load].instructions if load in reads else part.loads
-        if load.pad is not None:
-            direct = np.where(staged, direct, direct * (1.0 + DIRECT_GUARD_INSTRUCTIONS))
-        instructions = instructions + direct + np.where(staged, part.instructions, 0.0)
-    seconds = instructions / _clock_hz(device) * busiest_scheduler(launch, device)
-    if not table.has_warp_tiles:
-        return seconds
-    # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
-    copies = sum(fetches[load].loads for load in fetches)
-    matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table)
-    matrix = np.where(table.mma, matrix, 0.0) / _clock_hz(device) * busiest_scheduler(launch, device)
-    return np.where(table.warp_tile, matrix, seconds)
-
-
-def _fragment_instructions(table: ScheduleTable) -> Floats:
-    """Instructions by which a warp multiplies during one step with ``mma.sync``: 16x8 products and, a fragment each,
-    ``ldmatrix``."""
-    depths = table.step_points / FRAGMENT
-    fragments = sum(table.operand_elements.values(), table.zeros) / FRAGMENT
-    return depths * (table.accumulators / (FRAGMENT * FRAGMENT // 2) + fragments)
+def _by_instruction(table: ScheduleTable, device: DeviceSpec, figure: str, by_warp: float) -> Floats:
+    """A rate of matrix instructions in FLOP/s, by row: that of warp groups, or of single warps."""
+    groups = device.warp_group_instruction(input_dtype(table.form)) if table.wgmma.any() else None
+    return np.where(table.wgmma, by_warp if groups is None else getattr(groups, figure), by_warp)
 
 
 def shared_seconds(
@@ -214,6 +190,9 @@ def shared_seconds(
         read = launch.warps * (reads[load].passes if load in reads else part.loads)
         passes = passes + (read if operand is None else np.where(table.warp_tile, operand * launch.warps, read))
         passes = passes + np.where(staged, part.wavefronts, 0.0)
+    rows = row_work_of(table)
+    if rows is not None:
+        passes = np.where(shares_rows(table), launch.warps * row_passes(table, device, rows), passes)
     points = thread_points(table)
     homeless = np.where(nest.local, LOCAL_PASSES * table.accumulators, SPILL_PASSES * launch.spilled)
     passes = passes + launch.warps * points * homeless
@@ -224,7 +203,12 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
     """Passes per warp and step in which matrix instructions read their fragments, each once, at full width."""
     row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-    return table.operand_elements[load] * element_bytes / row_bytes * table.step_points
+    passes = table.operand_elements[load] * element_bytes / row_bytes * table.step_points
+    roles = matrix_roles(table.form)
+    if roles is None or load != roles.b:
+        return passes
+    # The four warps of a group share the columns, which are read for all of them at once.
+    return np.where(table.wgmma, passes / 4.0, passes)
 
 
 def l2_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch, fetches: Mapping[Load, Fetch]) -> Floats:
@@ -244,8 +228,10 @@ def l2_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch, fetches
             scattered = tile_transaction_bytes(table, load, table.block_tile, l2.transaction_bytes, by_lane=True)
             moved = np.where(together, moved, np.maximum(moved, scattered / L1_REUSE))
         total = total + moved
-    passes = len(table.form.reductions) + 1 if table.form.kind == "rows" else 1
-    return total * passes * launch.running / (l2.bandwidth_bytes_per_second / device.unit_count)
+    rows = row_work_of(table) if table.form.kind == "rows" else None
+    if rows is not None:
+        total = row_bytes(table, l2.transaction_bytes, rows)
+    return total * launch.running / (l2.bandwidth_bytes_per_second / device.unit_count)
 
 
 def stored_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats:
@@ -256,7 +242,9 @@ def stored_seconds_per_block(table: ScheduleTable, device: DeviceSpec) -> Floats
     return moved / (l2.bandwidth_bytes_per_second / device.unit_count)
 
 
-def waiting_seconds(table: ScheduleTable, device: DeviceSpec, fetches: Mapping[Load, Fetch]) -> Floats:
+def waiting_seconds(
+    table: ScheduleTable, device: DeviceSpec, fetches: Mapping[Load, Fetch], reads: Mapping[Load, OperandReads]
+) -> Floats:
     """What one block cannot do anything during, per step: the latency of its fetch.
 
     The first load of a synchronised step takes :data:`STEP_LATENCY`; more of them wait in line where the loads of a
@@ -270,9 +258,13 @@ def waiting_seconds(table: ScheduleTable, device: DeviceSpec, fetches: Mapping[L
         if staged.all():
             first, more = np.maximum(first, STEP_LATENCY), more + part.batches - 1.0
             continue
-        direct = _direct_batches(table, load)
+        direct = _direct_batches(table, load, reads)
         first = np.maximum(first, np.where(staged, STEP_LATENCY, LOADED_LATENCY))
         more = more + np.where(staged, part.batches, direct) - 1.0
+    rows = row_work_of(table)
+    if rows is not None:
+        first = np.where(shares_rows(table), LOADED_LATENCY, first)
+        more = np.where(shares_rows(table), table.accumulators * rows.batches - 1.0, more)
     return latency * (first + LOADED_LATENCY * more)
 
 
@@ -287,10 +279,10 @@ def pipelined_waiting(
     """
     if not table.has_stages:
         return waiting
-    ahead = np.maximum(1, table.stages - 1)
-    late = np.maximum(0.0, (LOADED_LATENCY * _latency(device) + transfer) / ahead - own) + BARRIER_CYCLES / _clock_hz(
-        device
-    )
+    # Two buffers belong to the products of warp groups, which also go on while their threads meet.
+    ahead = np.maximum(1, table.stages - np.where(table.wgmma, 2, 1))
+    barrier = np.where(table.wgmma, 0.0, BARRIER_CYCLES / _clock_hz(device))
+    late = np.maximum(0.0, (LOADED_LATENCY * _latency(device) + transfer) / ahead - own) + barrier
     return np.where(table.stages > 1, np.minimum(late, waiting), waiting)
 
 
@@ -304,14 +296,16 @@ def _latency(device: DeviceSpec) -> float:
     return device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS
 
 
-def direct_reads(table: ScheduleTable, load: Load) -> Floats:
-    """Reads of ``load`` in place, per thread and step."""
+def direct_reads(table: ScheduleTable, load: Load, reads: Mapping[Load, OperandReads]) -> Floats:
+    """Reads of ``load`` in place, per thread and step; an unrolled body reads what its points share once."""
+    if load in reads:
+        return reads[load].instructions
     return table.operand_elements[load] / table.operand_width[load] * thread_points(table)
 
 
-def _direct_batches(table: ScheduleTable, load: Load) -> Floats:
+def _direct_batches(table: ScheduleTable, load: Load, reads: Mapping[Load, OperandReads]) -> Floats:
     """How often a thread that reads ``load`` from global memory waits, per step."""
-    count = direct_reads(table, load)
+    count = direct_reads(table, load, reads)
     return np.maximum(1.0, count / loads_in_flight(table, count, guarded=False))
 
 
@@ -327,7 +321,11 @@ def dram_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch, fetch
         fetched = np.maximum(1.0, part.bytes * table.step_count * table.block_count)
         read = np.minimum(dram_bytes(table, load, device, together), fetched)
         moved = moved + read * row_factor(table, load, device)
-    moved = moved + sum(form.expr.tensor_by_name[load.tensor].size_bytes for load in form.final_loads)
+    others = {load.tensor for load in form.final_loads} - {load.tensor for load in fetches}
+    moved = moved + sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others)
+    rows = row_work_of(table) if form.kind == "rows" else None
+    if rows is not None:
+        moved = moved + bytes_again(table, device, launch.running, rows)
     return moved / device.dram.bandwidth_bytes_per_second
 
 
@@ -353,8 +351,11 @@ def power_seconds(table: ScheduleTable, device: DeviceSpec) -> Floats:
     flops = points * max(1.0, _issue_operations(form)) * 2.0
     limit = device.limited_flops(arithmetic_dtype(form, device))
     seconds: Floats = np.zeros(table.count) if limit is None else flops / limit
-    matrix = device.matrix_instruction(input_dtype(form)) if table.has_warp_tiles else None
-    return seconds if matrix is None else np.where(table.warp_tile, points * 2.0 / matrix.sustained_flops, seconds)
+    matrix = matrix_rates(form, device) if table.has_warp_tiles else None
+    if matrix is None:
+        return seconds
+    sustained = _by_instruction(table, device, "sustained_flops", matrix.sustained_flops)
+    return np.where(table.warp_tile, points * 2.0 / sustained, seconds)
 
 
 def thread_points(table: ScheduleTable) -> Floats:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
-from sokoban.matrix import MMA
+from sokoban.matrix import WGMMA, is_mma
 from sokoban.regions import data_dimension, storage_order
 from sokoban.schedule import TileSchedule
 
@@ -42,7 +42,11 @@ class ScheduleTable:
             what is left of the thread's elements, ``inner_step``, ``inner_thread``, the virtual threads.
         stages: buffers of the staged tiles; 1 everywhere where it is left out.
         turned: whether a staged tile is stored turned, by tensor; a missing tensor is not.
-        mma: of the schedules with ``warp_tile``, those by ``mma.sync`` rather than ``wmma``; none where it is left out.
+        mma: of the schedules with ``warp_tile``, those by ``mma.sync`` or ``wgmma`` rather than ``wmma``; none where it
+            is left out.
+        wgmma: of those, the ones by warp groups; likewise.
+        asynchronous: pipelines of multiply-adds that copy past the registers; none where it is left out.
+        raster: blocks beside each other in a band of launch order; 0 (no bands) everywhere where it is left out.
     """
 
     form: KernelForm
@@ -61,12 +65,18 @@ class ScheduleTable:
     stages: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     turned: Mapping[str, Bools] = field(default_factory=dict)
     mma: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    wgmma: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    asynchronous: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    raster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
             object.__setattr__(self, "stages", self.ones)
-        if len(self.mma) != self.count:
-            object.__setattr__(self, "mma", np.zeros(self.count, dtype=np.bool_))
+        for name in ("mma", "wgmma", "asynchronous"):
+            if len(getattr(self, name)) != self.count:
+                object.__setattr__(self, name, np.zeros(self.count, dtype=np.bool_))
+        if len(self.raster) != self.count:
+            object.__setattr__(self, "raster", self.zeros)
 
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
@@ -100,13 +110,22 @@ class ScheduleTable:
             column([s.unroll for s in schedules]),
             stages=column([s.stages for s in schedules]),
             turned={tensor: np.array([tensor in s.turned for s in schedules]) for tensor in tensors},
-            mma=np.array([s.instruction == MMA for s in schedules]),
+            mma=np.array([is_mma(s.instruction) or s.instruction == WGMMA for s in schedules]),
+            wgmma=np.array([s.instruction == WGMMA for s in schedules]),
+            asynchronous=np.array([s.asynchronous for s in schedules]),
+            raster=column([s.raster for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
         """The same schedules with other storage padding; what was derived of the rest stays known."""
         other = object.__new__(ScheduleTable)
         other.__dict__.update(self.__dict__, padding=padding)
+        return other
+
+    def with_raster(self, raster: Ints) -> ScheduleTable:
+        """The same schedules in bands of other widths; what was derived of the rest stays known."""
+        other = object.__new__(ScheduleTable)
+        other.__dict__.update(self.__dict__, raster=raster)
         return other
 
     def rows(self, which: slice | Ints) -> ScheduleTable:
@@ -131,6 +150,11 @@ class ScheduleTable:
     def has_stages(self) -> bool:
         """Whether any schedule fetches ahead."""
         return bool((self.stages > 1).any())
+
+    @cached_property
+    def has_asynchronous(self) -> bool:
+        """Whether any schedule of multiply-adds copies past the registers."""
+        return bool(self.asynchronous.any())
 
     @cached_property
     def register_tile(self) -> Mapping[str, Ints]:
@@ -245,7 +269,8 @@ class ScheduleTable:
             common: tuple[int, ...] | None = order
             other = order
             if turned is not None and turned.any():
-                other = storage_order(load, [axis for axis in self.form.spatial if self.form.sizes[axis] > 1])
+                walked = [axis for axis in self.form.spatial if self.form.sizes[axis] > 1]
+                other = storage_order(load, walked, self.form.batch_axes)
                 common = other if other == order or turned.all() else None
             known = self._known_orders[load] = common, (order, other, turned)
         return known

@@ -81,8 +81,12 @@ class SuperTile:
     rounds: Floats
 
 
-def super_tile(table: ScheduleTable, resident_blocks: Ints) -> SuperTile:
-    """The tile of ``resident_blocks`` consecutive blocks, which run along the last axis first."""
+def super_tile(table: ScheduleTable, resident_blocks: Ints, raster: Ints | None = None) -> SuperTile:
+    """The tile of ``resident_blocks`` consecutive blocks, which run along the last axis first, or down bands of it:
+    those of the schedules, or of the widths in ``raster``."""
+    raster = table.raster if raster is None else raster
+    if raster.any():
+        return _banded_super_tile(table, resident_blocks, raster)
     form = table.form
     remaining = np.maximum(1, resident_blocks)
     tile: dict[str, Ints] = {axis: table.ones * form.sizes[axis] for axis in (*form.columns, *form.reduced)}
@@ -96,6 +100,38 @@ def super_tile(table: ScheduleTable, resident_blocks: Ints) -> SuperTile:
         remaining = np.maximum(1, remaining // cover)
         tile[axis] = np.minimum(cover * table.block[axis], form.sizes[axis])
         rounds = rounds * -(-grid // cover)
+    return SuperTile(tile, rounds)
+
+
+def _banded_super_tile(table: ScheduleTable, resident_blocks: Ints, raster: Ints) -> SuperTile:
+    """:func:`super_tile` where some schedules have bands (:func:`sokoban.raster.raster_axes`): blocks fill the width of
+    a band, then what it goes down, then further bands, then the other axes."""
+    form = table.form
+    remaining = np.maximum(1, resident_blocks)
+    tile: dict[str, Ints] = {axis: table.ones * form.sizes[axis] for axis in (*form.columns, *form.reduced)}
+    rounds = np.ones(table.count)
+    several = sum(((grid > 1).astype(np.int64) for grid in table.grid.values()), table.zeros)
+    banded = (raster > 0) & (several > 1)
+    passed, bands, across = table.zeros, table.ones, dict.fromkeys(form.spatial, table.ones)
+    for axis in reversed(form.spatial):
+        grid = table.grid[axis]
+        is_across, is_down = banded & (grid > 1) & (passed == 0), banded & (grid > 1) & (passed == 1)
+        width = np.where(is_across, np.minimum(grid, np.maximum(1, raster)), grid)
+        bands = np.where(is_across, -(-grid // width), bands)
+        cover = np.minimum(width, remaining)
+        remaining = np.maximum(1, remaining // cover)
+        rounds = rounds * -(-width // cover)
+        across[axis] = cover
+        # Whoever has come down a band goes on to the next one.
+        beside = np.where(is_down, np.minimum(bands, remaining), 1)
+        remaining = np.maximum(1, remaining // beside)
+        rounds = np.where(is_down, rounds * -(-bands // beside), rounds)
+        for other in form.spatial[form.spatial.index(axis) + 1 :]:
+            is_band = is_down & (table.grid[other] > 1)
+            across[other] = np.where(is_band, np.minimum(table.grid[other], across[other] * beside), across[other])
+        passed = passed + (grid > 1)
+    for axis in form.spatial:
+        tile[axis] = np.minimum(across[axis] * table.block[axis], form.sizes[axis])
     return SuperTile(tile, rounds)
 
 
@@ -147,13 +183,20 @@ def stored_transactions(table: ScheduleTable, device: DeviceSpec) -> Floats:
     last = form.final.axes[-1] if form.final.axes else None
     if last is None or last not in table.thread:
         return np.full(table.count, least)
-    thread = table.thread[last]
-    vector = table.vector.get(output.name)
-    widest = np.gcd(thread, max(1, VECTOR_BYTES // output.element_bytes))
-    width = widest if vector is None else np.where(vector == 0, widest, np.gcd(vector, widest))
+    thread, width = table.thread[last], store_width(table)
     lanes = np.minimum(device.warp_lanes, table.threads[last])
     span = lanes * thread * least + 1 - least
     per_store = np.minimum(lanes * np.maximum(1.0, width * least), span) * (device.warp_lanes / lanes)
     scattered = np.maximum(least, per_store / (device.warp_lanes * width))
     # Matrix instructions' results leave through shared memory, rows in full.
     return np.where(table.mma, least, scattered) if table.has_warp_tiles else scattered
+
+
+def store_width(table: ScheduleTable) -> Ints:
+    """Elements that a thread stores at a time along the output's last axis."""
+    output, last = table.form.expr.output, table.form.final.axes[-1] if table.form.final.axes else None
+    if last is None or last not in table.thread:
+        return table.ones
+    vector = table.vector.get(output.name)
+    widest = np.gcd(table.thread[last], max(1, VECTOR_BYTES // output.element_bytes))
+    return widest if vector is None else np.where(vector == 0, widest, np.gcd(vector, widest))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sokoban.expression import Load, loads
+from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
 from sokoban.regions import data_dimension
 from sokoban.schedule import TileSchedule
@@ -39,6 +39,9 @@ def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: 
     conditions = [dimension.extent({**form.sizes, **tile}), dimension.offset, tensor.shape[-1]]
     conditions += [coefficient * tile[axis] for axis, coefficient in dimension.terms if axis in tile]
     conditions.append(conditions[0] + padding)
+    if schedule.instruction == "fma" and tensor.element_bytes == 1:
+        # TVM has no constants of more than four lanes of bytes; asynchronous copies need none.
+        conditions.append(MAX_LANES)
     return _largest(tensor.element_bytes, conditions)
 
 
@@ -60,8 +63,9 @@ def widest_fetch(form: KernelForm, load: Load, tile: Mapping[str, Ints], padding
     return np.gcd(np.gcd(width, extent), extent + padding)
 
 
-def store_vector(form: KernelForm, schedule: TileSchedule) -> int:
-    """Elements per access when a thread writes its adjacent outputs, and reads what the final statement needs."""
+def store_vector(form: KernelForm, schedule: TileSchedule, lanes: int = MAX_LANES) -> int:
+    """Elements per access, at most ``lanes``, when a thread writes its adjacent outputs, and reads what the final
+    statement needs."""
     axis = form.final.axes[-1]
     output = form.expr.output
     if axis not in schedule.thread_of:
@@ -81,32 +85,7 @@ def store_vector(form: KernelForm, schedule: TileSchedule) -> int:
         width_bytes = max(width_bytes, tensor.element_bytes)
         conditions += [tensor.shape[-1], innermost.offset]
         conditions += [c for other, c in innermost.terms if other != axis]
-    return min(MAX_LANES, _largest(width_bytes, conditions))
-
-
-def column_vector(form: KernelForm, threads: int) -> int:
-    """Elements per access when the threads of a ``rows`` kernel walk the columns, contiguous in every access."""
-    columns = form.columns or form.reduced
-    if len(columns) != 1:
-        return 1
-    axis = columns[0]
-    width_bytes = form.expr.output.element_bytes if form.columns else 1
-    conditions = [form.sizes[axis], max(1, form.sizes[axis] // max(1, threads))]
-    produced = {statement.tensor for statement in form.reductions}
-    for statement in (*form.reductions, form.final):
-        for load in loads(statement.value):
-            if load.tensor in produced or all(index.coefficient(axis) == 0 for index in load.indices):
-                continue
-            tensor = form.expr.tensor_by_name[load.tensor]
-            width_bytes = max(width_bytes, tensor.element_bytes)
-            innermost = load.indices[-1]
-            outer = load.indices[:-1]
-            if innermost.terms != ((axis, 1),) or innermost.offset or any(index.coefficient(axis) for index in outer):
-                return 1
-            conditions.append(tensor.shape[-1])
-    if form.columns and form.final.axes[-1] != axis:
-        return 1
-    return min(MAX_LANES, _largest(width_bytes, conditions))
+    return min(lanes, _largest(width_bytes, conditions))
 
 
 def _largest(element_bytes: int, must_divide: list[int]) -> int:

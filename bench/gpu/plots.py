@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from bench.gpu.comparison import duels
 from bench.gpu.results import Results
 from bench.gpu.whatif import WhatIf
+from bench.pictures import new_figure, save
 
 _RIVALS = (("library", "tab:blue"), ("compile", "tab:orange"), ("triton", "tab:green"))
 
@@ -24,32 +24,15 @@ def draw_all(results: Results, answers: Sequence[WhatIf], out: Path) -> list[Pat
     ):
         if figure is not None:
             path = out / f"{name}.png"
-            _save(figure, path)
+            save(figure, path)
             drawn.append(path)
     return drawn
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
-    """A figure without a display; pyplot would keep it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
-
-
-def _save(figure: Any, path: Path) -> None:
-    from codegen.atomic import write_atomic
-
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_atomic(path, buffer.getvalue())
-
-
 def draw_operators(results: Results) -> Any:
     """Their time over ours per operator, our worst first, a line per rival and precision; None if there is none."""
-    figure, axes = _figure(9, 5)
+    figure = new_figure(9, 5)
+    axes = figure.subplots()
     empty = True
     for precision, style in (("float32", "-"), ("float16", "--")):
         for rival, colour in _RIVALS:
@@ -79,7 +62,8 @@ def draw_predictions(results: Results) -> Any:
     points = [pair for pairs in by_op.values() for pair in pairs]
     if not points:
         return None
-    figure, axes = _figure(6.5, 6)
+    figure = new_figure(6.5, 6)
+    axes = figure.subplots()
     for op, pairs in by_op.items():
         if pairs:
             axes.scatter(*zip(*pairs, strict=True), s=8, label=op)
@@ -97,7 +81,8 @@ def draw_what_ifs(answers: Sequence[WhatIf]) -> Any:
     shown = [one for one in answers if one.predicted is not None]
     if not shown:
         return None
-    figure, axes = _figure(max(6, 0.7 * len(shown) + 2), 5)
+    figure = new_figure(max(6, 0.7 * len(shown) + 2), 5)
+    axes = figure.subplots()
     for place, one in enumerate(shown):
         axes.bar(place - 0.2, one.measured / one.baseline, 0.4, color="tab:blue", label="measured" if not place else "")
         axes.bar(

@@ -124,9 +124,14 @@ def _drop_last(path: Path, manifest: dict[str, Any]) -> None:
 
     last = manifest["kernels"].pop()
     write_atomic(path, json.dumps(manifest, indent=2) + "\n")
-    kept = {kernel[key] for kernel in manifest["kernels"] for key in ("source", "binary", "schedule")}
-    for name in {last[key] for key in ("source", "binary", "schedule")} - kept - {None}:
+    kept = {name for kernel in manifest["kernels"] for name in _files(kernel)}
+    for name in _files(last) - kept - {None}:
         (path.parent / name).unlink(missing_ok=True)
+
+
+def _files(kernel: dict[str, Any]) -> set[str]:
+    """Names of a kernel's files, those of all its launches."""
+    return {one[key] for one in (kernel, *kernel.get("launches", ())) for key in ("source", "binary", "schedule")}
 
 
 if __name__ == "__main__":

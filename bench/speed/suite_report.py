@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import click
@@ -14,7 +15,8 @@ from bench.suites import suite_names, suite_path
 from hal import DeviceSpec, InputError, load_device
 from roller.pipeline import CompiledOperator, compile_operators
 from roller.workers import worker_pool
-from sokoban import TensorExpr, kernel_form, load_operators
+from sokoban import KernelForm, TensorExpr, kernel_form, load_operators
+from sokoban.matrix import check_float8
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,15 @@ class OperatorResult:
 
 @dataclass(frozen=True)
 class SuiteReport:
-    """A suite on a device. ``compile_seconds`` is wall time; it and ``results`` are None where nothing was compiled."""
+    """A suite on a device. ``compile_seconds`` is wall time; it and ``results`` are None where nothing was compiled.
+    ``absent`` are the operators whose element types the device does not multiply."""
 
     suite: str
     device: str
     times: ConstructionTimes
     results: Sequence[OperatorResult] | None
     compile_seconds: float | None
+    absent: Sequence[str] = ()
 
     def lines(self) -> list[str]:
         """The report as text, one figure a line."""
@@ -48,6 +52,8 @@ class SuiteReport:
             f"construction, median     {1e3 * self.times.median_seconds:.2f} ms per operator",
             f"construction, worst      {1e3 * worst:.2f} ms ({name})",
         ]
+        if self.absent:
+            out.append(f"not on this board        {_listed(self.absent)}")
         if self.results is None or self.compile_seconds is None:
             return out
         cubins = sum(bool(r.cubins) for r in self.results)
@@ -80,10 +86,20 @@ def operator_result(compiled: CompiledOperator) -> OperatorResult:
         compiled.expr.name,
         len(compiled.construction.programs),
         len(built),
-        sum(kernel.binary is not None for kernel in built),
+        sum(all(launch.binary is not None for launch in kernel.launches) for kernel in compiled.kernels),
         tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
         None if check is None else check.passed,
     )
+
+
+def on_board(forms: Mapping[str, KernelForm], device: DeviceSpec) -> tuple[dict[str, KernelForm], list[str]]:
+    """The operators that a device has element types for, and the names of the others."""
+    here = {}
+    for name, form in forms.items():
+        with suppress(InputError):
+            check_float8(form, device)
+            here[name] = form
+    return here, [name for name in forms if name not in here]
 
 
 def compile_suite(
@@ -114,7 +130,8 @@ def main(device_name: str, suite: str, top_k: int, verify: int, jobs: int | None
         if compiled:
             expressions = load_operators(suite_path(suite))
         # Construction first, while no build process competes for the cores.
-        forms = {expr.name: kernel_form(expr) for expr in expressions}
+        forms, absent = on_board({expr.name: kernel_form(expr) for expr in expressions}, device)
+        expressions = [expr for expr in expressions if expr.name in forms]
         times = construction_times(forms, device, top_k=top_k, rounds=rounds)
         results = seconds = None
         if compiled:
@@ -123,7 +140,7 @@ def main(device_name: str, suite: str, top_k: int, verify: int, jobs: int | None
             )
     except InputError as error:
         raise click.ClickException(str(error)) from error
-    for line in SuiteReport(suite, device.name, times, results, seconds).lines():
+    for line in SuiteReport(suite, device.name, times, results, seconds, absent).lines():
         click.echo(line)
 
 

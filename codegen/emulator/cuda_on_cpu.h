@@ -3,6 +3,7 @@
 // Every lane of a warp holds a complete matrix fragment and computes all of it, so that wmma needs no exchange between
 // lanes. Shared memory and output slack are filled with 0xFF bytes, NaN in every float type, before they are used.
 #pragma once
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -200,3 +201,4 @@ void store_matrix_sync(float* to, const fragment<accumulator, M, N, K, float>& f
 }  // namespace nvcuda::wmma
 
 #include "mma_on_cpu.h"
+#include "wgmma_on_cpu.h"

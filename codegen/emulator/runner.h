@@ -39,6 +39,11 @@ void sync_warp() { wait(at_warp); }
 unsigned lane() { return current % 32; }
 unsigned char* exchange(unsigned lane) { return exchanged[current / 32 * 32 + lane]; }
 Copies& copies_of_thread() { return copies[current]; }
+bool copies_are_hidden() {
+  for (unsigned i = 0; i < fiber_count; ++i)
+    if (copies[i].hidden) return true;
+  return false;
+}
 unsigned warp_lanes() {
   unsigned mask = 0, first = current / 32 * 32;
   for (unsigned i = first; i < first + 32 && i < fiber_count; ++i)

@@ -125,7 +125,7 @@ class Algorithm:
 
 def gemm_rate(device: DeviceSpec, dtype_bytes: int = 4) -> float:
     """FLOP/s of a good library kernel during milliseconds: tensor cores for 16-bit types where there are any."""
-    matrix = device.matrix_instruction("float16") if dtype_bytes == 2 else None
+    matrix = device.best_matrix_instruction("float16") if dtype_bytes == 2 else None
     if matrix is not None:
         return matrix.sustained_flops
     return device.sustained_flops("float32") ** LONG_LOAD * device.best_flops("float32") ** (1 - LONG_LOAD)

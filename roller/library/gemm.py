@@ -147,12 +147,12 @@ def flops_of(device: DeviceSpec, dtype: str) -> float:
     """FLOP/s of the best library GEMM for an element type: of the matrix units where there are any for it."""
     if dtype not in ELEMENT_BYTES:
         raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}", "convert the operands")
-    instruction = device.matrix_instruction(dtype)
+    instruction = None if dtype == "tfloat32" else device.best_matrix_instruction(dtype)
     if instruction is not None:
         return instruction.sustained_flops
     if dtype == "tfloat32":
         # TensorFloat-32 runs on the units of float16 at half their rate from sm_80 on; elsewhere it is plain float32.
-        half = device.matrix_instruction("float16")
+        half = device.best_matrix_instruction("float16")
         recent = (device.compute_capability or (0, 0)) >= (8, 0)
         return half.sustained_flops / 2 if half is not None and recent else device.best_flops("float32")
     return device.best_flops(dtype if dtype in device.dtypes else "float32")

@@ -15,6 +15,7 @@ from roller.library.calls import Call
 from roller.library.parts import convolution, elementwise, product, stream
 from sokoban.named import NAMED_OPERATORS
 from sokoban.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
+from sokoban.operators import typed_stem
 
 
 def named_calls(data: Mapping[str, Any]) -> list[Call] | None:
@@ -30,18 +31,19 @@ def named_calls(data: Mapping[str, Any]) -> list[Call] | None:
     operator, program = read
     calls = make(operator, program)
     outputs = math.prod(program.sizes[axis] for axis in program.axes)
+    dtype = program.default_dtype or operator.dtype
     for step in operator.epilogue:
         if isinstance(step, BiasAdd):
             if len(calls) == 1 and calls[0].variant == "matmul" and step.axis == "n":
                 calls = [calls[0]._replace(variant="linear", label="linear")]
                 continue
-            calls.append(elementwise("add", outputs, operator.dtype, 1))
+            calls.append(elementwise("add", outputs, dtype, 1))
         elif isinstance(step, ResidualAdd):
-            calls.append(elementwise("add", outputs, operator.dtype, 2))
+            calls.append(elementwise("add", outputs, dtype, 2))
         elif isinstance(step, Scale):
-            calls.append(elementwise("mul", outputs, operator.dtype, 1, number=True))
+            calls.append(elementwise("mul", outputs, dtype, 1, number=True))
         else:
-            calls.append(elementwise(step, outputs, operator.dtype, 1))
+            calls.append(elementwise(step, outputs, dtype, 1))
     return calls
 
 
@@ -55,9 +57,7 @@ def named_stem(data: Mapping[str, Any]) -> str | None:
     if read is None:
         return None
     operator, program = read
-    return with_epilogue(program, operator.epilogue).stem + (
-        "" if operator.dtype == "float32" else f"_{operator.dtype}"
-    )
+    return typed_stem(with_epilogue(program, operator.epilogue).stem, operator)
 
 
 def _read(data: Mapping[str, Any]) -> tuple[Any, Program] | None:

@@ -16,7 +16,12 @@ from sokoban.parser import MAX_AXIS_SIZE, unused_name
 Size = Annotated[int, Meta(ge=1, le=MAX_AXIS_SIZE)]
 Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=8)]
 DType = Literal["float16", "bfloat16", "float32", "float64"]
-Accumulate = Literal["float32", "float64"]
+#: What the operands of a matrix product may be, and what may become of it.
+OperandDType = Literal["float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2"]
+OutputDType = Literal["float16", "bfloat16", "float32", "float64", "int32"]
+#: What a tensor of an expression may be.
+AnyDType = Literal["float16", "bfloat16", "float32", "float64", "int8", "int32", "float8_e4m3fn", "float8_e5m2"]
+Accumulate = Literal["float32", "float64", "int32"]
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "silu"]
 
 
@@ -45,7 +50,8 @@ STEP_WORDS = {"bias_add": "bias", "residual_add": "residual", "scale": "scale"}
 class Program:
     """What a named operator writes: a text of the language and what the text does not say.
 
-    ``bias_axes`` maps an axis name of the interface to the axes that index it, where a grouped operator splits it.
+    ``bias_axes`` maps an axis name of the interface to the axes that index it, where a grouped operator splits it;
+    ``dtypes`` has the dtypes of tensors other than ``default_dtype``, which is the operator's own where it is empty.
     """
 
     text: str
@@ -56,6 +62,8 @@ class Program:
     shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     external_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     bias_axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
+    default_dtype: str = ""
 
 
 class Operator(Struct, tag_field="op", forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -63,11 +71,14 @@ class Operator(Struct, tag_field="op", forbid_unknown_fields=True, kw_only=True,
 
     Each operator adds its own, and ``program()``: itself in the expression language, or an InputError where its keys
     contradict each other. :data:`sokoban.named.NamedOperator` is the type that has both.
+
+    ``allow_tf32``: products of float32 may round their operands to TensorFloat-32.
     """
 
     name: str | None = None
     dtype: DType = "float32"
     accumulate: Accumulate | None = None
+    allow_tf32: bool = False
     epilogue: tuple[EpilogueStep, ...] = ()
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from bench.speed.construction import ConstructionTimes, suite_forms
+from bench.speed.suite_report import SuiteReport, on_board
 from bench.suites import load_suite, suite_names, suite_path
-from hal import InputError
+from hal import InputError, load_device
+from sokoban.matrix import matrix_roles
 
 OPS_CSV = Path(__file__).parents[2].parent / "shared" / "data" / "roller119" / "ops.csv"
 
@@ -96,4 +99,20 @@ def test_a_suite_is_read_by_the_operator_reader(name: str) -> None:
 def test_an_unknown_suite_is_named_with_those_there_are() -> None:
     with pytest.raises(InputError) as caught:
         suite_path("roller120")
-    assert str(caught.value) == "suite: there is no suite 'roller120'; use one of modern, roller119"
+    assert str(caught.value) == f"suite: there is no suite 'roller120'; use one of {', '.join(suite_names())}"
+
+
+def test_the_types_suite_says_what_a_board_lacks() -> None:
+    forms = suite_forms("types")
+    assert {"tfloat32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"} == {
+        roles.dtype for roles in map(matrix_roles, forms.values()) if roles is not None
+    }
+    here, absent = on_board(forms, load_device("l4"))
+    assert (list(here), absent) == (list(forms), [])
+    here, absent = on_board(forms, load_device("a100"))
+    assert absent == ["llama3_8b_gate_2048_e4m3", "llama3_8b_down_16_e4m3", "llama3_8b_gradient_e5m2"]
+    times = ConstructionTimes(dict.fromkeys(here, 1e-3))
+    assert (
+        f"not on this board        {', '.join(absent)}"
+        in SuiteReport("types", "a100", times, None, None, absent).lines()
+    )

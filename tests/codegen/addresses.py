@@ -30,7 +30,10 @@ _VECTOR = re.compile(r"\*\((?:const )?(half|nv_bfloat16|ushort|float|uint|int|do
 _LOOP = re.compile(r"for \(int (\w+) = 0; \1 < (\d+); \+\+\1\)")
 _INDEX_STORE = re.compile(r"^\s*(\w+_ptr)\[(\w+)\] = (.*);$", re.MULTILINE)
 _CHOICE = re.compile(r"^\s*int (\w+);\n\s*if .*\{\n\s*\1 = (.*);$", re.MULTILINE)
-_SUBEXPRESSION = re.compile(r"^\s*int (\w+) = (.*);$", re.MULTILINE)
+_SUBEXPRESSION = re.compile(r"^\s*int(?:64_t)? (\w+) = (.*);$", re.MULTILINE)
+_STORED = re.compile(r"(\w+_ptr)\[(\w+)\]")
+#: Turns by which an address that advances may have advanced.
+_TURNS = 5
 
 
 @dataclass(frozen=True)
@@ -113,22 +116,40 @@ class _Variables:
         for name, extent in _LOOP.findall(source):
             self.known[name] = _corners(generator, int(extent))
         self.definitions: Mapping[str, str] = dict([*_SUBEXPRESSION.findall(source), *_CHOICE.findall(source)])
-        # Arrays of indices that are worked out once, and read for one loop iteration after the other.
-        self.stores = {name: (index, value) for name, index, value in _INDEX_STORE.findall(source)}
+        self.known["turns"] = _corners(generator, _TURNS)
+        # Arrays of indices that are worked out once, by element or in a loop, and advance by a constant from there on.
+        self.stores: dict[tuple[str, str], tuple[str, str]] = {}
+        self.advances: dict[tuple[str, str], str] = {}
+        for name, index, value in _INDEX_STORE.findall(source):
+            key = (name, index if index.isdigit() else "")
+            advance = re.fullmatch(rf"\({name}\[{index}\] \+ (\d+)\)", value)
+            if advance:
+                self.advances[key] = advance.group(1)
+            else:
+                self.stores.setdefault(key, (index, value))
 
     def value(self, expression: str) -> NDArray[np.int64]:
-        text = re.sub(r"(\w+_ptr)\[(\w+)\]", lambda read: self.stored(*read.groups()), expression.replace("(int)", ""))
+        text = _uncast(expression)
+        while re.search(_STORED, text):
+            text = re.sub(_STORED, lambda read: self.stored(*read.groups()), text)
         text = re.sub(r"\b(threadIdx|blockIdx)\.([xyz])", r"\1_\2", text)
         text = text.replace("/", "//")
-        for name in set(re.findall(r"[A-Za-z_]\w*", text)) - self.known.keys():
+        for name in set(re.findall(r"[A-Za-z_]\w*", text)) - self.known.keys() - _FUNCTIONS.keys():
             self.known[name] = self.value(self.definitions[name])
         return np.asarray(_evaluate(ast.parse(text.strip(), mode="eval").body, self.known), dtype=np.int64)
 
     def stored(self, array: str, index: str) -> str:
         """The expression that was stored in an array of indices, for the reader's own index."""
-        kept, value = self.stores[array]
+        key = (array, index) if (array, index) in self.stores else (array, "")
+        kept, value = self.stores[key]
         value = self.definitions.get(value, value)
-        return "(" + (re.sub(rf"\b{kept}\b", index, value) if not kept.isdigit() else value).replace("(int)", "") + ")"
+        first = value if kept.isdigit() else re.sub(rf"\b{kept}\b", index, value)
+        return f"({_uncast(first)} + turns * {self.advances.get(key, 0)})"
+
+
+def _uncast(text: str) -> str:
+    """Without casts to integers."""
+    return re.sub(r"\((?:int|int64_t)\)", "", text)
 
 
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -141,6 +162,10 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 }  # fmt: skip
 
 
+#: Threads beyond the output work on its last elements again.
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum}
+
+
 def _evaluate(node: ast.expr, known: Mapping[str, NDArray[np.int64]]) -> Any:
     """The value of an integer expression over named arrays; anything else in it raises ``ValueError``."""
     match node:
@@ -148,6 +173,8 @@ def _evaluate(node: ast.expr, known: Mapping[str, NDArray[np.int64]]) -> Any:
             return np.int64(number)
         case ast.Name(id=name):
             return known[name]
+        case ast.Call(func=ast.Name(id=name), args=[left, right]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_evaluate(left, known), _evaluate(right, known))
         case ast.UnaryOp(op=operator, operand=operand) if type(operator) in _OPERATORS:
             return _OPERATORS[type(operator)](_evaluate(operand, known))
         case ast.BinOp(left=left, op=operator, right=right) if type(operator) in _OPERATORS:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from codegen import FORMAT, Argument, KernelRecord, Manifest, to_json
+from codegen import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, to_json
 from codegen.reference_kernel import reference_kernel
 from sokoban.operators import operator_from_data
 
@@ -74,4 +74,40 @@ def write_bundle(
         (folder / f"kernel_{rank}.cubin").write_bytes(b"\x7fELF")
     (folder / "reference.cu").write_text(reference.source)
     (folder / "manifest.json").write_bytes(to_json(msgspec.structs.replace(manifest, **changes)))
+    return folder
+
+
+DOUBLES = "if (i < 40) T[i] = 2.0f * X[i];"
+ADDS_B = "if (i < 40) Y[i] = T[i] + B[i % 8];"
+
+
+def write_chain(
+    parent: Path, bodies: tuple[str, str] = (DOUBLES, ADDS_B), *, name: str = "twice", **kernel: Any
+) -> Path:
+    """The same operator as two launches over a workspace ``T``, whose threads ``i`` run ``bodies``; ``kernel`` changes
+    fields of the record."""
+    parts = (("doubles_kernel", ("X", "T")), ("adds_kernel", ("T", "B", "Y")))
+    launches = [
+        LaunchRecord(
+            label=entry, entry=entry, source=f"kernel_1_part_{number}.cu", binary=f"kernel_1_part_{number}.cubin",
+            schedule=f"kernel_1_part_{number}.schedule.json", grid=(1, 1, 1), block=(64, 1, 1), shared_bytes=0,
+            dynamic_shared_bytes=0, registers=8, spill_bytes=0, seconds=1e-6, bound="dram", tensors=list(tensors),
+        )
+        for number, (entry, tensors) in enumerate(parts, start=1)
+    ]  # fmt: skip
+    changes: dict[str, Any] = {
+        "source": "kernel_1_part_1.cu",
+        "binary": "kernel_1_part_1.cubin",
+        "entry": "doubles_kernel",
+    }
+    changes |= {"launches": launches, "workspace": {"T": 160}, **kernel}
+    folder = write_bundle(parent, name=name, kernel=changes)
+    for number, ((entry, tensors), body) in enumerate(zip(parts, bodies, strict=True), start=1):
+        parameters = ", ".join(f"float* {tensor}" for tensor in tensors)
+        head = f'extern "C" __global__ void __launch_bounds__(64) {entry}({parameters})'
+        source = f"{head} {{\n  int i = threadIdx.x;\n  {body}\n}}\n"
+        (folder / f"kernel_1_part_{number}.cu").write_text(source)
+        (folder / f"kernel_1_part_{number}.cubin").write_bytes(b"\x7fELF")
+    (folder / "kernel_1.cu").unlink()
+    (folder / "kernel_1.cubin").unlink()
     return folder

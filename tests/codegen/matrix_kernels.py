@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -52,6 +53,10 @@ def source_of(form: KernelForm, lowered: Lowered, architecture: str = "sm_80") -
 
 def to_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     """Values as a kernel's argument; bfloat16 as the bits in uint16."""
+    if dtype.startswith("float8"):
+        return values.astype(getattr(ml_dtypes, dtype))
+    if dtype in ("int8", "int32"):
+        return np.nan_to_num(values, nan=-77).astype(dtype)
     if dtype != "bfloat16":
         return values.astype(dtype)
     bits = values.astype(np.float32).view(np.uint32)
@@ -78,7 +83,7 @@ def emulate(form: KernelForm, lowered: Lowered, source: str) -> tuple[NDArray[np
     return from_dtype(result, output.dtype), evaluate(form.expr, read)
 
 
-EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 1e-5}
+EPSILON = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 1e-5, "int32": 0.0}
 
 
 def assert_right(form: KernelForm, schedule: TileSchedule, strip: bool = False) -> str:

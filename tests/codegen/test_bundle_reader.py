@@ -13,7 +13,7 @@ from codegen import read_manifest
 from codegen.bundle_reader import FORMAT, ITEM_BYTES, choose_kernel, find_bundles, read_bundle
 from hal import InputError
 from sokoban.expression import DTYPE_BYTES
-from tests.codegen.bundles import RIGHT, write_bundle
+from tests.codegen.bundles import RIGHT, write_bundle, write_chain
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -114,3 +114,48 @@ def test_struck_out_kernels_are_passed_over(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="all kernels were struck out: relative error 1; ask for one by its rank"):
         choose_kernel(read_bundle(folder), None)
     assert choose_kernel(read_bundle(folder), 2).rank == 2
+
+
+def test_a_kernel_of_several_launches_is_read_whole(tmp_path: Path) -> None:
+    folder = write_chain(tmp_path, tolerance=3e-4)
+    ours, theirs = read_bundle(folder).kernels[0], read_manifest(folder).kernels[0]
+    assert ours.workspace == theirs.workspace == {"T": 160}
+    assert ours.tolerance == theirs.tolerance == 3e-4
+    for step, record in zip(ours.launches, theirs.launches, strict=True):
+        for field in ("entry", "source", "binary", "grid", "block", "dynamic_shared_bytes", "zero_output"):
+            assert getattr(step, field) == getattr(record, field)
+        assert step.tensors == tuple(record.tensors)
+    assert ours.steps(read_bundle(folder).arguments) == ours.launches
+
+
+def test_a_kernel_that_does_it_alone_is_one_launch_over_all_arguments(tmp_path: Path) -> None:
+    bundle = read_bundle(write_bundle(tmp_path))
+    (step,) = bundle.kernels[0].steps(bundle.arguments)
+    assert step.tensors == ("X", "B", "Y") and step.entry == bundle.kernels[0].entry
+
+
+@pytest.mark.parametrize(
+    ("launches", "message"),
+    [
+        ([{"tensors": ["X", "Z"]}], "is damaged: a launch of 'Z', no argument and no workspace"),
+        ([{"tensors": []}], "is damaged: a launch of 'nothing', no argument and no workspace"),
+        ([{"tensors": ["X", "T"]}], "is damaged: the last launch of kernel 1 does not write Y"),
+        ([{"tensors": ["X", "Y"], "source": "../k.cu"}], "is damaged: '../k.cu' is no file name"),
+    ],
+)
+def test_launches_of_another_shape_are_refused(tmp_path: Path, launches: list[dict[str, Any]], message: str) -> None:
+    folder = write_chain(tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    whole = manifest["kernels"][0]["launches"][0]
+    manifest["kernels"][0]["launches"] = [{**whole, **launch} for launch in launches]
+    edit(folder, kernels=manifest["kernels"])
+    with pytest.raises(InputError) as caught:
+        read_bundle(folder)
+    assert message in str(caught.value)
+
+
+def test_a_launch_without_its_file_is_named(tmp_path: Path) -> None:
+    folder = write_chain(tmp_path)
+    (folder / "kernel_1_part_2.cubin").unlink()
+    with pytest.raises(InputError, match=r"kernel_1_part_2\.cubin: is missing"):
+        read_bundle(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import subprocess
 import sys
 import warnings
@@ -17,7 +18,7 @@ from codegen.cuda_emulator import emulator_available
 from codegen.launch import Operator, load, runs_on
 from hal import InputError
 from tests.codegen import fake_cupy
-from tests.codegen.bundles import ADDS, RIGHT, write_bundle
+from tests.codegen.bundles import ADDS, RIGHT, write_bundle, write_chain
 
 pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
 
@@ -93,12 +94,24 @@ def test_on_another_architecture_the_source_is_compiled_and_that_is_said(twice: 
         twice(fake_cupy.asarray(X), fake_cupy.asarray(B))
 
 
+@pytest.mark.parametrize(("capability", "loaded"), [("90", 1), ("100", 0)])
+def test_a_kernel_may_be_for_another_architecture_than_its_bundle(
+    gpu: fake_cupy.Gpu, tmp_path: Path, capability: str, loaded: int
+) -> None:
+    gpu.capability = capability
+    operator = load(write_bundle(tmp_path, (RIGHT,), kernel={"architecture": "sm_90a"}, architecture="sm_90"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
+    assert (len(gpu.loaded), len(gpu.compiled)) == (loaded, 1 - loaded)
+
+
 def test_more_shared_memory_than_usual_is_asked_for(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, kernel={"dynamic_shared_bytes": 65536})
     operator = load(folder)
     operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
     assert gpu.launches[0][3] == 65536
-    assert operator.loaded[0].function.max_dynamic_shared_size_bytes == 65536
+    assert operator.loaded[0].steps[0][1].max_dynamic_shared_size_bytes == 65536
     large = load(write_bundle(tmp_path, name="large", kernel={"dynamic_shared_bytes": 131072}))
     with pytest.raises(InputError, match="needs 131072 bytes of shared memory a block, this GPU gives 98304"):
         large(fake_cupy.asarray(X), fake_cupy.asarray(B))
@@ -109,6 +122,48 @@ def test_an_output_that_is_added_to_is_cleared_first(gpu: fake_cupy.Gpu, tmp_pat
     out = fake_cupy.asarray(np.full((5, 8), 7, np.float32))
     np.testing.assert_array_equal(operator(fake_cupy.asarray(X), fake_cupy.asarray(B), out=out), EXPECTED)
     assert gpu.launches[0][:3] == ("memset", 0, 160)
+
+
+def test_several_launches_pass_a_workspace_on(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    operator = load(write_chain(tmp_path))
+    result = operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
+    np.testing.assert_array_equal(result, EXPECTED)
+    assert [launch[0] for launch in gpu.launches] == ["doubles_kernel", "adds_kernel"]
+    assert gpu.loaded == ["kernel_1_part_1.cubin", "kernel_1_part_2.cubin"]
+
+
+def test_every_stream_has_a_workspace_of_its_own(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    operator = load(write_chain(tmp_path))
+    x, b, stream = fake_cupy.asarray(X), fake_cupy.asarray(B), fake_cupy.Stream(non_blocking=True)
+    operator(x, b)
+    (first,) = [operator.loaded[0].workspace()["T"]]
+    with stream:
+        operator(x, b)
+        second = operator.loaded[0].workspace()["T"]
+    assert first.nbytes == second.nbytes == 160
+    assert first.data.ptr != second.data.ptr
+    operator(x, b)
+    assert operator.loaded[0].workspace()["T"] is first
+    assert len(operator.loaded[0].streams) == 2
+
+
+def test_a_workspace_that_is_added_to_is_cleared_first(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    folder = write_chain(tmp_path, ("if (i < 40) T[i] += 2.0f * X[i];", "if (i < 40) Y[i] = T[i] + B[i % 8];"))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["kernels"][0]["launches"][0]["zero_output"] = True
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    operator = load(folder)
+    for _ in range(2):
+        np.testing.assert_array_equal(operator(fake_cupy.asarray(X), fake_cupy.asarray(B)), EXPECTED)
+    assert [launch[:3] for launch in gpu.launches if launch[0] == "memset"] == 2 * [("memset", 0, 160)]
+
+
+def test_all_launches_are_compiled_on_another_architecture(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    gpu.capability = "90"
+    with pytest.warns(UserWarning, match="here by NVRTC for sm_90"):
+        result = load(write_chain(tmp_path))(fake_cupy.asarray(X), fake_cupy.asarray(B))
+    np.testing.assert_array_equal(result, EXPECTED)
+    assert len(gpu.compiled) == 2 and gpu.loaded == []
 
 
 def test_a_kernel_that_cannot_be_loaded_is_one_line(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:

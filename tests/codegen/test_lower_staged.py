@@ -73,10 +73,10 @@ def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
 def test_every_layout_and_depth_agrees_with_the_reference(data: dict[str, Any]) -> None:
     form = form_of(**data)
     for schedule in (staged_schedule(form, 8), staged_schedule(form, 5)):
-        for stages in (1, 2):
-            for turned in ((), turned_tensors(form)):
-                result = verify(form, schedule.with_(stages=stages, turned=turned))
-                assert result.passed, (schedule, stages, turned, result.reason)
+        tiles = [schedule.with_(stages=n, turned=t) for n in (1, 2) for t in ((), turned_tensors(form))]
+        for each in (*tiles, tiles[-1].with_(stages=3, asynchronous=True)):
+            result = verify(form, each)
+            assert result.passed, (each, result.reason)
 
 
 @pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
@@ -89,6 +89,54 @@ def test_the_cuda_text_itself_agrees(stages: int, dtype: str) -> None:
     )
     result = verify(form, schedule, engine="emulator")
     assert result.passed, result.reason
+
+
+#: Copies at the border of a tensor: of windows, whose steps stay at it; of steps that move along it; of the last rows,
+#: which only results beyond the output's end are made of; of a reduction that no step divides.
+BORDERS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
+    ({"op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 9, "f": 12, "kh": 3, "kw": 3, "padding": 1}, {"c": 2}),
+    ({"op": "conv2d", "n": 1, "c": 4, "h": 8, "w": 8, "f": 8, "kh": 3, "kw": 3, "padding": 1}, {"c": 4, "kh": 1}),
+    ({"op": "matmul", "m": 37, "n": 44, "k": 30}, {"k": 8}),
+)
+
+
+@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize(("data", "steps"), BORDERS, ids=lambda value: str(value)[:50])
+def test_asynchronous_copies_are_waited_for(data: dict[str, Any], steps: dict[str, int], stages: int) -> None:
+    form = form_of(**data)
+    plain = staged_schedule(form, 8)
+    schedule = plain.with_(
+        step=sizes({axis: steps.get(axis, size) for axis, size in plain.step}), stages=stages, asynchronous=True,
+        turned=turned_tensors(form), padding=sizes(dict.fromkeys(turned_tensors(form), 4)),
+    )  # fmt: skip
+    # Late copies: a kernel that reads before it has waited finds old data there.
+    result = verify(form, schedule, engine="emulator", full_size=True)
+    assert result.passed, result.reason
+
+
+def test_an_asynchronous_pipeline_loads_nothing_into_registers() -> None:
+    source = source_of(form_of(**GEMM), gemm_schedule(stages=3, asynchronous=True))
+    steps = source[source.index("for (int step") : source.index("C_ptr +")]
+    assert "values" not in source and steps.count("__syncthreads();") == 1
+    assert "copy_async_wait_1();" in steps and steps.count("copy_async_commit();") == 1
+    assert steps.count("copy_async_16_apart(") == 1 and steps.count("copy_async_4_apart(") == 4
+
+
+def test_the_border_of_a_convolution_costs_steps_no_checks() -> None:
+    form = form_of(op="conv2d", n=4, c=16, h=14, w=14, f=32, kh=3, kw=3, padding=1)
+    schedule = TileSchedule(
+        block=sizes({"n": 1, "f": 32, "oh": 7, "ow": 14}), thread=sizes({"n": 1, "f": 4, "oh": 1, "ow": 2}),
+        step=sizes({"c": 4, "kh": 3, "kw": 3}), cached=("X", "W"), unroll=BODY_STATEMENTS, stages=2, turned=("W",),
+        padding=sizes({"W": 4}),
+    )  # fmt: skip
+    source = source_of(form, schedule)
+    steps = source[source.index("for (int step") : source.rindex("Y_ptr")]
+    # What is left is whether there is a step to fetch.
+    assert re.findall(r"if \((.*)\) \{", steps) == ["step < 2"]
+    # Without a place that nobody reads every access is checked.
+    checked = source_of(form, schedule.with_(padding=()))
+    assert "X_fetch_from_ptr" in "".join(re.findall(r"if \((.*)\) \{", checked[checked.index("for (int step") :]))
 
 
 def test_a_pipelined_product_has_one_barrier_per_step_and_reads_vectors_only() -> None:
@@ -130,13 +178,18 @@ def test_guards_that_no_step_changes_are_worked_out_before_all_steps() -> None:
     source = source_of(form, schedule)
     steps = source[source.index("for (int step") : source.rindex("Y_ptr")]
     conditions = re.findall(r"if \((.*)\) \{", steps)
-    # What is left are: whether there is a step to fetch, whether a thread has an element in the last turn, and whether
-    # the element exists.
+    # What is left are whether there is a step to fetch, and whether an element exists.
     assert conditions and all("%" not in condition and "/" not in condition for condition in conditions)
     assert any("X_fetch_from_ptr" in condition for condition in conditions)
 
 
 def test_pipelines_need_every_operand_staged() -> None:
-    for change in ({"stages": 2, "turned": ()}, {"stages": 1, "turned": ("A",)}):
+    for change in ({"stages": 2}, {"stages": 1, "turned": ("A",)}, {"stages": 1, "raster": 4}):
         with pytest.raises(LoweringError, match="need every operand of a reduction staged"):
-            lower(form_of(**GEMM), gemm_schedule(cached=("A",), **change), entry="staged")
+            lower(form_of(**GEMM), gemm_schedule(cached=("A",), **{"turned": ()} | change), entry="staged")
+
+
+def test_what_cannot_be_copied_past_the_registers_is_refused() -> None:
+    form = form_of(**GEMM, dtype="float16")
+    with pytest.raises(LoweringError, match="elements of A are smaller than the 4 bytes of a copy"):
+        lower(form, gemm_schedule(asynchronous=True), entry="staged")

@@ -7,6 +7,7 @@ import re
 import sys
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -26,7 +27,7 @@ from codegen.measure import (
 from codegen.verify import LARGEST_HALF, _stored, relative_error
 from hal import InputError
 from tests.codegen import fake_cupy
-from tests.codegen.bundles import ADDS, BEYOND, PARTIAL, RIGHT, SPOILS_INPUT, WRONG, write_bundle
+from tests.codegen.bundles import ADDS, BEYOND, PARTIAL, RIGHT, SPOILS_INPUT, WRONG, write_bundle, write_chain
 
 pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
 
@@ -70,6 +71,26 @@ def test_a_wrong_kernel_is_struck_out_with_the_reason(
     result = measured(write_bundle(tmp_path, (body,)))
     assert result.seconds is None and not result.lost
     assert re.search(reason, result.struck_out), result.struck_out
+
+
+def test_several_launches_take_their_times_together(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    gpu.seconds |= {"kernel_1_part_1.cu": 3e-6, "kernel_1_part_2.cu": 2e-6}
+    result = measured(write_chain(tmp_path))
+    assert result.seconds == pytest.approx(5e-6)
+    assert (result.struck_out, result.loaded) == ("", "cubin")
+
+
+def test_what_was_left_in_a_workspace_counts_for_nothing(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    """The first kernel leaves out an element, which an earlier launch may have written into the same memory."""
+    folder = write_chain(tmp_path, ("if (i < 39) T[i] = 2.0f * X[i];", "if (i < 40) Y[i] = T[i] + B[i % 8];"))
+    assert measured(folder).struck_out == "1 of 40 outputs not written or not a number"
+
+
+def test_a_kernel_may_ask_for_a_larger_tolerance(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    bodies = ("if (i < 40) T[i] = 2.0f * X[i];", "if (i < 40) Y[i] = T[i] + B[i % 8] + 3e-4f;")
+    assert "is above 0.0001" in measured(write_chain(tmp_path, bodies)).struck_out
+    result = measured(write_chain(tmp_path, bodies, name="lax", tolerance=1e-3))
+    assert (result.struck_out, result.tolerance) == ("", 1e-3)
 
 
 def test_no_launch_is_timed_before_the_output_was_right(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
@@ -195,9 +216,17 @@ def test_test_data_are_stored_as_verification_stores_them(dtype: str) -> None:
         np.testing.assert_array_equal(exact, _stored(values, dtype))
 
 
+def test_test_data_of_narrow_types_are_rounded() -> None:
+    values = np.array([-1.6, 0.4, 126.7], np.float32)
+    assert stored_bytes(values, "int8").view(np.int8).tolist() == [-2, 0, 127]
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        exact = np.frombuffer(stored_bytes(values, dtype).tobytes(), getattr(ml_dtypes, dtype))
+        np.testing.assert_array_equal(exact, values.astype(getattr(ml_dtypes, dtype)))
+
+
 def test_other_dtypes_have_no_test_data() -> None:
-    with pytest.raises(InputError, match="int8: has no test data"):
-        stored_bytes(np.zeros(1, np.float32), "int8")
+    with pytest.raises(InputError, match="complex64: has no test data"):
+        stored_bytes(np.zeros(1, np.float32), "complex64")
 
 
 def test_errors_are_judged_as_in_verification(gpu: fake_cupy.Gpu) -> None:

@@ -21,7 +21,7 @@ from codegen.profile import OperatorProfile, ProfileOptions, parse_devices, prof
 from codegen.profile_worker import LocalRunner
 from hal import InputError
 from tests.codegen import fake_cupy
-from tests.codegen.bundles import RIGHT, WRONG, write_bundle
+from tests.codegen.bundles import RIGHT, WRONG, write_bundle, write_chain
 
 pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
 
@@ -238,3 +238,23 @@ def test_a_cluster_gets_bundles_as_bytes(gpu: fake_cupy.Gpu, tmp_path: Path, mon
         assert ranks(folder) == [(1, "kernel_2.cu", 1e-6), (2, "kernel_1.cu", 4e-6)]
     # Bundle b has the kernels of a, and the machine that measured those remembers.
     assert [kernel.cached for kernel in results[1].kernels] == [True, True]
+
+
+def test_kernels_of_several_launches_are_profiled_and_remembered(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    gpu.seconds |= {"kernel_1_part_1.cu": 3e-6, "kernel_1_part_2.cu": 2e-6}
+    folder, options = write_chain(tmp_path), replace(QUICK, cache=tmp_path / "cache")
+    assert not one(folder, options).kernels[0].cached
+    record = read_manifest(folder).kernels[0]
+    assert record.profiled_seconds == pytest.approx(5e-6)
+    assert len(record.launches) == 2 and record.workspace == {"T": 160}
+    jsonschema.validate(json.loads((folder / "manifest.json").read_text()), manifest_schema())
+    assert one(folder, options).kernels[0].cached
+    # Another second kernel is another measurement.
+    part = folder / "kernel_1_part_2.cu"
+    part.write_text(part.read_text() + "// changed\n")
+    assert not one(folder, options).kernels[0].cached
+
+
+def test_a_cluster_gets_the_files_of_all_launches(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
+    files = profile._files(write_chain(tmp_path))
+    assert {f"kernel_1_part_{part}.{kind}" for part in (1, 2) for kind in ("cu", "cubin")} <= set(files)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -34,6 +35,9 @@ OPERATORS: list[dict[str, Any]] = [
     },
     {"expr": "Y[i] = max(sigmoid(X[i]), silu(X[i]) * sin(X[i])) / (abs(cos(X[i])) + 2)", "sizes": {"i": 300}},
     {"expr": "int[double] = sum(float, for[double, float] * char[float])", "sizes": {"double": 3, "float": 5}},
+    {"op": "matmul", "m": 13, "n": 9, "k": 17, "dtype": "int8"},
+    {"op": "matmul", "m": 13, "n": 9, "k": 17, "dtype": "float8_e4m3fn"},
+    {"op": "matmul", "m": 13, "n": 9, "k": 17, "dtype": "float8_e5m2", "output_dtype": "bfloat16"},
     {"expr": "Y[i] = prod(k, X[2*i + k - 1 | pad=0.75])", "sizes": {"i": 5, "k": 4}, "shapes": {"X": [10]}},
 ]  # fmt: skip
 
@@ -68,6 +72,20 @@ def test_half_precision_is_read_bit_by_bit(bits: int) -> None:
     half = np.array([bits], np.uint16)
     (result,) = run_cuda_on_cpu(made.source, "op_reference_0", [half, np.zeros(1)], [1], [256], [1])
     assert result[0] == float(half.view(np.float16)[0])
+
+
+@emulated
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_eight_bit_floats_are_read_bit_by_bit(dtype: str) -> None:
+    expr = operator_from_data(
+        {"expr": "Y[i,j] = sum(k, A[i,k] * B[k,j])", "sizes": {"i": 256, "j": 1, "k": 1}, "dtype": dtype}
+    )
+    made = reference_kernel(expr, "op")
+    every = np.arange(256, dtype=np.uint8)
+    one = np.ones(1).astype(getattr(ml_dtypes, dtype)).view(np.uint8)
+    (result,) = run_cuda_on_cpu(made.source, "op_reference_0", [every, one, np.zeros(256)], [1], [256], [2])
+    expected = every.view(getattr(ml_dtypes, dtype)).astype(np.float64)
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize("architecture", ["sm_50", "sm_70", "sm_90", "sm_120"])

@@ -211,11 +211,11 @@ class TestWrongContents:
                 'shared_by = "block"',
                 "device.layers.shared.shared_by: got 'block', expected one of 'device', 'thread', 'unit'",
             ),
-            ('kind = "gpu"', 'kind = "tpu"', "device.kind: got 'tpu', expected one of 'gpu', 'ipu'"),
+            ('kind = "gpu"', 'kind = "tpu"', "device.kind: got 'tpu', expected one of 'cpu', 'gpu', 'ipu'"),
             (
                 'code_generator = "cuda"',
                 'code_generator = "metal"',
-                "device.code_generator: got 'metal', expected one of 'cuda', 'cuda-source', 'opencl-source'",
+                "device.code_generator: got 'metal', expected one of 'cuda', 'cuda-source', 'llvm', 'opencl-source'",
             ),
             (
                 "shape = [16, 16, 16]",
@@ -232,7 +232,8 @@ class TestWrongContents:
                 'dtype = "double"',
                 (
                     "device.throughput.double.dtype: got 'double', expected one of "
-                    "'bfloat16', 'float16', 'float32', 'float64', 'int32', 'int8', 'tfloat32'"
+                    "'bfloat16', 'float16', 'float32', 'float64', 'float8_e4m3fn', 'float8_e5m2', 'int32', "
+                    "'int8', 'tfloat32'"
                 ),
             ),
             ("[teu]", "[[teu]]", "device.teu: got an array of 1, expected a table"),

@@ -77,7 +77,7 @@ class TestAnswers:
             getattr(v100, method)("bfloat16")
         assert str(error.value) == (
             "device.throughput.bfloat16: v100-sxm2-16gb has no arithmetic rate for this data type; "
-            "it has float32, float16 and float64"
+            "it has float32, float16, float64 and int32"
         )
 
     def test_matrix_instructions_go_by_input_type(self, v100: DeviceSpec) -> None:
@@ -85,6 +85,17 @@ class TestAnswers:
         assert instruction is not None
         assert (instruction.name, instruction.shape, instruction.key) == ("wmma", (16, 16, 16), "float16-float32")
         assert v100.matrix_instruction("float32") is None
+
+    def test_warp_groups_have_matrix_instructions_of_their_own(self, v100: DeviceSpec) -> None:
+        h200 = hal.load_device("h200")
+        warps, groups = h200.matrix_instruction("bfloat16"), h200.warp_group_instruction("bfloat16")
+        assert warps is not None
+        assert groups is not None
+        assert (warps.key, groups.key) == ("bfloat16-float32", "bfloat16-float32-wgmma")
+        assert warps.peak_flops < groups.peak_flops
+        assert h200.best_matrix_instruction("bfloat16") == groups
+        assert v100.warp_group_instruction("float16") is None
+        assert v100.best_matrix_instruction("float16") == v100.matrix_instruction("float16")
 
     def test_matrix_instructions_are_told_apart_by_accumulator(self) -> None:
         device = hal.load_device("rtx-2080-ti")
@@ -243,7 +254,7 @@ class TestRefusals:
         assert msgspec.structs.replace(v100, layers=layers, provenance=provenance).l2 is None
 
     def test_rates_above_their_peak_or_missing(self, v100: DeviceSpec) -> None:
-        single, half, double = v100.throughput
+        single, half, double, _ = v100.throughput
         fast = msgspec.structs.replace(half, sustained_flops=40e12)
         with pytest.raises(InputError) as error:
             msgspec.structs.replace(v100, throughput=(single, fast, double))
@@ -302,14 +313,15 @@ class TestRefusals:
             (
                 {"code_generator": None},
                 (
-                    "device.code_generator_reason: is empty, but code_generator is absent, not 'cuda'; "
+                    "device.code_generator_reason: is empty, but code_generator is absent, not 'cuda' or 'llvm'; "
                     "say in words why kernels for this device are not compiled here"
                 ),
             ),
             (
                 {"code_generator": "cuda-source"},
                 (
-                    "device.code_generator_reason: is empty, but code_generator is 'cuda-source', not 'cuda'; "
+                    "device.code_generator_reason: is empty, but code_generator is 'cuda-source', "
+                    "not 'cuda' or 'llvm'; "
                     "say in words why kernels for this device are not compiled here"
                 ),
             ),

@@ -16,6 +16,7 @@ KiB, MiB = 1024, 1024**2
 DEVICES = hal.all_devices()
 GPUS = [device for device in DEVICES if device.kind == "gpu"]
 CUDA = [device for device in GPUS if device.vendor == "NVIDIA"]
+CPUS = [device for device in DEVICES if device.kind == "cpu"]
 
 FLOAT32_LANES_PER_UNIT = {
     "sm_37": 192,
@@ -58,13 +59,22 @@ DATASHEET = {
     "v100-sxm2-16gb": (80, 6 * 1024, 15.7, 900),
 }
 
+# Cores, multiply-add lanes of a core, boost GHz, KiB of L1, L2 and L3, and DRAM GB/s by channels x rate.
+PROCESSORS = {
+    "epyc-7763": (64, 16, 3.5, (32, 512, 256 * 1024), 204.8),
+    "epyc-9654": (96, 16, 3.7, (32, 1024, 384 * 1024), 460.8),
+    "epyc-9755": (128, 32, 4.1, (48, 1024, 512 * 1024), 614.4),
+    "graviton3": (64, 16, 2.6, (64, 1024, 32 * 1024), 307.2),
+    "xeon-platinum-8375c": (32, 32, 3.5, (48, 1280, 54 * 1024), 204.8),
+}
+
 
 def named(device: DeviceSpec) -> str:
     return device.name
 
 
 def test_the_promised_boards_are_there() -> None:
-    assert hal.device_names() == tuple(sorted([*DATASHEET, "ipu-mk1"]))
+    assert hal.device_names() == tuple(sorted([*DATASHEET, *PROCESSORS, "ipu-mk1"]))
     assert [device.name for device in DEVICES] == list(hal.device_names())
 
 
@@ -110,6 +120,18 @@ def test_shared_memory_moves_no_more_than_its_banks_deliver(device: DeviceSpec) 
     assert 0.4 * ceiling < shared.bandwidth_bytes_per_second < ceiling
 
 
+@pytest.mark.parametrize("device", CPUS, ids=named)
+def test_processors_agree_with_their_makers_pages(device: DeviceSpec) -> None:
+    cores, lanes, boost_ghz, caches_kib, dram_gb_per_second = PROCESSORS[device.name]
+    assert device.unit_count == cores
+    assert device.peak_flops("float32") == pytest.approx(cores * lanes * 2 * boost_ghz * 1e9, rel=1e-3)
+    assert [device.layer(name).capacity_bytes // KiB for name in ("l1", "l2", "l3")] == list(caches_kib)
+    assert device.dram.bandwidth_bytes_per_second == pytest.approx(0.8 * dram_gb_per_second * 1e9, rel=1e-3)
+    assert device.registers.capacity_bytes == 4 * device.limits.registers_per_thread
+    latencies = [layer.latency_seconds for layer in device.layers[1:]]
+    assert latencies == sorted(latencies, key=lambda seconds: seconds or 0)
+
+
 def test_the_numbers_of_the_thesis() -> None:
     """Sections 5.5.3 and 6.4, and the constants of its artifact."""
     v100, k80, mi50, ipu = (hal.load_device(name) for name in ("v100-pcie", "k80", "mi50", "ipu"))
@@ -129,9 +151,11 @@ def test_the_numbers_of_the_thesis() -> None:
 
 @pytest.mark.parametrize("device", DEVICES, ids=named)
 def test_only_what_can_be_compiled_claims_a_full_generator(device: DeviceSpec) -> None:
-    expected = {"k80": "cuda-source", "mi50": "opencl-source", "ipu-mk1": None}.get(device.name, "cuda")
+    usual = "llvm" if device.kind == "cpu" else "cuda"
+    special = {"k80": "cuda-source", "mi50": "opencl-source", "ipu-mk1": None, "graviton3": None}
+    expected = special.get(device.name, usual)
     assert device.code_generator == expected
-    assert (device.code_generator_reason == "") == (expected == "cuda")
+    assert (device.code_generator_reason == "") == (expected == usual)
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=named)

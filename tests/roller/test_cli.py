@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 
 from codegen import atomic
 from hal import catalog
-from roller import pipeline
+from roller import bundles
 from roller.cli import main
 
 MATMUL = {"op": "matmul", "m": 65, "n": 33, "k": 17}
@@ -66,8 +66,9 @@ def write(name: str, data: Any) -> str:
             "an integer",
         ),
         (
-            {"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "int8"},
-            "op.json.dtype: unknown dtype 'int8'; use one of float16, bfloat16, float32, float64",
+            {"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "int4"},
+            "op.json.dtype: unknown dtype 'int4'; use one of float16, bfloat16, float32, float64, "
+            "int8, float8_e4m3fn, float8_e5m2",
         ),
         ('{"op": "matmul",', "op.json: broken JSON at line 1, column 17: it ends too early"),
         ("[" * 10_000_000, "op.json: brackets nested too deep; an operator is an object, a suite a list of them"),
@@ -208,7 +209,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(atomic, "_replace_directory", replace)
     else:
-        to_json = pipeline.to_json
+        to_json = bundles.to_json
 
         def interrupted(value: object) -> bytes:
             calls.append(Path())
@@ -216,7 +217,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
                 raise KeyboardInterrupt
             return to_json(value)
 
-        monkeypatch.setattr(pipeline, "to_json", interrupted)
+        monkeypatch.setattr(bundles, "to_json", interrupted)
     result = roller(*arguments)
     assert result.exit_code == 130
     assert result.stderr.strip() == "roller: interrupted"

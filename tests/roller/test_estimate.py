@@ -124,17 +124,19 @@ def test_names_may_repeat_and_are_derived_alike(here: Path) -> None:
 
 @pytest.mark.parametrize("suite", suite_names())
 def test_every_operator_of_the_suites_has_an_estimate(suite: str) -> None:
-    items = load_items(suite_path(suite))
+    # A V100 multiplies no eight-bit floats, and of eight-bit integers the library model knows no product.
+    items = [item for item in load_items(suite_path(suite)) if "8" not in item.data.get("dtype", "")]
     ours, library = (estimate_items(items, V100, implementation) for implementation in IMPLEMENTATIONS)
     assert [each.name for each in ours] == [each.name for each in library] == [item.data["name"] for item in items]
     assert all(each.seconds > 0 for each in (*ours, *library))
     assert all(each.call_seconds is not None and each.call_seconds > 0 for each in library)
     assert all(each.kernel != "roofline" for each in library)
-    backward = [item for item in load_items(suite_path(suite), "backward") if "max" not in json.dumps(item.data)]
+    gradients = [item for item in load_items(suite_path(suite), "backward") if "8" not in item.data.get("dtype", "")]
+    backward = [item for item in gradients if "max" not in json.dumps(item.data)]
     # An addition passes its gradient on, so that nothing runs.
-    library = estimate_items(load_items(suite_path(suite), "backward"), V100, "library")
+    library = estimate_items(gradients, V100, "library")
     assert all(each.seconds > 0 or each.kernel == "none" for each in library)
-    softmax = [item for item in load_items(suite_path(suite), "backward") if item.data["op"] == "softmax"]
+    softmax = [item for item in gradients if item.data["op"] == "softmax"]
     assert all(each.seconds > 0 for each in estimate_items([*backward[::10], *softmax], V100))
 
 

@@ -13,7 +13,7 @@ from hal import load_device
 from roller.anatomy import REMAINDERS, anatomy
 from roller.construct import Construction, RProgram, construct
 from roller.explain import explain
-from roller.pace import instructions, reasons
+from roller.pace import reasons
 from roller.text import LONGEST_LINE, time_text
 from sokoban import STAGES, TileSchedule, estimate_schedules, kernel_form, statement_text
 from sokoban.operators import operator_from_data
@@ -217,7 +217,7 @@ def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
     v100 = construction.device
     for program in construction.programs:
         found = anatomy(construction.form, v100, program.schedule)
-        cycles = sum(instructions(found).values()) * busiest_scheduler(found.launch, v100)[0]
+        cycles = sum(found.instructions.values()) * busiest_scheduler(found.launch, v100)[0]
         assert found.step_busy["issue"] == pytest.approx(cycles / v100.clocks.boost_hz)
 
 
@@ -278,3 +278,17 @@ def test_losses_of_arithmetic_multiply_up_to_its_time() -> None:
     assert f"partial warps +{100 * (64 / 33 - 1):.0f}%" in text
     assert f"100 blocks on 80 SMs +{100 * (160 / 100 - 1):.0f}%" in text
     assert "4 warps on 4 schedulers" not in text
+
+
+def test_copies_past_the_registers_and_bands_are_named() -> None:
+    form, board = kernel_form(operator_from_data(PRODUCT)), load_device("a100")
+    schedule = product_schedule(
+        128, 128, 8, 8, 8, unroll=512, turned=("A",), stages=3, asynchronous=True, raster=8, padding=(("A", 4),)
+    )
+    estimate = estimate_schedules(form, board, [schedule]).row(0)
+    program = RProgram(schedule, estimate, None, None, "own", 0.0, ())
+    made = Construction(form, board, (program,), 1, 0.1, 0.0)
+    text = " ".join(explain(made).split())
+    assert "3 buffers of each, copied asynchronously past the registers" in text
+    assert "launched in bands, 8 beside each other along n and all the way down m" in text
+    assert "3 buffers · cp.async · bands of 8" in text

@@ -13,7 +13,8 @@ from codegen import read_manifest
 from codegen.device_compiler import compile_cuda
 from codegen.disassembly import nvdisasm_path
 from roller.cli import main
-from roller.inspect_command import inspect_path, inspection_text, operator_of
+from roller.inspect_command import inspect_path, operator_of
+from roller.inspect_page import inspection_text
 from sokoban import kernel_form, load_operators
 
 needs_nvdisasm = pytest.mark.skipif(nvdisasm_path() is None, reason="nvdisasm is not installed: roller[inspect]")
@@ -38,6 +39,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for names, device, out in ((("product",), "v100", "old"), ((), "a100", ".")):
         file.write_text(json.dumps([op for op in OPERATORS if not names or op["name"] in names]))
         arguments = ["compile", str(file), "--device", device, "--search", "roller", "--top-k", "2", "--verify", "0"]
+        arguments += ["--algorithms", "direct"]
         result = CliRunner().invoke(main, [*arguments, "--jobs", "2", "--out", str(directory / out)])
         assert result.exit_code == 0, result.output
     return directory
@@ -99,6 +101,24 @@ def test_the_density_found_is_that_of_a_whole_step(bundles: Path) -> None:
 
 
 @needs_nvdisasm
+def test_of_several_launches_every_one_is_shown(tmp_path: Path) -> None:
+    file = tmp_path / "op.json"
+    file.write_text(json.dumps({"name": "tall", "op": "matmul", "m": 64, "n": 64, "k": 8192}))
+    arguments = ["compile", str(file), "--device", "a100", "--search", "roller", "--top-k", "1", "--verify", "0"]
+    result = CliRunner().invoke(main, [*arguments, "--algorithms", "split-k", "--jobs", "2", "--out", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    launches = read_manifest(tmp_path / "tall").kernels[0].launches
+    found = inspect_path(tmp_path / "tall")
+    assert [one.function.name for one in found] == [launch.entry for launch in launches]
+    assert [one.registers for one in found] == [launch.registers for launch in launches]
+    assert all(one.model is None and "one kernel of several" in one.model_reason for one in found)
+    (second,) = inspect_path(tmp_path / "tall" / "kernel_1_part_2.cubin")
+    assert second.function.name == launches[1].entry
+    lines = [json.loads(line) for line in run(tmp_path / "tall", "--json").output.splitlines()]
+    assert [line["name"] for line in lines] == [f"tall rank 1, {launch.label}" for launch in launches]
+
+
+@needs_nvdisasm
 def test_a_listing_is_the_code_of_the_loop(bundles: Path) -> None:
     (found,) = inspect_path(bundles / "product")
     lines = inspection_text(found, listing=True).splitlines()
@@ -123,12 +143,12 @@ def test_another_architecture_can_be_asked_for(bundles: Path) -> None:
 
 
 @needs_nvdisasm
-def test_matrix_instructions_have_no_density_but_banks(bundles: Path) -> None:
+def test_matrix_instructions_have_a_density_and_banks(bundles: Path) -> None:
     record = json.loads(run(bundles / "half", "--json").output)
     if "HMMA" not in record["hot_loop"]["kinds"]["multiply-adds"]:
         pytest.skip("construction found no Tensor Core program")
-    assert record["density"]["assumed"] is None
-    assert "matrix instructions" in record["density"]["reason"]
+    assumed, counted = record["density"]["assumed"], record["density"]["found"]
+    assert 1 < assumed["total"] < 10 and 1 < counted["total"] < 10
     assert record["banks"] and all(use["passes"] >= 1 for use in record["banks"])
 
 

@@ -81,7 +81,7 @@ def test_matrix_fragments_conflict_where_the_pitch_is_a_multiple_of_the_banks() 
     view = model_view(product("float16"), DEVICE, schedule, loop_of("HMMA.1688.F32 R4, R8, R12, R4"))
     assert view.banks == (BankUse("A", 16, 8.0, 1), BankUse("B", 16, 1.0, 1))
     assert [use.conflicts for use in view.banks] == [7.0, 0.0]
-    assert "matrix instructions" in view.reason
+    assert view.reason == "RATIONAL tells no density of kernels with wmma_16x16x16"
 
 
 def test_swizzled_fragments_meet_in_no_bank() -> None:
@@ -94,6 +94,38 @@ def test_swizzled_fragments_meet_in_no_bank() -> None:
     )
     view = model_view(product("float16"), load_device("a100"), schedule, loop_of("HMMA.16816.F32 R4, R8, R12, R4"))
     assert view.banks == (BankUse("A", 16, 1.0, 1), BankUse("B", 16, 1.0, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "instruction", "reads", "bytes_"),
+    [
+        ({"dtype": "float16"}, "mma_16x8x16", 4 + 2, (16, 16)),
+        ({"dtype": "int8"}, "mma_16x8x32", 4 + 2, (16, 16)),
+        # What lies across is read word by word.
+        ({"dtype": "float32", "allow_tf32": True}, "mma_16x8x8", 4 + 4 * 2, (16, 4)),
+    ],
+)
+def test_the_density_of_matrix_instructions_counts_products(
+    changes: dict[str, object], instruction: str, reads: int, bytes_: tuple[int, int]
+) -> None:
+    """A warp of 64x32: 4x4 products a depth, four fragments of A and two of B."""
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 1024, "n": 1024, "k": 1024, **changes}))
+    schedule = TileSchedule(
+        block=(("m", 128), ("n", 128)),
+        thread=(("m", 64), ("n", 32)),
+        step=(("k", 64),),
+        cached=("A", "B"),
+        instruction=instruction,
+        stages=3,
+    )
+    loop = loop_of(*["HMMA.16816.F32 R4, R8, R12, R4"] * 16, *["LDSM.16.M88.4 R8, [R9]"] * 6, "BAR.SYNC 0x0")
+    view = model_view(form, load_device("a100"), schedule, loop)
+    assert view.assumed is not None
+    assert view.found is not None
+    assert view.assumed.shared_loads == pytest.approx(reads / 16)
+    assert view.assumed.others > 0
+    assert view.found == Density(pytest.approx(6 / 16), pytest.approx(2 / 16))
+    assert view.banks == (BankUse("A", bytes_[0], 1.0, 1), BankUse("B", bytes_[1], 1.0, 1))
 
 
 def test_an_operator_without_a_reduction_has_no_density() -> None:

@@ -15,7 +15,8 @@ from codegen import KernelRecord, read_manifest
 from codegen.measure import MeasureOptions
 from codegen.profile import ProfileOptions, profile
 from hal import load_device
-from roller.pipeline import compile_operators, write_bundle
+from roller.bundles import write_bundle
+from roller.pipeline import compile_operators
 from roller.workers import worker_pool
 from sokoban.operators import operator_from_data
 from sokoban.reference import evaluate

@@ -13,8 +13,9 @@ import pytest
 
 from codegen import BuildRequest, BuiltKernel, Manifest, Verification, read_manifest
 from hal import InputError, load_device
+from roller.bundles import manifest, write_bundle
 from roller.construct import construct
-from roller.pipeline import SPARES, CompiledOperator, compile_operators, entry_name, manifest, write_bundle
+from roller.pipeline import SPARES, CompiledOperator, compile_operators, entry_name
 from sokoban import TensorExpr, TileSchedule, kernel_form
 from sokoban.operators import operator_from_data
 

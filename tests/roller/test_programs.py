@@ -10,11 +10,12 @@ from click.testing import CliRunner
 
 from codegen import BuildRequest, BuiltKernel, Verification
 from hal import InputError, load_device
+from roller.bundles import manifest
 from roller.candidate import Reason
 from roller.cli import main
 from roller.construct import construct
 from roller.explain import explain
-from roller.pipeline import compile_operators, manifest, verify_operators
+from roller.pipeline import compile_operators, verify_operators
 from roller.programs import METHODS, SEARCH_POLICY, find_programs, schedule_key, searched, united
 from sokoban import KernelForm, TileSchedule, kernel_form
 from sokoban.operators import operator_from_data
@@ -145,3 +146,9 @@ def test_an_unknown_method_is_refused() -> None:
     assert "'magic' is not one of 'roller', 'sokoban', 'both'" in result.stderr
     with pytest.raises(InputError, match="there is no 'magic'"):
         find_programs(SMALL, V100, 1, "magic")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_devices_of_vectors_have_no_programs_yet(method: str) -> None:
+    with pytest.raises(InputError, match="elements of vectors"):
+        find_programs(form_of(op="matmul", m=64, n=64, k=64), load_device("epyc-9654"), method=method)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hal import load_device
+from hal import InputError, load_device
 from sokoban.kernel_form import KernelForm, kernel_form
-from sokoban.matrix import BANK_PIECES, MatrixRoles, instruction_for, matrix_roles, swizzle_of
+from sokoban.matrix import BANK_PIECES, MatrixRoles, check_float8, instruction_for, matrix_roles, swizzle_of
 from sokoban.operators import operator_from_data
 
 
@@ -108,8 +108,66 @@ def test_swizzled_rows_have_their_pieces_in_different_banks(pieces: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("device", "instruction"),
-    [("v100", "wmma_16x16x16"), ("t4", "wmma_16x16x16"), ("a100", "mma_16x8x16"), ("h200", "mma_16x8x16")],
+    ("device", "dtype", "instruction"),
+    [
+        ("v100", "float16", "wmma_16x16x16"),
+        ("t4", "float16", "wmma_16x16x16"),
+        ("a100", "float16", "mma_16x8x16"),
+        ("h200", "bfloat16", "mma_16x8x16"),
+        ("v100", "tfloat32", None),
+        ("a100", "tfloat32", "mma_16x8x8"),
+        ("t4", "int8", None),
+        ("l4", "int8", "mma_16x8x32"),
+        ("a100", "float8_e4m3fn", None),
+        ("l4", "float8_e5m2", "mma_16x8x32"),
+        ("mi50", "float16", None),
+    ],
 )
-def test_boards_from_compute_capability_8_on_multiply_by_mma(device: str, instruction: str) -> None:
-    assert instruction_for(load_device(device)) == instruction
+def test_the_instruction_depends_on_board_and_type(device: str, dtype: str, instruction: str | None) -> None:
+    assert instruction_for(load_device(device), dtype) == instruction
+
+
+@pytest.mark.parametrize(
+    ("operator", "dtype", "depth"),
+    [
+        ({"dtype": "float32", "allow_tf32": True}, "tfloat32", 8),
+        ({"dtype": "bfloat16"}, "bfloat16", 16),
+        ({"dtype": "int8"}, "int8", 32),
+        ({"dtype": "float8_e5m2"}, "float8_e5m2", 32),
+    ],
+)
+def test_fragments_are_32_bytes_deep(operator: dict[str, object], dtype: str, depth: int) -> None:
+    roles = roles_of(op="matmul", m=64, n=64, k=64, **operator)
+    assert roles is not None
+    assert (roles.dtype, roles.fragment("m"), roles.fragment("n"), roles.fragment("k")) == (dtype, 16, 16, depth)
+
+
+def test_float32_is_multiplied_exactly_unless_tensorfloat_is_allowed() -> None:
+    assert roles_of(op="matmul", m=64, n=64, k=64, dtype="float32") is None
+    assert roles_of(op="matmul", m=64, n=64, k=64, dtype="int8", accumulate="float32", output_dtype="float32") is None
+
+
+def test_bytes_that_lie_across_are_interleaved() -> None:
+    for dtype, transpose_b, interleaved in (("int8", False, True), ("int8", True, False), ("float16", False, False)):
+        roles = roles_of(op="matmul", m=64, n=64, k=64, dtype=dtype, transpose_b=transpose_b)
+        assert roles is not None
+        assert roles.is_interleaved == interleaved
+
+
+@pytest.mark.parametrize(
+    ("operator", "device", "reason"),
+    [
+        ({"op": "matmul", "m": 64, "n": 64, "k": 64}, "a100", "a100-pcie-40gb has none for it"),
+        ({"op": "matmul", "m": 1, "n": 64, "k": 64}, "l4", "this is no product of two matrices of one dtype"),
+        (
+            {"expr": "S[m,n] = sum(k, A[m,k] * B[k,n])\nC[m,n] = S[m,n] + D[n]", "sizes": {"m": 64, "n": 64, "k": 64}},
+            "l4",
+            "of D is for the operands of the product alone",
+        ),
+    ],
+)
+def test_eight_bit_floats_need_a_matrix_instruction(operator: dict[str, object], device: str, reason: str) -> None:
+    form = form_of(**operator, dtype="float8_e4m3fn")
+    with pytest.raises(InputError, match=reason):
+        check_float8(form, load_device(device))
+    check_float8(form_of(op="matmul", m=64, n=64, k=64, dtype="int8"), load_device("k80"))

@@ -8,12 +8,13 @@ import pytest
 from codegen.lower_mma import mma_shared_bytes
 from hal import load_device
 from sokoban.fetch import fetch
+from sokoban.issue import issue_seconds
 from sokoban.loops import loop_nest
 from sokoban.occupancy import registers_per_thread, shared_bytes
 from sokoban.rational import breakdown, estimate
 from sokoban.schedule import TileSchedule
 from sokoban.search import search
-from sokoban.stages import issue_seconds, launch_of, shared_seconds
+from sokoban.stages import launch_of, shared_seconds
 from sokoban.table import ScheduleTable
 from tests.sokoban.schedules import form_of, matmul_schedule
 
@@ -47,7 +48,7 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 def test_a_block_with_more_threads_than_its_sums_leave_registers_for_spills() -> None:
     table = table_of(mma(), mma((256, 256)))
     nest, fetches = loop_nest(table), {load: fetch(table, load, A100) for load in GEMM.body_loads}
-    spilled = launch_of(table, A100, nest, fetches).spilled
+    spilled = launch_of(table, A100, nest, fetches, {}).spilled
     assert spilled[0] == 0
     assert spilled[1] == 228 - 65536 // 512
 

@@ -322,6 +322,8 @@ AFFINE = "an index is a sum of integer*axis terms plus an integer"
 FIT = "pad more, or use a smaller kh or dilation, or a larger h"
 STEPS = "relu, gelu, tanh, sigmoid, silu, bias_add, residual_add, scale"
 DTYPES = "use one of float16, bfloat16, float32, float64"
+OPERAND_DTYPES = f"{DTYPES}, int8, float8_e4m3fn, float8_e5m2"
+ALL_DTYPES = f"{DTYPES}, int8, int32, float8_e4m3fn, float8_e5m2"
 ERRORS: list[tuple[Any, str]] = [
     ({"op": "matmul", "m": 3, "n": 5}, 'ops.json.k: is missing; add "k"'),
     ({**MATMUL, "k": -1}, "ops.json.k: expected int >= 1"),
@@ -332,10 +334,20 @@ ERRORS: list[tuple[Any, str]] = [
     ({**MATMUL, "k": "7"}, "ops.json.k: expected int, got str"),
     ({**MATMUL, "transpose": True}, "ops.json: unknown key 'transpose'; did you mean 'transpose_b'?"),
     ({**MATMUL, "zzz": 1},
-     "ops.json: unknown key 'zzz'; known: name, dtype, accumulate, epilogue, m, n, k, transpose_a, transpose_b, op"),
-    ({**MATMUL, "dtype": "int8"}, f"ops.json.dtype: unknown dtype 'int8'; {DTYPES}"),
+     "ops.json: unknown key 'zzz'; known: name, dtype, accumulate, allow_tf32, epilogue, output_dtype, transpose_a, "
+     "transpose_b, m, n, k, op"),
+    ({**MATMUL, "dtype": "int4"}, f"ops.json.dtype: unknown dtype 'int4'; {OPERAND_DTYPES}"),
+    ({"op": "softmax", "shape": [4, 5], "dtype": "int8"}, f"ops.json.dtype: unknown dtype 'int8'; {DTYPES}"),
+    ({**MATMUL, "dtype": "int8", "output_dtype": "int8"},
+     "ops.json.output_dtype: unknown output_dtype 'int8'; use one of float16, bfloat16, float32, float64, int32"),
+    ({**MATMUL, "dtype": "int8", "epilogue": ["gelu"]},
+     "ops.json.output_dtype: int32 keeps none but whole numbers; use float32"),
+    ({**MATMUL, "accumulate": "int32"},
+     "ops.json.accumulate: int32 takes one reduction of integers by functions of integers; use float32"),
+    ({**MATMUL, "dtype": "float16", "allow_tf32": True},
+     "ops.json.allow_tf32: is about products of float32 tensors, and there are none; remove it"),
     ({**MATMUL, "accumulate": "float16"},
-     "ops.json.accumulate: unknown accumulate 'float16'; use one of float32, float64"),
+     "ops.json.accumulate: unknown accumulate 'float16'; use one of float32, float64, int32"),
     ({**MATMUL, "dtype": "float64", "accumulate": "float32"},
      "ops.json.accumulate: float32 is narrower than the float64 tensors; use float64"),
     ({**MATMUL, "m": 65536, "n": 65536},
@@ -402,8 +414,8 @@ ERRORS: list[tuple[Any, str]] = [
     ({"expr": 3, "sizes": {}}, "ops.json.expr: expected str, got int"),
     ({"expr": "Y[i] = X[i]", "sizes": {"i": -3}}, "ops.json.sizes.i: -3 is not between 1 and 2147483647"),
     ({"expr": "Y[i] = X[i]", "sizes": [3]}, "ops.json.sizes: expected an object, got an array"),
-    ({"expr": "Y[i] = X[i]", "sizes": {"i": 3}, "dtypes": {"X": "int8"}},
-     f"ops.json.dtypes.X: unknown dtype 'int8'; {DTYPES}"),
+    ({"expr": "Y[i] = X[i]", "sizes": {"i": 3}, "dtypes": {"X": "int4"}},
+     f"ops.json.dtypes.X: unknown dtype 'int4'; {ALL_DTYPES}"),
     ({"expr": "Y[i] = X[i]", "sizes": {"i": 3}, "shapes": {"X": 3}},
      "ops.json.shapes.X: expected a list of extents, got a number"),
     ({"expr": "Y[i] = X[i]", "sizes": {"i": 3}, "pad": {"X": "0"}},

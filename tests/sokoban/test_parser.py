@@ -274,9 +274,13 @@ def test_unknown_function_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dtypes": {"X": "int8"}}, "dtypes.X: unknown dtype 'int8'; use one of float16, bfloat16, float32, float64"),
+        (
+            {"dtypes": {"X": "int4"}},
+            "dtypes.X: unknown dtype 'int4'; use one of float16, bfloat16, float32, float64, int8, int32, "
+            "float8_e4m3fn, float8_e5m2",
+        ),
         ({"dtypes": {"Z": "float32"}}, "dtypes.Z: the expression has no tensor of this name; remove it from dtypes"),
-        ({"accumulate": "float16"}, "accumulate: unknown dtype 'float16'; use float32 or float64"),
+        ({"accumulate": "float16"}, "accumulate: unknown dtype 'float16'; use float32 or float64, int32 for integers"),
         (
             {"accumulate": "float32", "dtypes": {"X": "float64"}},
             "accumulate: float32 is narrower than the float64 tensors; use float64",

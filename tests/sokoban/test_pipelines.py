@@ -8,17 +8,27 @@ import numpy as np
 import pytest
 
 from hal import load_device
-from sokoban import ScheduleTable, TileSchedule, estimate
+from sokoban import ScheduleTable, TileSchedule, estimate, kernel_form
 from sokoban.bank_padding import bank_padding
 from sokoban.banks import busiest_bank, lane_words
 from sokoban.fetch import fetch, turned_store_passes
 from sokoban.loops import loop_nest
 from sokoban.operands import operand_reads
-from sokoban.pipelines import fetched_ahead, fully_staged, turned_tensors, with_layouts
+from sokoban.parser import parse_program
+from sokoban.pipelines import (
+    BODY_STATEMENTS,
+    asynchronous_problem,
+    copies_past_registers,
+    fetched_ahead,
+    fully_staged,
+    pipeline_variants,
+    turned_tensors,
+    with_layouts,
+)
 from sokoban.schedule import sizes
 from tests.sokoban.schedules import form_of, matmul_schedule
 
-V100 = load_device("v100")
+V100, A100 = load_device("v100"), load_device("a100")
 MATMUL = form_of(op="matmul", m=1024, n=1024, k=1024)
 
 
@@ -81,9 +91,48 @@ def test_steps_fetched_ahead_take_no_longer_than_steps_fetched_one_by_one() -> N
 def test_what_a_pipeline_fetches_is_held_in_registers() -> None:
     shallow, deep = (schedule(step, turned=("A",), unroll=512, stages=2) for step in (8, 32))
     registers = estimate(table_of(shallow, deep), V100).registers
-    # 128 x 8 elements of either operand among 256 threads, and four times as many; three more accesses of either, whose
-    # addresses are two numbers for the turned A and one for B.
-    assert registers[1] - registers[0] == 3 * 2 * 128 * 8 // 256 + 3 * (2 + 1)
+    # 128 x 8 elements of either operand among 256 threads, and four times as many; their accesses are told apart by
+    # constants.
+    assert registers[1] - registers[0] == 3 * 2 * 128 * 8 // 256
+
+
+def test_copies_past_the_registers_hold_none_and_take_a_buffer_per_step_ahead() -> None:
+    through, past = (
+        schedule(16, turned=("A",), unroll=512, stages=2),
+        schedule(16, turned=("A",), unroll=512, stages=3, asynchronous=True),
+    )
+    found = estimate(table_of(through, past), A100)
+    assert found.registers[0] - found.registers[1] == 2 * 128 * 16 // 256
+    assert found.shared_bytes.tolist() == [2 * 16 * 1024, 3 * 16 * 1024]
+    # Further ahead there is less to wait for.
+    waits = [through.with_(stages=stages, asynchronous=True) for stages in (2, 3, 4)]
+    latency = estimate(table_of(*waits), A100).stage_seconds["latency"]
+    assert latency[0] >= latency[1] >= latency[2]
+
+
+def test_an_asynchronous_copy_into_a_turned_tile_takes_one_element() -> None:
+    a, b = MATMUL.body_loads
+    table = table_of(schedule(8, turned=("A",), stages=2), schedule(8, turned=("A",), stages=2, asynchronous=True))
+    assert fetch(table, a, A100).loads.tolist() == [1.0, 4.0]
+    assert fetch(table, b, A100).loads.tolist() == [1.0, 1.0]
+
+
+def test_only_boards_with_asynchronous_copies_are_proposed_them() -> None:
+    assert not copies_past_registers(V100) and not copies_past_registers(load_device("t4"))
+    assert copies_past_registers(A100) and copies_past_registers(load_device("h200"))
+    assert pipeline_variants(MATMUL, V100) == ((2, False),)
+    assert pipeline_variants(MATMUL, A100) == ((2, False), (2, True), (3, True), (4, True))
+    ahead = fetched_ahead(table_of(schedule(16)), A100)
+    assert {(int(part.stages[0]), bool(part.asynchronous[0])) for part in ahead} == set(pipeline_variants(MATMUL, A100))
+
+
+def test_what_a_copy_cannot_do_is_said() -> None:
+    assert asynchronous_problem(MATMUL) is None
+    half = form_of(op="matmul", m=64, n=64, k=64, dtype="float16")
+    assert asynchronous_problem(half) == "elements of A are smaller than the 4 bytes of a copy"
+    assert pipeline_variants(half, A100) == ((2, False),)
+    mixed = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 8, "j": 8, "k": 8}, {"A": "float64"})
+    assert asynchronous_problem(kernel_form(mixed)) == "tensors of float64 and float32 have no buffer in common"
 
 
 def test_a_guard_worked_out_once_costs_less_and_leaves_vectors_whole() -> None:
@@ -102,14 +151,14 @@ def test_a_guard_worked_out_once_costs_less_and_leaves_vectors_whole() -> None:
 def test_only_what_stages_everything_is_proposed_ahead() -> None:
     table = table_of(schedule(16), schedule(16, cached=("B",)), schedule(1024), schedule(16, stages=2))
     assert fully_staged(table).tolist() == [True, False, True, True]
-    found = fetched_ahead(table)
+    found = fetched_ahead(table, V100)
     assert all((part.stages == 2).all() for part in found)
     # In its own steps and in halves and quarters; a single step only in parts.
     assert sorted(int(k) for part in found for k in part.step["k"]) == [4, 8, 16, 256, 512]
     laid = with_layouts(table, fully_staged(table))
     assert laid.turned["A"].tolist() == [True, False, True, True] and not laid.turned["B"].any()
-    assert laid.unroll.tolist() == [512, 64, 512, 512]
+    assert laid.unroll.tolist() == [BODY_STATEMENTS, 64, BODY_STATEMENTS, BODY_STATEMENTS]
 
 
 def test_a_schedule_of_one_tile_per_thread_is_no_pipeline_of_its_own() -> None:
-    assert fetched_ahead(table_of(matmul_schedule((64, 64), (4, 4), 8).with_(stages=2))) == []
+    assert fetched_ahead(table_of(matmul_schedule((64, 64), (4, 4), 8).with_(stages=2)), V100) == []

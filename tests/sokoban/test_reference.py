@@ -157,3 +157,21 @@ def test_bfloat16_rounds_to_nearest_even() -> None:
     np.testing.assert_array_equal(
         round_to_dtype(values, "bfloat16"), [1.0, 1 + 2 * 2**-7, 1 + 2**-7, -1.0, math.inf, 0.0]
     )
+
+
+def test_eight_bit_floats_and_integers_round_to_what_they_hold() -> None:
+    # Three and two bits of mantissa, ties to even; whole numbers.
+    values = np.array([1 + 2**-4, 1 + 3 * 2**-4, -0.3, 2**-9])
+    np.testing.assert_array_equal(round_to_dtype(values, "float8_e4m3fn"), [1.0, 1.25, -0.3125, 2**-9])
+    np.testing.assert_array_equal(round_to_dtype(values, "float8_e5m2"), [1.0, 1.25, -0.3125, 2**-9])
+    np.testing.assert_array_equal(round_to_dtype(np.array([-1.5, 0.4, 126.6]), "int8"), [-2.0, 0.0, 127.0])
+
+
+def test_integers_are_drawn_from_all_of_their_range_and_summed_exactly() -> None:
+    expr = operator_from_data({"op": "matmul", "m": 20, "n": 30, "k": 4096, "dtype": "int8"})
+    inputs = random_inputs(expr, 0)
+    assert {float(np.abs(array).max()) for array in inputs.values()} == {127.0}
+    exact = inputs["A"].astype(np.int64) @ inputs["B"].astype(np.int64)
+    np.testing.assert_array_equal(evaluate(expr, inputs), exact)
+    halves = operator_from_data({"op": "matmul", "m": 2, "n": 3, "k": 4096, "dtype": "int8", "output_dtype": "float16"})
+    assert np.abs(evaluate(halves, random_inputs(halves, 0))).max() < 65504

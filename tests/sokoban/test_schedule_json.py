@@ -247,7 +247,7 @@ GOOD = {"block": {"m": 32, "n": 32}, "thread": {"m": 4, "n": 4}, "step": {"k": 8
         ),
         (
             {"instruction": "wmma_16x16x16"},
-            'instruction: matmul_96x64x40 is no product of float16 or bfloat16 matrices; write "fma"',
+            'instruction: matmul_96x64x40 is no product of matrices that an instruction multiplies; write "fma"',
         ),
         ([], ": expected an object, got a list; a schedule is"),
         ('{"block": {"m": 64}', ": broken JSON: Input data was truncated; write one schedule a line"),
@@ -333,7 +333,29 @@ def test_the_schema_accepts_what_schedules_write_and_refuses_unknown_keys() -> N
         "inner_step",
         "stages",
         "turned",
+        "asynchronous",
+        "raster",
     }
+
+
+def test_copies_past_the_registers_and_bands_come_back_as_they_were_written() -> None:
+    schedule = matmul(**GOOD).with_(stages=3, asynchronous=True, raster=8, turned=("A",))
+    assert schedule_from_json(schedule.to_json(), form_of(**MATMUL)) == schedule
+    assert not {"asynchronous", "raster"} & matmul(**GOOD).to_json().keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"asynchronous": True}, "asynchronous"),
+        ({"raster": 4, "cached": ["A"]}, "raster"),
+        ({"raster": -1}, "raster"),
+    ],
+)
+def test_bands_and_copies_past_the_registers_need_a_pipeline_of_staged_tiles(change: Any, field: str) -> None:
+    with pytest.raises(InputError) as raised:
+        table_from_json(lines({**matmul(**GOOD).to_json(), **change}), form_of(**MATMUL))
+    assert field in raised.value.field
 
 
 def test_inner_loops_are_parts_of_thread_and_step() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sokoban import KernelForm, TileSchedule, data_dimension, kernel_form
 from sokoban.parser import parse_program
-from sokoban.vectors import column_vector, fetch_vector, store_vector
+from sokoban.vectors import fetch_vector, store_vector
 from tests.sokoban.schedules import form_of, matmul_schedule
 
 
@@ -151,27 +151,3 @@ def test_an_epilogue_limits_the_store_of_a_contraction() -> None:
     assert (store_vector(wide, schedule), store_vector(narrow, schedule)) == (4, 1)
     # A staged operand is read from shared memory: it does not limit the store.
     assert store_vector(form_of(op="matmul", m=96, n=88, k=99), schedule) == 4
-
-
-@pytest.mark.parametrize(
-    ("operator", "threads", "width"),
-    [
-        ({"op": "softmax", "shape": [5, 512]}, 128, 4),
-        ({"op": "softmax", "shape": [5, 512]}, 256, 2),
-        ({"op": "softmax", "shape": [5, 512]}, 512, 1),
-        ({"op": "softmax", "shape": [5, 510]}, 32, 1),
-        ({"op": "softmax", "shape": [512, 5], "axis": 0}, 32, 1),
-        ({"op": "layer_norm", "shape": [5, 512], "dtype": "float16"}, 64, 4),
-        ({"op": "reduce", "function": "sum", "shape": [5, 512], "axes": [1]}, 128, 4),
-        ({"op": "reduce", "function": "sum", "shape": [512, 5], "axes": [0]}, 128, 1),
-        ({"op": "matmul", "m": 3, "n": 5, "k": 512}, 128, 1),
-    ],
-)
-def test_rows_are_walked_in_vectors_where_every_access_is_contiguous(
-    operator: dict[str, Any], threads: int, width: int
-) -> None:
-    assert column_vector(form_of(**operator), threads) == width
-
-
-def test_a_diagonal_is_not_contiguous() -> None:
-    assert column_vector(parse("Y[i] = sum(k, X[k,k] * Z[i,k])", i=5, k=512), 128) == 1

@@ -1,7 +1,6 @@
 """What was measured of this machine's cores, as a file of its own.
 
-Layers and rates are the types of a device file. The rest of a `DeviceSpec` (blocks, warps, registers to plan with) has
-no meaning for a CPU yet.
+Layers and rates are the types of a device file. `hal.cpu` makes a whole device of the same measurements.
 """
 
 from __future__ import annotations

@@ -30,6 +30,11 @@ def host_features() -> frozenset[str]:
     return frozenset(name for name, present in dict(_binding().get_host_cpu_features()).items() if present)
 
 
+def host_architecture() -> str:
+    """This processor's name in LLVM, ``icelake-server``."""
+    return str(_binding().get_host_cpu_name())
+
+
 class Loops:
     """The loops of `vector_ir.module` as functions; calling one releases Python's lock."""
 

@@ -16,12 +16,13 @@ _SYSCONF = {1: "SC_LEVEL1_DCACHE_SIZE", 2: "SC_LEVEL2_CACHE_SIZE", 3: "SC_LEVEL3
 
 @dataclass(frozen=True)
 class Cache:
-    """One level: bytes of one copy, and whether a core has it alone."""
+    """One level: bytes of one copy, whether a core has it alone, and its lines per set where the system says so."""
 
     level: int
     size_bytes: int
     line_bytes: int
     private: bool
+    ways: int | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ def _caches(root: Path, cpu: int) -> tuple[Cache, ...]:
             line = _read(index / "coherency_line_size")
             private = _read(index / "shared_cpu_list") == (_read(root / f"cpu{cpu}/topology/thread_siblings_list"))
             level = int(_read(index / "level"))
-            found.append(Cache(level, int(size[:-1]) << 10, int(line or _TYPICAL_LINE_BYTES), private))
+            ways = int(_read(index / "ways_of_associativity") or 0) or None
+            found.append(Cache(level, int(size[:-1]) << 10, int(line or _TYPICAL_LINE_BYTES), private, ways))
     return tuple(sorted(found, key=lambda cache: cache.level))
 
 

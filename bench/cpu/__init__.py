@@ -1,0 +1,4 @@
+"""Ours against NumPy/OpenBLAS, PyTorch (oneDNN) and TVM's MetaSchedule on this machine's cores (docs/bench-cpu.md).
+
+``python -m bench.cpu`` measures, ``python -m bench.cpu.tune`` lets MetaSchedule search.
+"""

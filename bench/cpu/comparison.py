@@ -1,0 +1,137 @@
+"""The comparison: inputs and references made, every rival checked, those that are right timed in turns."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from bench.cpu.processes import Contender, seconds_of_turn
+from bench.cpu.results import Check, Entry, Facts, OperatorResult
+from bench.cpu.statistics import spread
+from bench.cpu.timing import interleaved
+from bench.suites import suite_path
+from codegen.verification import tolerance_of
+from hal import InputError
+from sokoban.expression import TensorExpr
+from sokoban.operators import operator_from_data
+from sokoban.reference import evaluate, random_inputs
+
+Spec = Mapping[str, Any]
+OWN_SUITE = Path(__file__).parent / "cpu24.json"
+
+#: The inputs of all sets together fill the private caches so many times: nothing of a set is left in them when its turn
+#: comes again. The last level is shared with whoever else uses the machine, and is not flushed.
+CACHE_FILLS = 2
+FEWEST_SETS, MOST_SETS = 2, 16
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure: rounds, seconds of a turn, bytes of all private caches together."""
+
+    rounds: int
+    turn_seconds: float
+    private_bytes: int
+
+    def sets(self, input_bytes: int) -> int:
+        """How many sets of inputs of so many bytes take turns."""
+        wanted = math.ceil(CACHE_FILLS * self.private_bytes / input_bytes)
+        return max(FEWEST_SETS, min(MOST_SETS, wanted))
+
+
+def read_suite(suite: str, names: Sequence[str]) -> list[Spec]:
+    """The operators of ``cpu24``, another suite or a JSON file, all or those of these names.
+
+    Raises:
+        InputError: there is none, it is not a list of operators, or one of the names is not in it.
+    """
+    path = Path(suite) if suite.endswith(".json") else OWN_SUITE if suite == OWN_SUITE.stem else suite_path(suite)
+    try:
+        specs = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise InputError(str(path), str(error), "name a suite such as cpu24") from None
+    if not isinstance(specs, list) or not all(isinstance(one, dict) and "name" in one for one in specs):
+        raise InputError(str(path), "is no list of named operators", "write one as bench/cpu/cpu24.json")
+    known = [one["name"] for one in specs]
+    for name in names:
+        if name not in known:
+            raise InputError("--operators", f"{name!r} is not in {path.name}", f"name some of {', '.join(known)}")
+    return [one for one in specs if not names or one["name"] in names]
+
+
+def compare(
+    specs: Sequence[Spec],
+    contenders: Mapping[str, Contender],
+    settings: Settings,
+    progress: Callable[[str], None] = lambda name: None,
+) -> list[OperatorResult]:
+    """Every operator by everybody, one after the other."""
+    results = []
+    for spec in specs:
+        progress(str(spec["name"]))
+        with tempfile.TemporaryDirectory(prefix="bench-cpu-") as folder:
+            results.append(compared(spec, contenders, settings, Path(folder)))
+    return results
+
+
+def compared(spec: Spec, contenders: Mapping[str, Contender], settings: Settings, folder: Path) -> OperatorResult:
+    """One operator by everybody; its inputs and references pass through `folder`."""
+    from bench.gpu.operators import problem
+
+    expr = operator_from_data(dict(spec))
+    known = problem("cpu", spec)
+    sets = settings.sets(sum(tensor.size_bytes for tensor in expr.inputs))
+    checked = write_inputs(expr, sets, folder)
+    request = {
+        "do": "prepare", "spec": dict(spec), "folder": str(folder), "sets": sets, "checked": checked,
+        "tolerance": tolerance_of(expr),
+    }  # fmt: skip
+    replies = {name: contender.ask(request) for name, contender in contenders.items()}
+    entries = {name: _entered(name, reply) for name, reply in replies.items() if not reply.get("no_rival")}
+    turns = {
+        name: lambda contender=contenders[name]: seconds_of_turn(contender, settings.turn_seconds)
+        for name, entry in entries.items()
+        if not entry.reason
+    }
+    seconds, failed = interleaved(turns, settings.rounds)
+    for name, found in seconds.items():
+        entries[name] = msgspec.structs.replace(entries[name], time=spread(found), rounds=found)
+    for name, reason in failed.items():
+        entries[name] = msgspec.structs.replace(entries[name], reason=reason)
+    return OperatorResult(
+        name=known.name, op=known.op, spec=dict(spec), flop=known.flop, bytes=known.compulsory_bytes, sets=sets,
+        entries=list(entries.values()),
+    )  # fmt: skip
+
+
+def write_inputs(expr: TensorExpr, sets: int, folder: Path) -> list[int]:
+    """Write the sets of inputs, and the float64 results of the first and the last; returns which those are."""
+    checked = [0, sets - 1]
+    for number in range(sets):
+        values = random_inputs(expr, seed=number)
+        arrays = {
+            tensor.name: values[tensor.name].reshape(tensor.caller_shape).astype(np.float32) for tensor in expr.inputs
+        }
+        # mypy takes the dictionary for savez's own keyword.
+        np.savez(folder / f"inputs{number}.npz", **arrays)  # type: ignore[arg-type]
+        if number in checked:
+            np.save(folder / f"expected{number}.npy", evaluate(expr, values).reshape(expr.output.caller_shape))
+    return checked
+
+
+def _entered(name: str, reply: Mapping[str, Any]) -> Entry:
+    """A rival that was prepared; with a reason where it cannot be timed."""
+    if "reason" in reply:
+        return Entry(who=name, reason=reply["reason"])
+    check = msgspec.convert(reply["check"], Check | None)
+    reason = "" if check is None or check.passed else "differs from the reference"
+    facts = msgspec.convert(reply["facts"], Facts)
+    return Entry(who=name, reason=reason, check=check, facts=facts, setup_seconds=reply["setup_seconds"])

@@ -1,0 +1,81 @@
+"""Our kernels, as the comparison takes them: from a folder of bundles, one per operator of the suite.
+
+``roller compile bench/cpu/cpu24.json --device cpu --out DIR`` makes them. Another adapter is a function of the same
+type, named with ``--ours module:function``; the keys of its facts are those of `bench.cpu.results.Facts`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.cpu.rivals import Array, Call, Operator, Prepared, Unable
+from hal import InputError
+
+if TYPE_CHECKING:
+    from codegen.bundle_reader import BundleEntry
+
+#: RATIONAL's first choice is compared with the best of so many of its best, by measurement.
+FIRST_OF = 50
+
+
+def from_bundle(operator: Operator) -> Prepared:
+    """The kernel that a bundle puts first: the fastest measured one, or without a profile the one predicted to be it.
+
+    Raises:
+        Unable: there is no bundle of that name.
+        InputError: it is damaged, or its kernels do not run here.
+    """
+    folder = Path(operator.options["bundles"]) / str(operator.spec["name"])
+    if not folder.is_dir():
+        raise Unable("no bundle: roller compile bench/cpu/cpu24.json --device cpu")
+    from codegen.cpu_library import load_cpu
+
+    kernel = load_cpu(folder)
+    facts = {
+        "predicted_seconds": kernel.kernel.seconds,
+        "first_choice": first_choice(kernel.bundle),
+        "construction_seconds": construction_seconds(operator),
+        "detail": f"rank {kernel.kernel.predicted_rank}",
+    }
+
+    out = np.full(kernel.output.shape, np.nan, np.float32)
+
+    def bind(inputs: Mapping[str, Array]) -> Call:
+        arrays = [inputs[argument.name] for argument in kernel.inputs]
+        return lambda: kernel(*arrays, out=out)
+
+    return Prepared(bind, facts)
+
+
+def construction_seconds(operator: Operator) -> float:
+    """How long construction of the operator's programs takes, warm: modules imported, the operator read."""
+    from hal import load_device
+    from roller.construct import construct
+    from sokoban import kernel_form
+
+    device, form = load_device("cpu"), kernel_form(operator.expr)
+    construct(form, device)
+    started = time.perf_counter()
+    construct(form, device)
+    return time.perf_counter() - started
+
+
+def first_choice(bundle: BundleEntry) -> float | None:
+    """Measured time of the kernel predicted to be best over that of the best; None where it has no profile."""
+    measured = {
+        kernel.predicted_rank: kernel.profiled_seconds
+        for kernel in bundle.kernels
+        if kernel.profiled_seconds is not None and kernel.predicted_rank <= FIRST_OF
+    }
+    return measured[1] / min(measured.values()) if 1 in measured else None
+
+
+def check_bundles(folder: Path | None) -> None:
+    """Raises InputError where the folder that the command line names is none."""
+    if folder is not None and not folder.is_dir():
+        raise InputError("--bundles", f"there is no directory {folder}", "compile the suite into it first")

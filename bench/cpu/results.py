@@ -1,0 +1,120 @@
+"""``results.json`` of a comparison as types; docs/bench-cpu.md describes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from bench.cpu.machine import Machine
+from bench.cpu.statistics import Spread, ratios
+from codegen.atomic import write_atomic
+from hal import InputError
+
+FORMAT = 1
+
+#: Who counts as PyTorch's oneDNN: the better of both layouts.
+ONEDNN = ("torch", "torch-turned")
+
+
+class Check(Struct, frozen=True, kw_only=True):
+    """The comparison with the float64 reference, largest |out - reference| / (|reference| + rms of the reference)."""
+
+    relative_error: float
+    tolerance: float
+    passed: bool
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """What a rival tells beside its time, as far as it can.
+
+    Attributes:
+        predicted_seconds: what RATIONAL predicted of the kernel that ran.
+        construction_seconds, profiling_seconds: what it cost to find it.
+        first_choice: measured time of RATIONAL's first choice over that of the best of its top 50.
+        tuning_seconds: what MetaSchedule's search took.
+        detail: in words, such as the kernels that OpenBLAS chose.
+    """
+
+    predicted_seconds: float | None = None
+    construction_seconds: float | None = None
+    profiling_seconds: float | None = None
+    first_choice: float | None = None
+    tuning_seconds: float | None = None
+    detail: str = ""
+
+
+class Entry(Struct, frozen=True, kw_only=True):
+    """One who computed an operator. Without ``time`` it was struck out, for the ``reason`` given.
+
+    ``rounds`` has the seconds of every round, the same rounds for all entries of an operator.
+    """
+
+    who: str
+    reason: str = ""
+    check: Check | None = None
+    time: Spread | None = None
+    rounds: list[float] = []
+    facts: Facts = Facts()
+    setup_seconds: float = 0.0
+
+
+class OperatorResult(Struct, frozen=True, kw_only=True):
+    """An operator by everybody; ``sets`` of inputs took turns, ``bytes`` are its compulsory ones."""
+
+    name: str
+    op: str
+    spec: dict[str, Any]
+    flop: float
+    bytes: int
+    sets: int
+    entries: list[Entry]
+
+    def entry(self, who: str) -> Entry | None:
+        """Who was timed; None where it was struck out or did not take part."""
+        return next((one for one in self.entries if one.who == who and one.time is not None), None)
+
+    def ratio(self, *who: str) -> Spread | None:
+        """The time of the fastest of these as a multiple of ours; None where either side was struck out."""
+        ours = self.entry("ours")
+        found = [entry for name in who if (entry := self.entry(name)) is not None]
+        if ours is None or not found:
+            return None
+        return min((ratios(each.rounds, ours.rounds) for each in found), key=lambda one: one.median)
+
+
+class Results(Struct, frozen=True, kw_only=True):
+    """A comparison on one machine; ``turn_seconds`` is how long each took its turn in each of ``rounds``."""
+
+    format: int
+    started: str
+    machine: Machine
+    suite: str
+    rounds: int
+    turn_seconds: float
+    notes: list[str]
+    operators: list[OperatorResult]
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write ``results.json`` in one step."""
+    write_atomic(path, msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+
+
+def read_results(path: Path) -> Results:
+    """The results in a file.
+
+    Raises:
+        InputError: it cannot be read, is damaged, or of another format.
+    """
+    try:
+        results = msgspec.json.decode(path.read_bytes(), type=Results)
+    except OSError as error:
+        raise InputError(str(path), error.strerror or "cannot be read", "name a file of python -m bench.cpu") from None
+    except msgspec.DecodeError as error:
+        raise InputError(str(path), str(error), "measure again with python -m bench.cpu") from None
+    if results.format != FORMAT:
+        raise InputError(f"{path}: format", f"is {results.format}, not {FORMAT}", "measure again with this version")
+    return results

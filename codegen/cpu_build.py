@@ -1,0 +1,136 @@
+"""A lowered CPU kernel to a shared library that needs nothing but libc: LLVM by TVM, linked by the system's compiler.
+
+The library has one function for callers, ``int32_t NAME(roller_parallel_for parallel, void *const *tensors)``:
+``tensors`` are the inputs in order, the output, and scratch memory for every thread; ``parallel`` shares the blocks out
+(0: the threads of the library itself).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from codegen.cpu_function import LoweredCpu
+from codegen.lower import LoweringError, reason_of
+
+POOL = Path(__file__).parent / "cpu_runtime" / "pool.c"
+
+_CALL = """
+/* Which kernel, and how much scratch memory a thread has. */
+extern void {entry}_blocks({parameters}, int64_t begin, int64_t end);
+
+static void run(void *state, int64_t worker, int64_t begin, int64_t end) {{
+    void *const *tensors = state;
+    {entry}_blocks({arguments}, (char *)tensors[{scratch}] + worker * INT64_C({scratch_bytes}), begin, end);
+}}
+
+/* 0; or 1 where this processor lacks the vectors that the kernel was compiled for. */
+int32_t {entry}(roller_parallel_for parallel, void *const *tensors) {{
+    if (!({supported}))
+        return 1;
+    (parallel ? parallel : roller_parallel)(run, (void *)tensors, INT64_C({blocks}));
+    return 0;
+}}
+"""
+#: What a processor must have for vectors of so many bytes, as a condition in C.
+_SUPPORTED = {
+    64: " && ".join(f'__builtin_cpu_supports("avx512{part}")' for part in ("f", "vl", "bw", "dq")),
+    32: '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")',
+}
+_COMPILE_OPTIONS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=default", "-w")
+_LINK_OPTIONS = ("-lm", "-lpthread", "-Wl,-z,noexecstack")
+
+
+@dataclass(frozen=True)
+class BuiltLibrary:
+    """A kernel as machine code.
+
+    Attributes:
+        entry: name of the function for callers.
+        library: the shared library's bytes.
+        assembly: what LLVM made of the kernel, to be read.
+        blocks: how many blocks it has.
+        scratch_bytes: scratch memory per thread, aligned to 64 bytes.
+    """
+
+    entry: str
+    library: bytes
+    assembly: str
+    blocks: int
+    scratch_bytes: int
+
+
+def linker() -> str | None:
+    """The system's C compiler, which links the libraries; None where there is none."""
+    return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+
+
+def build_library(lowered: LoweredCpu, architecture: str, tensors: int) -> BuiltLibrary:
+    """Compile and link a kernel.
+
+    Args:
+        lowered: the kernel; its entry ends in ``_blocks``.
+        architecture: the processor by LLVM's name, ``cascadelake``.
+        tensors: how many the operator has, its output among them.
+
+    Raises:
+        LoweringError: LLVM or the linker refused it, or there is no C compiler.
+    """
+    entry = lowered.entry.removesuffix("_blocks")
+    machine_code = _machine_code(lowered, architecture)
+    compiler = linker()
+    if compiler is None:
+        raise LoweringError(f"{entry}: there is no C compiler to link with; install gcc or clang")
+    with tempfile.TemporaryDirectory(prefix="roller-cpu-") as folder:
+        paths = [os.path.join(folder, name) for name in ("kernel.o", "call.c", "kernel.so")]
+        machine_code.write_to_file(paths[0], "o")
+        Path(paths[1]).write_text(_call_text(lowered, entry, tensors), "utf-8")
+        command = [compiler, *_COMPILE_OPTIONS, "-o", paths[2], paths[1], paths[0], *_LINK_OPTIONS]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise LoweringError(f"{entry}: {os.path.basename(compiler)} does not link it: {done.stderr.strip()[-300:]}")
+        library = Path(paths[2]).read_bytes()
+    return BuiltLibrary(entry, library, machine_code.inspect_source("asm"), lowered.blocks, lowered.scratch_bytes)
+
+
+def _call_text(lowered: LoweredCpu, entry: str, tensors: int) -> str:
+    return POOL.read_text("utf-8") + _CALL.format(
+        entry=entry,
+        parameters=", ".join(["void *"] * (tensors + 1)),
+        arguments=", ".join(f"tensors[{number}]" for number in range(tensors)),
+        scratch=tensors,
+        scratch_bytes=lowered.scratch_bytes,
+        blocks=lowered.blocks,
+        supported=_SUPPORTED.get(lowered.vector_bytes, "1") if platform.machine() == "x86_64" else "1",
+    )
+
+
+@lru_cache(maxsize=8)
+def _target(architecture: str) -> Any:
+    return tvm.target.Target({"kind": "llvm", "mcpu": architecture, "opt-level": 3})
+
+
+def _machine_code(lowered: LoweredCpu, architecture: str) -> Any:
+    """TVM's LLVM module.
+
+    Without `LowerTVMBuiltin`, which turns local buffers into calls of TVM's runtime: ours become registers or stack.
+    """
+    target = _target(architecture)
+    try:
+        module = tirx.transform.BindTarget(target)(lowered.module)
+        pipeline, _, _ = tirx.get_default_tir_pipeline(target)
+        with target:
+            module = pipeline(module)
+        return tvm.get_global_func("target.build.llvm")(tirx.transform.LowerIntrin()(module), target)
+    except Exception as error:
+        raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error

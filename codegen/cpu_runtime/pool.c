@@ -1,0 +1,160 @@
+/* Blocks of a kernel shared out among threads: the whole runtime of CPU kernels, linked into every shared library.
+ *
+ * Workers are started once and pinned, one per core of the process. Between two calls they spin for a while, since a
+ * sleeping thread wakes up after longer than a small kernel takes, and then sleep, so that an idle process is idle.
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Runs the blocks from begin up to end; `worker` counts from 0 and is below roller_threads(). */
+typedef void (*roller_task)(void *state, int64_t worker, int64_t begin, int64_t end);
+
+/* Runs a task for blocks 0 to count - 1 and returns when all are done. */
+typedef void (*roller_parallel_for)(roller_task task, void *state, int64_t count);
+
+enum { MAX_THREADS = 1024, SPINS = 20000, LINE = 64 };
+
+static struct {
+    roller_task task;
+    void *state;
+    int64_t count, chunk;
+    int threads, started;
+    _Alignas(LINE) _Atomic int64_t next;
+    _Alignas(LINE) _Atomic uint64_t job;
+    _Alignas(LINE) _Atomic int busy;
+    pthread_mutex_t sleep, call;
+    pthread_cond_t wake;
+} pool = {.sleep = PTHREAD_MUTEX_INITIALIZER, .call = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+static void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void share(int64_t worker) {
+    for (;;) {
+        int64_t begin = atomic_fetch_add_explicit(&pool.next, pool.chunk, memory_order_relaxed);
+        if (begin >= pool.count)
+            return;
+        int64_t end = begin + pool.chunk < pool.count ? begin + pool.chunk : pool.count;
+        pool.task(pool.state, worker, begin, end);
+    }
+}
+
+static void *work(void *argument) {
+    int64_t worker = (int64_t)(intptr_t)argument;
+    for (uint64_t seen = 0;; seen++) {
+        int spins = 0;
+        while (atomic_load_explicit(&pool.job, memory_order_acquire) == seen && spins++ < SPINS)
+            relax();
+        if (atomic_load_explicit(&pool.job, memory_order_acquire) == seen) {
+            pthread_mutex_lock(&pool.sleep);
+            while (atomic_load_explicit(&pool.job, memory_order_acquire) == seen)
+                pthread_cond_wait(&pool.wake, &pool.sleep);
+            pthread_mutex_unlock(&pool.sleep);
+        }
+        share(worker);
+        atomic_fetch_sub_explicit(&pool.busy, 1, memory_order_release);
+    }
+    return NULL;
+}
+
+/* Whether a processor is the first of its core, as far as the process may use them. */
+static int first_of_core(int cpu, const cpu_set_t *allowed) {
+    char path[80];
+    int first = cpu;
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", cpu);
+    FILE *file = fopen(path, "r");
+    if (file) {
+        if (fscanf(file, "%d", &first) != 1)
+            first = cpu;
+        fclose(file);
+    }
+    return first == cpu || first < 0 || first >= CPU_SETSIZE || !CPU_ISSET(first, allowed);
+}
+
+/* A forked process has none of the threads, whatever they were doing. */
+static void forget(void) {
+    pool.threads = pool.started = 0;
+    pthread_mutex_init(&pool.sleep, NULL);
+    pthread_mutex_init(&pool.call, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    atomic_store(&pool.job, 0);
+}
+
+static void start(void) {
+    static int registered;
+    cpu_set_t allowed;
+    int cores[MAX_THREADS], count = 0;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0)
+        for (int cpu = 0; cpu < CPU_SETSIZE && count < MAX_THREADS; cpu++)
+            if (CPU_ISSET(cpu, &allowed) && first_of_core(cpu, &allowed))
+                cores[count++] = cpu;
+    int wanted = count ? count : 1;
+    const char *given = getenv("ROLLER_NUM_THREADS");
+    if (given && atoi(given) > 0 && atoi(given) < wanted)
+        wanted = atoi(given);
+    if (!registered)
+        registered = pthread_atfork(NULL, NULL, forget) == 0;
+    pool.threads = 1;
+    /* The caller's own thread is the first, on whatever core it runs. */
+    for (int worker = 1; worker < wanted; worker++) {
+        pthread_t thread;
+        pthread_attr_t attributes;
+        cpu_set_t own;
+        CPU_ZERO(&own);
+        CPU_SET(cores[worker], &own);
+        pthread_attr_init(&attributes);
+        pthread_attr_setaffinity_np(&attributes, sizeof own, &own);
+        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+        if (pthread_create(&thread, &attributes, work, (void *)(intptr_t)pool.threads) == 0)
+            pool.threads++;
+        pthread_attr_destroy(&attributes);
+    }
+    pool.started = 1;
+}
+
+/* Threads that share the blocks of a call, the caller's own among them. */
+int64_t roller_threads(void) {
+    pthread_mutex_lock(&pool.call);
+    if (!pool.started)
+        start();
+    pthread_mutex_unlock(&pool.call);
+    return pool.threads;
+}
+
+/* Runs blocks 0 to count - 1 and returns when all are done. Calls from several threads take turns. */
+void roller_parallel(roller_task task, void *state, int64_t count) {
+    pthread_mutex_lock(&pool.call);
+    if (!pool.started)
+        start();
+    if (pool.threads == 1 || count == 1) {
+        task(state, 0, 0, count);
+    } else {
+        pool.task = task;
+        pool.state = state;
+        pool.count = count;
+        /* A few portions per thread: whoever was held up does fewer of them. */
+        int64_t portions = 8 * (int64_t)pool.threads;
+        pool.chunk = (count + portions - 1) / portions;
+        atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+        atomic_store_explicit(&pool.busy, pool.threads - 1, memory_order_relaxed);
+        pthread_mutex_lock(&pool.sleep);
+        atomic_fetch_add_explicit(&pool.job, 1, memory_order_release);
+        pthread_cond_broadcast(&pool.wake);
+        pthread_mutex_unlock(&pool.sleep);
+        share(0);
+        /* Where cores are shared, a worker may need this one to finish. */
+        for (int spins = 0; atomic_load_explicit(&pool.busy, memory_order_acquire); spins++)
+            spins < SPINS ? relax() : (void)sched_yield();
+    }
+    pthread_mutex_unlock(&pool.call);
+}

@@ -1,0 +1,374 @@
+"""Tile schedule -> TVM for CPUs: register-blocked loops over vectors, in blocks that threads take.
+
+A schedule reads on a CPU as it does everywhere, one layer further up: a block belongs to a core, ``thread`` is the
+register tile, whose elements along one axis fill vector registers; ``step`` is how much of the sum is walked before
+the next tile, so that its operands stay in the caches; ``cached`` operands are copied ("packed") in the order in which
+the innermost loop reads them, as deep in the loops as they are still used again.
+
+The kernel is a function of a range of blocks. Which thread runs which is up to the caller (``cpu_runtime/pool.c``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.cpu_function import CpuFunction, LoweredCpu, read_flat
+from codegen.cpu_math import evaluate
+from codegen.cpu_tiles import Cut, Staged, cut, points, position, vectors
+from codegen.lower import LoweringError, identifier, reason_of
+from codegen.staged_tiles import local_buffer, named
+from codegen.values import Expr, combine, identity
+from hal.errors import listed
+from sokoban.expression import DTYPE_BYTES, Load
+from sokoban.kernel_form import KernelForm
+from sokoban.schedule import TileSchedule
+
+_MOST_ELEMENTS = 2**31 - 1
+_DTYPES = ("float32", "float64")
+#: Turns of the innermost loop by which panels are asked for ahead of their use.
+_TURNS_AHEAD = 8
+
+
+def lower_cpu(
+    form: KernelForm, schedule: TileSchedule, *, entry: str, vector_bytes: int, vector_axis: str | None = None
+) -> LoweredCpu:
+    """Lower one schedule.
+
+    Args:
+        form: the operator in canonical form.
+        schedule: sizes for every axis of ``form`` that it needs; ``reduce_threads`` are lanes that share a reduction.
+            Its stages, padding and unrolling have no meaning here.
+        entry: name of the function.
+        vector_bytes: width of a vector register.
+        vector_axis: the output axis along which registers hold vectors; by default the last one whose register tile
+            fills a register, or else the last one.
+
+    Raises:
+        LoweringError: the schedule does not fit the operator.
+    """
+    if schedule.instruction != "fma":
+        raise LoweringError(f"{entry}: {schedule.instruction} is no instruction of a CPU")
+    for tensor in form.expr.tensors:
+        if tensor.dtype not in _DTYPES:
+            raise LoweringError(f"{entry}: {tensor.name} is {tensor.dtype}; CPU kernels take {listed(_DTYPES)}")
+        if tensor.element_count > _MOST_ELEMENTS:
+            raise LoweringError(f"{entry}: {tensor.name} has more than {_MOST_ELEMENTS} elements")
+    lanes = vector_bytes // DTYPE_BYTES[form.expr.accumulate]
+    try:
+        if form.kind == "rows" or schedule.reduce_threads:
+            from codegen.cpu_rows import RowsLowering
+
+            return RowsLowering(form, schedule, entry, lanes).run()
+        return _TileLowering(form, schedule, entry, lanes, vector_axis).run()
+    except RuntimeError as error:  # what all of TVM's errors are
+        if isinstance(error, LoweringError):
+            raise
+        raise LoweringError(f"{entry}: {reason_of(error)}") from error
+
+
+class _TileLowering:
+    """One ``tile`` kernel, its statements in the order in which :meth:`_block` writes them."""
+
+    def __init__(
+        self, form: KernelForm, schedule: TileSchedule, entry: str, lanes: int, vector_axis: str | None
+    ) -> None:
+        self.form, self.schedule, self.entry, self.lanes = form, schedule, entry, lanes
+        self.dtype = form.expr.accumulate
+        self.tensors = form.expr.tensor_by_name
+        self.cuts = {
+            axis: cut(axis, form.sizes[axis], schedule.block_of[axis], schedule.register_tile[axis])
+            for axis in form.final.axes
+        }
+        self.vector_axis = self._vector_axis(vector_axis)
+        self.steps = {
+            axis: min(schedule.step_of.get(axis, form.sizes[axis]), form.sizes[axis]) for axis in form.reduced
+        }
+        self.in_steps = any(step < form.sizes[axis] for axis, step in self.steps.items())
+        if self.in_steps and form.expr.output.dtype != self.dtype:
+            raise LoweringError(f"{entry}: partial sums of several steps need an output of {self.dtype}")
+        #: Loops over the register tiles of a block, the axis of the vectors innermost.
+        self.tile_loops = [axis for axis in form.final.axes if axis != self.vector_axis] + [self.vector_axis]
+        self.sum_loops = self._sum_loops()
+        self.staged = self._stage()
+
+    def run(self) -> LoweredCpu:
+        elements = sum(staged.elements for _, staged in self.staged)
+        module = CpuFunction(self.form, self.entry).build(elements, self._block)
+        blocks = math.prod(cut.blocks for cut in self.cuts.values())
+        element_bytes = DTYPE_BYTES[self.dtype]
+        return LoweredCpu(module, self.entry, blocks, elements * element_bytes, self.lanes * element_bytes)
+
+    def _vector_axis(self, wanted: str | None) -> str:
+        axes = self.form.final.axes
+        if wanted is not None:
+            if wanted not in axes:
+                raise LoweringError(f"{self.entry}: {wanted} is no axis of the output")
+            return wanted
+        full = [axis for axis in axes if self.cuts[axis].tile % self.lanes == 0]
+        return full[-1] if full else axes[-1]
+
+    # ---- operands in scratch memory
+
+    def _stage(self) -> list[tuple[int, Staged]]:
+        """The cached operands, each with the number of tile loops around its copy."""
+        found: list[tuple[int, Staged]] = []
+        start = 0
+        for load in dict.fromkeys(self.form.body_loads if self.form.reduction else ()):
+            if load.tensor not in self.schedule.cached or not load.indices:
+                continue
+            if any(coefficient < 0 for index in load.indices for _, coefficient in index.terms):
+                raise LoweringError(f"{self.entry}: {load.tensor} is read backwards and cannot be staged")
+            depth, sizes = self._place(load)
+            staged = Staged(load, self.tensors[load.tensor], start, sizes)
+            if self._in_panels(load):
+                inner = tuple(axis for axis in (*self.form.final.axes, *self.sum_loops) if axis != self.vector_axis)
+                used = tuple(axis for axis in inner if any(index.coefficient(axis) for index in load.indices))
+                tile = self.cuts[self.vector_axis].tile
+                staged = replace(staged, panel=self.vector_axis, tile=tile, inner=used)
+            start += staged.elements
+            found.append((depth, staged))
+        return found
+
+    def _place(self, load: Load) -> tuple[int, dict[str, int]]:
+        """How many tile loops lie around the copy, and how much of every axis it holds: it is made just outside the
+        innermost loop that uses it again."""
+        used = {axis for index in load.indices for axis in index.axes}
+        reusing = [depth for depth, axis in enumerate(self.tile_loops) if axis not in used and self._loops(axis)]
+        depth = reusing[-1] if reusing else 0
+        # Out of further loops that use it again: there is nothing more to hold.
+        while depth and self.tile_loops[depth - 1] not in used:
+            depth -= 1
+        sizes = dict(self.steps)
+        for number, axis in enumerate(self.tile_loops):
+            cut = self.cuts[axis]
+            sizes[axis] = cut.tile if number < depth else cut.tiles_per_block * cut.tile
+        return depth, sizes
+
+    def _in_panels(self, load: Load) -> bool:
+        """Whether a staged operand is laid out for vectors: they lie along one of its plain axes."""
+        plain = all(index.is_plain_axis for index in load.indices) and load.pad is None
+        axes = [axis for index in load.indices for axis in index.axes]
+        return plain and self.vector_axis in axes and len(set(axes)) == len(axes)
+
+    def _sum_loops(self) -> list[str]:
+        """The reduction's axes, outermost first: innermost what walks along the rows of an operand not in panels."""
+        rows = [load for load in self.form.body_loads if load.indices and not self._in_panels(load)]
+        along = {axis for load in rows for axis in load.indices[-1].axes}
+        return sorted(self.form.reduced, key=lambda axis: axis in along)
+
+    def _loops(self, axis: str) -> bool:
+        return self.cuts[axis].tiles_per_block > 1
+
+    # ---- the kernel
+
+    def _block(self, sources: Mapping[str, Any], output: Any, scratch: Any, number: Expr) -> None:
+        self.sources, self.output, self.scratch = sources, output, scratch
+        origin: dict[str, Expr] = {}
+        rest = number
+        for axis, extent in reversed(self.cuts.items()):
+            number = tirx.floormod(rest, extent.blocks) if extent.blocks > 1 else tirx.const(0, "int32")
+            origin[axis] = number * extent.block
+            rest = tirx.floordiv(rest, extent.blocks)
+        self.block_origin = origin
+        self._walk_steps(list(self.steps), {})
+
+    def _walk_steps(self, axes: Sequence[str], at: dict[str, Expr]) -> None:
+        if not axes:
+            self.step_origin = at
+            self._walk_tiles(0, dict(self.block_origin))
+            return
+        axis, *others = axes
+        size, step = self.form.sizes[axis], self.steps[axis]
+        if step == size:
+            self._walk_steps(others, {**at, axis: tirx.const(0, "int32")})
+            return
+        with named(T.serial, -(-size // step), f"{identifier(axis)}_step") as number:
+            self._walk_steps(others, {**at, axis: number * step})
+
+    def _walk_tiles(self, depth: int, at: dict[str, Expr]) -> None:
+        """The tile loops from ``depth`` on, and before each the copies that belong there."""
+        for place, staged in self.staged:
+            if place == depth:
+                origin = {**at, **self.step_origin}
+                staged.copy(self.sources[staged.load.tensor], self.scratch, origin, self.form.sizes, self.lanes)
+        if depth == len(self.tile_loops):
+            self._choose_tile(list(self.cuts.values()), at, {})
+            return
+        axis = self.tile_loops[depth]
+        cut = self.cuts[axis]
+        if cut.tiles_per_block == 1:
+            self._walk_tiles(depth + 1, at)
+            return
+        left = cut.size - self.block_origin[axis]
+        count = tirx.min(cut.tiles_per_block, tirx.floordiv(left + cut.tile - 1, cut.tile))
+        with named(T.serial, count, f"{identifier(axis)}_tile") as number:
+            self._walk_tiles(depth + 1, {**at, axis: self.block_origin[axis] + number * cut.tile})
+
+    def _choose_tile(self, cuts: Sequence[Cut], at: Mapping[str, Expr], extents: dict[str, int]) -> None:
+        """The register tile, whole or what an axis has left of one: a body for each."""
+        if not cuts:
+            self._tile(at, extents)
+            return
+        cut, *others = cuts
+        if not cut.rest:
+            self._choose_tile(others, at, {**extents, cut.axis: cut.tile})
+            return
+        with T.If(at[cut.axis] + cut.tile <= cut.size):
+            with T.Then():
+                self._choose_tile(others, at, {**extents, cut.axis: cut.tile})
+            with T.Else():
+                self._choose_tile(others, at, {**extents, cut.axis: cut.rest})
+
+    def _tile(self, at: Mapping[str, Expr], extents: Mapping[str, int]) -> None:
+        rows = list(points({axis: extent for axis, extent in extents.items() if axis != self.vector_axis}))
+        pieces = vectors(extents[self.vector_axis], self.lanes)
+        if self.form.reduction is None:
+            for row in rows:
+                for start, width in pieces:
+                    self._store(at, row, start, width, None)
+            return
+        # A buffer per vector: TVM then gives it a vector's type, and LLVM a register.
+        sums = {
+            (number, start): local_buffer(f"sum_{number}_{start}", width, self.dtype)
+            for number in range(len(rows))
+            for start, width in pieces
+        }
+        first = [self.step_origin[axis] == 0 for axis in self.form.reduced if self.steps[axis] < self.form.sizes[axis]]
+
+        def each(body: Callable[[Any, Mapping[str, int], int, Expr], None]) -> None:
+            for number, row in enumerate(rows):
+                for start, width in pieces:
+                    with T.vectorized(width) as lane:
+                        body(sums[number, start], row, start, lane)
+
+        def clear(held: Any, row: Mapping[str, int], start: int, lane: Expr) -> None:
+            T.buffer_store(held, identity(self._reduction.function, self.dtype), [lane])
+
+        def resume(held: Any, row: Mapping[str, int], start: int, lane: Expr) -> None:
+            T.buffer_store(held, self.output[self._place_of(at, row, start, lane)], [lane])
+
+        if not first:
+            each(clear)
+        else:
+            with T.If(tirx.all(*first)):
+                with T.Then():
+                    each(clear)
+                with T.Else():
+                    each(resume)
+        self._sum(self.sum_loops, {}, at, each)
+        last = [
+            self.step_origin[axis] + self.steps[axis] >= self.form.sizes[axis]
+            for axis in self.form.reduced
+            if self.steps[axis] < self.form.sizes[axis]
+        ]
+
+        def keep() -> None:
+            each(
+                lambda held, row, start, lane: T.buffer_store(
+                    self.output, held[lane], [self._place_of(at, row, start, lane)]
+                )
+            )
+
+        def finish() -> None:
+            for number, row in enumerate(rows):
+                for start, width in pieces:
+                    self._store(at, row, start, width, sums[number, start])
+
+        if not last:
+            finish()
+            return
+        with T.If(tirx.all(*last)):
+            with T.Then():
+                finish()
+            with T.Else():
+                keep()
+
+    @property
+    def _reduction(self) -> Any:
+        reduction = self.form.reduction
+        assert reduction is not None
+        return reduction
+
+    def _sum(
+        self, axes: Sequence[str], offsets: dict[str, Expr], at: Mapping[str, Expr], each: Callable[..., None]
+    ) -> None:
+        """Loops over one step of the sum, and in them a multiply-add per vector of the tile."""
+        if not axes:
+            self._prefetch(at, offsets)
+            each(
+                lambda held, row, start, lane: T.buffer_store(
+                    held,
+                    combine(self._reduction.function, held[lane], self._body(at, row, start, lane, offsets)),
+                    [lane],
+                )
+            )
+            return
+        axis, *others = axes
+        size, step = self.form.sizes[axis], self.steps[axis]
+        extent = step if size % step == 0 else tirx.min(step, size - self.step_origin[axis])
+        with named(T.serial, extent, identifier(axis)) as index:
+            self._sum(others, {**offsets, axis: index}, at, each)
+
+    def _prefetch(self, at: Mapping[str, Expr], offsets: Mapping[str, Expr]) -> None:
+        """Panels come from the second cache, in order: ask for the lines of some turns later."""
+        for depth, staged in self.staged:
+            if not staged.panel:
+                continue
+            local: dict[str, Expr] = dict(offsets)
+            for number, axis in enumerate(self.tile_loops):
+                local[axis] = tirx.const(0, "int32") if number < depth else at[axis] - self.block_origin[axis]
+            for line in range(0, staged.tile, self.lanes):
+                ahead = staged.tile * _TURNS_AHEAD + line
+                address = T.address_of(staged.element(self.scratch, local, tirx.const(ahead, "int32")))
+                read, all_caches, data = (tirx.const(number, "int32") for number in (0, 3, 1))
+                T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, all_caches, data))
+
+    def _body(
+        self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]
+    ) -> Expr:
+        axes = self._axes(at, row, start, lane)
+        axes.update({axis: self.step_origin[axis] + offset for axis, offset in offsets.items()})
+        in_scratch = {staged.load: (depth, staged) for depth, staged in self.staged}
+
+        def read(load: Load) -> Expr:
+            if load not in in_scratch:
+                tensor = self.tensors[load.tensor]
+                return read_flat(load, tensor, self.sources[load.tensor], axes, self.form.sizes, self.dtype)
+            depth, staged = in_scratch[load]
+            local: dict[str, Expr] = dict(offsets)
+            for number, axis in enumerate(self.tile_loops):
+                base = tirx.const(0, "int32") if number < depth else at[axis] - self.block_origin[axis]
+                local[axis] = base if axis == staged.panel else base + row.get(axis, start + lane)
+            return staged.element(self.scratch, local, start + lane)
+
+        return evaluate(self._reduction.body, axes, read, self.dtype)
+
+    # ---- results
+
+    def _axes(self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr) -> dict[str, Expr]:
+        return {axis: at[axis] + row.get(axis, start + lane) for axis in self.form.final.axes}
+
+    def _place_of(self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr) -> Expr:
+        axes = self._axes(at, row, start, lane)
+        return position([axes[axis] for axis in self.form.final.axes], self.form.expr.output.shape)
+
+    def _store(self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, width: int, held: Any) -> None:
+        """The final statement for one vector of the output."""
+        form, dtype = self.form, self.form.expr.final_dtype
+        with T.vectorized(width) as lane:
+            axes = self._axes(at, row, start, lane)
+
+            def read(load: Load) -> Expr:
+                if held is not None and load.tensor == form.reductions[0].tensor:
+                    return held[lane].astype(dtype)
+                tensor = self.tensors[load.tensor]
+                return read_flat(load, tensor, self.sources[load.tensor], axes, form.sizes, dtype)
+
+            value = evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
+            T.buffer_store(self.output, value, [self._place_of(at, row, start, lane)])

@@ -1,0 +1,64 @@
+"""Algorithms: other ways to compute an operator than by one kernel that walks its definition.
+
+:func:`algorithms_of` proposes what each of them makes of an operator, priced like any program; an algorithm that does
+not apply, or that the operator's best program of one kernel leaves nothing to gain for, says so at the cost of a few
+comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from hal import DeviceSpec, InputError
+from roller.algorithms import split_k, winograd
+from roller.algorithms.chain import DIRECT, ChainProgram, Considered, Part
+from roller.construct import RProgram
+from sokoban import KernelForm
+
+#: Algorithm -> what it makes of an operator, given its best program of one kernel.
+_CONSIDER: Mapping[str, Callable[[KernelForm, DeviceSpec, RProgram], Considered]] = {
+    split_k.NAME: split_k.consider,
+    winograd.NAME: winograd.consider,
+}
+
+#: All that programs may be made by; ``direct`` is one kernel.
+ALGORITHMS = (DIRECT, *_CONSIDER)
+
+
+def algorithms_of(
+    form: KernelForm, device: DeviceSpec, direct: RProgram, algorithms: Collection[str] = ALGORITHMS
+) -> tuple[Considered, ...]:
+    """What the ``algorithms`` make of an operator, whose best program of one kernel is ``direct``."""
+    asked = {name: consider for name, consider in _CONSIDER.items() if name in algorithms}
+    if device.kind != "gpu":
+        return tuple(
+            Considered(name, declined="kernels are launched one after the other on GPUs alone") for name in asked
+        )
+    return tuple(consider(form, device, direct) for consider in asked.values())
+
+
+def parse_algorithms(text: str | None) -> tuple[str, ...]:
+    """The algorithms of ``direct,split-k``; all of them for None.
+
+    Raises:
+        InputError: one of them is unknown, or there is none.
+    """
+    if text is None:
+        return ALGORITHMS
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in ALGORITHMS]
+    if unknown or not names:
+        problem = f"there is no {unknown[0]!r}" if unknown else "names no algorithm"
+        raise InputError("--algorithms", problem, f"list some of {', '.join(ALGORITHMS)}")
+    return tuple(name for name in ALGORITHMS if name in names)
+
+
+__all__ = [
+    "ALGORITHMS",
+    "DIRECT",
+    "ChainProgram",
+    "Considered",
+    "Part",
+    "algorithms_of",
+    "parse_algorithms",
+]

@@ -1,0 +1,157 @@
+"""Chains: an operator as several kernels, one after the other, with tensors of partial results between them.
+
+A chain's kernels are operators of their own, so that construction, RATIONAL, code generation and verification take
+them as they take any other; what is new is their sum. Its predicted time is the sum of theirs, a launch each. Nothing
+is taken off for what one kernel leaves in L2 for the next: every kernel is priced as if its inputs came from DRAM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+from codegen.chain import ChainCheck, Problem, Schedule, Step, tensors_of
+from roller.construct import RProgram
+from sokoban import Estimate, KernelForm, TileSchedule
+from sokoban.expression import Tensor
+
+#: The name of programs of one kernel among the algorithms.
+DIRECT = "direct"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kernel of a chain.
+
+    Attributes:
+        label: what it computes, in words: ``adds the slices``.
+        problem: the operator that it computes.
+        schedule: how.
+        estimate: what it is expected to take, its launch included.
+        policy: how its schedule was found.
+    """
+
+    label: str
+    problem: Problem
+    schedule: Schedule
+    estimate: Estimate
+    policy: str
+
+    @property
+    def program(self) -> RProgram:
+        """A part that is an ordinary kernel as a program of its own."""
+        assert isinstance(self.schedule, TileSchedule)
+        return RProgram(self.schedule, self.estimate, None, None, self.policy, 0.0, ())
+
+
+class Split(Protocol):
+    """How an operator becomes a chain: what an algorithm and its parameters make of any operator of one structure."""
+
+    def problems(self, form: KernelForm) -> tuple[Problem, ...]:
+        """The operators of the chain that computes ``form``, in order."""
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Split]:
+        """A small operator of the same structure, and its split, over which every schedule covers several tiles."""
+
+    def tolerance(self, form: KernelForm) -> float | None:
+        """Relative error of ``form``'s results that counts as right; None where that of the dtype holds."""
+
+
+@dataclass(frozen=True)
+class ChainProgram:
+    """An operator as a chain of kernels.
+
+    Attributes:
+        algorithm: ``"split-k"`` or ``"winograd"``.
+        variant: its parameters in words: ``16 slices of k``.
+        form: the operator as a whole.
+        split: how it was taken apart.
+        parts: its kernels in order.
+    """
+
+    algorithm: str
+    variant: str
+    form: KernelForm
+    split: Split
+    parts: tuple[Part, ...]
+
+    @property
+    def tolerance(self) -> float | None:
+        """Relative error of its results that counts as right; None where that of the dtype holds."""
+        return self.split.tolerance(self.form)
+
+    @property
+    def policy(self) -> str:
+        """How it came about, as a program of one kernel says it."""
+        return f"{self.algorithm}, {self.variant}"
+
+    @property
+    def main(self) -> Part:
+        """The part that takes longest."""
+        return max(self.parts, key=lambda part: part.estimate.seconds)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """Times of all parts added up; resources of the longest."""
+        longest = self.main.estimate
+        stages = {
+            stage: sum(part.estimate.stage_seconds[stage] for part in self.parts) for stage in longest.stage_seconds
+        }
+        return Estimate(
+            sum(part.estimate.seconds for part in self.parts),
+            longest.bound,
+            stages,
+            longest.registers,
+            longest.shared_bytes,
+            longest.blocks_per_unit,
+            longest.wave_count,
+        )
+
+    @cached_property
+    def workspace(self) -> tuple[Tensor, ...]:
+        """The tensors between the kernels, in the order in which they are written."""
+        return tuple(tensors_of(part.problem)[-1] for part in self.parts[:-1])
+
+    def check(self) -> ChainCheck:
+        """The chain on a small problem, to be run against the reference."""
+        small, split = self.split.cut_down(self.form, [part.schedule for part in self.parts])
+        problems = split.problems(small)
+        steps = tuple(Step(problem, part.schedule) for problem, part in zip(problems, self.parts, strict=True))
+        return ChainCheck(small, steps, split.tolerance(small))
+
+
+@dataclass(frozen=True)
+class Considered:
+    """What became of an algorithm for one operator.
+
+    Attributes:
+        algorithm: its name.
+        programs: those that were priced, best first.
+        declined: why there are none; empty where there are.
+    """
+
+    algorithm: str
+    programs: tuple[ChainProgram, ...] = ()
+    declined: str = ""
+
+
+def needed_sizes(full: Mapping[str, int], wanted: Sequence[tuple[KernelForm, Mapping[str, int]]]) -> dict[str, int]:
+    """Sizes of axes, none larger than in ``full``, with which every form has at least the wanted sizes if it can.
+
+    Args:
+        full: sizes of the axes that the forms have, fused ones by their parts.
+        wanted: forms, and the size that each wants of its own axes.
+    """
+    out = {axis: min(2, size) for axis, size in full.items()}
+    for form, sizes in wanted:
+        fused = dict(form.fused)
+        for axis, size in sizes.items():
+            left = size
+            # A fused axis grows from its innermost part.
+            for part in reversed(fused.get(axis, (axis,))):
+                if part in full:
+                    out[part] = max(out[part], min(full[part], left))
+                    left = -(-left // out[part])
+    return out

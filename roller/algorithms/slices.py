@@ -1,0 +1,158 @@
+"""An operator with a reduction in slices: two operators, one that reduces each slice and one that puts them together.
+
+See :mod:`roller.algorithms.split_k`, which says when that is worth it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from codegen.chain import Schedule
+from codegen.cutting import cut_sizes, resize
+from roller.algorithms.chain import needed_sizes
+from roller.text import count_text
+from sokoban import KernelForm, TileSchedule, kernel_form
+from sokoban.expression import (
+    AffineIndex,
+    Axis,
+    AxisValue,
+    Load,
+    Reduction,
+    Statement,
+    Tensor,
+    Value,
+    loads,
+    rewrite,
+    walk,
+)
+from sokoban.names import fresh_name
+
+#: What becomes of every read of a tensor.
+_Change = Callable[[Load], Load]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Reduction axis ``axis`` as ``count`` slices of ``length`` elements, the last one shorter where need be."""
+
+    axis: str
+    count: int
+    length: int
+
+    @property
+    def text(self) -> str:
+        """``16 slices of k``."""
+        return f"{count_text(self.count, 'slice')} of {self.axis}"
+
+    def problems(self, form: KernelForm) -> tuple[KernelForm, KernelForm]:
+        """The operator that sums slices, and the one that adds them up; see :class:`roller.algorithms.chain.Split`."""
+        return self._sums(form), self._adds(form)
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Slices]:
+        """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
+        first, second = self.problems(form)
+        tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
+        full = {**form.sizes, self.axis: self.length, self._slice_axis(form): self.count}
+        wanted = [(part, cut_sizes(part, schedule)) for part, schedule in zip((first, second), tiles, strict=True)]
+        small = needed_sizes(full, wanted)
+        count, length = small.pop(self._slice_axis(form)), small[self.axis]
+        short = min(self.count * self.length - form.sizes[self.axis], length - 1)
+        return resize(form, {**small, self.axis: count * length - short}), Slices(self.axis, count, length)
+
+    def tolerance(self, form: KernelForm) -> float | None:
+        """The dtype's: sums of sums err less than one long sum."""
+        return None
+
+    def _slice_axis(self, form: KernelForm) -> str:
+        return fresh_name(f"{self.axis}_slice", form.sizes)
+
+    def _partial(self, form: KernelForm) -> Tensor:
+        statement = form.reductions[0]
+        name = fresh_name(f"{form.expr.output.name}_slices", form.expr.tensor_by_name)
+        return Tensor(name, (self.count, *(form.sizes[axis] for axis in statement.axes)), form.expr.accumulate)
+
+    def _sums(self, form: KernelForm) -> KernelForm:
+        statement, reduction = form.reductions[0], form.reduction
+        assert reduction is not None
+        part, partial = self._slice_axis(form), self._partial(form)
+        body = self._views(form, part) if self.divides(form) else self._guarded(form, part)
+        sizes = {**{axis: form.sizes[axis] for axis in (*statement.axes, *reduction.axes)}, self.axis: self.length}
+        tensors = form.expr.tensor_by_name
+        read = dict.fromkeys(load.tensor for load in loads(reduction.body))
+        inputs = [self._viewed(form, tensors[name]) if self.divides(form) else tensors[name] for name in read]
+        value = Reduction(reduction.function, reduction.axes, body)
+        expr = replace(
+            form.expr,
+            axes=(Axis(part, self.count), *(Axis(axis, size) for axis, size in sizes.items())),
+            tensors=(*inputs, partial),
+            statements=(Statement(partial.name, (part, *statement.axes), value),),
+        )
+        return kernel_form(expr)
+
+    def _adds(self, form: KernelForm) -> KernelForm:
+        statement, reduction = form.reductions[0], form.reduction
+        assert reduction is not None
+        part, partial, tensors = self._slice_axis(form), self._partial(form), form.expr.tensor_by_name
+        slices = Load(partial.name, tuple(AffineIndex.axis(axis) for axis in (part, *statement.axes)))
+        read = dict.fromkeys(load.tensor for load in form.final_loads)
+        added = Statement(statement.tensor, statement.axes, Reduction(reduction.function, (part,), slices))
+        expr = replace(
+            form.expr,
+            axes=(*(Axis(axis, form.sizes[axis]) for axis in form.final.axes), Axis(part, self.count)),
+            tensors=(partial, *(tensors[name] for name in read), tensors[statement.tensor], form.expr.output),
+            statements=(added, form.final),
+        )
+        return kernel_form(expr)
+
+    def divides(self, form: KernelForm) -> bool:
+        """Whether all slices are whole."""
+        return self.count * self.length == form.sizes[self.axis]
+
+    def _index(self, part: str) -> AffineIndex:
+        return AffineIndex.of({part: self.length, self.axis: 1})
+
+    def _viewed(self, form: KernelForm, tensor: Tensor) -> Tensor:
+        """The tensor with its dimension of the reduction axis cut in two."""
+        place = place_of(form, tensor.name, self.axis)
+        if place is None:
+            return tensor
+        shape = (*tensor.shape[:place], self.count, self.length, *tensor.shape[place + 1 :])
+        return replace(tensor, shape=shape, external_shape=tensor.caller_shape)
+
+    def _views(self, form: KernelForm, part: str) -> Value:
+        def changed(load: Load) -> Load:
+            place = place_of(form, load.tensor, self.axis)
+            if place is None:
+                return load
+            cut = (AffineIndex.axis(part), AffineIndex.axis(self.axis))
+            return replace(load, indices=(*load.indices[:place], *cut, *load.indices[place + 1 :]))
+
+        return self._rewritten(form, part, changed)
+
+    def _guarded(self, form: KernelForm, part: str) -> Value:
+        whole = {self.axis: self._index(part)}
+
+        def changed(load: Load) -> Load:
+            if not any(index.coefficient(self.axis) for index in load.indices):
+                return load
+            return replace(load, indices=tuple(index.substitute(whole) for index in load.indices), pad=0.0)
+
+        return self._rewritten(form, part, changed)
+
+    def _rewritten(self, form: KernelForm, part: str, changed: _Change) -> Value:
+        changes: dict[Value, Value] = {}
+        for node in walk(form.body):
+            if isinstance(node, Load):
+                changes[node] = changed(node)
+            elif isinstance(node, AxisValue):
+                changes[node] = AxisValue(node.index.substitute({self.axis: self._index(part)}))
+        return rewrite(form.body, changes)
+
+
+def place_of(form: KernelForm, tensor: str, axis: str) -> int | None:
+    """The dimension of a tensor that the axis walks in its first read."""
+    for load in form.body_loads:
+        if load.tensor == tensor:
+            return next((place for place, index in enumerate(load.indices) if index.coefficient(axis)), None)
+    return None

@@ -1,0 +1,246 @@
+"""Split-K: a reduction cut into slices that different blocks sum, and a second kernel that adds the slices.
+
+``C[m,n] = sum(k, A[m,k] * B[k,n])`` with ``S`` slices of ``R`` elements each is the chain::
+
+    P[s,m,n] = sum(r, A[m, s*R + r] * B[s*R + r, n])
+    C[m,n]   = sum(s, P[s,m,n])
+
+Where few outputs leave units idle and the reduction is long, ``S`` times as many blocks fill them, for the price of
+writing and reading ``P`` and of a second launch. Both kernels are ordinary operators. Where ``S * R`` is the whole
+axis the first reads views of the tensors, ``A[m,s,r]``, and everything holds that holds of a batched product, matrix
+instructions included; otherwise its reads of the last slice are padded with zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hal import DeviceSpec
+from roller.algorithms.chain import ChainProgram, Considered, Part
+from roller.algorithms.slices import Slices, place_of
+from roller.construct import RProgram, construct, has_reuse
+from roller.gradients import product_factors
+from roller.rtile import TileSpace
+from sokoban import Estimate, KernelForm, TileSchedule, estimate_schedules
+from sokoban.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.matrix import device_product, needs_matrix
+
+NAME = "split-k"
+
+#: Fewest points of the reduction in a slice: with fewer a block does little more than write its partial sums.
+LEAST_POINTS = 64
+
+#: More waves of blocks than this leave units idle for too short a time to be worth a second launch.
+MOST_WAVES = 2
+
+#: An operator nearer to its bound than this has less to gain than what partial sums cost.
+NEAR_BOUND = 1.1
+
+#: Outputs of a block whose slices are counted for: small and large tiles where outputs share data, else a block or a
+#: thread per output.
+SHARED_AREAS = (1024, 4096, 16384)
+PLAIN_AREAS = (1, 256)
+
+#: Blocks per unit that the slices are to give.
+BLOCKS_PER_UNIT = (1, 2, 4)
+
+#: Counts of slices that are priced, at most, each this many times another at least.
+MOST_COUNTS = 6
+APART = 1.3
+
+#: A whole number of slices is preferred to one that leaves the last slice short, if it is this near to it; where matrix
+#: instructions multiply, which take no padded slice, it may be further off.
+SNAP = 1.25
+MATRIX_SNAP = 2.0
+
+#: A slice that does not divide its axis is a multiple of this: rows keep their alignment.
+ALIGNED = 16
+
+#: Schedules of one count of slices that are priced for all others.
+PILOTS = 16
+
+
+# Where it applies
+
+
+def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
+    """The operator in slices, priced, or why that cannot gain anything over its best program of one kernel."""
+    declined = _declined(form, device, direct)
+    axis = None if declined else _axis(form)
+    if axis is None:
+        return Considered(NAME, declined=declined or "no axis of the reduction is one dimension of all that it indexes")
+    counts = _counts(form, device, axis)
+    if not counts:
+        return Considered(NAME, declined=f"{axis} cannot be cut into slices that are worth it")
+    return Considered(NAME, tuple(_priced(form, device, counts)))
+
+
+def _declined(form: KernelForm, device: DeviceSpec, direct: RProgram) -> str:
+    if form.kind != "tile" or form.reduction is None:
+        return "there is no reduction to cut" if form.reduction is None else "rows are reduced more than once"
+    found = direct.estimate
+    blocks = direct.schedule.grid_blocks(form.sizes)
+    if found.wave_count > MOST_WAVES:
+        running = found.blocks_per_unit * device.unit_count
+        return f"its {blocks} blocks fill the {device.unit_count} {device.unit_name}s {blocks / running:.1f} times over"
+    rate, _ = arithmetic_rate(form, device)
+    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
+    if found.seconds <= NEAR_BOUND * bound + 2 * device.launch_overhead_seconds:
+        return "one kernel is as near to its bound as two launches could come"
+    return ""
+
+
+def _axis(form: KernelForm) -> str | None:
+    """The longest reduction axis that can be cut; None where none can."""
+    able = [axis for axis in form.reduced if _can_cut(form, axis)]
+    return max(able, key=lambda axis: form.sizes[axis], default=None)
+
+
+def _can_cut(form: KernelForm, axis: str) -> bool:
+    """Every index that uses the axis is the axis itself over a whole dimension, the same one in all reads of a
+    tensor."""
+    tensors = form.expr.tensor_by_name
+    for load in form.body_loads:
+        places = [place for place, index in enumerate(load.indices) if index.coefficient(axis)]
+        if places not in ([], [place_of(form, load.tensor, axis)]):
+            return False
+        for place in places:
+            if not load.indices[place].is_plain_axis or tensors[load.tensor].shape[place] != form.sizes[axis]:
+                return False
+    reads = [load for load in form.body_loads if any(index.coefficient(axis) for index in load.indices)]
+    # A tensor that is read along the axis and also across it has no single view.
+    whole = all(load in reads or load.tensor not in {read.tensor for read in reads} for load in form.body_loads)
+    return bool(reads) and whole
+
+
+def _can_pad(form: KernelForm, axis: str) -> bool:
+    """Zeros beyond the end of the axis change nothing: a sum of products, a factor of which is read along the axis."""
+    assert form.reduction is not None
+    factors = product_factors(form.body)
+    return (
+        form.reduction.function == "sum"
+        and factors is not None
+        and not any(load.pad for load in factors)
+        and any(index.coefficient(axis) for load in factors for index in load.indices)
+    )
+
+
+# How many slices
+
+
+def _counts(form: KernelForm, device: DeviceSpec, axis: str) -> list[Slices]:
+    """Slices that give every unit one block or a few, for small tiles and for large ones, few slices first."""
+    statement = form.reductions[0]
+    size = form.sizes[axis]
+    outputs = math.prod(form.sizes[each] for each in statement.axes)
+    other = math.prod(form.sizes[each] for each in form.reduced) // size
+    most = size * other // LEAST_POINTS
+    areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else PLAIN_AREAS
+    wanted = sorted(device.unit_count * blocks * area / outputs for area in areas for blocks in BLOCKS_PER_UNIT)
+    matrix = device_product(form, device) is not None
+    found: dict[int, Slices] = {}
+    for count in _apart(max(2, min(round(want), size, most)) for want in wanted):
+        for slices in _near(form, axis, count, MATRIX_SNAP if matrix else SNAP):
+            if 2 <= slices.count <= most and slices.length >= 2:
+                found.setdefault(slices.count, slices)
+    whole = [slices for slices in found.values() if slices.divides(form)]
+    return whole if (matrix and whole) or needs_matrix(form) else list(found.values())
+
+
+def _apart(counts: Iterable[int]) -> list[int]:
+    """Some counts that are apart from each other, the smallest and the largest among them."""
+    ordered = sorted(set(counts))
+    kept: list[int] = []
+    for count in ordered:
+        if not kept or count >= APART * kept[-1]:
+            kept.append(count)
+    while len(kept) > MOST_COUNTS:
+        ratios = [kept[i + 1] / kept[i - 1] for i in range(1, len(kept) - 1)]
+        del kept[1 + ratios.index(min(ratios))]
+    return kept
+
+
+def _near(form: KernelForm, axis: str, count: int, snap: float) -> Iterator[Slices]:
+    """The nearest whole cut within a factor of ``snap``; where none is near, slices of which the last is short."""
+    size = form.sizes[axis]
+    whole = [d for d in _divisors(size) if count / snap <= d <= count * snap]
+    if whole:
+        best = min(whole, key=lambda d: abs(math.log(d / count)))
+        yield Slices(axis, best, size // best)
+    elif _can_pad(form, axis):
+        length = -(-size // count)
+        length = -(-length // ALIGNED) * ALIGNED if length > 2 * ALIGNED else length
+        yield Slices(axis, -(-size // length), length)
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+# What they take
+
+
+def _priced(form: KernelForm, device: DeviceSpec, counts: Sequence[Slices]) -> list[ChainProgram]:
+    """A program for every count of slices, best first.
+
+    One of them is constructed in full; its schedules are then priced for the others, whose tiles are the same problem
+    over another number of slices. The best of all is constructed, too.
+    """
+    pilot = counts[len(counts) // 2]
+    summed, added = pilot.problems(form)
+    pilots = construct(summed, device, PILOTS).programs
+    adders = construct(added, device, PILOTS).programs
+    programs = {pilot: _program(form, pilot, (summed, added), (pilots[0], adders[0]))}
+    for slices in counts:
+        if slices != pilot:
+            problems = slices.problems(form)
+            found = _repriced(problems[0], device, pilots), _repriced(problems[1], device, adders)
+            programs[slices] = _program(form, slices, problems, found)
+    best = min(programs, key=lambda slices: programs[slices].estimate.seconds)
+    if best != pilot:
+        problems = best.problems(form)
+        first, second = (construct(problem, device, 1).programs[0] for problem in problems)
+        programs[best] = _better(programs[best], _program(form, best, problems, (first, second)))
+    return sorted(programs.values(), key=lambda program: program.estimate.seconds)
+
+
+@dataclass(frozen=True)
+class _Priced:
+    """A schedule made for another problem, with what it takes for this one."""
+
+    schedule: TileSchedule
+    estimate: Estimate
+    policy: str
+
+
+def _repriced(form: KernelForm, device: DeviceSpec, programs: Sequence[RProgram]) -> _Priced:
+    table = estimate_schedules(form, device, [program.schedule for program in programs])
+    best = int(table.seconds.argmin())
+    return _Priced(programs[best].schedule, table.row(best), programs[best].policy)
+
+
+def _better(one: ChainProgram, other: ChainProgram) -> ChainProgram:
+    return one if one.estimate.seconds <= other.estimate.seconds else other
+
+
+def _program(
+    form: KernelForm,
+    slices: Slices,
+    problems: tuple[KernelForm, KernelForm],
+    found: tuple[RProgram | _Priced, RProgram | _Priced],
+) -> ChainProgram:
+    assert form.reduction is not None
+    labels = (f"{_DOING[form.reduction.function]} each of {slices.text}", "puts the slices together")
+    parts = tuple(
+        Part(label, problem, each.schedule, each.estimate, each.policy)
+        for label, problem, each in zip(labels, problems, found, strict=True)
+    )
+    return ChainProgram(NAME, slices.text, form, slices, parts)
+
+
+_DOING: Mapping[str, str] = {
+    "sum": "sums", "prod": "multiplies", "max": "takes the maximum of", "min": "takes the minimum of"
+}  # fmt: skip

@@ -1,0 +1,105 @@
+"""CPU kernels against the float64 reference: every kind of operator, edges, steps, packed and unpacked operands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.cpu_build import linker
+from codegen.lower import LoweringError
+from codegen.lower_cpu import lower_cpu
+from sokoban import TileSchedule, sizes
+from tests.codegen.cpu_kernels import built, error_of, form_of, schedule_for, vector_bytes
+
+pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+
+MATMUL = {"op": "matmul", "m": 50, "n": 70, "k": 33}
+CONV = {"op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 11, "f": 36, "kh": 3, "kw": 3, "padding": 1}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "matmul": (MATMUL, {}),
+    "matmul without packing": (MATMUL, {"cached": False}),
+    "matmul in steps": (MATMUL, {"step": {"k": 8}}),
+    "matmul with epilogue": ({**MATMUL, "epilogue": [{"function": "bias_add", "axis": "n"}, "gelu"]}, {}),
+    "matmul of float64": ({**MATMUL, "dtype": "float64"}, {}),
+    "batched, transposed": ({"op": "batch_matmul", "b": 3, "m": 18, "n": 20, "k": 24, "transpose_b": True}, {}),
+    "conv along the row": (CONV, {}),
+    "conv along the channels": (CONV, {"vector_axis": "f", "step": {"c": 4}}),
+    "conv with stride": ({**CONV, "stride": 2}, {"vector_axis": "f"}),
+    "conv NHWC": ({**CONV, "layout": "NHWC"}, {}),
+    "depthwise": ({"op": "depthwise_conv2d", "n": 2, "c": 5, "h": 9, "w": 14, "kh": 3, "kw": 3, "padding": "SAME"}, {}),
+    "average pool": (
+        {"op": "avg_pool2d", "n": 2, "c": 5, "h": 8, "w": 8, "kh": 2, "kw": 2, "stride": 2},
+        {"cached": False},
+    ),
+    "max pool with padding": (
+        {"op": "max_pool2d", "n": 2, "c": 3, "h": 9, "w": 9, "kh": 3, "kw": 3, "stride": 2, "padding": 1},
+        {},
+    ),
+    "sum of rows": ({"op": "reduce", "function": "sum", "shape": [40, 37], "axes": [0]}, {"cached": False}),
+    "softmax": ({"op": "softmax", "shape": [7, 300]}, {}),
+    "softmax over a middle axis": ({"op": "softmax", "shape": [3, 10, 39], "axis": 1}, {}),
+    "layer norm": ({"op": "layer_norm", "shape": [7, 130]}, {}),
+    "gelu": ({"op": "elementwise", "function": "gelu", "shape": [9, 41]}, {}),
+    "tanh": ({"op": "elementwise", "function": "tanh", "shape": [9, 41]}, {}),
+    "silu": ({"op": "elementwise", "function": "silu", "shape": [9, 41]}, {}),
+    "exp": ({"op": "elementwise", "function": "exp", "shape": [9, 41]}, {}),
+    "addition": ({"op": "elementwise", "function": "add", "shape": [9, 41]}, {}),
+    "transposition": ({"op": "transpose", "shape": [20, 41], "perm": [1, 0]}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compute_what_the_operator_says(name: str, tmp_path: Path) -> None:
+    fields, how = CASES[name]
+    form = form_of(**fields)
+    library = built(form, schedule_for(form, **how), how.get("vector_axis"))
+    assert error_of(form, library, tmp_path) < 1e-6
+
+
+@pytest.mark.parametrize(("function", "shape", "axes"), [("sum", [9, 1000], [1]), ("max", [5, 7, 5], [1, 2])])
+def test_lanes_share_a_sum(function: str, shape: list[int], axes: list[int], tmp_path: Path) -> None:
+    form = form_of(op="reduce", function=function, shape=shape, axes=axes)
+    lanes = sizes({form.reduced[-1]: vector_bytes() // 4})
+    library = built(form, schedule_for(form, cached=False).with_(reduce_threads=lanes))
+    assert error_of(form, library, tmp_path) < 1e-6
+
+
+def test_the_inner_loop_keeps_its_tile_in_registers() -> None:
+    """A tile of 6 x 4 vectors: 24 multiply-adds a turn, none of their sums through memory."""
+    if vector_bytes() != 64:
+        pytest.skip("the tile is one for 32 registers of 512 bits")
+    form = form_of(op="matmul", m=12, n=128, k=64)
+    schedule = TileSchedule(
+        block=sizes({"m": 12, "n": 128}), thread=sizes({"m": 6, "n": 64}), step=sizes({"k": 64}), cached=("B",)
+    )
+    loops = re.split(r"\n(?=\.LBB)", built(form, schedule).assembly)
+    inner = max(loops, key=lambda text: text.count("vfmadd"))
+    turn = inner[: inner.index("\tjne")]
+    assert turn.count("vfmadd") == 24
+    assert "%rsp" not in turn
+    assert not re.search(r"vmovup[sd]\s+%zmm\d+, ", turn), "no vector is stored"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"thread": sizes({"m": 6, "n": 32})}, "6 elements of m per thread do not divide a block of 16"),
+        ({"instruction": "wmma_16x16x16"}, "wmma_16x16x16 is no instruction of a CPU"),
+        ({}, "row is no axis of the output"),
+    ],
+)
+def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None:
+    form = form_of(**MATMUL)
+    schedule = TileSchedule(block=sizes({"m": 16, "n": 32}), thread=sizes({"m": 4, "n": 32})).with_(**change)
+    with pytest.raises(LoweringError, match=message):
+        lower_cpu(form, schedule, entry="op", vector_bytes=64, vector_axis=None if change else "row")
+
+
+def test_dtypes_without_vectors_are_refused() -> None:
+    form = form_of(**MATMUL, dtype="float16")
+    with pytest.raises(LoweringError, match="A is float16; CPU kernels take float32 and float64"):
+        lower_cpu(form, schedule_for(form), entry="op", vector_bytes=64)
