@@ -5,6 +5,7 @@ What each pass assumes (its docstring), what it changed in recorded training ste
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
@@ -165,8 +166,9 @@ def page(folder: Path) -> Iterator[str]:
     yield "|---|" + "--:|" * len(graphs)
     yield "| step | " + " | ".join(f"{step_ms(graph):.1f}" for graph in graphs.values()) + " |"
     yield "| GPU | " + " | ".join(f"{gpu_ms(graph):.1f}" for graph in graphs.values()) + " |"
-    with tempfile.TemporaryDirectory() as scratch:
-        policy = Path(scratch) / "policy.json"
+    # The page names the file as a user would, from the folder it lies in.
+    with tempfile.TemporaryDirectory() as scratch, contextlib.chdir(scratch):
+        policy = Path("policy.json")
         policy.write_text(json.dumps([{"scale": "conv", "factor": 0.5}, {"remove": "relu"}]))
         cases = dict(CASES)
         cases["metaflow"] = (Case("metaflow:policy=policy.json", (("metaflow", {"policy": str(policy)}),)),)

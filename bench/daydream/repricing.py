@@ -31,13 +31,13 @@ EXPLANATIONS = {
     " cuDNN. The library model is made of what version 8.9 runs, which is faster, above all for gradients with a stride"
     " and for 1x1 windows; `wgrad_alg0_engine` adds its partial sums with atomics, which no model of ours has",
     "fused Winograd": "F(2x2, 3x3): one kernel with 16 multiplications where the others have 36. The library model"
-    " knows it; Roller's own kernels are direct convolutions, so that `best` lies above the recording here",
-    "non-fused Winograd": "F(4x4, 3x3): transforms, 36 GEMMs, a transform back: four kernels that become one. A direct"
-    " convolution multiplies four times as often, which `best` cannot make up for. The library model counts the pauses"
-    " between the four, which recorded durations leave out, and is too high on 7x7 images",
+    " knows it; Roller's own Winograd passes its transformed tensors through memory, so that `best` lies a little above"
+    " the recording here",
+    "non-fused Winograd": "F(4x4, 3x3): transforms, 36 GEMMs, a transform back: four kernels, here as there. `best`"
+    " takes nothing off for what one of them leaves in L2 for the next, the library model counts the pauses between"
+    " the four, which recorded durations leave out, and is too high on 7x7 images",
     "split-K": "the sum over all pixels is cut into slices that several blocks add up, because the result, some"
-    " filters, is too small to fill the device. Roller's own kernels keep a sum within a block: for gradients of"
-    " weights, whatever cuDNN took, `best` has few blocks with very long sums and is bound by latency",
+    " filters, is too small to fill the device; `best` adds them up by a second kernel",
     "GEMM": "matrix products of linear layers. What follows in the same kernel (a bias) counts with them",
     "implicit GEMM": "the kernels that the library model was made for; their tables of offsets, kernels of their own in"
     " the recording, count with them",
