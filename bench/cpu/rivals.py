@@ -167,7 +167,6 @@ def _torch(
 
     torch = importlib.import_module("torch")
     torch.set_num_threads(len(operator.cpus))
-    torch.set_grad_enabled(False)
     call = problem("cpu", operator.spec)
 
     def bind(inputs: Mapping[str, Array]) -> Call:
