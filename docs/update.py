@@ -39,7 +39,10 @@ _BLOCK = re.compile(r"(<!-- output: (?P<name>[\w-]+) -->\n```\w*\n)(?P<text>.*?)
 
 #: What differs from run to run, or from CPU to CPU.
 _UNSTEADY = (
-    (re.compile(r"\d+\.\d s \((?:[\d.]+ ms (?:of it )?(?:construction|search|algorithms)(?:, )?)+\)"), "# s (# ms of it finding)"),
+    (
+        re.compile(r"\d+\.\d s \((?:[\d.]+ ms (?:of it )?(?:construction|search|algorithms)(?:, )?)+\)"),
+        "# s (# ms of it finding)",
+    ),
     (re.compile(r"yes, (\de-\d\d|exact) *$", re.MULTILINE), "yes"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
     (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
