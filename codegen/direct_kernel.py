@@ -10,18 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from codegen.kernel_function import parameter, written
 from codegen.lower import VECTOR_ANY, Lowered, guarded_read, identifier, padded_sizes
 from codegen.staged_tiles import local_buffer, named, vector_read, vector_write
 from codegen.thread_tiles import ThreadTile
 from codegen.values import Expr, affine, evaluate
-from sokoban.expression import Load, Tensor, loads
+from sokoban.expression import Load, loads
 from sokoban.kernel_form import KernelForm
 from sokoban.names import fresh_name
 from sokoban.schedule import TileSchedule
@@ -56,14 +54,15 @@ class DirectKernel:
     def run(self) -> Lowered:
         """The kernel."""
         form, schedule = self.form, self.schedule
-        with IRBuilder() as builder, T.prim_func(s_tir=True):
-            T.func_name(self.entry)
-            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
-            self.sources = {tensor.name: self._parameter(tensor) for tensor in form.expr.inputs}
-            self.output = self._parameter(form.expr.output)
-            self._kernel()
+        module = written(self.entry, self._function)
         grid, block = (schedule.grid_blocks(form.sizes), 1, 1), (schedule.threads_per_block, 1, 1)
-        return Lowered(tvm.IRModule({self.entry: builder.get()}), self.entry, grid, block, 0, 0)
+        return Lowered(module, self.entry, grid, block, 0, 0)
+
+    def _function(self) -> None:
+        expr = self.form.expr
+        self.sources = {tensor.name: parameter(tensor) for tensor in expr.inputs}
+        self.output = parameter(expr.output)
+        self._kernel()
 
     def elements(self) -> None:
         """Statements for a thread's elements from :attr:`first` on."""
@@ -74,13 +73,6 @@ class DirectKernel:
         name = fresh_name(wanted, self._names)
         self._names.add(name)
         return name
-
-    def _parameter(self, tensor: Tensor) -> Any:
-        name = identifier(tensor.name)
-        handle = T.arg(f"{name}_handle", T.handle())
-        buffer = T.match_buffer(handle, tensor.shape or (1,), tensor.dtype)
-        IRBuilder.name(name, buffer)
-        return buffer
 
     def _kernel(self) -> None:
         """Threads beyond the output compute its last elements again and store nothing: a branch around all of it makes

@@ -11,15 +11,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from codegen.lower import Lowered, LoweringError, guarded_read, identifier, reason_of
+from codegen.kernel_function import parameter, written
+from codegen.lower import Lowered, LoweringError, guarded_read, reason_of
 from codegen.staged_tiles import local_buffer, vector_write
 from codegen.values import Expr, affine, constant, evaluate
-from sokoban.expression import Load, Tensor
+from sokoban.expression import Load
 from sokoban.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchSchedule, PatchTransform
 
 
@@ -48,27 +47,19 @@ class _PatchLowering:
 
     def run(self) -> Lowered:
         blocks = self.schedule.blocks(self.transform)
-        with IRBuilder() as builder, T.prim_func(s_tir=True):
-            T.func_name(self.entry)
-            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
-            self.sources = {tensor.name: self._parameter(tensor, tensor.shape) for tensor in self.transform.inputs}
-            output = self.transform.output
-            self.output = self._parameter(output, (math.prod(output.shape),))
-            with (
-                T.launch_thread("blockIdx.x", blocks) as block,
-                T.launch_thread("threadIdx.x", self.schedule.threads) as thread,
-            ):
-                self._kernel(block * self.schedule.threads + thread)
         threads = self.schedule.threads
-        module = tvm.IRModule({self.entry: builder.get()})
+        module = written(self.entry, lambda: self._function(blocks))
         return Lowered(module, self.entry, (blocks, 1, 1), (threads, 1, 1), 0, 0)
 
-    def _parameter(self, tensor: Tensor, shape: Sequence[int]) -> Any:
-        name = identifier(tensor.name)
-        handle = T.arg(f"{name}_handle", T.handle())
-        buffer = T.match_buffer(handle, tuple(shape) or (1,), tensor.dtype)
-        IRBuilder.name(name, buffer)
-        return buffer
+    def _function(self, blocks: int) -> None:
+        self.sources = {tensor.name: parameter(tensor) for tensor in self.transform.inputs}
+        output = self.transform.output
+        self.output = parameter(output, (math.prod(output.shape),))
+        with (
+            T.launch_thread("blockIdx.x", blocks) as block,
+            T.launch_thread("threadIdx.x", self.schedule.threads) as thread,
+        ):
+            self._kernel(block * self.schedule.threads + thread)
 
     def _kernel(self, number: Expr) -> None:
         """The thread of patch ``number``; threads beyond the last patch have nothing to do."""

@@ -14,15 +14,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import tvm
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from codegen.kernel_function import parameter, written
 from codegen.lower import Lowered, guarded_read, identifier, padded_sizes
 from codegen.staged_tiles import local_buffer, named, vector_read, vector_write
 from codegen.values import Expr, affine, combine, evaluate, identity
-from sokoban.expression import Load, Reduction, Tensor
+from sokoban.expression import Load, Reduction
 from sokoban.kernel_form import KernelForm
 from sokoban.names import fresh_name
 from sokoban.rows import LEAST_COLUMNS, LEAST_LOADS, REMEMBERED, row_columns, row_plan
@@ -54,16 +53,11 @@ class _RowsLowering:
 
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule
-        with IRBuilder() as builder, T.prim_func(s_tir=True):
-            T.func_name(self.entry)
-            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
-            self.sources = {tensor.name: self._parameter(tensor) for tensor in form.expr.inputs}
-            self.output = self._parameter(form.expr.output)
-            self._kernel()
+        module = written(self.entry, self._function)
         element_bytes = 8 if self.dtype == "float64" else 4
         block = (self.column_threads, self.row_threads, 1)
         return Lowered(
-            tvm.IRModule({self.entry: builder.get()}),
+            module,
             self.entry,
             (schedule.grid_blocks(form.sizes), 1, 1),
             block if self.columns_on_x else (block[1], block[0], 1),
@@ -71,18 +65,17 @@ class _RowsLowering:
             0,
         )
 
+    def _function(self) -> None:
+        # Tensors as one run of elements each.
+        expr = self.form.expr
+        self.sources = {tensor.name: parameter(tensor, (math.prod(tensor.shape),)) for tensor in expr.inputs}
+        self.output = parameter(expr.output, (math.prod(expr.output.shape),))
+        self._kernel()
+
     def _name(self, wanted: str) -> str:
         name = fresh_name(wanted, self.names)
         self.names.add(name)
         return name
-
-    def _parameter(self, tensor: Tensor) -> Any:
-        """A tensor as one run of elements."""
-        name = identifier(tensor.name)
-        handle = T.arg(f"{name}_handle", T.handle())
-        buffer = T.match_buffer(handle, (math.prod(tensor.shape),), tensor.dtype)
-        IRBuilder.name(name, buffer)
-        return buffer
 
     # ---- the kernel
 

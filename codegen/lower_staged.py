@@ -19,11 +19,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from codegen.kernel_function import parameter, written
 from codegen.lower import (
     VECTOR_ANY,
     Lowered,
@@ -38,7 +38,7 @@ from codegen.staged_tiles import StagedTile, allocate, local_buffer, named
 from codegen.thread_tiles import Operand, ThreadTile, step_loops
 from codegen.tile_copy import Room, TileCopy
 from codegen.values import Expr, combine, evaluate, identity
-from sokoban.expression import Load, Tensor
+from sokoban.expression import Load
 from sokoban.kernel_form import KernelForm
 from sokoban.matrix import STATIC_SHARED_BYTES
 from sokoban.names import fresh_name
@@ -91,14 +91,8 @@ class StagedLowering:
 
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule
-        with IRBuilder() as builder, T.prim_func(s_tir=True):
-            T.func_name(self.entry)
-            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
-            self.sources = {tensor.name: self._parameter(tensor, flat=False) for tensor in form.expr.inputs}
-            self.output = self._parameter(form.expr.output, flat=False)
-            self._kernel()
         return Lowered(
-            tvm.IRModule({self.entry: builder.get()}),
+            written(self.entry, self._function),
             self.entry,
             (schedule.grid_blocks(form.sizes), 1, 1),
             (schedule.threads_per_block, 1, 1),
@@ -106,6 +100,12 @@ class StagedLowering:
             self.shared_bytes if self.is_dynamic else 0,
             has_barriers=True,
         )
+
+    def _function(self) -> None:
+        expr = self.form.expr
+        self.sources = {tensor.name: parameter(tensor) for tensor in expr.inputs}
+        self.output = parameter(expr.output)
+        self._kernel()
 
     def _tiles(self) -> dict[Load, StagedTile]:
         schedule, form = self.schedule, self.form
@@ -146,13 +146,6 @@ class StagedLowering:
         name = fresh_name(wanted, self.names)
         self.names.add(name)
         return name
-
-    def _parameter(self, tensor: Tensor, *, flat: bool) -> Any:
-        name = identifier(tensor.name)
-        handle = T.arg(f"{name}_handle", T.handle())
-        buffer = T.match_buffer(handle, (math.prod(tensor.shape),) if flat else tensor.shape or (1,), tensor.dtype)
-        IRBuilder.name(name, buffer)
-        return buffer
 
     # ---- the kernel
 

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import tvm
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from codegen.lower import VECTOR_ANY, Lowered, guarded_read, identifier, padded_sizes
+from codegen.kernel_function import parameter, written
+from codegen.lower import VECTOR_ANY, Lowered, guarded_read, padded_sizes
 from codegen.raster import block_places
 from codegen.values import Expr, evaluate
 from sokoban.expression import FLOAT8_DTYPES, Load, Tensor
@@ -143,23 +143,23 @@ class MatrixLowering(ABC):
     def run(self) -> Lowered:
         shared_bytes, dynamic_bytes = self.memory()
         blocks = self.schedule.grid_blocks(self.form.sizes)
-        with IRBuilder() as builder, T.prim_func(s_tir=True):
-            T.func_name(self.entry)
-            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True})
-            self.buffers = {tensor.name: _parameter(self.tensors[tensor.name]) for tensor in self.form.expr.inputs}
-            self.output = _parameter(self.form.expr.output)
-            with (
-                T.launch_thread("blockIdx.x", blocks) as block,
-                T.launch_thread("threadIdx.y", self.warps) as warp,
-                T.launch_thread("threadIdx.x", WARP) as lane,
-            ):
-                places = block_places(block, self.form, self.schedule)
-                self.origin = {axis: place * self.schedule.block_of[axis] for axis, place in places.items()}
-                self.warp, self.lane, self.thread = warp, lane, warp * WARP + lane
-                self.kernel()
-        module = tvm.IRModule({self.entry: builder.get()})
+        module = written(self.entry, lambda: self._function(blocks))
         grid, threads = (blocks, 1, 1), (WARP, self.warps, 1)
         return Lowered(module, self.entry, grid, threads, shared_bytes, dynamic_bytes, self.has_barriers)
+
+    def _function(self, blocks: int) -> None:
+        expr = self.form.expr
+        self.buffers = {tensor.name: parameter(tensor) for tensor in expr.inputs}
+        self.output = parameter(expr.output)
+        with (
+            T.launch_thread("blockIdx.x", blocks) as block,
+            T.launch_thread("threadIdx.y", self.warps) as warp,
+            T.launch_thread("threadIdx.x", WARP) as lane,
+        ):
+            places = block_places(block, self.form, self.schedule)
+            self.origin = {axis: place * self.schedule.block_of[axis] for axis, place in places.items()}
+            self.warp, self.lane, self.thread = warp, lane, warp * WARP + lane
+            self.kernel()
 
     def fetch_width(self, load: Load) -> int:
         """Elements that a thread copies at once to the shared tile of ``load``."""
@@ -243,14 +243,6 @@ class MatrixLowering(ABC):
 def _stored(tensor: Tensor) -> Tensor:
     """A tensor as kernels see it: eight-bit floats are their bits, numbers to nothing but matrix instructions."""
     return replace(tensor, dtype="uint8") if tensor.dtype in FLOAT8_DTYPES else tensor
-
-
-def _parameter(tensor: Tensor) -> Any:
-    name = identifier(tensor.name)
-    handle = T.arg(f"{name}_handle", T.handle())
-    buffer = T.match_buffer(handle, tensor.shape or (1,), tensor.dtype)
-    IRBuilder.name(name, buffer)
-    return buffer
 
 
 def allocate(name: str, elements: int, dtype: str, scope: str, align: int = -1) -> Any:

@@ -6,10 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from codegen import (
     FORMAT,
     Argument,
+    BuiltKernel,
     KernelRecord,
     LaunchRecord,
     Manifest,
@@ -82,16 +84,7 @@ def _record(rank: int, kernel: RankedKernel, source_suffix: str) -> KernelRecord
     checked = kernel.built.verification
     return KernelRecord(
         rank=rank,
-        entry=built.entry,
-        source=file.source,
-        binary=file.binary,
-        schedule=file.schedule,
-        grid=built.grid,
-        block=built.block,
-        shared_bytes=built.shared_bytes,
-        dynamic_shared_bytes=built.dynamic_shared_bytes,
-        registers=built.registers,
-        spill_bytes=built.spill_bytes,
+        **_built(built, file),
         seconds=_rounded(program.estimate.seconds),
         bound=program.estimate.bound,
         stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
@@ -111,8 +104,24 @@ def _record(rank: int, kernel: RankedKernel, source_suffix: str) -> KernelRecord
         launches=_launches(kernel, files),
         workspace=_workspace(program),
         tolerance=_tolerance(program),
-        architecture=built.architecture,
     )
+
+
+def _built(built: BuiltKernel, file: _Files) -> dict[str, Any]:
+    """What every record says of a compiled kernel, its architecture included."""
+    return {
+        "entry": built.entry,
+        "source": file.source,
+        "binary": file.binary,
+        "schedule": file.schedule,
+        "grid": built.grid,
+        "block": built.block,
+        "shared_bytes": built.shared_bytes,
+        "dynamic_shared_bytes": built.dynamic_shared_bytes,
+        "registers": built.registers,
+        "spill_bytes": built.spill_bytes,
+        "architecture": built.architecture,
+    }
 
 
 def _workspace(program: Program) -> dict[str, int]:
@@ -135,20 +144,10 @@ def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecor
     return [
         LaunchRecord(
             label=part.label,
-            entry=built.entry,
-            source=file.source,
-            binary=file.binary,
-            schedule=file.schedule,
-            grid=built.grid,
-            block=built.block,
-            shared_bytes=built.shared_bytes,
-            dynamic_shared_bytes=built.dynamic_shared_bytes,
-            registers=built.registers,
-            spill_bytes=built.spill_bytes,
+            **_built(built, file),
             seconds=_rounded(part.estimate.seconds),
             bound=part.estimate.bound,
             tensors=[tensor.name for tensor in tensors_of(part.problem)],
-            architecture=built.architecture,
         )
         for part, built, file in zip(program.parts, kernel.launches, files, strict=True)
     ]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from bench.cpu.files import read_file, write_file
 from bench.cpu.machine import Machine
 from bench.cpu.statistics import Spread, ratios
-from codegen.atomic import write_atomic
-from hal import InputError
 
 FORMAT = 1
 
@@ -100,7 +98,7 @@ class Results(Struct, frozen=True, kw_only=True):
 
 def write_results(path: Path, results: Results) -> None:
     """Write ``results.json`` in one step."""
-    write_atomic(path, msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    write_file(path, results)
 
 
 def read_results(path: Path) -> Results:
@@ -109,12 +107,4 @@ def read_results(path: Path) -> Results:
     Raises:
         InputError: it cannot be read, is damaged, or of another format.
     """
-    try:
-        results = msgspec.json.decode(path.read_bytes(), type=Results)
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "name a file of python -m bench.cpu") from None
-    except msgspec.DecodeError as error:
-        raise InputError(str(path), str(error), "measure again with python -m bench.cpu") from None
-    if results.format != FORMAT:
-        raise InputError(f"{path}: format", f"is {results.format}, not {FORMAT}", "measure again with this version")
-    return results
+    return read_file(path, Results, FORMAT, "a file of python -m bench.cpu", "measure again with python -m bench.cpu")

@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from codegen.atomic import write_atomic
-from hal import InputError
+from bench.cpu.files import read_file, write_file
 
 FORMAT = 1
 FOLDER = Path(__file__).parent / "tuned"
@@ -87,7 +86,7 @@ class Store:
         operators = {**file.operators, name: TunedOperator(operator=dict(operator), searches=searches)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         new = msgspec.structs.replace(file, operators=dict(sorted(operators.items())))
-        write_atomic(self.path, msgspec.json.format(msgspec.json.encode(new), indent=1) + b"\n")
+        write_file(self.path, new)
 
 
 def read_tuned(path: Path) -> TunedFile:
@@ -96,15 +95,8 @@ def read_tuned(path: Path) -> TunedFile:
     Raises:
         InputError: it cannot be read, is damaged, or of another format.
     """
-    try:
-        file = msgspec.json.decode(path.read_bytes(), type=TunedFile)
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "name a file of bench/cpu/tuned") from None
-    except msgspec.DecodeError as error:
-        raise InputError(str(path), str(error), "remove it and tune again with python -m bench.cpu.tune") from None
-    if file.format != FORMAT:
-        raise InputError(f"{path}: format", f"is {file.format}, not {FORMAT}", "tune again with this version")
-    return file
+    remedy = "remove it and tune again with python -m bench.cpu.tune"
+    return read_file(path, TunedFile, FORMAT, "a file of bench/cpu/tuned", remedy)
 
 
 def found_in(file: TunedFile, operator: Mapping[str, Any], trials: int) -> Tuning | None:
