@@ -148,9 +148,9 @@ class MatrixLowering(ABC):
         return Lowered(module, self.entry, grid, threads, shared_bytes, dynamic_bytes, self.has_barriers)
 
     def _function(self, blocks: int) -> None:
-        expr = self.form.expr
-        self.buffers = {tensor.name: parameter(tensor) for tensor in expr.inputs}
-        self.output = parameter(expr.output)
+        # Eight-bit floats are bytes to TVM: the tensors as they are stored, not as the operator has them.
+        self.buffers = {tensor.name: parameter(self.tensors[tensor.name]) for tensor in self.form.expr.inputs}
+        self.output = parameter(self.form.expr.output)
         with (
             T.launch_thread("blockIdx.x", blocks) as block,
             T.launch_thread("threadIdx.y", self.warps) as warp,
