@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from tvm import tirx
@@ -31,7 +32,7 @@ ZERO = tirx.const(0, "int32")
 Place = Mapping[str, Expr]
 
 
-class DirectKernel:
+class DirectKernel(ABC):
     """One kernel; :meth:`elements` is what a thread does for its elements of one virtual copy.
 
     Attributes:
@@ -64,9 +65,9 @@ class DirectKernel:
         self.output = parameter(expr.output)
         self._kernel()
 
+    @abstractmethod
     def elements(self) -> None:
         """Statements for a thread's elements from :attr:`first` on."""
-        raise NotImplementedError
 
     def name(self, wanted: str) -> str:
         """``wanted``, numbered where the kernel has it already."""
