@@ -47,9 +47,9 @@ class ProfileRecord(Struct, frozen=True, kw_only=True):
         relative_error: largest error of an output as in :class:`VerificationRecord`; None where nothing ran.
         tolerance: the bound it was held to; None where the bundle has no reference.
         struck_out: why its time does not count; empty where it does.
-        loaded: ``cubin``, or what the source was compiled for on the spot, such as ``NVRTC for sm_90``.
-        board: name of the GPU; ``capability`` its compute capability, such as ``9.0``.
-        versions: of the software that took part: ``cupy``, ``driver``, ``runtime``.
+        loaded: ``cubin``, what the source was compiled for on the spot, such as ``NVRTC for sm_90``, or ``library``.
+        board: name of the GPU or processor; ``capability`` its compute capability, such as ``9.0``, or its threads.
+        versions: of the software that took part: ``cupy``, ``driver``, ``runtime``; ``python``, ``numpy``.
     """
 
     predicted_rank: int
@@ -190,6 +190,8 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         notes: what a reader should know, such as why there is no binary.
         kernels: by rank: as predicted, and by measured time once they are profiled.
         reference: how to compute the right result on the device; None where that cannot be said in CUDA C.
+        profiling_seconds: how long ``roller profile`` took on a processor for so many kernels (wall clock, checks
+            included, imports not); empty before, and of GPUs.
     """
 
     format: int
@@ -205,6 +207,7 @@ class Manifest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kernels: list[KernelRecord]
     reference: ReferenceRecord | None = None
     allow_tf32: bool = False
+    profiling_seconds: dict[int, float] = {}
 
 
 def to_json(value: object) -> bytes:

@@ -18,6 +18,9 @@ MANIFEST = "manifest.json"
 #: The layout that this module reads; as `codegen.bundle.FORMAT`.
 FORMAT = 1
 
+#: Ending of binaries that processors run.
+LIBRARY_SUFFIX = ".so"
+
 #: dtype of a manifest -> bytes of an element.
 ITEM_BYTES = {
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int32": 4,
@@ -107,7 +110,7 @@ class ReferenceEntry:
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """A bundle: its folder and what its manifest says."""
+    """A bundle: its folder and what its manifest says; fields as in :class:`codegen.bundle.Manifest`."""
 
     directory: Path
     name: str
@@ -116,6 +119,12 @@ class BundleEntry:
     arguments: tuple[ArgumentEntry, ...]
     kernels: tuple[KernelEntry, ...]
     reference: ReferenceEntry | None
+    profiling_seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether its kernels are shared libraries for processors."""
+        return (self.kernels[0].binary or "").endswith(LIBRARY_SUFFIX)
 
     @property
     def inputs(self) -> tuple[ArgumentEntry, ...]:
@@ -183,10 +192,11 @@ def _bundle(folder: Path, data: Mapping[str, Any]) -> BundleEntry:
             arguments=tuple(_argument(item) for item in data["arguments"]),
             kernels=tuple(_kernel(item, [item["name"] for item in data["arguments"]]) for item in data["kernels"]),
             reference=_reference(data.get("reference")),
+            profiling_seconds={int(n): float(s) for n, s in data.get("profiling_seconds", {}).items()},
         )
     except KeyError as error:
         raise InputError(str(folder / MANIFEST), f"lacks {error}", "compile the operator again") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         raise InputError(str(folder / MANIFEST), f"is damaged: {error}", "compile the operator again") from None
     if not bundle.kernels or not bundle.arguments or bundle.output.role != "output":
         raise InputError(str(folder / MANIFEST), "has no kernel or no output", "compile the operator again")
@@ -219,7 +229,7 @@ def _kernel(data: Mapping[str, Any], arguments: Sequence[str]) -> KernelEntry:
         dynamic_shared_bytes=int(data["dynamic_shared_bytes"]),
         seconds=float(data["seconds"]),
         zero_output=bool(data.get("zero_output", False)),
-        profiled_seconds=None if measured is None else float(measured),
+        profiled_seconds=_seconds(measured),
         struck_out=_text(profile.get("struck_out", "")),
         predicted_rank=int(profile.get("predicted_rank", data["rank"])),
         launches=launches,
@@ -245,6 +255,10 @@ def _launch(data: Mapping[str, Any], known: Collection[str]) -> LaunchEntry:
         zero_output=bool(data.get("zero_output", False)),
         architecture=_optional(data.get("architecture")),
     )
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _optional(text: Any) -> str | None:

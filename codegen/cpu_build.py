@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import subprocess
 import tempfile
 from dataclasses import dataclass
@@ -21,11 +20,18 @@ import tvm
 from tvm import tirx
 
 from codegen.cpu_function import LoweredCpu
+from codegen.generators import linker
 from codegen.lower import LoweringError, reason_of
 
 POOL = Path(__file__).parent / "cpu_runtime" / "pool.c"
 
 _CALL = """
+#include <stdint.h>
+
+typedef void (*roller_task)(void *state, int64_t worker, int64_t begin, int64_t end);
+typedef void (*roller_parallel_for)(roller_task task, void *state, int64_t count);
+extern void roller_parallel(roller_task task, void *state, int64_t count);
+
 /* Which kernel, and how much scratch memory a thread has. */
 extern void {entry}_blocks({parameters}, int64_t begin, int64_t end);
 
@@ -47,7 +53,7 @@ _SUPPORTED = {
     64: " && ".join(f'__builtin_cpu_supports("avx512{part}")' for part in ("f", "vl", "bw", "dq")),
     32: '__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")',
 }
-_COMPILE_OPTIONS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=default", "-w")
+_COMPILE_OPTIONS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=default", "-w")
 _LINK_OPTIONS = ("-lm", "-lpthread", "-Wl,-z,noexecstack")
 
 
@@ -70,11 +76,6 @@ class BuiltLibrary:
     scratch_bytes: int
 
 
-def linker() -> str | None:
-    """The system's C compiler, which links the libraries; None where there is none."""
-    return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-
-
 def build_library(lowered: LoweredCpu, architecture: str, tensors: int) -> BuiltLibrary:
     """Compile and link a kernel.
 
@@ -92,19 +93,35 @@ def build_library(lowered: LoweredCpu, architecture: str, tensors: int) -> Built
     if compiler is None:
         raise LoweringError(f"{entry}: there is no C compiler to link with; install gcc or clang")
     with tempfile.TemporaryDirectory(prefix="roller-cpu-") as folder:
-        paths = [os.path.join(folder, name) for name in ("kernel.o", "call.c", "kernel.so")]
-        machine_code.write_to_file(paths[0], "o")
-        Path(paths[1]).write_text(_call_text(lowered, entry, tensors), "utf-8")
-        command = [compiler, *_COMPILE_OPTIONS, "-o", paths[2], paths[1], paths[0], *_LINK_OPTIONS]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise LoweringError(f"{entry}: {os.path.basename(compiler)} does not link it: {done.stderr.strip()[-300:]}")
-        library = Path(paths[2]).read_bytes()
-    return BuiltLibrary(entry, library, machine_code.inspect_source("asm"), lowered.blocks, lowered.scratch_bytes)
+        kernel, call, pool, library = (
+            os.path.join(folder, name) for name in ("kernel.o", "call.c", "pool.o", "kernel.so")
+        )
+        machine_code.write_to_file(kernel, "o")
+        Path(call).write_text(_call_text(lowered, entry, tensors), "utf-8")
+        Path(pool).write_bytes(_pool_object(compiler))
+        _run([compiler, *_COMPILE_OPTIONS, "-shared", "-o", library, call, pool, kernel, *_LINK_OPTIONS], entry)
+        data = Path(library).read_bytes()
+    return BuiltLibrary(entry, data, machine_code.inspect_source("asm"), lowered.blocks, lowered.scratch_bytes)
+
+
+@lru_cache(maxsize=2)
+def _pool_object(compiler: str) -> bytes:
+    """The thread pool as machine code, compiled once a process: that takes longer than linking a kernel."""
+    with tempfile.TemporaryDirectory(prefix="roller-cpu-") as folder:
+        target = os.path.join(folder, "pool.o")
+        _run([compiler, *_COMPILE_OPTIONS, "-c", "-o", target, os.fspath(POOL)], POOL.name)
+        return Path(target).read_bytes()
+
+
+def _run(command: list[str], what: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        problem = f"{os.path.basename(command[0])} does not link it: {done.stderr.strip()[-300:]}"
+        raise LoweringError(f"{what}: {problem}")
 
 
 def _call_text(lowered: LoweredCpu, entry: str, tensors: int) -> str:
-    return POOL.read_text("utf-8") + _CALL.format(
+    return _CALL.format(
         entry=entry,
         parameters=", ".join(["void *"] * (tensors + 1)),
         arguments=", ".join(f"tensors[{number}]" for number in range(tensors)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from hal.errors import InputError
 Array = NDArray[Any]
 
 _ALIGNMENT = 4096
-_UNSUPPORTED = 1
 
 _lock = threading.Lock()
 #: ``roller_parallel`` and ``roller_threads`` of the first library, once there is one.
@@ -54,8 +54,12 @@ class CpuOperator:
             raise InputError(kernel.binary, f"has no function {kernel.entry}", "compile the operator again") from None
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._function.restype = ctypes.c_int32
-        self._parallel, threads = _shared_pool(library)
-        self._scratch = _aligned(threads * kernel.dynamic_shared_bytes)
+        self._parallel, self.threads = _shared_pool(library)
+        self._scratch = _aligned(self.threads * kernel.dynamic_shared_bytes)
+        self._scratch_address = self._scratch.ctypes.data
+        # The name of an array's dtype takes longer to make than to compare the dtype.
+        self._dtypes = {argument.dtype: np.dtype(argument.dtype) for argument in bundle.arguments}
+        self._pointers: Any = ctypes.c_void_p * (len(bundle.arguments) + 1)
 
     @property
     def inputs(self) -> tuple[ArgumentEntry, ...]:
@@ -67,6 +71,11 @@ class CpuOperator:
         """Name, dtype and shape of what it gives."""
         return self.bundle.output
 
+    def __repr__(self) -> str:
+        takes = ", ".join(f"{a.name}: {a.dtype}{list(a.shape)}" for a in self.inputs)
+        gives = f"{self.output.name}: {self.output.dtype}{list(self.output.shape)}"
+        return f"<{self.bundle.name}({takes}) -> {gives}, rank {self.kernel.rank} for {self.bundle.device}>"
+
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
         """Run the kernel.
 
@@ -77,6 +86,43 @@ class CpuOperator:
         Raises:
             InputError: an array is not what the kernel takes, or this processor lacks the kernel's instructions.
         """
+        result = self._checked(arrays, out)
+        self.run(*(array.ctypes.data for array in (*arrays, result)))
+        return result
+
+    def bound(self, *arrays: Array, out: Array | None = None) -> Callable[[], Array]:
+        """A function without arguments that runs the kernel over these arrays and returns the output, always the same
+        one: what is checked at every other call is checked once.
+
+        Raises:
+            InputError: as a call.
+        """
+        result = self._checked(arrays, out)
+        addresses = self._pointers(*(array.ctypes.data for array in (*arrays, result)), self._scratch_address)
+        function, parallel, pointers = self._function, self._parallel, ctypes.cast(addresses, ctypes.c_void_p)
+
+        def run(held: object = (arrays, addresses)) -> Array:  # what the pointers point to lives as long as this does
+            if function(parallel, pointers):
+                self._refuse()
+            return result
+
+        return run
+
+    def run(self, *addresses: int) -> None:
+        """Run the kernel over tensors that lie at these addresses, the output's last. Nothing of them is checked.
+
+        Raises:
+            InputError: this processor lacks the kernel's instructions.
+        """
+        if self._function(self._parallel, self._pointers(*addresses, self._scratch_address)):
+            self._refuse()
+
+    def _refuse(self) -> None:
+        problem = f"was compiled for {self.bundle.architecture}, whose vectors this processor does not have"
+        raise InputError(self.bundle.name, problem, "compile it for this machine")
+
+    def _checked(self, arrays: Sequence[Array], out: Array | None) -> Array:
+        """The output, where the arrays are what the kernel takes."""
         if len(arrays) != len(self.inputs):
             names = ", ".join(argument.name for argument in self.inputs)
             raise InputError(self.bundle.name, f"given {len(arrays)} arrays", f"it takes {len(self.inputs)}: {names}")
@@ -86,12 +132,6 @@ class CpuOperator:
         for argument, array in zip(self.inputs, arrays, strict=True):
             if np.may_share_memory(array, result):
                 raise self._error(self.output.name, f"overlaps {argument.name}", "give it memory of its own")
-        pointers = (ctypes.c_void_p * (len(arrays) + 2))(
-            *(array.ctypes.data for array in (*arrays, result, self._scratch))
-        )
-        if self._function(self._parallel, pointers) == _UNSUPPORTED:
-            problem = f"was compiled for {self.bundle.architecture}, whose vectors this processor does not have"
-            raise InputError(self.bundle.name, problem, "compile it for this machine")
         return result
 
     def _check(self, argument: ArgumentEntry, array: Array) -> None:
@@ -99,7 +139,7 @@ class CpuOperator:
             raise self._error(argument.name, f"is {type(array).__name__}", "give a NumPy array")
         if array.shape != argument.shape:
             raise self._error(argument.name, f"has shape {list(array.shape)}", f"it takes {list(argument.shape)}")
-        if array.dtype.name != argument.dtype:
+        if array.dtype != self._dtypes[argument.dtype]:
             raise self._error(argument.name, f"is {array.dtype.name}", f"it takes {argument.dtype}")
         if not array.flags.c_contiguous:
             raise self._error(argument.name, "is not dense and row-major", "give np.ascontiguousarray of it")

@@ -18,11 +18,7 @@ from tvm.script.ir_builder import tirx as T
 from codegen.lower import LoweringError
 from codegen.values import Expr, affine, constant
 from sokoban.expression import Load, Tensor
-
-#: Elements that a row of a staged tile is lengthened by where its bytes are a multiple of `_CONFLICT_BYTES`.
-_ROW_PADDING = 16
-#: Rows this far apart fall into few sets of a cache.
-_CONFLICT_BYTES = 256
+from sokoban.simd_tiles import CONFLICT_BYTES, ROW_PADDING
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,9 @@ class Staged:
         sizes: how much of every axis it covers.
         panel, tile: axis of the panels and elements of one; "" and 1 for a box.
         inner: the other axes of a panel, in the order of the loops that walk it.
+        along: axis of the vectors that read a box in strides; "" where none do. Every ``phases``-th element of a row
+            lies beside the next one then, so that these are neighbours.
+        phases: the stride.
     """
 
     load: Load
@@ -104,23 +103,33 @@ class Staged:
     panel: str = ""
     tile: int = 1
     inner: tuple[str, ...] = ()
+    along: str = ""
+    phases: int = 1
+
+    @property
+    def phase(self) -> int:
+        """Elements of a row that one phase has."""
+        return -(-self._extent(len(self.load.indices) - 1) // self.phases)
 
     @property
     def shape(self) -> tuple[int, ...]:
         if self.panel:
             return (-(-self.sizes[self.panel] // self.tile), *(self.sizes[axis] for axis in self.inner), self.tile)
-        extents = [
-            1 + sum(coefficient * (self.sizes[axis] - 1) for axis, coefficient in index.terms)
-            for index in self.load.indices
-        ]
-        if len(extents) > 1 and extents[-1] * self.tensor.element_bytes % _CONFLICT_BYTES == 0:
-            extents[-1] += _ROW_PADDING
+        extents = [self._extent(depth) for depth in range(len(self.load.indices))]
+        extents[-1] = self.phase * self.phases
+        if len(extents) > 1 and extents[-1] * self.tensor.element_bytes % CONFLICT_BYTES == 0:
+            extents[-1] += ROW_PADDING
         return tuple(extents)
+
+    def _extent(self, depth: int) -> int:
+        """Elements along a dimension that the copy covers."""
+        terms = self.load.indices[depth].terms
+        return 1 + sum(coefficient * (self.sizes[axis] - 1) for axis, coefficient in terms)
 
     @property
     def elements(self) -> int:
         """Of scratch memory, in whole cache lines."""
-        return -(-math.prod(self.shape) // _ROW_PADDING) * _ROW_PADDING
+        return -(-math.prod(self.shape) // ROW_PADDING) * ROW_PADDING
 
     def element(self, buffer: Any, local: Mapping[str, Expr], within: Expr | None = None) -> Expr:
         """The element at axis values counted from where this part starts.
@@ -135,9 +144,19 @@ class Staged:
         for index in self.load.indices:
             total: Expr = tirx.const(0, "int32")
             for axis, coefficient in index.terms:
-                total = total + local[axis] * coefficient
+                if axis != self.along:
+                    total = total + local[axis] * coefficient
             indices.append(total)
+        if self.along:
+            rest = indices[-1]
+            indices[-1] = self._in_row(rest) + local[self.along]
         return buffer[self.start + position(indices, self.shape)]
+
+    def _in_row(self, index: Expr) -> Expr:
+        """Where an element of a row lies in it."""
+        if self.phases == 1:
+            return index
+        return tirx.floormod(index, self.phases) * self.phase + tirx.floordiv(index, self.phases)
 
     def copy(self, source: Any, buffer: Any, origin: Mapping[str, Expr], limits: Mapping[str, int], lanes: int) -> None:
         """Write the loops that fill it. ``origin``: its first element; ``limits``: axis sizes; both by axis."""
@@ -180,29 +199,42 @@ class Staged:
     def _copy_box(self, source: Any, buffer: Any, origin: Mapping[str, Expr], depth: int, at: list[Expr]) -> None:
         """Loops over the dimensions from ``depth`` on; ``at`` holds the indices of those before."""
         low = affine(self.load.indices[depth], origin)
-        extent, size = self.shape[depth], self.tensor.shape[depth]
+        # Of a row that is read, not of what it is lengthened by.
+        extent, size = self._extent(depth), self.tensor.shape[depth]
         inside = tirx.max(0, tirx.min(extent, -low)), tirx.max(0, tirx.min(extent, size - low))
         last = depth == len(self.shape) - 1
         fills = self.load.pad is not None
         if fills:
             with T.serial(0, inside[0]) as index:
                 self._fill(buffer, depth, [*at, index])
-        with T.serial(0, tirx.max(0, inside[1] - inside[0])) as index:
-            here = [*at, inside[0] + index]
-            if last:
-                lows = [affine(load_index, origin) for load_index in self.load.indices]
-                places = [base + offset for base, offset in zip(lows, here, strict=True)]
-                value = source[position(places, self.tensor.shape)].astype(buffer.dtype)
-                T.buffer_store(buffer, value, [self.start + position(here, self.shape)])
-            else:
-                self._copy_box(source, buffer, origin, depth + 1, here)
+        if last:
+            self._copy_row(source, buffer, origin, at, inside)
+        else:
+            with T.serial(0, tirx.max(0, inside[1] - inside[0])) as index:
+                self._copy_box(source, buffer, origin, depth + 1, [*at, inside[0] + index])
         if fills:
             with T.serial(0, extent - tirx.max(inside[0], inside[1])) as index:
                 self._fill(buffer, depth, [*at, tirx.max(inside[0], inside[1]) + index])
 
+    def _copy_row(
+        self, source: Any, buffer: Any, origin: Mapping[str, Expr], at: list[Expr], inside: tuple[Expr, Expr]
+    ) -> None:
+        """The elements of one row that lie in the tensor, phase by phase."""
+        lows = [affine(load_index, origin) for load_index in self.load.indices]
+        for phase in range(self.phases):
+            first, end = (tirx.floordiv(bound - phase + self.phases - 1, self.phases) for bound in inside)
+            with T.serial(0, tirx.max(0, end - first)) as index:
+                here = [*at, (first + index) * self.phases + phase]
+                places = [base + offset for base, offset in zip(lows, here, strict=True)]
+                value = source[position(places, self.tensor.shape)].astype(buffer.dtype)
+                place = position([*at, phase * self.phase + first + index], self.shape)
+                T.buffer_store(buffer, value, [self.start + place])
+
     def _fill(self, buffer: Any, depth: int, at: list[Expr]) -> None:
         """The pad value at every element below these indices."""
         inner = math.prod(self.shape[depth + 1 :])
+        if depth == len(self.shape) - 1:
+            at = [*at[:-1], self._in_row(at[-1])]
         start = position([*at, *(tirx.const(0, "int32") for _ in self.shape[depth + 1 :])], self.shape)
         value = constant(self.load.pad or 0.0, buffer.dtype)
         with T.serial(0, inner) as index:

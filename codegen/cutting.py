@@ -10,17 +10,18 @@ from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
 
 
-def cut_down(form: KernelForm, schedule: TileSchedule) -> KernelForm:
-    """The same operator on axes of at most two full tiles plus the remainder."""
-    return resize(form, cut_sizes(form, schedule))
+def cut_down(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> KernelForm:
+    """The same operator on axes of at most two full tiles plus the remainder; ``vector`` is how many neighbouring
+    columns of a row a thread takes at most."""
+    return resize(form, cut_sizes(form, schedule, vector))
 
 
-def cut_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
+def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict[str, int]:
     """The sizes of its axes then."""
     tiles = {**schedule.block_of, **schedule.step_of}
     if form.kind == "rows" or schedule.reduce_threads:
-        # Columns are dealt to the threads in vectors of up to four.
-        dealt = 4 * max([count for _, count in schedule.reduce_threads] or [1])
+        # Columns are dealt to the threads in vectors.
+        dealt = vector * max([count for _, count in schedule.reduce_threads] or [1])
         tiles |= dict.fromkeys((*form.columns, *form.reduced), dealt)
     return {axis: cut(size, tiles.get(axis, 1)) for axis, size in form.sizes.items()}
 

@@ -275,7 +275,9 @@ def load(path: Path | str, rank: int | None = None) -> Operator:
     Nothing is put on a GPU until tensors on one are given.
 
     Raises:
-        InputError: the folder is no bundle, or has no kernel of this rank.
+        InputError: the folder is no bundle, is one for processors, or has no kernel of this rank.
     """
     bundle = read_bundle(path)
+    if bundle.is_library:
+        raise InputError(str(path), "holds shared libraries, no GPU kernels", "load it with roller.load")
     return Operator(bundle, choose_kernel(bundle, rank))

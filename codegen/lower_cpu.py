@@ -28,16 +28,18 @@ from hal.errors import listed
 from sokoban.expression import DTYPE_BYTES, Load
 from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
+from sokoban.simd_tiles import in_panels, phases_of, place_of_copy, sum_loops, vector_axis
 
 _MOST_ELEMENTS = 2**31 - 1
 _DTYPES = ("float32", "float64")
+#: Vectors of sums from which on a turn of the innermost loop has enough to do at once. LLVM would unroll short loops of
+#: known length all the same, and keep operands of several turns in registers that there are not; so it is not told.
+_UNROLLED_SUMS = 8
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
 _TURNS_AHEAD = 8
 
 
-def lower_cpu(
-    form: KernelForm, schedule: TileSchedule, *, entry: str, vector_bytes: int, vector_axis: str | None = None
-) -> LoweredCpu:
+def lower_cpu(form: KernelForm, schedule: TileSchedule, *, entry: str, vector_bytes: int) -> LoweredCpu:
     """Lower one schedule.
 
     Args:
@@ -46,8 +48,6 @@ def lower_cpu(
             Its stages, padding and unrolling have no meaning here.
         entry: name of the function.
         vector_bytes: width of a vector register.
-        vector_axis: the output axis along which registers hold vectors; by default the last one whose register tile
-            fills a register, or else the last one.
 
     Raises:
         LoweringError: the schedule does not fit the operator.
@@ -65,7 +65,7 @@ def lower_cpu(
             from codegen.cpu_rows import RowsLowering
 
             return RowsLowering(form, schedule, entry, lanes).run()
-        return _TileLowering(form, schedule, entry, lanes, vector_axis).run()
+        return _TileLowering(form, schedule, entry, lanes).run()
     except RuntimeError as error:  # what all of TVM's errors are
         if isinstance(error, LoweringError):
             raise
@@ -75,9 +75,7 @@ def lower_cpu(
 class _TileLowering:
     """One ``tile`` kernel, its statements in the order in which :meth:`_block` writes them."""
 
-    def __init__(
-        self, form: KernelForm, schedule: TileSchedule, entry: str, lanes: int, vector_axis: str | None
-    ) -> None:
+    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str, lanes: int) -> None:
         self.form, self.schedule, self.entry, self.lanes = form, schedule, entry, lanes
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
@@ -85,7 +83,9 @@ class _TileLowering:
             axis: cut(axis, form.sizes[axis], schedule.block_of[axis], schedule.register_tile[axis])
             for axis in form.final.axes
         }
-        self.vector_axis = self._vector_axis(vector_axis)
+        #: The output axis along which registers hold vectors; "" of a single number.
+        axes = form.final.axes
+        self.vector_axis = vector_axis(axes, {axis: cut.tile for axis, cut in self.cuts.items()}, lanes) if axes else ""
         self.steps = {
             axis: min(schedule.step_of.get(axis, form.sizes[axis]), form.sizes[axis]) for axis in form.reduced
         }
@@ -94,7 +94,11 @@ class _TileLowering:
             raise LoweringError(f"{entry}: partial sums of several steps need an output of {self.dtype}")
         #: Loops over the register tiles of a block, the axis of the vectors innermost.
         self.tile_loops = [axis for axis in form.final.axes if axis != self.vector_axis] + [self.vector_axis]
-        self.sum_loops = self._sum_loops()
+        #: Vectors of sums in a register tile.
+        self.sums = math.prod(cut.tile for axis, cut in self.cuts.items() if axis != self.vector_axis) * len(
+            vectors(self.cuts[self.vector_axis].tile if self.vector_axis else 1, lanes)
+        )
+        self.sum_loops = sum_loops(form, self.vector_axis)
         self.staged = self._stage()
 
     def run(self) -> LoweredCpu:
@@ -103,15 +107,6 @@ class _TileLowering:
         blocks = math.prod(cut.blocks for cut in self.cuts.values())
         element_bytes = DTYPE_BYTES[self.dtype]
         return LoweredCpu(module, self.entry, blocks, elements * element_bytes, self.lanes * element_bytes)
-
-    def _vector_axis(self, wanted: str | None) -> str:
-        axes = self.form.final.axes
-        if wanted is not None:
-            if wanted not in axes:
-                raise LoweringError(f"{self.entry}: {wanted} is no axis of the output")
-            return wanted
-        full = [axis for axis in axes if self.cuts[axis].tile % self.lanes == 0]
-        return full[-1] if full else axes[-1]
 
     # ---- operands in scratch memory
 
@@ -126,11 +121,13 @@ class _TileLowering:
                 raise LoweringError(f"{self.entry}: {load.tensor} is read backwards and cannot be staged")
             depth, sizes = self._place(load)
             staged = Staged(load, self.tensors[load.tensor], start, sizes)
-            if self._in_panels(load):
+            if in_panels(load, self.vector_axis):
                 inner = tuple(axis for axis in (*self.form.final.axes, *self.sum_loops) if axis != self.vector_axis)
                 used = tuple(axis for axis in inner if any(index.coefficient(axis) for index in load.indices))
                 tile = self.cuts[self.vector_axis].tile
                 staged = replace(staged, panel=self.vector_axis, tile=tile, inner=used)
+            elif phases_of(load, self.vector_axis) > 1:
+                staged = replace(staged, along=self.vector_axis, phases=phases_of(load, self.vector_axis))
             start += staged.elements
             found.append((depth, staged))
         return found
@@ -138,38 +135,20 @@ class _TileLowering:
     def _place(self, load: Load) -> tuple[int, dict[str, int]]:
         """How many tile loops lie around the copy, and how much of every axis it holds: it is made just outside the
         innermost loop that uses it again."""
-        used = {axis for index in load.indices for axis in index.axes}
-        reusing = [depth for depth, axis in enumerate(self.tile_loops) if axis not in used and self._loops(axis)]
-        depth = reusing[-1] if reusing else 0
-        # Out of further loops that use it again: there is nothing more to hold.
-        while depth and self.tile_loops[depth - 1] not in used:
-            depth -= 1
+        counts = {axis: cut.tiles_per_block for axis, cut in self.cuts.items()}
+        depth = place_of_copy(load, self.tile_loops, counts)
         sizes = dict(self.steps)
         for number, axis in enumerate(self.tile_loops):
             cut = self.cuts[axis]
             sizes[axis] = cut.tile if number < depth else cut.tiles_per_block * cut.tile
         return depth, sizes
 
-    def _in_panels(self, load: Load) -> bool:
-        """Whether a staged operand is laid out for vectors: they lie along one of its plain axes."""
-        plain = all(index.is_plain_axis for index in load.indices) and load.pad is None
-        axes = [axis for index in load.indices for axis in index.axes]
-        return plain and self.vector_axis in axes and len(set(axes)) == len(axes)
-
-    def _sum_loops(self) -> list[str]:
-        """The reduction's axes, outermost first: innermost what walks along the rows of an operand not in panels."""
-        rows = [load for load in self.form.body_loads if load.indices and not self._in_panels(load)]
-        along = {axis for load in rows for axis in load.indices[-1].axes}
-        return sorted(self.form.reduced, key=lambda axis: axis in along)
-
-    def _loops(self, axis: str) -> bool:
-        return self.cuts[axis].tiles_per_block > 1
-
     # ---- the kernel
 
     def _block(self, sources: Mapping[str, Any], output: Any, scratch: Any, number: Expr) -> None:
         self.sources, self.output, self.scratch = sources, output, scratch
         origin: dict[str, Expr] = {}
+        self.zero = number >> 30
         rest = number
         for axis, extent in reversed(self.cuts.items()):
             number = tirx.floormod(rest, extent.blocks) if extent.blocks > 1 else tirx.const(0, "int32")
@@ -312,6 +291,8 @@ class _TileLowering:
         axis, *others = axes
         size, step = self.form.sizes[axis], self.steps[axis]
         extent = step if size % step == 0 else tirx.min(step, size - self.step_origin[axis])
+        if size % step == 0 and self.sums > _UNROLLED_SUMS:
+            extent = extent + self.zero
         with named(T.serial, extent, identifier(axis)) as index:
             self._sum(others, {**offsets, axis: index}, at, each)
 

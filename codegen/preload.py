@@ -2,4 +2,5 @@
 
 import codegen.device_compiler
 import codegen.targets
-import codegen.verify  # noqa: F401
+import codegen.verify
+import codegen.verify_native  # noqa: F401

@@ -11,12 +11,13 @@ import json
 import os
 import queue
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codegen.arrays import cupy_module
 from codegen.atomic import write_atomic
@@ -24,6 +25,9 @@ from codegen.bundle_reader import MANIFEST, BundleEntry, KernelEntry, find_bundl
 from codegen.measure import Board, Measurement, MeasureOptions
 from codegen.profile_worker import ChildRunner, Runner
 from hal.errors import InputError
+
+if TYPE_CHECKING:
+    from codegen.cpu_measure import CpuMeasureOptions
 
 #: Counts up when measurements change their meaning, so that kept ones are not taken for such.
 METHOD = 1
@@ -46,13 +50,15 @@ class KernelProfile:
 
 @dataclass(frozen=True)
 class OperatorProfile:
-    """A profiled bundle: its folder, the GPU, and the measured kernels, fastest first and struck-out ones last."""
+    """A profiled bundle: its folder, the GPU or processor, and the measured kernels, fastest first and struck-out ones
+    last. ``seconds`` is how long measuring took on a processor (wall clock); None of GPUs, whose times may be known."""
 
     directory: Path
     name: str
     device: str
     board: Board
     kernels: tuple[KernelProfile, ...]
+    seconds: float | None = None
 
     @property
     def best(self) -> KernelProfile | None:
@@ -79,6 +85,30 @@ def default_cache() -> Path:
     """Where measurements are kept between runs."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "roller" / "profiles"
+
+
+def profile_here(directory: Path, options: ProfileOptions, measure: CpuMeasureOptions) -> Iterator[OperatorProfile]:
+    """The same for bundles of processors, on this machine's cores; known measurements are not asked for.
+
+    Raises:
+        InputError: as :func:`profile`.
+    """
+    from codegen.cpu_profile_worker import CpuRunner  # with what reads an operator back, which no GPU's profile needs
+
+    return profile(directory, [0], options, lambda device, _: CpuRunner(measure))
+
+
+def is_for_processors(directory: Path) -> bool:
+    """Whether the bundle, or all bundles in a folder, hold shared libraries.
+
+    Raises:
+        InputError: there is no bundle, or some are for processors and others for GPUs.
+    """
+    kinds = {read_bundle(folder).is_library: folder.name for folder in find_bundles(directory)}
+    if len(kinds) > 1:
+        problem = f"{kinds[True]} is for processors, {kinds[False]} for GPUs"
+        raise InputError(str(directory), problem, "profile them one by one")
+    return next(iter(kinds))
 
 
 def parse_devices(text: str) -> list[int]:
@@ -200,18 +230,22 @@ def _check_alike(names: Sequence[object], boards: Sequence[Board]) -> None:
 def profile_bundle(folder: Path, runner: Runner, board: Board, options: ProfileOptions) -> OperatorProfile:
     """Measure the kernels of one bundle, except for those whose times are known."""
     bundle = read_bundle(folder)
-    if bundle.reference is None:
+    if bundle.reference is None and not bundle.is_library:
         raise InputError(str(folder), "has no reference to check its kernels against", "compile the operator again")
     chosen = sorted(bundle.kernels, key=lambda kernel: kernel.predicted_rank)[: options.top_k]
-    keys = {kernel.rank: _key(bundle, kernel, board, options.measure) for kernel in chosen}
-    known = {rank: found for rank, key in keys.items() if (found := _recall(options.cache, key)) is not None}
+    # Turns on a processor that others use too are comparable within a run alone.
+    cache = None if bundle.is_library else options.cache
+    keys = {} if cache is None else {k.rank: _key(bundle, k, board, options.measure) for k in chosen}
+    known = {rank: found for rank, key in keys.items() if (found := _recall(cache, key)) is not None}
     missing = [kernel.rank for kernel in chosen if kernel.rank not in known]
+    start = time.perf_counter()
     fresh = dict(runner.measure(folder, missing)) if missing else {}
+    seconds = time.perf_counter() - start if bundle.is_library else None
     for rank, measurement in fresh.items():
-        if not measurement.struck_out:
-            _remember(options.cache, keys[rank], measurement)
+        if cache is not None and not measurement.struck_out:
+            _remember(cache, keys[rank], measurement)
     kernels = [KernelProfile(k, (known | fresh)[k.rank], k.rank in known) for k in chosen]
-    return OperatorProfile(folder, bundle.name, bundle.device, board, tuple(sorted(kernels, key=_order)))
+    return OperatorProfile(folder, bundle.name, bundle.device, board, tuple(sorted(kernels, key=_order)), seconds)
 
 
 def _order(kernel: KernelProfile) -> tuple[bool, float, int]:
@@ -245,12 +279,11 @@ def _recall(cache: Path | None, key: str) -> Measurement | None:
         return None
 
 
-def _remember(cache: Path | None, key: str, measurement: Measurement) -> None:
+def _remember(cache: Path, key: str, measurement: Measurement) -> None:
     """Keep a measurement; a folder that cannot be written costs the next run its time, and nothing else."""
-    if cache is not None:
-        with suppress(OSError):
-            cache.mkdir(parents=True, exist_ok=True)
-            write_atomic(cache / f"{key}.json", json.dumps(asdict(measurement)))
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        write_atomic(cache / f"{key}.json", json.dumps(asdict(measurement)))
 
 
 # The manifest
@@ -278,6 +311,8 @@ def rank_manifest(result: OperatorProfile) -> None:
         if kernel["rank"] != rank and "profile" not in kernel:
             kernel["profile"] = _unmeasured(kernel["rank"], result.board)
         kernel["rank"] = rank
+    if result.seconds is not None:
+        data.setdefault("profiling_seconds", {})[str(len(result.kernels))] = _rounded(result.seconds)
     text = json.dumps(data, indent=2, ensure_ascii=False)
     write_atomic(result.directory / MANIFEST, text + "\n")
 

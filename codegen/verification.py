@@ -1,9 +1,13 @@
-"""The result of a verification; apart from :mod:`codegen.verify`, which needs TVM to obtain one."""
+"""The result of a verification, and how outputs are judged; :mod:`codegen.verify`, which obtains one, needs TVM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sokoban.expression import TensorExpr
 
@@ -25,6 +29,12 @@ def tolerance_of(expr: TensorExpr) -> float:
     return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
 
 
+#: What stands for infinity in the narrowest dtype.
+LARGEST_HALF = 65504.0
+
+Array = NDArray[Any]
+
+
 @dataclass(frozen=True)
 class Verification:
     """What was run and what came out.
@@ -44,3 +54,30 @@ class Verification:
     tolerance: float
     axis_sizes: Mapping[str, int]
     reason: str = ""
+
+
+def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:
+    """Relative error of an output, and what is wrong with it (empty where nothing is)."""
+    result = values.reshape(expected.shape).astype(np.float64)
+    unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
+    if unwritten > 0:
+        return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
+    error = relative_error(result, expected)
+    return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"
+
+
+def relative_error(result: Array, expected: Array) -> float:
+    """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others.
+
+    Infinities have to be infinite or the largest finite number of the same sign, which kernels write for them; what
+    the reference finds undefined is not judged.
+    """
+    finite = np.isfinite(expected)
+    infinite = np.isinf(expected)
+    if not (np.isfinite(result) | ~finite).all():
+        return float("inf")
+    if not (np.sign(expected[infinite]) * result[infinite] > LARGEST_HALF / 2).all():
+        return float("inf")
+    scale = float(np.sqrt(np.mean(np.square(expected[finite])))) if finite.any() else 0.0
+    denominator = np.abs(expected[finite]) + max(scale, 1e-30)
+    return float(np.max(np.abs(result[finite] - expected[finite]) / denominator, initial=0.0))

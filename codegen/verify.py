@@ -23,15 +23,12 @@ from codegen.lower_problem import lower_problem
 from codegen.opencl_runner import OpenClError, opencl_available, run_opencl
 from codegen.prelude import strip_prelude
 from codegen.targets import KERNEL_SUFFIX, LoweringError, cuda_source, opencl_source
-from codegen.verification import TOLERANCE, Verification, tolerance_of
+from codegen.verification import TOLERANCE, Verification, judge, tolerance_of
 from sokoban.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.kernel_form import KernelForm
 from sokoban.patches import PatchTransform
 from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule
-
-#: What stands for infinity in the narrowest dtype.
-LARGEST_HALF = 65504.0
 
 #: Elements behind every buffer that no kernel may touch.
 GUARD_ELEMENTS = 256
@@ -106,7 +103,7 @@ def _verified(
                 return Verification(False, method, float("inf"), accepted, sizes, reason)
     except (OpenClError, EmulatorError, LoweringError) as problem_found:
         return Verification(False, method, None, accepted, sizes, str(problem_found))
-    error, reason = _judge(known[form.expr.output.name], expected, accepted)
+    error, reason = judge(known[form.expr.output.name], expected, accepted)
     return Verification(not reason, method, error, accepted, sizes, reason)
 
 
@@ -129,8 +126,8 @@ def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.nda
     lowered = lower_problem(widened, schedule, entry="verify", dynamic_shared=False)
     tensors = tensors_of(widened)
     source = opencl_source(lowered, [tensor.name for tensor in tensors])
-    arrays = [_guarded(inputs[tensor.name], tensor) for tensor in tensors[:-1]]
-    arrays.append(_guarded(np.full(tensors[-1].shape, np.nan), tensors[-1]))
+    arrays = [guarded(inputs[tensor.name], tensor) for tensor in tensors[:-1]]
+    arrays.append(guarded(np.full(tensors[-1].shape, np.nan), tensors[-1]))
     run_opencl(
         source,
         lowered.entry + KERNEL_SUFFIX,
@@ -147,9 +144,9 @@ def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.n
     lowered = lower_problem(problem, schedule, entry="verify")
     tensors = tensors_of(problem)
     source = strip_prelude(cuda_source(lowered, "sm_80", [tensor.name for tensor in tensors]))
-    arrays = [_stored(_guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
+    arrays = [_stored(guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
     output = tensors[-1]
-    arrays.append(_stored(_guarded(np.full(output.shape, np.nan), output), output.dtype))
+    arrays.append(_stored(guarded(np.full(output.shape, np.nan), output), output.dtype))
     (result,) = run_cuda_on_cpu(
         source,
         lowered.entry + KERNEL_SUFFIX,
@@ -175,40 +172,13 @@ def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
     return values.astype(dtype)
 
 
-def _judge(values: np.ndarray, expected: np.ndarray, tolerance: float) -> tuple[float, str]:
-    """Relative error of an output, and what is wrong with it (empty where nothing is)."""
-    result = values.reshape(expected.shape).astype(np.float64)
-    unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
-    if unwritten > 0:
-        return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
-    error = relative_error(result, expected)
-    return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"
-
-
 def _source_value(form: KernelForm, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
     """The output of the operator as written, whose tensors are those of the form in other shapes."""
     given = {tensor.name: inputs[tensor.name].reshape(tensor.shape) for tensor in form.source.inputs}
     return evaluate(form.source, given)
 
 
-def relative_error(result: np.ndarray, expected: np.ndarray) -> float:
-    """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others.
-
-    Infinities have to be infinite or the largest finite number of the same sign, which kernels write for them; what
-    the reference finds undefined is not judged.
-    """
-    finite = np.isfinite(expected)
-    infinite = np.isinf(expected)
-    if not (np.isfinite(result) | ~finite).all():
-        return float("inf")
-    if not (np.sign(expected[infinite]) * result[infinite] > LARGEST_HALF / 2).all():
-        return float("inf")
-    scale = float(np.sqrt(np.mean(np.square(expected[finite])))) if finite.any() else 0.0
-    denominator = np.abs(expected[finite]) + max(scale, 1e-30)
-    return float(np.max(np.abs(result[finite] - expected[finite]) / denominator, initial=0.0))
-
-
-def _guarded(values: np.ndarray, tensor: Tensor) -> np.ndarray:
+def guarded(values: np.ndarray, tensor: Tensor) -> np.ndarray:
     """The values flat, in the tensor's dtype, followed by a guard of NaN (of integers: their smallest number)."""
     flat = np.concatenate([values.ravel(), np.full(GUARD_ELEMENTS, np.nan)])
     if tensor.dtype in INTEGER_DTYPES:

@@ -224,10 +224,43 @@ def passes_command(name: str | None, as_json: bool) -> None:
         print_passes(chosen)
 
 
+@main.command("operators")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The file to write (.json), as roller compile takes it.",
+)
+@click.option(
+    "--fuse/--no-fuse", default=True, show_default=True, help="Chains of calls as one operator, or each alone."
+)
+@click.argument("trace", type=click.Path(path_type=Path))
+def operators_command(out: Path, fuse: bool, trace: Path) -> None:
+    """Write the operators of TRACE that ran on the CPU and that compiled kernels can replace."""
+    import msgspec
+
+    from codegen.atomic import write_atomic
+    from daydream.build import build_graph
+    from daydream.kineto import read_trace
+    from daydream.replacement import replaceable
+
+    found = replaceable(build_graph(read_trace(trace)), fuse=fuse)
+    if not found:
+        raise InputError(str(trace), "holds no such operator with its input sizes", "record on a CPU, with shapes")
+    try:
+        write_atomic(out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    except OSError as error:
+        raise InputError(str(out), f"cannot be written: {error.strerror or error}") from None
+    click.echo(f"{len(found)} operators written to {out}", err=True)
+
+
 @main.command("record", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--out", required=True, type=click.Path(dir_okay=False, path_type=Path), help="The trace to write.")
 @click.option("--steps", type=click.IntRange(1), default=3, show_default=True, help="Training steps to record.")
 @click.option("--warmup", type=click.IntRange(0), default=3, show_default=True, help="Steps to let pass before.")
+@click.option(
+    "--timed", type=click.IntRange(0), default=0, show_default=True, help="Steps to time behind them, unrecorded."
+)
 @click.option("--batch", type=click.IntRange(1), default=None, help="Batch size, kept with the trace.")
 @click.option("--stack/--no-stack", default=False, help="Also record Python's call stacks.")
 @click.option("--modules/--no-modules", default=True, show_default=True, help="Also record which module runs.")
@@ -238,6 +271,7 @@ def record_command(
     out: Path,
     steps: int,
     warmup: int,
+    timed: int,
     batch: int | None,
     stack: bool,
     modules: bool,
@@ -257,6 +291,7 @@ def record_command(
         arguments,
         steps=steps,
         warmup=warmup,
+        timed=timed,
         batch=batch,
         with_stack=stack,
         with_modules=modules,

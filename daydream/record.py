@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from daydream.framework import TimedSteps
 from daydream.record_model import ModelWatch
 from hal.errors import InputError
 
@@ -59,9 +60,11 @@ class Recorder:
         *,
         batch: int | None,
         with_stack: bool,
+        timed: int = 0,
         has_prelude: bool = False,
     ) -> None:
-        """`has_prelude` says that what step 0 records is for the case only that no further step comes."""
+        """`timed` steps behind the recorded ones are timed without the profiler before the trace is written;
+        `has_prelude` says that what step 0 records is for the case only that no further step comes."""
         self._torch = _torch()
         self._path = path
         self.written: Path | None = None
@@ -70,6 +73,7 @@ class Recorder:
         self._schedule = schedule
         self._batch = batch
         self._has_prelude = has_prelude
+        self._timed = TimedSteps(timed)
         self._step = 0
         self._discard = False
         self._exported = path.with_name(f".{path.name}.{os.getpid()}.export.json")
@@ -92,6 +96,10 @@ class Recorder:
         """
         if self.written is not None:
             return
+        if self._timed.begun:
+            if self._timed.step():
+                self._write_trace()
+            return
         self.recorded += self._watch.recording
         if self._has_prelude and self._step == 0:
             self._discard, self.recorded = True, 0
@@ -100,7 +108,8 @@ class Recorder:
         self._follow()
         self._profiler.step()
         self._discard = False
-        self._finish()
+        if self._exported.exists():
+            self._finish()
 
     def start(self) -> None:
         """Begin: the first step starts here."""
@@ -119,7 +128,8 @@ class Recorder:
         self._discard = failed or self.written is not None
         try:
             self._profiler.stop()
-            self._finish()
+            if self._exported.exists():
+                self._write_trace()
         finally:
             self._exported.unlink(missing_ok=True)
 
@@ -133,13 +143,19 @@ class Recorder:
                 profiler.export_chrome_trace(str(self._exported))
 
     def _finish(self) -> None:
-        if self._exported.exists():
-            with _writing(self._path):
-                _write(self._path, self._exported, self._metadata())
-            self._exported.unlink()
-            self.written = self._path
-            self._watch.recording = False
-            self._watch.remove()
+        """The recorded steps are complete: what follows runs without hooks, and is timed if that was asked for."""
+        self._watch.recording = False
+        self._watch.remove()
+        if self._timed.wanted:
+            self._timed.begin(self._torch)
+        else:
+            self._write_trace()
+
+    def _write_trace(self) -> None:
+        with _writing(self._path):
+            _write(self._path, self._exported, self._metadata())
+        self._exported.unlink()
+        self.written = self._path
 
     def _metadata(self) -> dict[str, Any]:
         metadata = {
@@ -148,6 +164,7 @@ class Recorder:
             "device": self._torch.cuda.get_device_name() if self._torch.cuda.is_available() else "cpu",
             "gradients": self._watch.gradients(),
             "buckets": self._watch.buckets(),
+            **self._timed.metadata(),
         }
         batch = self._batch if self._batch is not None else self._watch.batch
         return metadata if batch is None else {**metadata, "batch": batch}
@@ -159,6 +176,7 @@ def record(
     *,
     steps: int = 3,
     warmup: int = 3,
+    timed: int = 0,
     model: Any = None,
     batch: int | None = None,
     with_stack: bool = False,
@@ -174,6 +192,9 @@ def record(
             with its rank before the suffix.
         steps: steps to record, at least 1.
         warmup: steps before them. Without any, gradients are observed while recording.
+        timed: steps to time behind them without profiler and hooks, one more being left out; the trace then holds
+            their seconds ("timed_seconds") and what calling a custom operator costs ("custom_call_us"), and is
+            written after them.
         model: the model that is trained, for the names and sizes of its gradients; by default, every module that is
             called on its own.
         batch: samples per step; by default, the length of the model's first input.
@@ -184,10 +205,10 @@ def record(
         InputError: PyTorch is missing, `path` cannot be written, or a number is out of range.
     """
     torch = _torch()
-    _check(steps, warmup)
+    _check(steps, warmup, timed)
     schedule = _Schedule(torch.profiler.ProfilerAction, warmup, steps)
     watch = ModelWatch(torch, annotate=with_modules, model=model)
-    recorder = Recorder(_target(torch, path), schedule, watch, batch=batch, with_stack=with_stack)
+    recorder = Recorder(_target(torch, path), schedule, watch, batch=batch, with_stack=with_stack, timed=timed)
     recorder.start()
     try:
         yield recorder
@@ -204,6 +225,7 @@ def record_script(
     *,
     steps: int = 3,
     warmup: int = 3,
+    timed: int = 0,
     batch: int | None = None,
     with_stack: bool = False,
     with_modules: bool = True,
@@ -225,14 +247,14 @@ def record_script(
         InputError: PyTorch or the script is missing, `out` cannot be written, or a number is out of range.
     """
     torch = _torch()
-    _check(steps, warmup)
+    _check(steps, warmup, timed)
     script = Path(script)
     if not script.is_file():
         raise InputError(str(script), "is a directory" if script.is_dir() else "no such file", "give a Python script")
     schedule = _Schedule(torch.profiler.ProfilerAction, max(warmup, 1), steps, has_prelude=True)
     watch = ModelWatch(torch, annotate=with_modules)
     path = _target(torch, out)
-    recorder = Recorder(path, schedule, watch, batch=batch, with_stack=with_stack, has_prelude=True)
+    recorder = Recorder(path, schedule, watch, batch=batch, with_stack=with_stack, timed=timed, has_prelude=True)
     counter = _OptimizerSteps(recorder, stop)
     # Not an attribute of torch.optim, which deletes the name.
     hooks = importlib.import_module("torch.optim.optimizer")
@@ -350,11 +372,13 @@ def _torch() -> Any:
         raise InputError("PyTorch", problem, "recording needs it: pip install 'roller[record]'") from None
 
 
-def _check(steps: int, warmup: int) -> None:
+def _check(steps: int, warmup: int, timed: int) -> None:
     if steps < 1:
         raise InputError("steps", f"is {steps}", "record at least 1 step")
     if warmup < 0:
         raise InputError("warmup", f"is {warmup}", "give 0 or more steps")
+    if timed < 0:
+        raise InputError("timed", f"is {timed}", "give 0 or more steps")
 
 
 def _target(torch: Any, path: str | Path) -> Path:

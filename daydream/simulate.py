@@ -59,11 +59,13 @@ class Timeline:
 
     @cached_property
     def sustained_us(self) -> float:
-        """Mean time between the completions of full steps; NaN with fewer than two.
+        """Mean time between the completions of full steps; NaN with fewer than two, or where all work is the CPU's.
 
         A step is measured on the CPU, which may run ahead of the GPU by a full launch queue: a recording that begins
         with an empty queue then shows steps that are shorter than a long training's. Completions do not run ahead.
         """
+        if self.graph.on_cpu.all():
+            return np.nan
         full = np.array([step.full for step in self.graph.steps], np.bool_)
         ends = np.sort(self.completed_us[full & np.isfinite(self.completed_us)])
         return float((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else np.nan

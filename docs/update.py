@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import difflib
 import json
 import os
 import re
@@ -30,7 +31,14 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/walkthrough.md", "docs/rational.md", "docs/bundles.md", "docs/inspect.md")
+PAGES = (
+    "README.md",
+    "docs/walkthrough.md",
+    "docs/rational.md",
+    "docs/bundles.md",
+    "docs/inspect.md",
+    "docs/adding-a-device.md",
+)
 
 #: The operator and the device of the walkthrough.
 EXAMPLE, DEVICE = "examples/matmul.json", "v100"
@@ -243,14 +251,17 @@ _RATIONAL = (
     "occupancy", "transactions", "raster", "vectors",
 )  # fmt: skip
 
+#: The rooms of the model for devices whose lanes are elements.
+_VECTOR_RATIONAL = ("simd_model", "simd_traffic", "simd_work", "simd_rows", "simd_tiles", "simd_instructions")
+
 #: Comments and the constants below them; private ones are sizes that every NVIDIA board has.
 _CONSTANT = re.compile(r"((?:^#: .*\n)+)((?:^[A-Z]\w* = .*\n)+)", re.MULTILINE)
 
 
-def _constants() -> str:
+def _constants(rooms: Iterable[str] = _RATIONAL) -> str:
     """Every constant of the cost model with its comment."""
     lines = []
-    for room in _RATIONAL:
+    for room in rooms:
         found = [
             (comment, assigned)
             for comment, assigned in _CONSTANT.findall((ROOT / "sokoban" / f"{room}.py").read_text("utf-8"))
@@ -262,6 +273,17 @@ def _constants() -> str:
             text = " ".join(comment.replace("#: ", "").split())
             lines += textwrap.wrap(text, 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines) + "\n"
+
+
+#: A device file that is made of another one.
+LAPTOP, SERVER = "examples/my-laptop.toml", "hal/devices/epyc-7763.toml"
+
+
+def _laptop() -> str:
+    """What is different in the laptop's file, as ``diff`` prints it."""
+    old, new = ((ROOT / name).read_text("utf-8").splitlines() for name in (SERVER, LAPTOP))
+    changes = difflib.unified_diff(old, new, SERVER, LAPTOP, n=0, lineterm="")
+    return f"$ diff -U0 {SERVER} {LAPTOP}\n" + "".join(f"{line}\n" for line in changes)
 
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
@@ -279,6 +301,15 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
     "constants": _constants,
+    "vector-constants": lambda: _constants(_VECTOR_RATIONAL),
+    "vector-prediction": lambda: console(
+        "roller explain examples/matmul.json --device epyc-9654", sections=("The program", "Predicted", "Why")
+    ),
+    "laptop": _laptop,
+    "laptop-compile": lambda: console(f"roller compile examples/matmul.json --device ./{LAPTOP} --top-k 3"),
+    "laptop-explain": lambda: console(
+        f"roller explain examples/matmul.json --device ./{LAPTOP}", sections=("The program", "Predicted")
+    ),
     "device-numbers": _device_numbers,
     "statements": _statements,
     "kernel-form": _kernel_form,

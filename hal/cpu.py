@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hal.microbench.cpu import Topology
     from hal.microbench.measurement import Found, Measurement
 
-_FORMAT = 1
+_FORMAT = 2
 """Counts up whenever what is measured, or how it becomes a device, changes."""
 
 _NEEDED = ("clock", "fma", "gemm", "dram.add", "dram.latency")
@@ -34,6 +34,8 @@ _SYSTEM = "read from the operating system"
 _SPARE_VECTORS = 1
 """Vector registers that a tile leaves to the compiler: one operand on its way."""
 
+_CHAIN_CYCLES = 4.0
+_ISSUE_PER_CYCLE = 4.0
 _CALL_SECONDS = 1e-7
 _BLOCK_SECONDS = 2e-8
 _UNLIMITED = 2**31 - 1
@@ -162,6 +164,8 @@ class _Assembly:
         self.provenance["teu.group_size"] = (
             f"arithmetic: {cycle:.2f} vectors of multiply-adds a cycle and core, measured"
         )
+        for field in ("chain_cycles", "issue_per_cycle"):
+            self.provenance[f"teu.{field}"] = "estimate: 4, as of most server processors since 2015"
         self.provenance["teu.resident_per_unit"] = "arithmetic: one thread per core"
         return {
             "name": "SIMD unit",
@@ -169,6 +173,8 @@ class _Assembly:
             "group_size": max(1, round(cycle)),
             "resident_per_unit": 1,
             "lane": "element",
+            "chain_cycles": _CHAIN_CYCLES,
+            "issue_per_cycle": _ISSUE_PER_CYCLE,
         }
 
     def _layers(self) -> list[dict[str, Any]]:

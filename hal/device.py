@@ -74,6 +74,11 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     managed_by: ManagedBy | None = None
     associativity: Count | None = None
 
+    @property
+    def is_cache(self) -> bool:
+        """Whether the hardware decides what lies in it, as far as the spec says so."""
+        return self.managed_by == "hardware"
+
 
 class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The rTile execution unit: the lanes that execute one instruction together (thesis 6.3.4 and 6.4).
@@ -85,6 +90,8 @@ class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         resident_per_unit: TEUs one unit keeps in flight at most.
         lane: what a lane is: a ``thread`` with registers and addresses of its own, or an ``element`` of vectors that
             one thread computes with.
+        chain_cycles: cycles from one multiply-add to the next that needs its result; absent where nobody plans by it.
+        issue_per_cycle: instructions that a unit starts in a cycle, of whatever kind; absent where TEUs start one each.
     """
 
     name: Text
@@ -92,6 +99,8 @@ class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     group_size: Count
     resident_per_unit: Count
     lane: Lane = "thread"
+    chain_cycles: Positive | None = None
+    issue_per_cycle: Positive | None = None
 
 
 #: Name of the matrix instructions that four warps execute together.

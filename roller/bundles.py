@@ -20,6 +20,7 @@ from codegen import (
     to_json,
 )
 from codegen.chain import Schedule, tensors_of
+from codegen.generators import GENERATORS, Generator
 from codegen.reference_kernel import ReferenceKernel, reference_kernel
 from codegen.verification import tolerance_of
 from hal import DeviceSpec
@@ -32,7 +33,6 @@ from sokoban.patches import PatchSchedule
 
 def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
     """The manifest of a compiled operator."""
-    suffix = source_suffix(device)
     notes = [device.code_generator_reason] if device.code_generator_reason else []
     tensors = (*compiled.expr.inputs, compiled.expr.output)
     reference = _reference(compiled, device)
@@ -55,20 +55,21 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
             for tensor in tensors
         ],
         notes=notes,
-        kernels=[_record(rank, kernel, suffix) for rank, kernel in enumerate(compiled.kernels, start=1)],
+        kernels=[_record(rank, kernel, device) for rank, kernel in enumerate(compiled.kernels, start=1)],
         reference=None if reference is None else reference.record,
         allow_tf32=compiled.expr.allow_tf32,
     )
 
 
-def source_suffix(device: DeviceSpec) -> str:
-    """Ending of the device's sources."""
-    return "cl" if device.code_generator == "opencl-source" else "cu"
+def _generator(device: DeviceSpec) -> Generator:
+    """What the device's code generator writes."""
+    assert device.code_generator is not None, "the device has kernels"
+    return GENERATORS[device.code_generator]
 
 
 def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKernel | None:
     """The operator as plain CUDA C, by which ``roller profile`` judges its kernels; None where that cannot be said."""
-    if device.code_generator == "opencl-source":
+    if not _generator(device).has_reference:
         return None
     try:
         return reference_kernel(compiled.expr, entry_name(compiled.expr.name))
@@ -76,9 +77,9 @@ def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKerne
         return None
 
 
-def _record(rank: int, kernel: RankedKernel, source_suffix: str) -> KernelRecord:
+def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord:
     """The record of a rank. Of a chain the general fields are those of its longest launch."""
-    files = list(_files(rank, kernel, source_suffix))
+    files = list(_files(rank, kernel, _generator(device)))
     longest = max(range(len(files)), key=lambda number: kernel.parts[number].estimate.seconds)
     built, program, file = kernel.launches[longest], kernel.program, files[longest]
     checked = kernel.built.verification
@@ -88,7 +89,7 @@ def _record(rank: int, kernel: RankedKernel, source_suffix: str) -> KernelRecord
         seconds=_rounded(program.estimate.seconds),
         bound=program.estimate.bound,
         stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
-        tiles=_tiles(kernel.parts[longest].schedule),
+        tiles=_tiles(kernel.parts[longest].schedule, device),
         policy=program.policy,
         verified=None if checked is None else checked.passed,
         verification=None
@@ -153,11 +154,12 @@ def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecor
     ]
 
 
-def _tiles(schedule: Schedule) -> dict[str, dict[str, int]]:
+def _tiles(schedule: Schedule, device: DeviceSpec) -> dict[str, dict[str, int]]:
     """Tiles at each memory layer, by axis."""
     if isinstance(schedule, PatchSchedule):
         return {}
-    return {"registers": dict(schedule.register_tile), "shared": {**schedule.block_of, **schedule.step_of}}
+    block = {**schedule.block_of, **schedule.step_of}
+    return {device.registers.name: dict(schedule.register_tile), device.shared.name: block}
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,13 @@ class _Files:
     schedule: str
 
 
-def _files(rank: int, kernel: RankedKernel, source_suffix: str) -> Iterator[_Files]:
+def _files(rank: int, kernel: RankedKernel, generator: Generator) -> Iterator[_Files]:
     """``kernel_1.cu`` and so on; ``kernel_1_part_2.cu`` where there are several launches."""
     alone = len(kernel.launches) == 1
     for number, built in enumerate(kernel.launches, start=1):
         stem = f"kernel_{rank}" if alone else f"kernel_{rank}_part_{number}"
-        binary = f"{stem}.cubin" if built.binary is not None else None
-        yield _Files(f"{stem}.{source_suffix}", binary, f"{stem}.schedule.json")
+        binary = f"{stem}.{generator.binary_suffix}" if built.binary is not None else None
+        yield _Files(f"{stem}.{generator.source_suffix}", binary, f"{stem}.schedule.json")
 
 
 def _rounded(seconds: float) -> float:
@@ -197,7 +199,7 @@ def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> P
     out.mkdir(parents=True, exist_ok=True)
     with staged_directory(target) as directory:
         for rank, kernel in enumerate(compiled.kernels, start=1):
-            files = _files(rank, kernel, source_suffix(device))
+            files = _files(rank, kernel, _generator(device))
             for file, built, part in zip(files, kernel.launches, kernel.parts, strict=True):
                 (directory / file.source).write_text(built.source)
                 if file.binary is not None and built.binary is not None:

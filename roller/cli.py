@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.group("roller", cls=Program, context_settings=CONTEXT)
 @click.version_option(package_name="roller")
 def main() -> None:
-    """GPU kernels constructed from a model of the hardware, and how long they take."""
+    """Kernels constructed from a model of the hardware, and how long they take."""
 
 
 @main.command("devices")
@@ -121,10 +121,10 @@ def compile_command(
 @click.option("--top-k", type=click.IntRange(1, 100), default=3, show_default=True, help="Schedules per operator.")
 @click.option(
     "--engine",
-    type=click.Choice(["opencl", "emulator"]),
-    default="opencl",
-    show_default=True,
-    help="Run the schedule's OpenCL twin, or the CUDA text itself thread by thread (needs g++).",
+    type=click.Choice(["opencl", "emulator", "native"]),
+    default=None,
+    help="Run the schedule's OpenCL twin, or the CUDA text itself thread by thread (needs g++); kernels for processors "
+    "run as they are.  [default: opencl, or native]",
 )
 @search_option
 @algorithms_option
@@ -134,7 +134,7 @@ def verify_command(
     file: Path,
     device_name: str,
     top_k: int,
-    engine: str,
+    engine: str | None,
     method: str,
     algorithms: str | None,
     jobs: int | None,
@@ -321,7 +321,7 @@ def estimate_command(
         return
     from roller.show import print_line, print_table
 
-    print_table(estimate_table(results))
+    print_table(estimate_table(results, device.teu.lane))
     print_line(summary(results, device, implementation))
 
 
@@ -332,7 +332,17 @@ def estimate_command(
 @click.option("--listing/--no-listing", default=False, help="Also print the machine code of the hottest loop.")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per kernel on stdout.")
 def inspect_command(kernel: Path, rank: int | None, architecture: str | None, listing: bool, as_json: bool) -> None:
-    """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of."""
+    """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of. Of a bundle for
+    processors the assembly is read."""
+    from roller.inspect_library import inspect_library, is_library_bundle, library_json, library_text
+
+    if is_library_bundle(kernel):
+        if architecture is not None or listing:
+            option = "--listing" if listing else "--arch"
+            raise InputError(option, "is for GPU kernels", "leave it out; the whole assembly lies in the bundle")
+        library = inspect_library(kernel, rank)
+        click.echo(library_json(library) if as_json else library_text(library))
+        return
     from roller.inspect_command import inspect_path
     from roller.inspect_page import inspection_text, json_line
 

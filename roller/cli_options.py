@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from codegen.generators import check_tools
 from hal import InputError
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ def check_readable(file: Path) -> None:
 
 
 def check_compilable(device: DeviceSpec) -> None:
+    """Before any process starts: kernels can be built for the device, and on this machine."""
     if device.code_generator is None:
         raise InputError(
             "--device",
             f"{device.name} has no code generator: {device.code_generator_reason}",
             "roller explain and roller devices answer for it",
         )
+    check_tools(device.code_generator)
 
 
 def check_out(out: Path) -> None:

@@ -22,6 +22,7 @@ from roller.flat import Flat
 from roller.performance import Costs
 from roller.rtile import RTile, TileSpace
 from roller.scale_up import ScaleUp
+from roller.vector_tiles import VectorTiles
 from roller.warp_groups import warp_group_candidates
 from sokoban import Estimate, KernelForm, ScheduleTable, TileSchedule, estimate
 from sokoban.bank_padding import bank_padding
@@ -97,24 +98,13 @@ class Construction:
     algorithm_seconds: float = 0.0
 
 
-def check_lanes(device: DeviceSpec) -> None:
-    """Raises InputError for devices whose lanes are no threads: there are no programs for those yet."""
-    if device.teu.lane != "thread":
-        raise InputError(
-            "--device",
-            f"the lanes of {device.name} are elements of vectors, and programs are made for threads alone",
-            "name a GPU (roller devices)",
-        )
-
-
 def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construction:
     """Construct the ``top_k`` best programs of an operator.
 
     Raises:
-        InputError: the device has no layer that holds even the smallest tile, it cannot multiply the operator's
-            element types, or its lanes are no threads.
+        InputError: the device has no layer that holds even the smallest tile, or it cannot multiply the operator's
+            element types.
     """
-    check_lanes(device)
     check_float8(form, device)
     start = time.perf_counter()
     proposals = Proposals(form, device)
@@ -177,7 +167,8 @@ class _Ranking:
         """The best of some candidates."""
         space, device = self.proposals.space, self.proposals.device
         plain = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
-        staged = fully_staged(plain)
+        # What a cache holds is not for the program to lay out or to fetch ahead.
+        staged = fully_staged(plain) & (not device.shared.is_cache)
         # Every tile with its steps fetched one by one and, where all is staged, ahead.
         pipelined = np.flatnonzero(staged & (plain.step_count > 1))
         variants = pipeline_variants(space.form, device, (CONSTRUCTED_STAGES,))
@@ -238,8 +229,16 @@ class Proposals:
         self._costs: dict[tuple[int, ...], Costs] = {}
 
     def within(self, epsilon: float) -> Iterator[Candidate]:
-        """Candidates that waste at most ``epsilon`` by padding: scaled up where outputs share data, flat where they do
-        not or not much."""
+        """Candidates that waste at most ``epsilon`` by padding."""
+        return _PROPOSERS[self.device.teu.lane](self, epsilon)
+
+    def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
+        """Candidates for lanes that are elements of vectors."""
+        return VectorTiles(self.space, self.device, epsilon).candidates()
+
+    def of_threads(self, epsilon: float) -> Iterator[Candidate]:
+        """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
+        much."""
         form, device, space, reuse = self.form, self.device, self.space, self._reuse
         flat = Flat(space, device, epsilon)
         if form.kind == "rows":
@@ -262,6 +261,10 @@ class Proposals:
         outputs = math.prod(form.sizes[axis] for axis in form.spatial)
         if not reuse or outputs < device.unit_count * device.limits.threads_per_unit:
             yield from flat.rows()
+
+
+#: Who proposes programs, by what the lanes of a device are.
+_PROPOSERS = {"thread": Proposals.of_threads, "element": Proposals.of_vectors}
 
 
 def has_reuse(space: TileSpace) -> bool:

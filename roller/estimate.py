@@ -9,7 +9,7 @@ A file holds one operator a line, a list, or a single one; besides the operator'
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -27,6 +27,7 @@ from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
 from roller.programs import SEARCH_POLICY, find_programs, ranked
 from roller.text import count_text, sizes_text, time_text
+from roller.vector_page import packed_text
 from sokoban import kernel_form
 from sokoban.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
@@ -288,8 +289,9 @@ def json_lines(results: Sequence[OperatorEstimate]) -> bytes:
     return msgspec.json.Encoder().encode_lines(results)
 
 
-def estimate_table(results: Sequence[OperatorEstimate]) -> Table:
-    """A line per operator; where it is several kernels or calls, a line for each below it."""
+def estimate_table(results: Sequence[OperatorEstimate], lane: str = "thread") -> Table:
+    """A line per operator; where it is several kernels or calls, a line for each below it. ``lane``: what the lanes of
+    the device are."""
     library = any(result.implementation == "library" for result in results)
     view = Table(box=None, pad_edge=False)
     view.add_column("operator", overflow="fold")
@@ -306,11 +308,13 @@ def estimate_table(results: Sequence[OperatorEstimate]) -> Table:
         call = [time_text(result.call_seconds)] if result.call_seconds is not None else []
         what = [f"{len(result.parts)} {'calls' if library else 'kernels'}:"] + ([] if library else [""])
         if not several:
-            what = _assumed(result.parts[0]) if result.parts else ["nothing to compute", ""]
+            what = _assumed(result.parts[0], lane) if result.parts else ["nothing to compute", ""]
         view.add_row(result.name, result.direction, time_text(result.seconds), *call, _bound(result.bound), *what)
         for part in result.parts if several else ():
             call = [time_text(part.call_seconds)] if isinstance(part, PricedCall) else []
-            view.add_row(f"  {part.label}", "", time_text(part.seconds), *call, _bound(part.bound), *_assumed(part))
+            view.add_row(
+                f"  {part.label}", "", time_text(part.seconds), *call, _bound(part.bound), *_assumed(part, lane)
+            )
     return view
 
 
@@ -318,7 +322,7 @@ def _bound(stage: str) -> str:
     return stage.replace("_", " ")
 
 
-def _assumed(part: SchedulePart | PricedCall) -> list[str]:
+def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
     """What an estimate supposes, as cells."""
     if isinstance(part, PricedCall):
         slices = f", {count_text(part.splits, 'split')} of k" if part.splits is not None and part.splits > 1 else ""
@@ -326,6 +330,10 @@ def _assumed(part: SchedulePart | PricedCall) -> list[str]:
     schedule = part.schedule
     if "block" not in schedule:
         return [f"{schedule['threads']} threads a block, a patch each", part.found_by]
+    return [", ".join(_TEXTS[lane](schedule)), part.found_by]
+
+
+def _thread_texts(schedule: Mapping[str, Any]) -> list[str]:
     texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
     thread = {axis: count * schedule["vthreads"].get(axis, 1) for axis, count in schedule["thread"].items()}
     texts.append(f"thread {sizes_text(tuple(thread.items()))}")
@@ -333,7 +341,23 @@ def _assumed(part: SchedulePart | PricedCall) -> list[str]:
         texts.append(f"step {sizes_text(tuple(schedule['step'].items()))}")
     if schedule["instruction"] != "fma":
         texts.append(schedule["instruction"])
-    return [", ".join(texts), part.found_by]
+    return texts
+
+
+def _vector_texts(schedule: Mapping[str, Any]) -> list[str]:
+    texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
+    if any(count > 1 for count in schedule["reduce_threads"].values()):
+        return texts
+    texts.append(f"registers {sizes_text(tuple(schedule['thread'].items()))}")
+    if schedule["step"]:
+        texts.append(f"step {sizes_text(tuple(schedule['step'].items()))}")
+    if schedule["cached"]:
+        texts.append(packed_text(schedule["cached"]))
+    return texts
+
+
+#: A schedule's JSON in words, by what the lanes of a device are.
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {"thread": _thread_texts, "element": _vector_texts}
 
 
 def summary(results: Sequence[OperatorEstimate], device: DeviceSpec, implementation: str) -> str:

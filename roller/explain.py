@@ -7,7 +7,8 @@ asked again about the tiles on the way, and of RATIONAL's estimates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from hal import DeviceSpec
 from roller.algorithms import ChainProgram
@@ -31,6 +32,8 @@ from roller.text import (
     time_text,
     wrapped,
 )
+from roller.vector_pace import vector_reasons
+from roller.vector_page import vector_program, vector_story
 from roller.warp_groups import WARP_GROUPS_POLICY
 from sokoban import KernelForm, TileSchedule, statement_text
 from sokoban.bounds import arithmetic_rate, compulsory_bytes
@@ -76,7 +79,8 @@ def _lines(construction: Construction, rank: int, programs: Sequence[Program]) -
     program = programs[rank - 1]
     yield f"{form.expr.name} on {device.title} ({device.name})"
     yield ""
-    yield from _operator(form, device)
+    page = _PAGES[device.teu.lane]
+    yield from _operator(form, device, page.noun)
     yield ""
     if isinstance(program, ChainProgram):
         yield from chain_page(construction, program, rank)
@@ -92,13 +96,13 @@ def _lines(construction: Construction, rank: int, programs: Sequence[Program]) -
                 yield from prediction(part.problem, device, alone)
                 yield from reasons(part.problem, device, alone)
     else:
-        yield from _story(construction, program, rank)
+        yield from page.story(construction, program, rank)
         yield ""
-        yield from _program(form, device, program)
+        yield from page.program(form, device, program)
         yield ""
         yield from prediction(form, device, program)
         yield ""
-        yield from reasons(form, device, program)
+        yield from page.reasons(form, device, program)
     yield ""
     yield from stage_times(programs, rank)
     yield ""
@@ -111,7 +115,7 @@ def _lines(construction: Construction, rank: int, programs: Sequence[Program]) -
 # The operator
 
 
-def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
+def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
     for statement in form.source.statements:
         yield from wrapped(statement_text(statement))
     yield from wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
@@ -132,7 +136,7 @@ def _operator(form: KernelForm, device: DeviceSpec) -> Iterator[str]:
     intensity = three_digits(form.flops / size_bytes)
     yield from wrapped(
         f"{si_text(form.flops, 'FLOP')} on at least {si_text(size_bytes, 'B')} is {intensity} FLOP "
-        f"per byte; this board can do {three_digits(balance)} for every byte from {layer_below(device)} ({unit})"
+        f"per byte; this {noun} can do {three_digits(balance)} for every byte from {layer_below(device)} ({unit})"
     )
     if compute > memory:
         at = f"{time_text(compute)} at {si_text(rate, 'FLOP/s')} sustained"
@@ -376,3 +380,22 @@ def _tile_text(tile: str | tuple[int, ...], space: TileSpace) -> str:
 def _source(layer: str, device: DeviceSpec) -> str:
     """What fills a layer."""
     return scratchpad(device) if layer == "registers" else layer_below(device)
+
+
+# Pages by what the lanes of a device are
+
+
+@dataclass(frozen=True)
+class _Page:
+    """What pages on devices of one kind of lane do not share: a word for the device, and their own parts."""
+
+    noun: str
+    story: Callable[[Construction, RProgram, int], Iterator[str]]
+    program: Callable[[KernelForm, DeviceSpec, RProgram], Iterator[str]]
+    reasons: Callable[[KernelForm, DeviceSpec, RProgram], Iterator[str]]
+
+
+_PAGES: Mapping[str, _Page] = {
+    "thread": _Page("board", _story, _program, reasons),
+    "element": _Page("processor", vector_story, vector_program, vector_reasons),
+}

@@ -6,16 +6,15 @@ RATIONAL assumed stands beside what the disassembly shows. Neither TVM nor a dev
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from codegen.build import BuiltKernel
 from codegen.bundle import KernelRecord, LaunchRecord, Manifest, read_manifest
+from codegen.bundle_operator import operator_of
 from codegen.device_compiler import CompileError, compile_cuda
 from codegen.disassembly import HotLoop, disassemble, hottest_loop, readable_architecture
 from codegen.sass import SassFunction
@@ -23,7 +22,7 @@ from codegen.sass_mix import Mix, mix_of
 from hal import DeviceSpec, InputError
 from roller.inspect_model import ModelView, model_view
 from roller.text import count_text
-from sokoban import KernelForm, TensorExpr, TileSchedule
+from sokoban import KernelForm, TileSchedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,36 +251,3 @@ def _view(record: Manifest, schedule_file: Path, hot: HotLoop) -> tuple[ModelVie
         return model_view(form, device, schedule, hot), ""
     except InputError as error:
         return None, f"the schedule cannot be read back: {error}"
-
-
-def operator_of(record: Manifest) -> TensorExpr:
-    """The operator of a manifest.
-
-    Raises:
-        InputError: its statements are not those of this version of the language.
-    """
-    from sokoban.operators import operator_from_data
-
-    data: dict[str, Any] = {
-        "expr": "; ".join(record.statements),
-        "sizes": record.axes,
-        "dtypes": {argument.name: argument.dtype for argument in record.arguments},
-        "shapes": _read_shapes(record),
-        "name": record.name,
-        "accumulate": record.accumulate,
-        "allow_tf32": record.allow_tf32,
-    }
-    return operator_from_data(data)
-
-
-def _read_shapes(record: Manifest) -> dict[str, list[int]]:
-    """The inputs' shapes as the statements read them: a caller's may have dimensions of one besides, such as the
-    filters (c, 1, kh, kw) of a depthwise convolution."""
-    shapes = {}
-    for argument in record.arguments:
-        read = re.search(rf"\b{re.escape(argument.name)}\[([^|\]]*)", " ".join(record.statements))
-        if argument.role == "input" and read is not None:
-            rank = len(read.group(1).split(","))
-            whole = len(argument.shape) == rank
-            shapes[argument.name] = [size for size in argument.shape if whole or size != 1]
-    return {name: shape for name, shape in shapes.items() if shape}

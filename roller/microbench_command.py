@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hal.catalog import THIS_CPU
 from hal.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def microbench_command(device: str, out: Path | None, other: str | None, only: t
     """
     _check_out(out, only)
     compared = _other(other)
-    measured = _Cpu(only) if device == "cpu" else _Gpu(device, only)
+    here = _HERE.get(device)
+    measured = _Gpu(device, only) if here is None else here(only)
     spec = measured.described() if out is not None else measured.described_if_complete()
     if out is not None and spec is not None:
         from codegen.atomic import write_atomic
@@ -114,6 +116,10 @@ class _Cpu:
             return self.described()
         except InputError:
             return None
+
+
+#: Who measures what is not a GPU, by the word for it.
+_HERE = {THIS_CPU: _Cpu}
 
 
 def open_launcher(device: str) -> Launcher:

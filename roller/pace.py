@@ -1,12 +1,13 @@
 """What sets the pace of a program and what would make it faster, in words: stages, their reasons, the rivals.
 
-The numbers are those that RATIONAL itself computed on the way (:mod:`roller.anatomy`).
+The numbers are those that RATIONAL itself computed on the way (:mod:`roller.anatomy`). Reasons here are those of
+lanes that are threads; what else differs by lanes is looked up in tables.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal import DeviceSpec
 from roller.algorithms import ChainProgram
@@ -24,7 +25,11 @@ from roller.text import (
     time_text,
     wrapped,
 )
-from sokoban import STAGES, Estimate, KernelForm, ScheduleTable
+from roller.vector_anatomy import REMAINDERS as VECTOR_REMAINDERS
+from roller.vector_anatomy import vector_anatomy
+from roller.vector_pace import vector_stage_meanings
+from roller.vector_page import vector_schedule_text
+from sokoban import STAGES, Estimate, KernelForm, ScheduleTable, TileSchedule
 from sokoban.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.issue import ARITHMETIC
 from sokoban.occupancy import blocks_per_unit
@@ -39,6 +44,12 @@ STAGE_MEANING = {
     "dram": "the way from DRAM",
     "latency": "one block by itself, its waiting included",
     "block_launch": "starting the blocks",
+}
+
+#: Stages in words, by what the lanes of a device are.
+_STAGE_MEANINGS: Mapping[str, Callable[[DeviceSpec], Mapping[str, str]]] = {
+    "thread": lambda device: STAGE_MEANING,
+    "element": vector_stage_meanings,
 }
 
 _PART_MEANING = {
@@ -62,16 +73,18 @@ _LOSS = 1.02
 
 def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     """The predicted time, a bar per stage, and the rates reached."""
-    estimate = program.estimate
+    estimate, meanings = program.estimate, _STAGE_MEANINGS[device.teu.lane](device)
     yield (
         f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
-        f"{STAGE_MEANING[estimate.bound]} set the pace"
+        f"{meanings[estimate.bound]} set the pace"
     )
-    yield from stage_bars(estimate)
+    yield from stage_bars(estimate, meanings)
     rate, name = arithmetic_rate(form, device, matrix=program.schedule.instruction != "fma")
     useful = f"{si_text(compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"
+    if estimate.stage_seconds.get(device.dram.name) == 0.0:
+        traffic = f"{useful}, none of it from {layer_below(device)}"
     if form.flops:
         done = form.flops / estimate.seconds
         yield f"  in all {si_text(done, 'FLOP/s')}, {100 * done / rate:.0f}% of what {name} sustains, and {traffic}"
@@ -79,16 +92,16 @@ def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Itera
         yield f"  in all {traffic}"
 
 
-def stage_bars(estimate: Estimate) -> Iterator[str]:
-    """A bar per stage."""
+def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) -> Iterator[str]:
+    """A bar per stage, in the order of ``meanings``."""
     longest = max(estimate.stage_seconds.values()) or 1.0
-    for stage in STAGES:
+    for stage in meanings:
         seconds = estimate.stage_seconds[stage]
         if seconds == 0.0:
             yield f"  {stage:12} {'-':>8}"
             continue
         bar = "█" * round(30 * seconds / longest) or "▏"
-        yield f"  {stage:12} {time_text(seconds):>8}  {bar:30}  {STAGE_MEANING[stage]}"
+        yield f"  {stage:12} {time_text(seconds):>8}  {bar:30}  {meanings[stage]}"
 
 
 # Reasons
@@ -290,14 +303,15 @@ def residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
 def stage_times(programs: Sequence[Program], rank: int) -> Iterator[str]:
     """One row per candidate: the prediction and every stage; ``*`` marks the one that bounds it."""
     yield "Times of every stage, * the one that sets the pace"
-    names = ["launch" if stage == "block_launch" else stage for stage in STAGES]
+    stages = tuple(programs[0].estimate.stage_seconds)
+    names = ["launch" if stage == "block_launch" else stage for stage in stages]
     yield f"  {'':4} {'predicted':>9}  " + " ".join(f"{name:>9}" for name in names).rstrip()
     for position, program in enumerate(programs, start=1):
         estimate = program.estimate
         cells = [
             f"{time_text(estimate.stage_seconds[stage]) if estimate.stage_seconds[stage] else '-':>8}"
             + ("*" if stage == estimate.bound else " ")
-            for stage in STAGES
+            for stage in stages
         ]
         mark = "→" if position == rank else " "
         yield f"  {mark}{position:3} {time_text(estimate.seconds):>9}  {' '.join(cells)}".rstrip()
@@ -306,13 +320,16 @@ def stage_times(programs: Sequence[Program], rank: int) -> Iterator[str]:
 def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
     """One row per candidate: the difference in time, the stage behind it, the schedule."""
     chosen = programs[rank - 1]
+    lane = construction.device.teu.lane
     scored = construction.considered + construction.searched
     yield f"Its rivals, the best of {scored} programs: what each gains or loses, and where"
     rows = []
     for position, program in enumerate(programs, start=1):
         mark = "→" if position == rank else " "
         change = "" if position == rank else _change(construction, program, chosen)
-        rows.append((f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", schedule_text(program)))
+        rows.append(
+            (f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", schedule_text(program, lane))
+        )
     column = max(len(head) for head, _ in rows)
     for head, text in rows:
         yield clipped(f"  {head:{column}}  {text}")
@@ -333,22 +350,34 @@ def _change(construction: Construction, program: Program, chosen: Program) -> st
     if isinstance(program, ChainProgram) or isinstance(chosen, ChainProgram):
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
-    mine, other = (anatomy(construction.form, construction.device, each.schedule).parts for each in (chosen, program))
-    changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*REMAINDERS, *STAGES)}
+    parts_of, remainders = _PARTS[construction.device.teu.lane]
+    mine, other = (parts_of(construction.form, construction.device, each.schedule) for each in (chosen, program))
+    changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*remainders, *ours.stage_seconds)}
     part = (max if difference > 0 else min)(changes, key=lambda name: changes[name])
     return f"{percent:+.1f}%, {_signed(part, changes[part])}"
+
+
+#: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
+_PARTS: Mapping[str, tuple[Callable[[KernelForm, DeviceSpec, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
+    "thread": (lambda form, device, schedule: anatomy(form, device, schedule).parts, REMAINDERS),
+    "element": (lambda form, device, schedule: vector_anatomy(form, device, schedule).parts, VECTOR_REMAINDERS),
+}
 
 
 def _signed(stage: str, seconds: float) -> str:
     return f"{stage.replace('_', ' ')} {'+' if seconds >= 0 else '−'}{time_text(abs(seconds))}"
 
 
-def schedule_text(program: Program) -> str:
-    """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about."""
+def schedule_text(program: Program, lane: str = "thread") -> str:
+    """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about. ``lane``: what the lanes
+    of the device are."""
     if isinstance(program, ChainProgram):
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    schedule = program.schedule
+    return _SCHEDULE_TEXTS[lane](program.schedule)
+
+
+def _thread_schedule_text(schedule: TileSchedule) -> str:
     text = f"block {short_sizes(schedule.block)}"
     owner = "warp" if schedule.instruction != "fma" else "thread"
     tile = short_sizes(tuple(schedule.register_tile.items()))
@@ -364,3 +393,9 @@ def schedule_text(program: Program) -> str:
     if schedule.reduce_threads:
         text += f" · {math.prod(count for _, count in schedule.reduce_threads)} threads per row"
     return text
+
+
+_SCHEDULE_TEXTS: Mapping[str, Callable[[TileSchedule], str]] = {
+    "thread": _thread_schedule_text,
+    "element": vector_schedule_text,
+}

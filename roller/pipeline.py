@@ -19,10 +19,11 @@ from codegen import (
     verify_schedule,
 )
 from codegen.chain import Problem, Schedule
+from codegen.generators import engine_for
 from hal import DeviceSpec, InputError
 from roller.algorithms import ALGORITHMS, ChainProgram, Part
 from roller.construct import Construction, RProgram, construct
-from roller.programs import Program, find_programs, ranked, searched, united, with_algorithms
+from roller.programs import Program, find_programs, finders, ranked, searched, united, with_algorithms
 from sokoban import KernelForm, TensorExpr, kernel_form
 from sokoban.search import SearchResult, search
 
@@ -134,8 +135,8 @@ class _Job:
         self.algorithms = algorithms
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
         self.form = kernel_form(expr)
-        self.constructed = construct(self.form, device, top_k + SPARES) if method != "sokoban" else None
-        self.needs_search = method != "roller"
+        constructs, self.needs_search = finders(device, method)
+        self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
         self.found: Future[SearchResult] | None = None
         self.programs: list[Program] = []
         self.building: list[_Building] = []
@@ -191,7 +192,7 @@ class _Job:
             entry,
             self.device.code_generator or "cuda",
             self.device.architecture,
-            self.device.warp_lanes,
+            self.device.teu.lanes,
             verify,
         )
         return self.pool.submit(build_kernel, request)
@@ -223,7 +224,9 @@ class _Job:
         kernels = self._verify_ranked(kernels)
         failures = tuple(b.error for b in built if b.error)
         if not kernels:
-            raise InputError(self.expr.name, f"no program could be built: {failures[0]}", "report this operator")
+            raise InputError(
+                self.expr.name, f"no program could be built: {failures[0]}", "change the operator, or report it"
+            )
         seconds = self.seconds_before + time.perf_counter() - self.started
         return CompiledOperator(self.expr, self.form, self.construction, tuple(kernels), seconds, failures)
 
@@ -263,21 +266,25 @@ def verify_operators(
     *,
     top_k: int,
     pool: Executor,
-    engine: str = "opencl",
+    engine: str | None = None,
     method: str = "both",
     algorithms: Collection[str] = ALGORITHMS,
     ahead: int = 8,
 ) -> Iterator[tuple[str, list[Verification]]]:
     """Run the best ``top_k`` programs of every operator against the reference, without compiling for the device.
 
-    ``engine`` as in :func:`codegen.verify.verify`, ``method`` and ``algorithms`` as in
+    ``engine`` is one of :data:`codegen.generators.ENGINES`, ``method`` and ``algorithms`` as in
     :func:`roller.programs.find_programs`.
+
+    Raises:
+        InputError: the engine does not run kernels of this device, or an operator has no program.
     """
+    runs = engine_for(device.teu.lane, engine)
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
         form = kernel_form(expr)
         programs = ranked(find_programs(form, device, top_k, method, algorithms), top_k, algorithms)
-        started.append((expr.name, [_checked(form, program, engine, pool) for program in programs]))
+        started.append((expr.name, [_checked(form, program, device, runs, pool) for program in programs]))
         if len(started) > ahead:
             name, futures = started.pop(0)
             yield name, [future.result() for future in futures]
@@ -285,7 +292,9 @@ def verify_operators(
         yield name, [future.result() for future in futures]
 
 
-def _checked(form: KernelForm, program: Program, engine: str, pool: Executor) -> Future[Verification]:
+def _checked(
+    form: KernelForm, program: Program, device: DeviceSpec, engine: str, pool: Executor
+) -> Future[Verification]:
     if isinstance(program, ChainProgram):
         return pool.submit(verify_chain, program.check(), engine)
-    return pool.submit(verify_schedule, form, program.schedule, engine)
+    return pool.submit(verify_schedule, form, program.schedule, engine, device.architecture, device.teu.lanes)

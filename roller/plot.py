@@ -6,7 +6,8 @@ Needs matplotlib, the optional extra ``plot``.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from hal import DeviceSpec, InputError
 from roller.anatomy import anatomy
 from roller.construct import Construction, RProgram
 from roller.pace import schedule_text
-from roller.text import si_text, time_text
-from sokoban import STAGES, KernelForm
+from roller.text import layer_name, si_text, time_text
+from roller.vector_anatomy import vector_anatomy
+from sokoban import KernelForm, TileSchedule
 from sokoban.bounds import arithmetic_dtype, input_dtype
 
 #: Kinds of file by ending.
@@ -26,7 +28,14 @@ FORMATS = ("png", "svg", "pdf")
 MOST_PROGRAMS = 10
 
 #: Colour-blind safe (Okabe and Ito), in the order of the stages.
-_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#999999", "#CC79A7")
+_COLOURS = ("#0072B2", "#56B4E9", "#009E73", "#E69F00", "#D55E00", "#999999", "#CC79A7", "#F0E442", "#882255")
+
+#: Bytes that DRAM reads and writes for a program, by what the lanes of a device are; without what a cache kept of the
+#: call before.
+_DRAM_TRAFFIC: Mapping[str, Callable[[KernelForm, DeviceSpec, TileSchedule], float]] = {
+    "thread": lambda form, device, schedule: anatomy(form, device, schedule).dram_traffic,
+    "element": lambda form, device, schedule: vector_anatomy(form, device, schedule).dram_traffic,
+}
 
 
 def check_plot(path: Path) -> None:
@@ -78,16 +87,17 @@ def draw(construction: Construction, rank: int = 1) -> Any:
     panels = figure.subplot_mosaic(
         [["stages", "roofline"], ["stages", "near"]], width_ratios=(1.15, 1), height_ratios=(1.7, 1)
     )
-    _stages(panels["stages"], programs, rank)
+    _stages(panels["stages"], programs, rank, device.teu.lane)
     _roofline(panels["roofline"], panels["near"], form, device, programs, rank)
     figure.suptitle(f"{form.expr.name} on {device.title}, as predicted")
     return figure
 
 
-def _stages(axes: Any, programs: Sequence[RProgram], rank: int) -> None:
+def _stages(axes: Any, programs: Sequence[RProgram], rank: int, lane: str) -> None:
     """A group of bars per program, one bar per stage; a line across the group is the predicted time."""
-    thickness = 0.8 / len(STAGES)
-    for number, (stage, colour) in enumerate(zip(STAGES, _COLOURS, strict=True)):
+    stages = tuple(programs[0].estimate.stage_seconds)
+    thickness = 0.8 / len(stages)
+    for number, (stage, colour) in enumerate(zip(stages, itertools.cycle(_COLOURS), strict=False)):
         times = [1e6 * program.estimate.stage_seconds[stage] for program in programs]
         places = [group - 0.4 + (number + 0.5) * thickness for group in range(len(programs))]
         axes.barh(places, times, 0.92 * thickness, color=colour, label=stage.replace("_", " "))
@@ -101,7 +111,8 @@ def _stages(axes: Any, programs: Sequence[RProgram], rank: int) -> None:
         axes.plot([seconds, seconds], [group - 0.42, group + 0.42], color="black", linewidth=2)
     axes.plot([], [], color="black", linewidth=2, label="predicted")
     names = [
-        f"{'→ ' if position == rank else ''}{position}: {time_text(program.estimate.seconds)}\n{_two_lines(program)}"
+        f"{'→ ' if position == rank else ''}{position}: {time_text(program.estimate.seconds)}\n"
+        f"{_two_lines(program, lane)}"
         for position, program in enumerate(programs, start=1)
     ]
     axes.set_yticks(range(len(programs)), names, fontsize=8)
@@ -113,8 +124,8 @@ def _stages(axes: Any, programs: Sequence[RProgram], rank: int) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=4, fontsize=8, frameon=False)
 
 
-def _two_lines(program: RProgram) -> str:
-    parts = schedule_text(program).split(" · ")
+def _two_lines(program: RProgram, lane: str) -> str:
+    parts = schedule_text(program, lane).split(" · ")
     return "\n".join(part for part in (parts[0], " · ".join(parts[1:])) if part)
 
 
@@ -127,8 +138,9 @@ def _roofline(
         axes.set_axis_off()
         near.set_axis_off()
         return
+    traffic = _DRAM_TRAFFIC[device.teu.lane]
     points = [
-        (form.flops / anatomy(form, device, program.schedule).dram_traffic, form.flops / program.estimate.seconds)
+        (form.flops / traffic(form, device, program.schedule), form.flops / program.estimate.seconds)
         for program in programs
     ]
     flats = _flats(form, device, matrix=any(program.schedule.instruction != "fma" for program in programs))
@@ -139,7 +151,7 @@ def _roofline(
     ends = min(*xs, ridge / 30) / 3, max(*xs, ridge) * 8
     for panel in (axes, near):
         for layer, colour in zip(layers, ("#D55E00", "#E69F00", "#009E73"), strict=True):
-            bandwidth, name = layer.bandwidth_bytes_per_second, {"dram": "DRAM", "l2": "L2"}.get(layer.name, layer.name)
+            bandwidth, name = layer.bandwidth_bytes_per_second, layer_name(layer.name)
             corners = (ends[0], min(max(top / bandwidth, ends[0]), ends[1]), ends[1])
             width, label = 1.8 if layer is device.dram else 1.1, f"{name}: {si_text(bandwidth, 'B/s')}"
             panel.plot(corners, [min(x * bandwidth, top) for x in corners], color=colour, linewidth=width, label=label)

@@ -1,6 +1,6 @@
-"""``roller profile``: kernels of bundles timed on GPUs, and manifests ranked by what was measured.
+"""``roller profile``: kernels of bundles timed on GPUs or on this machine's cores, and manifests ranked by that.
 
-It runs beside a GPU, so it imports neither the compiler nor anything that the compiler needs.
+Beside a GPU it imports neither the compiler nor anything that the compiler needs.
 """
 
 from __future__ import annotations
@@ -14,36 +14,61 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hal.catalog import THIS_CPU
+from hal.errors import InputError
+
 if TYPE_CHECKING:
-    from codegen.profile import KernelProfile, OperatorProfile, ProfileOptions
+    from codegen.profile import KernelProfile, OperatorProfile
+
+#: Software that the last line names, of what the profile knows.
+_SOFTWARE = ("driver", "runtime")
 
 
 @click.command("profile")
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--device", "device_name", default="cuda:0", show_default=True, metavar="GPU", help="cuda:0, cuda:0,cuda:1 or all."
+    "--device",
+    "device_name",
+    default=None,
+    metavar="GPU",
+    help="cuda:0, cuda:0,cuda:1 or all.  [default: cuda:0; for kernels of processors this machine's cores]",
 )
 @click.option(
     "--top-k", type=click.IntRange(1, 100), default=100, help="Kernels per operator, by prediction.  [default: all]"
 )
-@click.option("--repeats", type=click.IntRange(3, 10000), default=20, show_default=True, help="Timings of a kernel.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(3, 10000),
+    default=None,
+    help="Timings of a kernel.  [default: 20; on processors 15]",
+)
 @click.option("--jobs", "cluster", default=None, metavar="URL", help="Run on a cluster: tcp://… (Dask) or ray://…")
 @click.option("--cache/--no-cache", "cached", default=True, help="Take times of kernels known from before.")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def profile_command(
-    directory: Path, device_name: str, top_k: int, repeats: int, cluster: str | None, cached: bool, as_json: bool
+    directory: Path,
+    device_name: str | None,
+    top_k: int,
+    repeats: int | None,
+    cluster: str | None,
+    cached: bool,
+    as_json: bool,
 ) -> None:
     """Time the kernels of the bundle DIR, or of all bundles in DIR, and rank their manifests by it.
 
-    A kernel's time counts only if its output agrees with the operator's reference on the GPU. Exit code 1 when an
-    operator has no such kernel.
+    A kernel's time counts only if its output agrees with the operator's reference. Exit code 1 when an operator has no
+    such kernel.
     """
-    from codegen.measure import MeasureOptions
-    from codegen.profile import ProfileOptions, default_cache
+    from codegen.profile import default_cache, is_for_processors
 
-    options = ProfileOptions(top_k, MeasureOptions(repeats=repeats), default_cache() if cached else None)
+    if is_for_processors(directory):
+        profiled = _on_cores(directory, device_name, cluster, top_k, repeats)
+    else:
+        profiled = _on_gpus(
+            directory, device_name or "cuda:0", cluster, top_k, repeats, default_cache() if cached else None
+        )
     results = []
-    for result in _profiled(directory, device_name, cluster, options):
+    for result in profiled:
         results.append(result)
         if as_json:
             click.echo(profile_json(result))
@@ -53,11 +78,14 @@ def profile_command(
         sys.exit(1)
 
 
-def _profiled(
-    directory: Path, device_name: str, cluster: str | None, options: ProfileOptions
+def _on_gpus(
+    directory: Path, device_name: str, cluster: str | None, top_k: int, repeats: int | None, cache: Path | None
 ) -> Iterator[OperatorProfile]:
     from codegen import profile
+    from codegen.measure import MeasureOptions
 
+    measure = MeasureOptions() if repeats is None else MeasureOptions(repeats=repeats)
+    options = profile.ProfileOptions(top_k, measure, cache)
     if cluster is None:
         yield from profile.profile(directory, profile.parse_devices(device_name), options)
         return
@@ -65,6 +93,24 @@ def _profiled(
 
     with cluster_executor(cluster) as executor:
         yield from profile.profile_on_cluster(directory, executor, options)
+
+
+#: What may be written for this machine's cores.
+_THIS_MACHINE = (None, THIS_CPU)
+
+
+def _on_cores(
+    directory: Path, device_name: str | None, cluster: str | None, top_k: int, repeats: int | None
+) -> Iterator[OperatorProfile]:
+    from codegen.cpu_measure import CpuMeasureOptions
+    from codegen.profile import ProfileOptions, profile_here
+
+    for option, given in (("--device", device_name), ("--jobs", cluster)):
+        if given not in _THIS_MACHINE:
+            problem = f"{directory} holds kernels for processors, which are timed on this machine's cores"
+            raise InputError(option, problem, "leave it out")
+    measure = CpuMeasureOptions() if repeats is None else CpuMeasureOptions(rounds=repeats)
+    return profile_here(directory, ProfileOptions(top_k), measure)
 
 
 def profile_json(result: OperatorProfile) -> str:
@@ -77,6 +123,7 @@ def profile_json(result: OperatorProfile) -> str:
             "capability": result.board.capability,
             "versions": result.board.versions,
             "out": str(result.directory),
+            "profiling_seconds": result.seconds,
             "kernels": [_kernel_json(rank, kernel) for rank, kernel in enumerate(result.kernels, start=1)],
         },
         ensure_ascii=False,
@@ -179,7 +226,8 @@ def _summary(results: list[OperatorProfile]) -> str:
         text += f", {struck} struck out"
     if errors:
         text += f"; predictions off by {statistics.median(errors):.0%} (median)"
-    return f"{text}; driver {board.versions['driver']}, runtime {board.versions['runtime']}"
+    software = ", ".join(f"{name} {board.versions[name]}" for name in _SOFTWARE if name in board.versions)
+    return f"{text}; {software}" if software else text
 
 
 def _count(number: int, noun: str) -> str:

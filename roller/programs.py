@@ -15,7 +15,7 @@ from typing import Any
 from hal import DeviceSpec, InputError
 from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, algorithms_of
 from roller.candidate import Reason
-from roller.construct import Construction, RProgram, check_lanes, construct
+from roller.construct import Construction, RProgram, construct
 from sokoban import KernelForm, TileSchedule
 from sokoban.search import SearchResult, search
 from sokoban.search_space import MOST_PADDING
@@ -23,6 +23,9 @@ from sokoban.warp_groups import with_fall_back
 
 #: Who may look for programs.
 METHODS = ("roller", "sokoban", "both")
+
+#: What lanes are on devices whose tiles the search enumerates.
+SEARCHED_LANES = ("thread",)
 
 #: The policy of programs that the search found.
 SEARCH_POLICY = "search"
@@ -44,15 +47,28 @@ def find_programs(
     Raises:
         InputError: the device has no layer that holds even the smallest tile, or there is no such method.
     """
-    if method not in METHODS:
-        raise InputError("method", f"there is no {method!r}", f"use one of {', '.join(METHODS)}")
-    check_lanes(device)
-    if method == "sokoban":
+    constructs, searches = finders(device, method)
+    if not constructs:
         return with_algorithms(searched(search(form, device, top_k)), algorithms)
     constructed = construct(form, device, top_k)
-    if method == "both":
+    if searches:
         constructed = united(constructed, search(form, device, top_k), top_k)
     return with_algorithms(constructed, algorithms)
+
+
+def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:
+    """Whether construction and whether search look for programs of a device by one of :data:`METHODS`.
+
+    Raises:
+        InputError: there is no such method, or it is the search alone, which does not know the device's lanes.
+    """
+    if method not in METHODS:
+        raise InputError("method", f"there is no {method!r}", f"use one of {', '.join(METHODS)}")
+    searchable = device.teu.lane in SEARCHED_LANES
+    if method == "sokoban" and not searchable:
+        problem = f"is for lanes that are threads; those of {device.name} are elements of vectors"
+        raise InputError("--search sokoban", problem, "leave it out")
+    return method != "sokoban", method != "roller" and searchable
 
 
 def with_algorithms(construction: Construction, algorithms: Collection[str]) -> Construction:

@@ -1,4 +1,4 @@
-"""Compiled operators in a program: as functions of GPU tensors, and as operators of PyTorch."""
+"""Compiled operators in a program: as functions of GPU tensors or NumPy arrays, and as operators of PyTorch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from codegen.arrays import holds
-from codegen.bundle_reader import ArgumentEntry
-from codegen.launch import Operator, load
+from codegen.bundle_reader import choose_kernel, read_bundle
+from codegen.cpu_library import CpuOperator
+from codegen.launch import Operator
 from hal.errors import InputError
+from roller.torch_operator import define_on_cpu, fake_of, schema_of
 
 #: Namespace of operators whose name has none.
 NAMESPACE = "roller"
@@ -21,11 +22,25 @@ _NAME = re.compile(r"(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*)")
 _registered: dict[str, tuple[Path, Any]] = {}
 
 
-def torch_op(path: Path | str, name: str | None = None) -> Any:
-    """Register a bundle as a PyTorch operator (``torch.library.custom_op``) and return it.
+def load(path: Path | str, rank: int | None = None) -> Operator | CpuOperator:
+    """The operator in a bundle's folder; its kernel is the fastest measured one, or without a profile rank 1.
 
-    ``op = roller.torch_op("out/matmul")``, then ``op(a, b)`` or ``torch.ops.roller.matmul(a, b)``. A profiler trace
-    shows it under its name, ``torch.compile`` and ``torch.export`` take it as one node. It has no backward pass.
+    Of a GPU's bundle it takes tensors on a GPU, of a processor's NumPy arrays.
+
+    Raises:
+        InputError: the folder is no bundle, has no kernel of this rank, or its library cannot be loaded.
+    """
+    bundle = read_bundle(path)
+    kernel = choose_kernel(bundle, rank)
+    return CpuOperator(bundle, kernel) if bundle.is_library else Operator(bundle, kernel)
+
+
+def torch_op(path: Path | str, name: str | None = None) -> Any:
+    """Register a bundle as a PyTorch operator (``torch.library``) and return it.
+
+    ``op = roller.torch_op("out/matmul")``, then ``op(a, b)`` or ``torch.ops.roller.matmul(a, b)``: of tensors on a GPU,
+    or on the CPU where the bundle was compiled for processors. A profiler trace shows it under its name,
+    ``torch.compile`` and ``torch.export`` take it as one node. It has no backward pass.
 
     Args:
         path: the bundle's folder.
@@ -34,7 +49,7 @@ def torch_op(path: Path | str, name: str | None = None) -> Any:
 
     Raises:
         InputError: the folder is no bundle, PyTorch is missing, or the name is taken or no identifier. The operator
-            itself raises it for tensors that the kernel does not take, those on the CPU among them.
+            itself raises it for tensors that the kernel does not take, those elsewhere among them.
     """
     operator = load(path)
     full_name = _full_name(operator, name)
@@ -44,12 +59,16 @@ def torch_op(path: Path | str, name: str | None = None) -> Any:
         if known != folder:
             raise InputError("name", f"{full_name} is already the operator of {known}", "give another name")
         return op
-    op = _define(operator, full_name)
+    torch = _torch()
+    if isinstance(operator, CpuOperator):
+        op = define_on_cpu(torch, operator, full_name)
+    else:
+        op = _define(torch, operator, full_name)
     _registered[full_name] = (folder, op)
     return op
 
 
-def _full_name(operator: Operator, name: str | None) -> str:
+def _full_name(operator: Operator | CpuOperator, name: str | None) -> str:
     if name is None:
         name = re.sub(r"\W", "_", operator.bundle.name, flags=re.ASCII)
         name = name if name.isidentifier() else f"op_{name}"  # 3x3 as op_3x3
@@ -59,39 +78,24 @@ def _full_name(operator: Operator, name: str | None) -> str:
     return f"{match[1] or NAMESPACE}::{match[2]}"
 
 
-def _define(operator: Operator, full_name: str) -> Any:
+def _torch() -> Any:
     try:
-        torch = import_module("torch")
+        return import_module("torch")
     except ImportError as error:
         raise InputError("torch", f"cannot be imported ({error})", "pip install torch") from None
-    parameters = ", ".join(f"Tensor {argument.name}" for argument in operator.inputs)
-    schema = f"({parameters}) -> Tensor"
 
+
+def _define(torch: Any, operator: Operator, full_name: str) -> Any:
     def launch(*tensors: Any) -> Any:
         return operator(*tensors)
 
     def on_cpu(*tensors: Any) -> Any:
         raise InputError(full_name, "its tensors are on the CPU", "move them to a GPU with .cuda()")
 
-    def shapes(*tensors: Any) -> Any:
-        for argument, tensor in zip(operator.inputs, tensors, strict=True):
-            _check_like(full_name, argument, tensor)
-        dtype = getattr(torch, operator.output.dtype)
-        return torch.empty(operator.output.shape, dtype=dtype, device=tensors[0].device)
-
-    op = torch.library.custom_op(full_name, launch, mutates_args=(), device_types="cuda", schema=schema)
+    op = torch.library.custom_op(full_name, launch, mutates_args=(), device_types="cuda", schema=schema_of(operator))
     op.register_kernel("cpu")(on_cpu)
-    op.register_fake(shapes)
+    op.register_fake(fake_of(torch, operator, full_name))
     return op
-
-
-def _check_like(full_name: str, argument: ArgumentEntry, tensor: Any) -> None:
-    """Shape and dtype, which a tensor without memory has too."""
-    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-    if shape != argument.shape:
-        raise InputError(f"{full_name}.{argument.name}", f"has shape {list(shape)}", f"it takes {list(argument.shape)}")
-    if not holds(argument.dtype, dtype):
-        raise InputError(f"{full_name}.{argument.name}", f"is {dtype}", f"it takes {argument.dtype}")
 
 
 __all__ = ["load", "torch_op"]

@@ -22,6 +22,9 @@ from sokoban.warp_groups import warp_group_roles
 #: Schedules that are written at a time.
 PIECE = 4096
 
+#: The memory of a block that a program fills itself, by what the lanes of a device are.
+_MEMORY = {"thread": "shared B", "element": "scratch B"}
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -154,7 +157,7 @@ def score_table(scores: Scores, limit: int) -> Table:
     view = Table(box=None, pad_edge=False)
     for column in ("schedule", "predicted", *(stage.replace("_", " ") for stage in scores.stages)):
         view.add_column(column, justify="right")
-    for column in ("regs", "shared B", "blocks/unit", "waves"):
+    for column in ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves"):
         view.add_column(column, justify="right")
     view.add_column("bound", overflow="fold")
     for position, each in enumerate(scores.rows(0, limit), start=1):

@@ -20,6 +20,9 @@ from roller.programs import SEARCH_POLICY, Program
 from roller.text import sizes_text
 from sokoban.patches import PatchSchedule
 
+#: What a lane of the device is -> whose memory a kernel is given: of a block, or for the operands that a thread packs.
+_MEMORY = {"thread": "shared B", "element": "scratch B"}
+
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
 
@@ -105,7 +108,7 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
     single = len(results) == 1
     for column in ("rank" if single else "operator", "block tile", "thread tile", "step"):
         table.add_column(column, overflow="fold")
-    for column in ("grid", "threads", "shared B", "regs", "spill", "predicted"):
+    for column in ("grid", "threads", _MEMORY[device.teu.lane], "regs", "spill", "predicted"):
         table.add_column(column, justify="right")
     for column in ("bound", "verified", "found by"):
         table.add_column(column)

@@ -34,6 +34,11 @@ def layer_below(device: DeviceSpec) -> str:
     return "DRAM" if device.dram.name == "dram" else f"the {device.dram.name}"
 
 
+def layer_name(name: str) -> str:
+    """A memory layer as it is written in sentences: ``L2``, ``DRAM``, ``registers``."""
+    return name.upper() if name == "dram" or name[1:].isdigit() else name
+
+
 def count_text(number: int, noun: str) -> str:
     """``1 wave``, ``4 waves``."""
     return f"{number} {noun}" + ("" if number == 1 else "s")

@@ -1,9 +1,10 @@
 """Tensor expressions, tile schedules and the RATIONAL cost model (thesis chapter 5)."""
 
+from sokoban.estimates import Estimate, EstimateTable
 from sokoban.expression import Axis, Load, Reduction, Statement, Tensor, TensorExpr, statement_text
 from sokoban.kernel_form import KernelForm, kernel_form
 from sokoban.operators import load_operators, operator_schema, operators_from_json
-from sokoban.rational import STAGES, Estimate, EstimateTable, estimate, estimate_schedules
+from sokoban.rational import STAGES, estimate, estimate_schedules
 from sokoban.regions import compute_workload, data_dimension, memory_footprint, subtensor_sizes
 from sokoban.schedule import TileSchedule, sizes
 from sokoban.table import ScheduleTable

@@ -30,8 +30,10 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     The formula always pads to a fixed residue, up to doubling narrow rows; where the addresses of a warp show no
     conflict without it, or with the smallest padding that keeps vector accesses aligned, that is better. Turned tiles
     are padded by one vector where that takes conflicts from the stores into them. Tiles of matrix instructions keep the
-    padding they have.
+    padding they have, as does everything where the layer is a cache.
     """
+    if device.shared.is_cache:
+        return dict(table.padding)
     banks, width_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     padding = dict(table.padding)
     zeros = table.zeros

@@ -28,26 +28,28 @@ FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
 }
 
 
-def value_instructions(value: Value, along: Collection[str] | None = None) -> float:
+def value_instructions(
+    value: Value, along: Collection[str] | None = None, costs: Mapping[str, float] = FUNCTION_INSTRUCTIONS
+) -> float:
     """Instructions that compute ``value`` in float32, its loads apart; a multiply and an add fuse into one.
 
-    With ``along`` only those that depend on one of these axes: compilers compute the others once.
+    With ``along`` only those that depend on one of these axes: compilers compute the others once. ``costs``: of calls.
     """
     if isinstance(value, Reduction):
         fused = value.function == "sum" and _is_product(value.body)
-        return value_instructions(value.body, along) + (0.0 if fused else 1.0)
+        return value_instructions(value.body, along, costs) + (0.0 if fused else 1.0)
     if isinstance(value, AxisValue):
         return 1.0 if along is None or depends(value, along) else 0.0
     if not isinstance(value, Call) or (along is not None and not depends(value, along)):
         return 0.0
-    own = FUNCTION_INSTRUCTIONS.get(value.function, 1.0)
+    own = costs.get(value.function, 1.0)
     if value.function == "div" and isinstance(value.arguments[1], Constant):
         own = 4.0 if _is_inexact(value.arguments[1]) else 1.0
     if value.function == "pow" and value.arguments[1] == Constant(2.0):
         own = 1.0
     if value.function in ("add", "sub") and any(_is_product(argument) for argument in value.arguments):
         own = 0.0
-    return own + sum(value_instructions(argument, along) for argument in value.arguments)
+    return own + sum(value_instructions(argument, along, costs) for argument in value.arguments)
 
 
 def depends(value: Value, along: Collection[str]) -> bool:

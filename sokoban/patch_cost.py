@@ -11,13 +11,14 @@ import math
 import numpy as np
 
 from hal import DeviceSpec
+from sokoban.estimates import Estimate
 from sokoban.expression import AffineIndex
 from sokoban.fetch import LINE_WAVEFRONTS, UNROLLED_LOADS
 from sokoban.issue import BODY_INSTRUCTIONS, DIRECT_GUARD_INSTRUCTIONS, STEP_INSTRUCTIONS
 from sokoban.kernel_form import operation_count
 from sokoban.occupancy import OVERHEAD_REGISTERS
 from sokoban.patches import COLUMN, ROW, PatchSchedule, PatchTransform
-from sokoban.rational import DRAM_OVERLAP, STAGES, UNHIDDEN, UNHIDDEN_WAIT, Estimate, soft_maximum
+from sokoban.rational import DRAM_OVERLAP, STAGES, UNHIDDEN, UNHIDDEN_WAIT, soft_maximum
 from sokoban.stages import DEFAULT_LATENCY_SECONDS, DRAM_PAGE_BYTES, LOADED_LATENCY
 
 #: Instructions by which a thread finds its place along an axis: a division by a constant and a remainder, as

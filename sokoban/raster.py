@@ -12,8 +12,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from hal import DeviceSpec
+from sokoban.estimates import EstimateTable
 from sokoban.pipelines import fully_staged
-from sokoban.rational import EstimateTable, estimate
+from sokoban.rational import estimate
 from sokoban.regions import data_dimension
 from sokoban.table import Bools, Floats, Ints, ScheduleTable, product
 from sokoban.transactions import dram_bytes, super_tile
@@ -54,7 +55,7 @@ def bands(table: ScheduleTable, estimates: EstimateTable, device: DeviceSpec) ->
     """
     form = table.form
     slow = estimates.stage_seconds["dram"] > DRAM_SHARE * estimates.seconds
-    if device.l2 is None or form.reduction is None or form.kind != "tile" or not slow.any():
+    if device.shared.is_cache or device.l2 is None or form.reduction is None or form.kind != "tile" or not slow.any():
         return table.zeros
     kept = device.l2.capacity_bytes / 2
     if all(form.expr.tensor_by_name[load.tensor].size_bytes <= kept for load in form.body_loads):

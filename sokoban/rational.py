@@ -11,12 +11,13 @@ Every stage is a function of its own in :mod:`sokoban.stages`; all work on a :cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hal import DeviceSpec
+from sokoban.estimates import EstimateTable
 from sokoban.expression import Load
 from sokoban.fetch import Fetch, fetch
 from sokoban.issue import issue_seconds
@@ -25,6 +26,7 @@ from sokoban.loops import LoopNest, loop_nest
 from sokoban.occupancy import granted_registers, operand_registers
 from sokoban.operands import OperandReads, operand_reads
 from sokoban.schedule import TileSchedule
+from sokoban.simd_model import estimate_vectors
 from sokoban.stages import (
     Launch,
     compute_seconds,
@@ -38,7 +40,7 @@ from sokoban.stages import (
     stored_seconds_per_block,
     waiting_seconds,
 )
-from sokoban.table import Floats, Ints, ScheduleTable
+from sokoban.table import Floats, ScheduleTable
 
 #: Pipeline stages in the order in which they are shown.
 STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
@@ -73,71 +75,6 @@ HOISTING_RISK = 0.25
 _CHUNK = 4096
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Predicted time of one schedule.
-
-    Attributes:
-        seconds: launch overhead included.
-        bound: the stage that sets the pace.
-        stage_seconds: time of every stage for the whole kernel, by name.
-        registers: estimated 32-bit registers per thread.
-        shared_bytes: shared memory per block.
-        blocks_per_unit: resident blocks of a unit.
-        wave_count: rounds of blocks, the last one counted in full.
-    """
-
-    seconds: float
-    bound: str
-    stage_seconds: Mapping[str, float]
-    registers: int
-    shared_bytes: int
-    blocks_per_unit: int
-    wave_count: int
-
-
-@dataclass(frozen=True, eq=False)
-class EstimateTable:
-    """Estimates of all schedules of a table; see :class:`Estimate`. Schedules that cannot run take infinite time."""
-
-    seconds: Floats
-    stage_seconds: Mapping[str, Floats]
-    registers: Ints
-    shared_bytes: Ints
-    blocks_per_unit: Ints
-    wave_count: Ints
-
-    def rows_of(self, which: Ints) -> EstimateTable:
-        """Some rows as a table of their own, in the order given."""
-        stages = {name: column[which] for name, column in self.stage_seconds.items()}
-        columns = (self.registers, self.shared_bytes, self.blocks_per_unit, self.wave_count)
-        return EstimateTable(self.seconds[which], stages, *(column[which] for column in columns))
-
-    def row(self, position: int) -> Estimate:
-        """The estimate of one schedule."""
-        return self.rows([position])[0]
-
-    def rows(self, positions: Sequence[int]) -> list[Estimate]:
-        """The estimates of some schedules."""
-        pick = np.asarray(positions, dtype=np.int64)
-        names = list(self.stage_seconds)
-        stages = np.array([self.stage_seconds[name] for name in names])[:, pick]
-        columns = zip(
-            self.seconds[pick].tolist(),
-            stages.argmax(axis=0).tolist(),
-            stages.T.tolist(),
-            self.registers[pick].tolist(),
-            self.shared_bytes[pick].tolist(),
-            self.blocks_per_unit[pick].tolist(),
-            self.wave_count[pick].tolist(),
-            strict=True,
-        )
-        return [
-            Estimate(seconds, names[bound], dict(zip(names, times, strict=True)), registers, shared, resident, waves)
-            for seconds, bound, times, registers, shared, resident, waves in columns
-        ]
-
-
 def estimate_schedules(form: KernelForm, device: DeviceSpec, schedules: Sequence[TileSchedule]) -> EstimateTable:
     """Predict every schedule of ``schedules``."""
     return estimate(ScheduleTable.of(form, schedules), device)
@@ -145,17 +82,10 @@ def estimate_schedules(form: KernelForm, device: DeviceSpec, schedules: Sequence
 
 def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     """Predict every row; large tables in pieces."""
+    model = _MODELS[device.teu.lane]
     if table.count <= _CHUNK:
-        return _estimate(table, device)
-    parts = [_estimate(table.rows(slice(i, i + _CHUNK)), device) for i in range(0, table.count, _CHUNK)]
-    return EstimateTable(
-        np.concatenate([part.seconds for part in parts]),
-        {name: np.concatenate([part.stage_seconds[name] for part in parts]) for name in STAGES},
-        np.concatenate([part.registers for part in parts]),
-        np.concatenate([part.shared_bytes for part in parts]),
-        np.concatenate([part.blocks_per_unit for part in parts]),
-        np.concatenate([part.wave_count for part in parts]),
-    )
+        return model(table, device)
+    return EstimateTable.join([model(table.rows(slice(i, i + _CHUNK)), device) for i in range(0, table.count, _CHUNK)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,3 +228,10 @@ def soft_maximum(a: Floats, b: Floats, exponent: float) -> Floats:
     """``(a**p + b**p) ** (1/p)``: the larger one, and more where they are close."""
     larger = np.maximum(a, b)
     return larger * (1.0 + (np.minimum(a, b) / larger) ** exponent) ** (1.0 / exponent)
+
+
+#: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
+_MODELS: Mapping[str, Callable[[ScheduleTable, DeviceSpec], EstimateTable]] = {
+    "thread": _estimate,
+    "element": estimate_vectors,
+}

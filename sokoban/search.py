@@ -16,11 +16,12 @@ import numpy as np
 
 from hal import DeviceSpec, InputError
 from sokoban.bank_padding import bank_padding
+from sokoban.estimates import Estimate
 from sokoban.kernel_form import KernelForm
 from sokoban.matrix import MMA_STAGES, check_float8, device_product, needs_matrix
 from sokoban.pipelines import fetched_ahead, with_layouts
 from sokoban.raster import in_bands
-from sokoban.rational import Estimate, estimate
+from sokoban.rational import estimate
 from sokoban.schedule import TileSchedule
 from sokoban.search_rows import UNROLL, adjacent, instruction_at, schedule_at, shared_table, tile_table
 from sokoban.search_screen import block_seconds, efficient, schedule_seconds

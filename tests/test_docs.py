@@ -241,6 +241,7 @@ def test_the_compilers_that_bundles_depend_on_are_the_pinned_ones() -> None:
 QUICK = (
     "explain", "score", "estimate", "estimate-library", "devices", "schema", "device-numbers", "statements",
     "kernel-form", "construction", "program", "prediction", "reasons", "stages", "rivals", "constants",
+    "vector-constants", "vector-prediction", "laptop", "laptop-explain",
 )  # fmt: skip
 
 

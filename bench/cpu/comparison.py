@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from bench.cpu.results import Check, Entry, Facts, OperatorResult
 from bench.cpu.statistics import spread
 from bench.cpu.timing import interleaved
 from bench.suites import suite_path
+from codegen.cpu_measure import rotating_sets
 from codegen.verification import tolerance_of
 from hal import InputError
 from sokoban.expression import TensorExpr
@@ -26,11 +26,6 @@ from sokoban.reference import evaluate, random_inputs
 
 Spec = Mapping[str, Any]
 OWN_SUITE = Path(__file__).parent / "cpu24.json"
-
-#: The inputs of all sets together fill the private caches so many times: nothing of a set is left in them when its turn
-#: comes again. The last level is shared with whoever else uses the machine, and is not flushed.
-CACHE_FILLS = 2
-FEWEST_SETS, MOST_SETS = 2, 16
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,7 @@ class Settings:
 
     def sets(self, input_bytes: int) -> int:
         """How many sets of inputs of so many bytes take turns."""
-        wanted = math.ceil(CACHE_FILLS * self.private_bytes / input_bytes)
-        return max(FEWEST_SETS, min(MOST_SETS, wanted))
+        return rotating_sets(input_bytes, self.private_bytes)
 
 
 def read_suite(suite: str, names: Sequence[str]) -> list[Spec]:

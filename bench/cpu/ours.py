@@ -1,7 +1,10 @@
 """Our kernels, as the comparison takes them: from a folder of bundles, one per operator of the suite.
 
-``roller compile bench/cpu/cpu24.json --device cpu --out DIR`` makes them. Another adapter is a function of the same
-type, named with ``--ours module:function``; the keys of its facts are those of `bench.cpu.results.Facts`.
+``roller compile bench/cpu/cpu24.json --device cpu --out DIR`` makes them, and ``roller profile DIR`` finds the fastest
+of the ten that are predicted to be. With ``--top-k 50`` there are more, by which the first choice is judged.
+
+Another adapter is a function of the same type, named with ``--ours module:function``; the keys of its facts are those
+of `bench.cpu.results.Facts`.
 """
 
 from __future__ import annotations
@@ -17,7 +20,10 @@ from bench.cpu.rivals import Array, Call, Operator, Prepared, Unable
 from hal import InputError
 
 if TYPE_CHECKING:
-    from codegen.bundle_reader import BundleEntry
+    from codegen.bundle_reader import BundleEntry, KernelEntry
+
+#: Kernels, by predicted rank, of which the fastest measured one competes; others are there to judge the first choice.
+PROFILED = 10
 
 #: RATIONAL's first choice is compared with the best of so many of its best, by measurement.
 FIRST_OF = 50
@@ -33,23 +39,39 @@ def from_bundle(operator: Operator) -> Prepared:
     folder = Path(operator.options["bundles"]) / str(operator.spec["name"])
     if not folder.is_dir():
         raise Unable("no bundle: roller compile bench/cpu/cpu24.json --device cpu")
-    from codegen.cpu_library import load_cpu
+    from codegen.bundle_reader import read_bundle
+    from codegen.cpu_library import CpuOperator
 
-    kernel = load_cpu(folder)
+    bundle = read_bundle(folder)
+    kernel = CpuOperator(bundle, competitor(bundle))
     facts = {
         "predicted_seconds": kernel.kernel.seconds,
-        "first_choice": first_choice(kernel.bundle),
+        "first_choice": first_choice(bundle),
         "construction_seconds": construction_seconds(operator),
+        "profiling_seconds": bundle.profiling_seconds.get(min(PROFILED, len(bundle.kernels))),
         "detail": f"rank {kernel.kernel.predicted_rank}",
     }
-
     out = np.full(kernel.output.shape, np.nan, np.float32)
 
     def bind(inputs: Mapping[str, Array]) -> Call:
-        arrays = [inputs[argument.name] for argument in kernel.inputs]
-        return lambda: kernel(*arrays, out=out)
+        return kernel.bound(*(inputs[argument.name] for argument in kernel.inputs), out=out)
 
     return Prepared(bind, facts)
+
+
+def competitor(bundle: BundleEntry) -> KernelEntry:
+    """The fastest measured kernel of those that would have been profiled; without a profile the one predicted to be it.
+
+    Raises:
+        Unable: all of them were struck out.
+    """
+    kernels = [kernel for kernel in bundle.kernels if kernel.predicted_rank <= PROFILED and not kernel.struck_out]
+    if not kernels:
+        raise Unable("all its kernels were struck out by roller profile")
+    measured = [kernel for kernel in kernels if kernel.profiled_seconds is not None]
+    if measured:
+        return min(measured, key=lambda kernel: kernel.profiled_seconds or 0.0)
+    return min(kernels, key=lambda kernel: kernel.predicted_rank)
 
 
 def construction_seconds(operator: Operator) -> float:

@@ -79,9 +79,12 @@ COMMENTS: dict[str, str] = {
     "remove": "Every ReLU kernel gone: the upper bound of what fusing them could bring.",
     "replace-kernel": "See [repricing.md](repricing.md) for the prices layer by layer. Most of the gain in resnet50's"
     " CPU-bound step is from launches: one kernel where cuDNN took up to five.",
+    "replace-operator": "It is for steps that run on the CPU, which these are not: see [the loop](cpu-loop.md).",
     "restructure-batchnorm": "ns_resolution gains 12.6 %; the thesis predicted 12.7 % for DenseNet-121 and measured"
     " 7 %, because it knew nothing of the slower convolutions that take the work over. Neither does this pass.",
     "scale": "Convolutions at half their time, a question in the style of COZ (4.7).",
+    "unprofiled": "Traces of `daydream record --timed` hold what it needs, and these do not: see"
+    " [the loop](cpu-loop.md).",
     "vdnn": "Maps of 1365 MB a step at 12 GB/s take 114 ms each way: longer than the GPU works on them. vDNN trades"
     " time for memory, and this says how much.",
 }
@@ -173,7 +176,7 @@ def page(folder: Path) -> Iterator[str]:
         cases = dict(CASES)
         cases["metaflow"] = (Case("metaflow:policy=policy.json", (("metaflow", {"policy": str(policy)}),)),)
         for name, what in registered().items():
-            yield from _section(what, cases[name], graphs)
+            yield from _section(what, cases.get(name, ()), graphs)
 
 
 def _section(what: WhatIf, cases: tuple[Case, ...], graphs: dict[str, TaskGraph]) -> Iterator[str]:
@@ -184,6 +187,9 @@ def _section(what: WhatIf, cases: tuple[Case, ...], graphs: dict[str, TaskGraph]
     if what.parameters:
         listed = ", ".join(_described(each) for each in what.parameters)
         yield "\n" + "\n".join(wrap(f"Parameters: {listed}.", WIDTH, break_on_hyphens=False))
+    if not cases:
+        yield "\n" + "\n".join(wrap(COMMENTS[what.name], WIDTH, break_on_hyphens=False))
+        return
     yield "\n| | " + " | ".join(f"{name} | GPU" for name in graphs) + " |"
     yield "|---|" + "--:|" * (2 * len(graphs))
     changed: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
+from codegen.generators import has_chains
 from hal import DeviceSpec, InputError
 from roller.algorithms import split_k, winograd
 from roller.algorithms.chain import DIRECT, ChainProgram, Considered, Part
@@ -30,10 +31,9 @@ def algorithms_of(
 ) -> tuple[Considered, ...]:
     """What the ``algorithms`` make of an operator, whose best program of one kernel is ``direct``."""
     asked = {name: consider for name, consider in _CONSIDER.items() if name in algorithms}
-    if device.kind != "gpu":
-        return tuple(
-            Considered(name, declined="kernels are launched one after the other on GPUs alone") for name in asked
-        )
+    if not has_chains(device.code_generator):
+        reason = f"kernels of {device.name} are not launched one after the other"
+        return tuple(Considered(name, declined=reason) for name in asked)
     return tuple(consider(form, device, direct) for consider in asked.values())
 
 

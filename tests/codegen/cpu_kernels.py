@@ -48,9 +48,9 @@ def schedule_for(
     return TileSchedule(block=sizes(block), thread=sizes(thread), step=sizes(steps), cached=names)
 
 
-def built(form: KernelForm, schedule: TileSchedule, vector_axis: str | None = None) -> BuiltLibrary:
+def built(form: KernelForm, schedule: TileSchedule) -> BuiltLibrary:
     """The schedule compiled for this machine."""
-    lowered = lower_cpu(form, schedule, entry="op_blocks", vector_bytes=vector_bytes(), vector_axis=vector_axis)
+    lowered = lower_cpu(form, schedule, entry="op_blocks", vector_bytes=vector_bytes())
     return build_library(lowered, host_architecture(), len(form.expr.inputs) + 1)
 
 

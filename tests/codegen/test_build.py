@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from codegen import BuildRequest, BuiltKernel, build_kernel, verify_schedule
+from codegen.generators import linker
 from codegen.targets import static_shared_bytes
+from hal.microbench.cpu.native import host_architecture
 from sokoban import TileSchedule, kernel_form
 from sokoban.operators import operator_from_data
 from sokoban.schedule import sizes
@@ -22,7 +24,7 @@ SCHEDULE = TileSchedule(
 def build(generator: str, architecture: str, **changes: Any) -> BuiltKernel:
     request = {
         "form": FORM, "schedule": SCHEDULE, "entry": "roller_m", "generator": generator, "architecture": architecture,
-        "wavefront": 32, "verify": False,
+        "lanes": 32, "verify": False,
     }  # fmt: skip
     return build_kernel(BuildRequest(**(request | changes)))
 
@@ -49,7 +51,7 @@ def test_an_old_board_gets_source_alone() -> None:
 
 
 def test_amd_gets_opencl_c_with_all_shared_memory_declared() -> None:
-    kernel = build("opencl-source", "gfx906", wavefront=64)
+    kernel = build("opencl-source", "gfx906", lanes=64)
     assert kernel.error == ""
     assert (kernel.binary, kernel.registers, kernel.spill_bytes) == (None, None, None)
     assert "__kernel void roller_m_kernel(__global float* restrict A_ptr" in kernel.source
@@ -58,8 +60,27 @@ def test_amd_gets_opencl_c_with_all_shared_memory_declared() -> None:
     large = SCHEDULE.with_(
         block=sizes({"m": 128, "n": 128}), thread=sizes({"m": 8, "n": 8}), step=sizes({"k": 64}), vector=()
     )
-    kernel = build("opencl-source", "gfx906", wavefront=64, schedule=large)
+    kernel = build("opencl-source", "gfx906", lanes=64, schedule=large)
     assert (kernel.shared_bytes, kernel.dynamic_shared_bytes) == (4 * 2 * 128 * 64, 0)
+
+
+def test_llvm_gives_a_shared_library_and_its_assembly() -> None:
+    if linker() is None:
+        pytest.skip("there is no C compiler to link with")
+    schedule = TileSchedule(
+        block=sizes({"m": 35, "n": 32}), thread=sizes({"m": 5, "n": 32}), step=sizes({"k": 8}), cached=("B",)
+    )
+    kernel = build("llvm", host_architecture(), schedule=schedule, lanes=8, verify=True)
+    assert kernel.error == "" and kernel.entry == "roller_m"
+    assert kernel.binary is not None and kernel.binary[:4] == b"\x7fELF" and b"roller_m" in kernel.binary
+    assert "roller_m_blocks:" in kernel.source
+    # Two by two blocks of one thread each, which packs 8 x 32 elements of B.
+    assert (kernel.grid, kernel.block) == ((4, 1, 1), (1, 1, 1))
+    assert kernel.shared_bytes == kernel.dynamic_shared_bytes >= 4 * 8 * 32
+    assert (kernel.registers, kernel.spill_bytes) == (None, None)
+    assert kernel.verification is not None and kernel.verification.passed
+    refused = build("llvm", host_architecture(), schedule=schedule.with_(thread=sizes({"m": 4, "n": 32})), lanes=8)
+    assert "do not divide a block" in refused.error and refused.binary is None
 
 
 def test_dynamic_shared_memory_counts_among_all() -> None:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from codegen.bundle import read_manifest
-from codegen.cpu_build import linker
-from codegen.cpu_bundle import CpuKernel, write_cpu_bundle
 from codegen.cpu_library import load_cpu
+from codegen.generators import linker
+from codegen.launch import load
 from hal import InputError
 from hal.microbench.cpu.native import host_architecture
+from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
 pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
@@ -38,7 +39,24 @@ def test_an_operator_is_a_function_of_arrays(bundle: Path) -> None:
     assert operator(a, b, out=out) is out
     np.testing.assert_allclose(out, np.maximum(a @ b, 0), atol=1e-4)
     np.testing.assert_array_equal(operator(a, b), out)
-    assert read_manifest(bundle).kernels[0].binary == "kernel_01.so"
+    assert read_manifest(bundle).kernels[0].binary == "kernel_1.so"
+
+
+def test_arrays_that_stay_are_checked_once(bundle: Path) -> None:
+    operator = load_cpu(bundle)
+    a, b = (np.ones(argument.shape, np.float32) for argument in operator.inputs)
+    call = operator.bound(a, b)
+    out = call()
+    np.testing.assert_array_equal(out, np.full((40, 48), 32.0))
+    a[:] = 2.0
+    assert call() is out and (out == 64.0).all()
+    with pytest.raises(InputError, match=r"op.B: is float64; it takes float32"):
+        operator.bound(a, b.astype(np.float64))
+
+
+def test_the_gpu_loader_refuses_it(bundle: Path) -> None:
+    with pytest.raises(InputError, match=r"holds shared libraries, no GPU kernels; load it with roller.load"):
+        load(bundle)
 
 
 def test_it_is_loaded_without_a_compiler(bundle: Path) -> None:
@@ -81,6 +99,6 @@ def test_a_damaged_library_is_refused(bundle: Path, tmp_path: Path) -> None:
     copy.mkdir()
     for file in bundle.iterdir():
         (copy / file.name).write_bytes(file.read_bytes())
-    (copy / "kernel_01.so").write_bytes(b"no library")
+    (copy / "kernel_1.so").write_bytes(b"no library")
     with pytest.raises(InputError, match="cannot be loaded"):
         load_cpu(copy)

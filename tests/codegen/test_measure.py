@@ -24,7 +24,8 @@ from codegen.measure import (
     device_relative_error,
     stored_bytes,
 )
-from codegen.verify import LARGEST_HALF, _stored, relative_error
+from codegen.verification import LARGEST_HALF, relative_error
+from codegen.verify import _stored
 from hal import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import ADDS, BEYOND, PARTIAL, RIGHT, SPOILS_INPUT, WRONG, write_bundle, write_chain

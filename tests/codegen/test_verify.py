@@ -13,7 +13,8 @@ import pytest
 from codegen import verify as module
 from codegen.cuda_emulator import emulator_available
 from codegen.cutting import cut_down, resize
-from codegen.verify import relative_error, verify
+from codegen.verification import relative_error
+from codegen.verify import verify
 from hal import load_device
 from roller.construct import construct
 from sokoban import KernelForm, TileSchedule, kernel_form

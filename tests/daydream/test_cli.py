@@ -154,7 +154,9 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
     result = daydream("record", "--out", "t.json", "--steps", 2, "--stack", "own.py", "--out", "x", "-v", "a b")
     assert result.exit_code == 7
     assert result.stderr == "daydream: the script failed\n1 step recorded in t.json\n"
-    options = {"steps": 2, "warmup": 3, "batch": None, "with_stack": True, "with_modules": True, "stop": True}
+    options = {
+        "steps": 2, "warmup": 3, "timed": 0, "batch": None, "with_stack": True, "with_modules": True, "stop": True,
+    }  # fmt: skip
     assert calls == [((Path("t.json"), Path("own.py"), ("--out", "x", "-v", "a b")), options)]
 
 

@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from codegen import read_manifest
+from codegen.bundle_operator import operator_of
 from codegen.device_compiler import compile_cuda
 from codegen.disassembly import nvdisasm_path
 from roller.cli import main
-from roller.inspect_command import inspect_path, operator_of
+from roller.inspect_command import inspect_path
 from roller.inspect_page import inspection_text
 from sokoban import kernel_form, load_operators
 

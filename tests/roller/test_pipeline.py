@@ -91,7 +91,7 @@ def test_a_schedule_that_does_not_build_is_replaced_and_named() -> None:
 def test_an_operator_without_any_kernel_is_an_error() -> None:
     with pytest.raises(InputError) as caught:
         compiled(lambda schedule, verify: {"error": "ptxas says no"})
-    assert str(caught.value) == "small: no program could be built: ptxas says no; report this operator"
+    assert str(caught.value) == "small: no program could be built: ptxas says no; change the operator, or report it"
 
 
 def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:

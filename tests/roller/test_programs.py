@@ -148,7 +148,13 @@ def test_an_unknown_method_is_refused() -> None:
         find_programs(SMALL, V100, 1, "magic")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_devices_of_vectors_have_no_programs_yet(method: str) -> None:
-    with pytest.raises(InputError, match="elements of vectors"):
-        find_programs(form_of(op="matmul", m=64, n=64, k=64), load_device("epyc-9654"), method=method)
+@pytest.mark.parametrize("method", ["roller", "both"])
+def test_vectors_have_programs_of_construction_alone(method: str) -> None:
+    found = find_programs(form_of(op="matmul", m=64, n=64, k=64), load_device("epyc-9654"), method=method)
+    assert found.programs and found.searched == 0
+    assert all(program.policy != SEARCH_POLICY for program in found.programs)
+
+
+def test_search_does_not_know_vectors() -> None:
+    with pytest.raises(InputError, match="those of epyc-9654 are elements of vectors; leave it out"):
+        find_programs(form_of(op="matmul", m=64, n=64, k=64), load_device("epyc-9654"), method="sokoban")

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import roller
+from codegen.generators import linker
 from hal import InputError
+from hal.microbench.cpu.native import host_architecture
+from roller import torch_operator
 from tests.codegen.bundles import write_bundle
+from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
+from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
 
 def test_load_is_there_without_the_compiler(tmp_path: Path) -> None:
@@ -54,6 +61,62 @@ def test_tensors_on_the_cpu_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         op(torch.zeros(5, 8), torch.zeros(8))
     assert str(caught.value) == "roller::on_cpu: its tensors are on the CPU; move them to a GPU with .cuda()"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A product of (8, 12) and (12, 16) for this machine's processor."""
+    if linker() is None:
+        pytest.skip("there is no C compiler to link with")
+    form = form_of(op="matmul", m=8, n=16, k=12)
+    schedule = schedule_for(form)
+    folder = tmp_path_factory.mktemp("libraries") / "op"
+    kernel = CpuKernel(built(form, schedule), schedule, 1e-6)
+    return write_cpu_bundle(folder, form, [kernel], device="cpu", architecture=host_architecture())
+
+
+def test_a_library_takes_arrays(library: Path) -> None:
+    operator: Any = roller.load(library)
+    a, b = np.ones((8, 12), np.float32), np.full((12, 16), 0.5, np.float32)
+    np.testing.assert_array_equal(operator(a, b), np.full((8, 16), 6.0))
+    assert repr(operator) == "<op(A: float32[8, 12], B: float32[12, 16]) -> C: float32[8, 16], rank 1 for cpu>"
+
+
+def test_a_library_becomes_an_operator_of_torch_on_the_cpu(library: Path) -> None:
+    op = roller.torch_op(library, name="product")
+    a, b = torch.rand(8, 12), torch.rand(12, 16)
+    torch.testing.assert_close(op(a, b), a @ b)
+    torch.testing.assert_close(torch.ops.roller.product(a, b), a @ b)
+    assert roller.torch_op(library, name="product") is op
+    assert op(a.to("meta"), b.to("meta")).shape == (8, 16)
+    torch.library.opcheck(op, (a, b))
+
+
+def test_a_profiler_and_the_compiler_see_it(library: Path) -> None:
+    op = roller.torch_op(library, name="seen")
+    a, b = torch.rand(8, 12), torch.rand(12, 16)
+    with torch.profiler.profile() as profile:
+        op(a, b)
+    assert "roller::seen" in {event.key for event in profile.key_averages()}
+    compiled = torch.compile(lambda x, y: op(x, y) + 1, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(a, b), a @ b + 1)
+
+
+def test_tensors_that_the_library_does_not_take_are_refused(library: Path) -> None:
+    op = roller.torch_op(library, name="strict")
+    a, b = torch.rand(8, 12), torch.rand(12, 16)
+    for given, message in (
+        ((a.T, b), r"roller::strict.A: has shape \[12, 8\]; it takes \[8, 12\]"),
+        ((a, b.double()), "roller::strict.B: is float64; it takes float32"),
+        ((torch.rand(12, 8).T, b), "roller::strict.A: is not dense and row-major; give a contiguous copy"),
+    ):
+        with pytest.raises(InputError, match=message):
+            op(*given)
+
+
+def test_a_library_refuses_tensors_on_a_gpu() -> None:
+    with pytest.raises(InputError, match=r"roller::x: its tensors are on a GPU; move them to the CPU with .cpu"):
+        torch_operator._elsewhere("roller::x")(torch.zeros(1))
 
 
 def test_shapes_are_known_without_memory(tmp_path: Path) -> None:

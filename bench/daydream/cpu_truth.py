@@ -1,0 +1,131 @@
+"""What really happens: models timed in turns, and how long each kernel takes inside its model."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.cpu.machine import Machine, pin
+from codegen.bundle_reader import choose_kernel, read_bundle
+from codegen.cpu_measure import CpuBench, CpuMeasureOptions
+from daydream.build import build_graph
+from daydream.calls import operator_calls
+from daydream.graph import TaskGraph
+from daydream.kineto import read_trace
+from daydream.passes.unprofiled import unprofiled
+from daydream.record import record
+from daydream.simulate import simulate
+
+WARM_STEPS = 5
+
+
+@contextlib.contextmanager
+def on_first_core(machine: Machine) -> Iterator[None]:
+    """This thread stays on the first core meanwhile: the kernels' other threads have the others, one each.
+
+    Threads and processes that are started here would stay there too, so that everybody's have to exist before.
+    """
+    pin(machine.cpus[:1])
+    try:
+        yield
+    finally:
+        pin(machine.cpus)
+
+
+def start_threads(machine: Machine) -> None:
+    """Lets PyTorch start its threads, which inherit the cores of this one."""
+    torch.set_num_threads(machine.threads)
+    pin(machine.cpus)
+    torch.mm(torch.ones(512, 512), torch.ones(512, 512)).relu_()
+
+
+def recorded(model: Any, inputs: Sequence[Any], path: Path, steps: int) -> TaskGraph:
+    """A trace of so many inference steps as `daydream record` makes it, as many more being timed without profiler."""
+    with (
+        torch.inference_mode(),
+        record(path, steps=steps, warmup=WARM_STEPS, timed=steps, model=model, with_modules=False) as recorder,
+    ):
+        while recorder.written is None:
+            model(*inputs)
+            recorder.step()
+    return build_graph(read_trace(path))
+
+
+def in_turns(models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Seconds of a step of each model, one value a round: the median of so many steps in a row.
+
+    In every round each model has a turn, another one first each time; a turn begins with steps that do not count.
+    """
+    found: dict[str, list[float]] = {name: [] for name in models}
+    names = list(models)
+    with torch.inference_mode():
+        for number in range(rounds):
+            first = number % len(names)
+            for name in (*names[first:], *names[:first]):
+                times = [_seconds(models[name], inputs) for _ in range(steps + 2)]
+                found[name].append(statistics.median(times[2:]))
+    return found
+
+
+def _seconds(model: Any, inputs: Sequence[Any]) -> float:
+    started = time.perf_counter()
+    model(*inputs)
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A model's step by operator, from a trace without what the profiler costs; seconds.
+
+    Attributes:
+        calls: operator -> median of a call.
+        totals: operator -> sum of its calls in a step.
+        between: what of a step belongs to no call.
+    """
+
+    calls: Mapping[str, float]
+    totals: Mapping[str, float]
+    between: float
+
+
+def inside(graph: TaskGraph) -> Inside:
+    """Where the steps of a graph go."""
+    steps = [index for index, step in enumerate(graph.steps) if step.full]
+    times: dict[str, list[float]] = {}
+    for call in operator_calls(graph):
+        if call.step in steps:
+            times.setdefault(call.name, []).append(call.duration_us * 1e-6)
+    totals = {name: sum(seconds) / len(steps) for name, seconds in times.items()}
+    step = float(simulate(graph).step_us[steps].mean()) * 1e-6
+    calls = {name: statistics.median(seconds) for name, seconds in times.items()}
+    return Inside(calls, totals, step - sum(totals.values()))
+
+
+def within(model: Any, inputs: Sequence[Any], steps: int) -> Inside:
+    """Where the steps of a model go."""
+    with tempfile.TemporaryDirectory() as folder:
+        graph = recorded(model, inputs, Path(folder) / "model.json", steps)
+    return inside(unprofiled(graph).graph)
+
+
+def measured_again(bundle: Path) -> float | None:
+    """Seconds of a bundle's best kernel, measured in this process as `roller profile` does; None if struck out."""
+    entry = read_bundle(bundle)
+    kernel = choose_kernel(entry, None)
+    found = CpuBench(entry, CpuMeasureOptions()).measure([kernel], lambda rank: None)
+    return found[kernel.rank].seconds
+
+
+def largest_difference(model: Any, other: Any, inputs: Sequence[Any]) -> float:
+    """Largest difference of the outputs of two models over the largest output of the first."""
+    with torch.inference_mode():
+        wanted, found = model(*inputs), other(*inputs)
+    return float((found - wanted).abs().max() / wanted.abs().max())

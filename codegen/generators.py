@@ -1,0 +1,74 @@
+"""What each code generator writes and what it can do, a row a generator, and who runs kernels to verify them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hal.errors import InputError, listed
+
+
+@dataclass(frozen=True)
+class Generator:
+    """A code generator of :class:`hal.DeviceSpec`.
+
+    Attributes:
+        lane: what a lane of its devices is, a ``thread`` or an ``element`` of vectors.
+        source_suffix: ending of its source files.
+        binary_suffix: ending of its binaries; empty where it stops at source text.
+        has_chains: whether its kernels can be launched one after the other, with tensors between them.
+        has_reference: whether the operator is also written in its language, to check kernels on the device.
+        needs_linker: whether its kernels are linked by the system's C compiler.
+    """
+
+    lane: str
+    source_suffix: str
+    binary_suffix: str
+    has_chains: bool
+    has_reference: bool
+    needs_linker: bool = False
+
+
+#: By the name in a device's spec.
+GENERATORS: Mapping[str, Generator] = {
+    "cuda": Generator("thread", "cu", "cubin", has_chains=True, has_reference=True),
+    "cuda-source": Generator("thread", "cu", "", has_chains=True, has_reference=True),
+    "opencl-source": Generator("thread", "cl", "", has_chains=True, has_reference=False),
+    "llvm": Generator("element", "s", "so", has_chains=False, has_reference=False, needs_linker=True),
+}
+
+#: Who runs kernels to verify them, by what a lane of the device is; the first unless another is asked for.
+ENGINES: Mapping[str, tuple[str, ...]] = {"thread": ("opencl", "emulator"), "element": ("native",)}
+
+
+def linker() -> str | None:
+    """The system's C compiler, which links shared libraries; None where there is none."""
+    return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
+
+
+def check_tools(name: str) -> None:
+    """Raises InputError where a code generator cannot work on this machine."""
+    if GENERATORS[name].needs_linker and linker() is None:
+        raise InputError(
+            "--device", "its kernels are linked by a C compiler, and there is none", "install gcc or clang"
+        )
+
+
+def has_chains(name: str | None) -> bool:
+    """Whether a device with this code generator runs several kernels one after the other; one without has none."""
+    return name is not None and GENERATORS[name].has_chains
+
+
+def engine_for(lane: str, wanted: str | None = None) -> str:
+    """Who verifies kernels of a device whose lanes are ``lane``.
+
+    Raises:
+        InputError: ``wanted`` does not run such kernels.
+    """
+    engines: Sequence[str] = ENGINES[lane]
+    if wanted is None:
+        return engines[0]
+    if wanted not in engines:
+        raise InputError("--engine", f"{wanted!r} does not run kernels of this device", f"use {listed(engines)}")
+    return wanted

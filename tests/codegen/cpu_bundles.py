@@ -1,0 +1,56 @@
+"""Bundles of CPU kernels made by hand: of schedules that tests choose, without construction and its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from codegen import FORMAT, Argument, KernelRecord, Manifest, staged_directory, to_json
+from codegen.cpu_build import BuiltLibrary
+from sokoban import KernelForm, TileSchedule, statement_text
+
+
+@dataclass(frozen=True)
+class CpuKernel:
+    """A built kernel, the schedule it was built from, and the time said to be predicted for it, in seconds."""
+
+    built: BuiltLibrary
+    schedule: TileSchedule
+    seconds: float
+
+
+def write_cpu_bundle(
+    directory: Path, form: KernelForm, kernels: Sequence[CpuKernel], *, device: str, architecture: str
+) -> Path:
+    """The folder that ``roller compile`` would leave for these kernels, best first."""
+    source = form.source
+    tensors = (*source.inputs, source.output)
+    arguments = [
+        Argument(name=t.name, role="output" if t is tensors[-1] else "input", dtype=t.dtype, shape=t.caller_shape)
+        for t in tensors
+    ]
+    with staged_directory(directory) as folder:
+        manifest = Manifest(
+            format=FORMAT, name=source.name, device=device, architecture=architecture,
+            statements=[statement_text(statement) for statement in source.statements], axes=dict(source.sizes),
+            fused_axes={name: list(parts) for name, parts in form.fused}, accumulate=source.accumulate,
+            arguments=arguments, notes=[],
+            kernels=[_write(folder, rank, kernel) for rank, kernel in enumerate(kernels, start=1)],
+        )  # fmt: skip
+        (folder / "manifest.json").write_bytes(to_json(manifest))
+    return directory
+
+
+def _write(folder: Path, rank: int, kernel: CpuKernel) -> KernelRecord:
+    """The files of one kernel: library, assembly, schedule."""
+    built, stem = kernel.built, f"kernel_{rank}"
+    (folder / f"{stem}.so").write_bytes(built.library)
+    (folder / f"{stem}.s").write_text(built.assembly, "utf-8")
+    (folder / f"{stem}.schedule.json").write_bytes(to_json(kernel.schedule.to_json()))
+    return KernelRecord(
+        rank=rank, entry=built.entry, source=f"{stem}.s", binary=f"{stem}.so", schedule=f"{stem}.schedule.json",
+        grid=(built.blocks, 1, 1), block=(1, 1, 1), shared_bytes=built.scratch_bytes,
+        dynamic_shared_bytes=built.scratch_bytes, registers=None, spill_bytes=None, seconds=kernel.seconds,
+        bound="compute", stage_seconds={}, tiles={}, policy="made up", verified=None, verification=None,
+    )  # fmt: skip

@@ -1,0 +1,234 @@
+"""Vectors in registers, reuse distances, and times on devices whose lanes are elements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from hal import DeviceSpec, load_device
+from sokoban import KernelForm, ScheduleTable, TileSchedule, estimate, kernel_form, sizes
+from sokoban.expression import AffineIndex, Load
+from sokoban.operators import operator_from_data
+from sokoban.simd_tiles import by_vector_axis, in_panels, phases_of, pieces, place_of_copy, sum_loops, vector_axis
+from sokoban.simd_traffic import Footprint, Traffic
+from sokoban.simd_work import copies_of, tile_work
+
+DEVICE = load_device("xeon-platinum-8375c")
+LANES = 16
+
+
+def form_of(**fields: Any) -> KernelForm:
+    return kernel_form(operator_from_data({"name": "op", "dtype": "float32", **fields}))
+
+
+MATMUL = form_of(op="matmul", m=512, n=512, k=512)
+CONV = form_of(op="conv2d", n=1, c=16, h=20, w=20, f=32, kh=3, kw=3, stride=2, padding=1, layout="NCHW")
+
+
+def matmul(block: tuple[int, int], thread: tuple[int, int], step: int = 512, cached: tuple[str, ...] = ()) -> Any:
+    return TileSchedule(
+        block=sizes(dict(zip("mn", block, strict=True))),
+        thread=sizes(dict(zip("mn", thread, strict=True))),
+        step=(("k", step),),
+        cached=cached,
+    )
+
+
+def tiles_of(form: KernelForm, *schedules: TileSchedule) -> Any:
+    ((_, tiles),) = by_vector_axis(ScheduleTable.of(form, schedules), DEVICE)
+    return tiles
+
+
+# Tiles
+
+
+@pytest.mark.parametrize(("extent", "count"), [(16, 1), (64, 4), (56, 4), (7, 3), (1, 1), (31, 5)])
+def test_pieces_are_whole_vectors_and_falling_powers_of_two(extent: int, count: int) -> None:
+    assert pieces(np.array([extent]), LANES).tolist() == [count]
+
+
+def test_the_last_axis_that_fills_a_vector_has_the_lanes() -> None:
+    assert vector_axis("mn", {"m": 32, "n": 16}, LANES) == "n"
+    assert vector_axis("mn", {"m": 32, "n": 8}, LANES) == "m"
+    assert vector_axis("mn", {"m": 4, "n": 8}, LANES) == "n"
+
+
+def test_a_table_is_split_by_the_axis_of_its_vectors() -> None:
+    table = ScheduleTable.of(MATMUL, [matmul((64, 64), (6, 64)), matmul((64, 64), (32, 8)), matmul((64, 64), (2, 32))])
+    found = {tiles.axis: where.tolist() for where, tiles in by_vector_axis(table, DEVICE)}
+    assert found == {"n": [0, 2], "m": [1]}
+
+
+def test_operands_lie_in_panels_along_a_plain_axis() -> None:
+    a, b = MATMUL.body_loads
+    assert not in_panels(a, "n")
+    assert in_panels(b, "n")
+
+
+def test_strides_that_only_the_row_has_are_phases() -> None:
+    x = next(load for load in CONV.body_loads if load.tensor == "X")
+    assert phases_of(x, "ow") == 2
+    assert phases_of(x, "oh") == 1
+    diagonal = Load("X", (AffineIndex.axis("i"), AffineIndex((("i", 2),))))
+    assert phases_of(diagonal, "i") == 1
+
+
+def test_a_copy_is_made_outside_the_innermost_loop_that_uses_it_again() -> None:
+    a, b = MATMUL.body_loads
+    assert place_of_copy(b, ["m", "n"], {"m": 4, "n": 4}) == 0
+    assert place_of_copy(a, ["m", "n"], {"m": 4, "n": 4}) == 1
+    assert place_of_copy(a, ["m", "n"], {"m": 4, "n": 1}) == 0
+    schedules = [matmul((64, 64), (4, 64), cached=("A", "B")), matmul((64, 256), (4, 64), cached=("A", "B"))]
+    copies = copies_of(tiles_of(MATMUL, *schedules))
+    assert [copies[load].tolist() for load in (a, b)] == [[0, 1], [0, 0]]
+
+
+def test_the_sum_walks_rows_innermost() -> None:
+    nhwc = form_of(op="conv2d", n=1, c=16, h=20, w=20, f=32, kh=3, kw=3, stride=1, padding=1, layout="NHWC")
+    assert sum_loops(nhwc, "f")[-1] == "c"
+    assert sum_loops(CONV, "ow")[-1] == "kw"
+
+
+# Work
+
+
+def test_a_register_tile_reads_rows_and_vectors_once_a_turn() -> None:
+    tiles = tiles_of(MATMUL, matmul((512, 512), (8, 64)))
+    work = tile_work(tiles, {})
+    assert work.arithmetic[0] == 512**3 / LANES
+    # 8 numbers of A and 4 vectors of B a turn, besides one vector for every 16 results.
+    assert work.accesses[0] == 512 * 512 * 512 / (8 * 64) * 12 + 512 * 512 / LANES
+    assert work.chain_turns[0] == 512 * 512 * 512 / (8 * 64)
+
+
+def test_partial_sums_are_read_and_written_again() -> None:
+    whole, halves = (tile_work(tiles_of(MATMUL, matmul((512, 512), (8, 64), step)), {}) for step in (512, 256))
+    assert halves.accesses[0] - whole.accesses[0] == 2 * 512 * 512 / LANES
+
+
+def test_strided_vectors_are_read_one_by_one_unless_they_are_copied() -> None:
+    schedule = TileSchedule(
+        block=sizes({"f": 8, "oh": 2, "ow": 10}), thread=sizes({"f": 4, "oh": 1, "ow": 10}), cached=("X",)
+    )
+    staged, direct = (tiles_of(CONV, s) for s in (schedule, schedule.with_(cached=())))
+    assert tile_work(staged, copies_of(staged)).accesses[0] < 0.3 * tile_work(direct, {}).accesses[0]
+
+
+# Traffic
+
+
+def test_what_fits_is_read_once() -> None:
+    traffic = Traffic(tiles_of(MATMUL, matmul((512, 512), (8, 64))), DEVICE, {})
+    matrix = 512 * 512 * 4
+    assert traffic.into(DEVICE.layer("l3"))[0] == 2 * matrix + 2 * matrix
+    assert traffic.into(DEVICE.layer("l3"), 1.0)[0] == 3 * matrix
+
+
+def test_what_does_not_fit_is_read_again() -> None:
+    """Blocks of 64 rows and columns of a product read as many of both operands as there are blocks along the other."""
+    edge = 4112  # rows do not crowd
+    wide = form_of(op="matmul", m=edge, n=edge, k=512)
+    found = Traffic(tiles_of(wide, matmul((64, 64), (8, 64))), DEVICE, {}).into(DEVICE.layer("l2"), 1.0)[0]
+    operands = edge * 512 * 4
+    # A row of blocks has the same rows, which stay; all columns do not.
+    assert found == pytest.approx(operands + operands * edge / 64 + edge * edge * 4, rel=0.1)
+
+
+def test_rows_at_a_power_of_two_crowd_into_few_sets() -> None:
+    l1 = DEVICE.layer("l1")
+    one, stride = np.ones(1), np.array([4096])
+    for lines, apart, crowded in ((128, 0, True), (128, 64, False), (l1.associativity or 0, 0, False)):
+        rows = Footprint(one * lines * 64, one * 64, stride + apart)
+        assert np.all(rows.crowded(l1)) == crowded
+        assert not np.any(rows.crowded(DEVICE.layer("l3")))
+
+
+def test_copies_take_scratch_memory_and_keep_reads_dense() -> None:
+    schedule = matmul((512, 256), (8, 64), 256, ("B",))
+    tiles = tiles_of(MATMUL, schedule)
+    traffic = Traffic(tiles, DEVICE, copies_of(tiles))
+    assert traffic.scratch_bytes[0] == 256 * 256 * 4
+    direct = tiles_of(MATMUL, schedule.with_(cached=()))
+    assert traffic.alone_into(DEVICE.layer("l1"))[0] < Traffic(direct, DEVICE, {}).alone_into(DEVICE.layer("l1"))[0]
+
+
+# Times
+
+
+def seconds(form: KernelForm, *schedules: TileSchedule, device: DeviceSpec = DEVICE) -> list[float]:
+    return estimate(ScheduleTable.of(form, schedules), device).seconds.tolist()
+
+
+def test_a_good_tile_comes_near_the_peak_and_others_do_not() -> None:
+    good, narrow, spilling = seconds(
+        form_of(op="matmul", m=2048, n=2048, k=512),
+        matmul((64, 256), (6, 64), 512, ("B",)),
+        matmul((64, 256), (1, 16), 512, ("B",)),
+        matmul((64, 256), (16, 64), 512, ("B",)),
+    )
+    ideal = 2 * 2048 * 2048 * 512 / DEVICE.peak_flops("float32")
+    assert ideal < good < 2 * ideal
+    assert narrow > 3 * good
+    assert spilling > 1.5 * good
+
+
+def test_units_without_a_block_are_idle() -> None:
+    one, all_of_them = seconds(MATMUL, matmul((512, 512), (8, 64)), matmul((64, 128), (8, 64)))
+    assert one > 10 * all_of_them
+
+
+def test_the_stages_are_those_of_the_layers() -> None:
+    table = estimate(ScheduleTable.of(MATMUL, [matmul((64, 128), (8, 64))]), DEVICE)
+    assert set(table.stage_seconds) == {
+        "compute", "issue", "l1", "chain", "latency", "l2", "l3", "dram", "block_launch",
+    }  # fmt: skip
+    assert table.stage_seconds["dram"][0] == 0.0, "three megabytes stay in the last cache"
+    assert table.row(0).bound == "compute"
+
+
+def test_tensors_beyond_the_last_cache_come_from_memory() -> None:
+    form = form_of(op="elementwise", function="add", shape=[8192, 8192])
+    axis = form.final.axes[0]
+    schedule = TileSchedule(block=((axis, 2**20),), thread=((axis, 64),))
+    (found,) = seconds(form, schedule)
+    assert found == pytest.approx(3 * 2**28 / DEVICE.dram.bandwidth_bytes_per_second, rel=0.3)
+
+
+def test_rows_take_what_their_walks_take() -> None:
+    softmax, layer_norm = (form_of(op=op, shape=[4096, 1024]) for op in ("softmax", "layer_norm"))
+    for form in (softmax, layer_norm):
+        rows = TileSchedule(block=((form.spatial[0], 64),), thread=((form.spatial[0], 1),))
+        (found,) = seconds(form, rows)
+        assert 0 < found < 1e-3
+
+
+def test_more_units_and_wider_vectors_are_faster() -> None:
+    half = msgspec.structs.replace(DEVICE, unit_count=DEVICE.unit_count // 2)
+    schedule = matmul((32, 128), (8, 64))
+    slow, fast = (seconds(MATMUL, schedule, device=device)[0] for device in (half, DEVICE))
+    assert slow > fast
+
+
+def test_many_schedules_are_as_each_alone() -> None:
+    schedules = [
+        matmul((64, 128), (8, 64), 256, ("B",)),
+        matmul((64, 64), (32, 8)),
+        matmul((6, 64), (6, 64), 64, ("A",)),
+    ]
+    assert seconds(MATMUL, *schedules) == [seconds(MATMUL, each)[0] for each in schedules]
+
+
+def test_numbers_without_axes_have_a_time() -> None:
+    form = form_of(op="reduce", function="sum", shape=[64], axes=[0])
+    schedule = TileSchedule(
+        block=tuple((axis, 1) for axis in form.spatial),
+        thread=tuple((axis, 1) for axis in form.spatial),
+        reduce_threads=tuple((axis, LANES) for axis in form.reduced),
+    )
+    (found,) = seconds(form, schedule)
+    assert 0 < found < 1e-4
+    assert replace(schedule, block=schedule.block) == schedule
