@@ -8,6 +8,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TextIO
 
@@ -19,16 +20,17 @@ class Broken(Exception):
 
 
 class Child:
-    """One process, ``python -m module``; its stderr is kept for the message when it breaks."""
+    """One process, ``python -m module``, with some ``variables`` in its environment; its stderr is kept for the message
+    when it breaks."""
 
-    def __init__(self, module: str) -> None:
+    def __init__(self, module: str, variables: Mapping[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(variables or {})},
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.complaints: list[str] = []

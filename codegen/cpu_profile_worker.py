@@ -23,6 +23,10 @@ from hal.errors import InputError
 #: What a child runs.
 MODULE = "codegen.cpu_profile_worker"
 
+#: NumPy computes the reference, on one thread: those of its libraries spin for tens of milliseconds after a product, on
+#: cores that kernels are being timed on.
+_ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
+
 
 class CpuRunner:
     """Measures in child processes, one after another as they break; a :class:`codegen.profile_worker.Runner`."""
@@ -74,7 +78,7 @@ class CpuRunner:
         if self.closed:
             raise InputError("profile", "was interrupted")
         if self.child is None:
-            self.child = Child(MODULE)
+            self.child = Child(MODULE, _ONE_THREAD)
         return self.child
 
     def close(self) -> None:

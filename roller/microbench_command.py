@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hal.catalog import THIS_CPU
 from hal.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class _Cpu:
 
 
 #: Who measures what is not a GPU, by the word for it.
-_HERE = {THIS_CPU: _Cpu}
+_HERE = {"cpu": _Cpu}
 
 
 def open_launcher(device: str) -> Launcher:

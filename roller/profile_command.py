@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hal.catalog import THIS_CPU
 from hal.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _on_gpus(
 
 
 #: What may be written for this machine's cores.
-_THIS_MACHINE = (None, THIS_CPU)
+_THIS_MACHINE = (None, "cpu")
 
 
 def _on_cores(

@@ -23,6 +23,9 @@ from sokoban.patches import PatchSchedule
 #: What a lane of the device is -> whose memory a kernel is given: of a block, or for the operands that a thread packs.
 _MEMORY = {"thread": "shared B", "element": "scratch B"}
 
+#: The heading of tiles that lie in registers, likewise.
+_TILE = {"thread": "thread tile", "element": "register tile"}
+
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
 
@@ -106,7 +109,7 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
     """All kernels of a single operator, or the best kernel of every operator of a list."""
     table = Table(box=None, pad_edge=False)
     single = len(results) == 1
-    for column in ("rank" if single else "operator", "block tile", "thread tile", "step"):
+    for column in ("rank" if single else "operator", "block tile", _TILE[device.teu.lane], "step"):
         table.add_column(column, overflow="fold")
     for column in ("grid", "threads", _MEMORY[device.teu.lane], "regs", "spill", "predicted"):
         table.add_column(column, justify="right")

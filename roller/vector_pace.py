@@ -16,15 +16,6 @@ from roller.vector_anatomy import ROWS, VectorAnatomy, Way, is_resident, vector_
 from sokoban import KernelForm
 from sokoban.simd_model import CHAIN_CYCLES, LINES_IN_FLIGHT
 
-_PART_MEANING = {
-    "compute": "arithmetic",
-    "uneven blocks": "units that wait for the busiest",
-    "core": "other stages of a unit that it does not hide",
-    "layers": "layers outside a unit that it does not hide",
-    "block_launch": "starting blocks",
-    "launch": "launching",
-}
-
 #: Shares of the time from which on a part is named, and a stage's reasons are given.
 _NAMED, _CLOSE = 0.005, 0.6
 
@@ -50,6 +41,20 @@ def vector_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
     }
 
 
+def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
+    """What a time consists of, in words."""
+    unit = device.unit_name
+    return {
+        **vector_stage_meanings(device),
+        "compute": "arithmetic",
+        "uneven blocks": f"{unit}s that wait for the busiest",
+        "core": f"other stages of a {unit} that it does not hide",
+        "layers": f"layers outside a {unit} that it does not hide",
+        "block_launch": "starting blocks",
+        "launch": "launching",
+    }
+
+
 def vector_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     found = vector_anatomy(form, device, program.schedule)
@@ -61,6 +66,9 @@ def vector_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> I
     for stage in sorted(close, key=lambda stage: -stages[stage]):
         text = _way(found, ways[stage]) if stage in ways else _ARGUMENTS[stage](found, stages[stage])
         yield from wrapped(f"{stage.replace('_', ' ')}: {text}")
+    uneven = _uneven(found)
+    if uneven:
+        yield from wrapped(uneven)
     if is_resident(found):
         way = found.ways[-1]
         held = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
@@ -71,8 +79,8 @@ def vector_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> I
 
 
 def _sum_text(found: VectorAnatomy, seconds: float) -> str:
-    """``75 µs is 61 µs of arithmetic, 9 µs of other stages of a unit that it does not hide, ...``"""
-    meanings = {**vector_stage_meanings(found.device), **_PART_MEANING}
+    """``75 µs is 61 µs of arithmetic, 9 µs of other stages of a core that it does not hide, ...``"""
+    meanings = _part_meanings(found.device)
     parts = [f"{time_text(part)} of {meanings[name]}" for name, part in found.parts.items() if part >= _NAMED * seconds]
     return f"{time_text(seconds)} is {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}"
 
@@ -102,7 +110,7 @@ def _compute(found: VectorAnatomy, seconds: float) -> str:
     filled = _lanes_filled(found)
     if filled * _LOSS < 1.0:
         text += f"; {100 * filled:.0f}% of the lanes have something to do"
-    return text + _uneven(found)
+    return text
 
 
 def _lanes_filled(found: VectorAnatomy) -> float:
@@ -113,12 +121,14 @@ def _lanes_filled(found: VectorAnatomy) -> float:
 
 
 def _uneven(found: VectorAnatomy) -> str:
+    """What the blocks of the busiest unit cost; empty where all have as many."""
     units, blocks = found.device.unit_count, found.blocks
     loss = found.busiest * units / blocks
     if loss < _LOSS:
         return ""
     unit = found.device.unit_name
-    return f"; {count_text(blocks, 'block')} on {count_text(units, unit)} make it {100 * (loss - 1):.0f}% longer"
+    longer = f"{100 * (loss - 1):.0f}% longer than even shares would take"
+    return f"blocks: {count_text(blocks, 'block')} on {count_text(units, unit)} keep the busiest {longer}"
 
 
 def _issue(found: VectorAnatomy, seconds: float) -> str:
@@ -129,7 +139,7 @@ def _issue(found: VectorAnatomy, seconds: float) -> str:
     others = 100 * (total - arithmetic - accesses) / total
     text = f"{_many(total)} instructions, {three_digits(width)} a cycle: {100 * arithmetic / total:.0f}% of them "
     text += f"arithmetic, {100 * accesses / total:.0f}% requests of {first}, {others:.0f}% addresses, loops and copies"
-    return text + _uneven(found)
+    return text
 
 
 def _requests(found: VectorAnatomy, seconds: float) -> str:
@@ -138,11 +148,11 @@ def _requests(found: VectorAnatomy, seconds: float) -> str:
     each = f"each {layer.transaction_bytes} bytes of {si_text(layer.bandwidth_bytes_per_second, 'B/s')}"
     if not _has_turns(found):
         ratio = one(found.work.accesses) / one(found.work.arithmetic)
-        return f"{_many(requests)} requests, {three_digits(ratio)} per arithmetic instruction, {each}{_uneven(found)}"
+        return f"{_many(requests)} requests, {three_digits(ratio)} per arithmetic instruction, {each}"
     made, adds = _per_turn(found, found.work.accesses), _per_turn(found, found.work.arithmetic)
     text = f"a turn of the innermost loop makes {three_digits(made)} requests for {three_digits(adds)} arithmetic "
     text += f"instructions on average, copies included: {_many(requests)} in all, {each}"
-    return text + _uneven(found)
+    return text
 
 
 def _chain(found: VectorAnatomy, seconds: float) -> str:
@@ -162,8 +172,9 @@ def _latency(found: VectorAnatomy, seconds: float) -> str:
     for way in found.ways:
         lines = way.alone_bytes / way.below.transaction_bytes
         if lines >= 1.0 and way.moved_bytes > 0.0:
-            each = time_text(way.below.latency_seconds or 0.0)
-            texts.append(f"{_many(lines)} lines from {layer_name(way.below.name)}, {each} each")
+            longer = max(0.0, (way.below.latency_seconds or 0.0) - (way.above.latency_seconds or 0.0))
+            above, below = layer_name(way.above.name), layer_name(way.below.name)
+            texts.append(f"{_many(lines)} lines from {below}, each {time_text(longer)} longer than from {above}")
     most = f"a {found.device.unit_name} waits for {three_digits(LINES_IN_FLIGHT)} at a time at most"
     return f"short pieces that lie apart, whose lines no prefetcher asks for: {'; '.join(texts)}; {most}"
 

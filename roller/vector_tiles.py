@@ -319,7 +319,11 @@ class VectorTiles:
                 parts = min(tiles, wanted)
                 block[axis] = -(-tiles // parts) * tile[axis]
                 wanted = -(-wanted // parts)
-            yield self._flat_candidate(block, tile, f"{blocks} blocks for every {self.device.unit_name}")
+            yield self._flat_candidate(
+                block,
+                tile,
+                f"cut for {blocks * self.device.unit_count} blocks",
+            )
 
     def _flat_candidate(self, block: dict[str, int], tile: dict[str, int], action: str) -> Candidate:
         schedule = TileSchedule(block=tuple(block.items()), thread=tuple(tile.items()))

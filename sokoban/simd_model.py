@@ -18,6 +18,7 @@ from hal import DeviceSpec
 from hal.device import MemoryLayer
 from sokoban.bounds import arithmetic_dtype
 from sokoban.estimates import EstimateTable
+from sokoban.expression import DTYPE_BYTES
 from sokoban.simd_rows import row_bytes, row_work
 from sokoban.simd_tiles import VectorTiles, by_vector_axis, lanes_of
 from sokoban.simd_traffic import USABLE, WRITES, Traffic
@@ -25,8 +26,9 @@ from sokoban.simd_work import Work, copies_of, tile_work
 from sokoban.table import Floats, Ints, ScheduleTable, product
 from sokoban.work import shares_rows
 
-#: Exponent with which stages inside a core, and layers outside it, add up: 1 would be no overlap, infinity a perfect
-#: one.
+#: Exponents with which stages inside a core, layers of its own, and layers that all cores share add up: 1 would be no
+#: overlap, infinity a perfect one. A core's own cache answers behind the loads that ask for it; what comes
+#: from further down is on its way long before.
 CORE_OVERLAP = 6.0
 LAYER_OVERLAP = 2.0
 SHARED_OVERLAP = 3.0
@@ -132,7 +134,8 @@ class Stages:
             work.arithmetic * 2.0 * lanes / device.peak_flops(arithmetic_dtype(form, device))
         )
         self.seconds["issue"][where] = work.instructions / (width * cycles)
-        self.seconds["l1"][where] = work.accesses * first.transaction_bytes / first.bandwidth_bytes_per_second
+        request = min(first.transaction_bytes, lanes * DTYPE_BYTES[form.expr.accumulate])
+        self.seconds["l1"][where] = work.accesses * request / first.bandwidth_bytes_per_second
         self.seconds["chain"][where] = work.chain_turns * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
 
 

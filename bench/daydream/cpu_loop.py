@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from bench.daydream.cpu_results import (
     write_loop,
 )
 from codegen import write_atomic
-from daydream.bundles import read_bundles
+from daydream.bundles import CompiledOperator, read_bundles
 from daydream.graph import TaskGraph
 from daydream.passes.replace_operator import recorded_call_us, replaced
 from daydream.passes.unprofiled import unprofiled
@@ -63,7 +64,8 @@ WAITING = ("passive", "active")
               help="How PyTorch's threads wait for work: asleep, or spinning on a core that ours need.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default=WORK,
               help="Traces and bundles.  [default: out/cpu-loop]")  # fmt: skip
-@click.option("--reuse", is_flag=True, help="Take the bundles of the last run where the operators are the same.")
+@click.option("--reuse", is_flag=True,
+              help="Take the kernels of the last run of the same operators, and profile them again.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=None,
               help="Where daydream.json goes.  [default: bench/results/cpu/DATE]")  # fmt: skip
 @click.option("--show", type=click.Path(dir_okay=False, path_type=Path), default=None,
@@ -107,9 +109,13 @@ def environment(machine: Machine, waiting: str) -> dict[str, str]:
     """What the threads of PyTorch and of ours need to share the cores.
 
     PyTorch's OpenMP threads spin for milliseconds behind every parallel loop, on the core that a kernel of ours needs
-    next. `passive` makes them sleep at once.
+    next. `passive` makes them sleep at once. NumPy's only compute references; they spin for tens of milliseconds.
     """
-    shared = {"ROLLER_NUM_THREADS": str(machine.threads), "OMP_WAIT_POLICY": waiting.upper()}
+    shared = {
+        "OPENBLAS_NUM_THREADS": "1",
+        "ROLLER_NUM_THREADS": str(machine.threads),
+        "OMP_WAIT_POLICY": waiting.upper(),
+    }
     return {**thread_environment(machine.cpus), **shared}
 
 
@@ -164,7 +170,7 @@ def run_model(original: Original, machine: Machine, loop: Loop) -> ModelResult:
     Raises:
         InputError: a kernel cannot be compiled or profiled, or changes what the model computes.
     """
-    from bench.daydream.cpu_truth import in_turns, on_first_core, recorded
+    from bench.daydream.cpu_truth import Alone, in_turns, on_first_core, recorded
 
     folder = loop.work / original.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -173,12 +179,14 @@ def run_model(original: Original, machine: Machine, loop: Loop) -> ModelResult:
         graph = recorded(original.model, original.inputs, folder / "trace.json.gz", loop.steps)
     bundles = _bundles(original.name, graph, folder, loop)
     clean = unprofiled(graph)
-    plans = {scenario: Plan(clean.graph, path) for scenario, path in bundles.items()}
+    profiles = {scenario: Plan(clean.graph, path) for scenario, path in bundles.items()}
     _say(f"{original.name}: running with our kernels")
     swaps = {scenario: _swapped(original, scenario, path) for scenario, path in bundles.items()}
     models = {"original": original.model, **{scenario: one.model for scenario, one in swaps.items()}}
+    kernels = {one.kernel.folder: Alone(one.kernel.folder) for plan in profiles.values() for one in plan.found}
     with on_first_core(machine):
-        times = in_turns(models, original.inputs, loop.rounds, loop.steps)
+        times, alone = in_turns(models, original.inputs, loop.rounds, loop.steps, kernels)
+        plans = {scenario: Plan(clean.graph, path, alone) for scenario, path in bundles.items()}
         scenarios = [
             _scenario(scenario, plan, swaps[scenario], original, spread(times[scenario]), loop.steps)
             for scenario, plan in plans.items()
@@ -196,20 +204,28 @@ class Plan:
 
     Attributes:
         found: the replacements in all steps.
+        profile: seconds of each kernel by its bundle's folder, as profiled or else predicted.
         call_us: what calling an operator of ours costs.
         predicted: the simulated step in seconds.
         parts: what the steps consist of, on average.
     """
 
-    def __init__(self, graph: TaskGraph, bundles: Path) -> None:
+    def __init__(self, graph: TaskGraph, bundles: Path, alone: Mapping[Path, float] | None = None) -> None:
+        """``alone``: seconds of kernels by folder, in place of those of their profiles."""
         self.steps = len(graph.steps)
-        self.found, kept = replacements(graph, read_bundles(bundles))
+        self.alone = alone or {}
+        found, kept = replacements(graph, read_bundles(bundles))
+        self.profile = {one.kernel.folder: one.kernel.seconds for one in found}
+        self.found = [replace(one, kernel=self._timed(one.kernel)) for one in found]
         self.call_us = recorded_call_us(graph)
         steps = simulate(replaced(graph, self.found, self.call_us)).step_us * 1e-6
         self.predicted = statistics.median(steps.tolist())
         kernels = sum(one.kernel.seconds + self.call_us * 1e-6 for one in self.found) / self.steps
         stay = sum(call.duration_us for call in kept) * 1e-6 / self.steps
         self.parts = Parts(kernels=kernels, others=stay, between=float(steps.mean()) - kernels - stay)
+
+    def _timed(self, kernel: CompiledOperator) -> CompiledOperator:
+        return replace(kernel, seconds=self.alone.get(kernel.folder, kernel.seconds))
 
 
 def simulated_seconds(graph: TaskGraph) -> float:
@@ -228,12 +244,15 @@ def _say(text: str) -> None:
 
 def _bundles(name: str, graph: TaskGraph, folder: Path, loop: Loop) -> dict[str, Path]:
     """Bundles of the trace's operators, fast and slow."""
-    from bench.daydream.cpu_kernels import compiled, slowed
+    from bench.daydream.cpu_kernels import compiled, profiled, slowed
 
     operators = msgspec.json.format(msgspec.json.encode(replaceable(graph)), indent=1) + b"\n"
     known, paths = folder / "operators.json", {scenario: folder / scenario for scenario in SCENARIOS}
     same = known.is_file() and known.read_bytes() == operators and all(path.is_dir() for path in paths.values())
     if loop.reuse and same:
+        _say(f"{name}: profiling")
+        for path in paths.values():
+            profiled(path)
         return paths
     for path in paths.values():
         shutil.rmtree(path, ignore_errors=True)
@@ -276,15 +295,18 @@ def _scenario(name: str, plan: Plan, swapped: Any, original: Original, times: Sp
     return Scenario(
         name=name, predicted=plan.predicted, measured=times, difference=difference, kept=kept,
         predicted_parts=plan.parts, recorded_parts=Parts(kernels=ours, others=others, between=inside.between),
-        kernels=kernel_times(plan.found, plan.steps, inside.calls, namespace),
+        kernels=kernel_times(plan.found, plan.steps, plan.profile, inside.calls, namespace),
     )  # fmt: skip
 
 
 def kernel_times(
-    found: Sequence[Replacement], steps: int, inside: Mapping[str, float], namespace: str
+    found: Sequence[Replacement],
+    steps: int,
+    profile: Mapping[Path, float],
+    inside: Mapping[str, float],
+    namespace: str,
 ) -> list[KernelTimes]:
     """What is known of every kernel; `inside` has the seconds of a call by operator."""
-    from bench.daydream.cpu_truth import measured_again
     from daydream.swap import operator_name
 
     counts = Counter(one.kernel.name for one in found)
@@ -299,8 +321,7 @@ def kernel_times(
                 calls=" ".join(call.name.removeprefix("aten::") for call in some[0].chain.calls),
                 recorded=statistics.median(one.chain.duration_us for one in some) * 1e-6,
                 kernel=kernel.seconds,
-                profiled=kernel.profiled,
-                again=measured_again(kernel.folder),
+                profile=profile[kernel.folder],
                 within=inside.get(operator_name(kernel, namespace)),
             )
         )

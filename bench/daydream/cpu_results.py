@@ -29,8 +29,9 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
         count: calls of it in a step.
         calls: the operators whose place it takes, such as `conv2d batch_norm relu_`.
         recorded: what they took in the trace, the profiler's cost taken off.
-        kernel: what the profiler of bundles measured of it alone; where ``profiled`` is false, predicted.
-        again: the same, measured once more behind the rounds: the machine's pace may have changed.
+        profile: what `roller profile` measured of it before.
+        kernel: the same kernel by itself between the rounds in which models are timed, which the prediction takes: the
+            machine's pace may have changed.
         within: what calling it took in a recording of the model that runs it.
     """
 
@@ -38,9 +39,8 @@ class KernelTimes(Struct, frozen=True, kw_only=True):
     count: int
     calls: str
     recorded: float
+    profile: float
     kernel: float
-    profiled: bool
-    again: float | None
     within: float | None
 
 
@@ -158,17 +158,15 @@ def step_table(results: LoopResults) -> Table:
 def kernel_table(scenario: Scenario, call_seconds: float) -> Table:
     """The kernels of a scenario, those that take the most of a step first."""
     table = _table("kernel", "in place of")
-    for name in ("calls", "recorded", "alone", "again", "with call", "in the model", "off by", "of the step"):
+    for name in ("calls", "recorded", "profiled", "alone", "with call", "in the model", "off by", "of the step"):
         table.add_column(name, justify="right")
     for one in sorted(scenario.kernels, key=lambda one: -one.count * one.kernel):
         called = one.kernel + call_seconds
-        alone = time_text(one.kernel) + ("" if one.profiled else " predicted")
         cells = ["-", "-", "-"]
         if one.within is not None:
             share = (called - one.within) * one.count / scenario.measured.median
             cells = [time_text(one.within), f"{called / one.within - 1:+.0%}", f"{share:+.1%}"]
-        again = "-" if one.again is None else time_text(one.again)
-        times = (time_text(one.recorded), alone, again, time_text(called))
+        times = [time_text(seconds) for seconds in (one.recorded, one.profile, one.kernel, called)]
         table.add_row(one.name, one.calls, str(one.count), *times, *cells)
     return table
 

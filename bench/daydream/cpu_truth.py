@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import statistics
 import tempfile
 import time
@@ -11,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.cpu.machine import Machine, pin
-from codegen.bundle_reader import choose_kernel, read_bundle
-from codegen.cpu_measure import CpuBench, CpuMeasureOptions
+from codegen.cpu_library import load_cpu
+from codegen.cpu_measure import private_bytes, rotating_sets
 from daydream.build import build_graph
 from daydream.calls import operator_calls
 from daydream.graph import TaskGraph
@@ -59,12 +62,44 @@ def recorded(model: Any, inputs: Sequence[Any], path: Path, steps: int) -> TaskG
     return build_graph(read_trace(path))
 
 
-def in_turns(models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Seconds of a step of each model, one value a round: the median of so many steps in a row.
+class Alone:
+    """The kernel of a bundle by itself, on inputs that take turns as `roller profile` has them."""
 
-    In every round each model has a turn, another one first each time; a turn begins with steps that do not count.
+    TURN_SECONDS = 6e-3
+
+    def __init__(self, bundle: Path) -> None:
+        kernel = load_cpu(bundle)
+        shapes = [(argument.shape, argument.dtype) for argument in kernel.inputs]
+        count = rotating_sets(sum(math.prod(shape) * 4 for shape, _ in shapes), private_bytes())
+        numbers = np.random.default_rng(0)
+        sets = [[numbers.random(shape, np.float32).astype(dtype) for shape, dtype in shapes] for _ in range(count)]
+        out = np.empty(kernel.output.shape, kernel.output.dtype)
+        self._calls = itertools.cycle([kernel.bound(*arrays, out=out) for arrays in sets])
+
+    def seconds(self) -> float:
+        """The median of some calls, after one that does not count."""
+        next(self._calls)()
+        times: list[float] = []
+        until = time.perf_counter() + self.TURN_SECONDS
+        while not times or time.perf_counter() < until:
+            call = next(self._calls)
+            started = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - started)
+        return statistics.median(times)
+
+
+def in_turns(
+    models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int, kernels: Mapping[Path, Alone]
+) -> tuple[dict[str, list[float]], dict[Path, float]]:
+    """Seconds of a step of each model, one value a round: the median of so many steps in a row; and of a call of each
+    kernel alone, the median of the rounds.
+
+    In every round each model has a turn, another one first each time; a turn begins with steps that do not count. The
+    kernels follow, so that a machine that becomes slower does so for both.
     """
     found: dict[str, list[float]] = {name: [] for name in models}
+    alone: dict[Path, list[float]] = {folder: [] for folder in kernels}
     names = list(models)
     with torch.inference_mode():
         for number in range(rounds):
@@ -72,7 +107,9 @@ def in_turns(models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, step
             for name in (*names[first:], *names[:first]):
                 times = [_seconds(models[name], inputs) for _ in range(steps + 2)]
                 found[name].append(statistics.median(times[2:]))
-    return found
+            for folder, kernel in kernels.items():
+                alone[folder].append(kernel.seconds())
+    return found, {folder: statistics.median(times) for folder, times in alone.items()}
 
 
 def _seconds(model: Any, inputs: Sequence[Any]) -> float:
@@ -114,14 +151,6 @@ def within(model: Any, inputs: Sequence[Any], steps: int) -> Inside:
     with tempfile.TemporaryDirectory() as folder:
         graph = recorded(model, inputs, Path(folder) / "model.json", steps)
     return inside(unprofiled(graph).graph)
-
-
-def measured_again(bundle: Path) -> float | None:
-    """Seconds of a bundle's best kernel, measured in this process as `roller profile` does; None if struck out."""
-    entry = read_bundle(bundle)
-    kernel = choose_kernel(entry, None)
-    found = CpuBench(entry, CpuMeasureOptions()).measure([kernel], lambda rank: None)
-    return found[kernel.rank].seconds
 
 
 def largest_difference(model: Any, other: Any, inputs: Sequence[Any]) -> float:

@@ -39,7 +39,7 @@ MACHINE = Machine(
 def results(predicted: float) -> LoopResults:
     """A step of 20 ms with two kernels of 3 ms, of which 5 ms are measured in the model."""
     kernel = KernelTimes(
-        name="conv", count=2, calls="conv2d relu_", recorded=4e-3, kernel=3e-3, profiled=True, again=None, within=5e-3
+        name="conv", count=2, calls="conv2d relu_", recorded=4e-3, profile=2e-3, kernel=3e-3, within=5e-3
     )
     parts = Parts(kernels=6e-3, others=3e-3, between=1e-3)
     scenario = Scenario(

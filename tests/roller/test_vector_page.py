@@ -136,8 +136,8 @@ def test_uneven_blocks_are_named() -> None:
     program = RProgram(schedule, estimate, None, None, "scale up", 0.1, ())
     text = " ".join(" ".join(vector_reasons(form, device, program)).split())
     assert schedule.grid_blocks(form.sizes) == 24 and device.unit_count == 32
-    assert "24 blocks on 32 cores make it 33% longer" in text
-    assert "of units that wait for the busiest" in text
+    assert "24 blocks on 32 cores keep the busiest 33% longer than even shares would take" in text
+    assert "of cores that wait for the busiest" in text
     text = " ".join(" ".join(vector_program(form, device, program)).split())
     assert "24 blocks: 1 for the busiest of 32 cores, 75% balanced" in text
     assert "n is 5 x 48 + 16" in text and "m is " not in text
