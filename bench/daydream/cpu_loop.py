@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -45,6 +45,9 @@ from daydream.passes.unprofiled import unprofiled
 from daydream.replacement import Replacement, replaceable, replacements
 from daydream.simulate import simulate
 from hal import InputError
+
+if TYPE_CHECKING:
+    from bench.daydream.cpu_truth import Truth
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, WORK = ROOT / "bench" / "results" / "cpu", ROOT / "out" / "cpu-loop"
@@ -185,8 +188,11 @@ def run_model(original: Original, machine: Machine, loop: Loop) -> ModelResult:
     models = {"original": original.model, **{scenario: one.model for scenario, one in swaps.items()}}
     kernels = {one.kernel.folder: Alone(one.kernel.folder) for plan in profiles.values() for one in plan.found}
     with on_first_core(machine):
-        times, alone = in_turns(models, original.inputs, loop.rounds, loop.steps, kernels)
-        plans = {scenario: Plan(clean.graph, path, alone) for scenario, path in bundles.items()}
+        truth = in_turns(models, original.inputs, loop.rounds, loop.steps, kernels)
+        times = truth.steps
+        # Once more with what was measured in the same minutes, the original's steps among it.
+        clean = unprofiled(graph, step_ms=1e3 * statistics.median(times["original"]))
+        plans = {scenario: Plan(clean.graph, path, truth) for scenario, path in bundles.items()}
         scenarios = [
             _scenario(scenario, plan, swaps[scenario], original, spread(times[scenario]), loop.steps)
             for scenario, plan in plans.items()
@@ -210,14 +216,14 @@ class Plan:
         parts: what the steps consist of, on average.
     """
 
-    def __init__(self, graph: TaskGraph, bundles: Path, alone: Mapping[Path, float] | None = None) -> None:
-        """``alone``: seconds of kernels by folder, in place of those of their profiles."""
+    def __init__(self, graph: TaskGraph, bundles: Path, truth: Truth | None = None) -> None:
+        """``truth``: seconds of kernels and calls, in place of those of their profiles and of the recording."""
         self.steps = len(graph.steps)
-        self.alone = alone or {}
+        self.alone = truth.kernels if truth else {}
         found, kept = replacements(graph, read_bundles(bundles))
         self.profile = {one.kernel.folder: one.kernel.seconds for one in found}
         self.found = [replace(one, kernel=self._timed(one.kernel)) for one in found]
-        self.call_us = recorded_call_us(graph)
+        self.call_us = truth.call_us if truth else recorded_call_us(graph)
         steps = simulate(replaced(graph, self.found, self.call_us)).step_us * 1e-6
         self.predicted = statistics.median(steps.tolist())
         kernels = sum(one.kernel.seconds + self.call_us * 1e-6 for one in self.found) / self.steps

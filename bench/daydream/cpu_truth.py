@@ -21,6 +21,7 @@ from codegen.cpu_library import load_cpu
 from codegen.cpu_measure import private_bytes, rotating_sets
 from daydream.build import build_graph
 from daydream.calls import operator_calls
+from daydream.framework import custom_call_us
 from daydream.graph import TaskGraph
 from daydream.kineto import read_trace
 from daydream.passes.unprofiled import unprofiled
@@ -89,18 +90,33 @@ class Alone:
         return statistics.median(times)
 
 
+@dataclass(frozen=True)
+class Truth:
+    """What the rounds gave.
+
+    Attributes:
+        steps: seconds of a step by model, one value a round.
+        kernels: seconds of a call of each kernel by itself, the median of the rounds, by its bundle's folder.
+        call_us: what PyTorch adds to a call of an operator of ours, microseconds, the median of the rounds.
+    """
+
+    steps: Mapping[str, Sequence[float]]
+    kernels: Mapping[Path, float]
+    call_us: float
+
+
 def in_turns(
     models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int, kernels: Mapping[Path, Alone]
-) -> tuple[dict[str, list[float]], dict[Path, float]]:
-    """Seconds of a step of each model, one value a round: the median of so many steps in a row; and of a call of each
-    kernel alone, the median of the rounds.
+) -> Truth:
+    """Models, kernels alone and calls of PyTorch, timed in turns; of a model a round gives the median of so many steps
+    in a row.
 
     In every round each model has a turn, another one first each time; a turn begins with steps that do not count. The
     kernels follow, so that a machine that becomes slower does so for both.
     """
     found: dict[str, list[float]] = {name: [] for name in models}
     alone: dict[Path, list[float]] = {folder: [] for folder in kernels}
-    names = list(models)
+    calls, names = list[float](), list(models)
     with torch.inference_mode():
         for number in range(rounds):
             first = number % len(names)
@@ -109,7 +125,9 @@ def in_turns(
                 found[name].append(statistics.median(times[2:]))
             for folder, kernel in kernels.items():
                 alone[folder].append(kernel.seconds())
-    return found, {folder: statistics.median(times) for folder, times in alone.items()}
+            calls.append(custom_call_us(torch))
+    kernel_seconds = {folder: statistics.median(times) for folder, times in alone.items()}
+    return Truth(found, kernel_seconds, statistics.median(calls))
 
 
 def _seconds(model: Any, inputs: Sequence[Any]) -> float:
