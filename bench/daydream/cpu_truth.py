@@ -66,8 +66,6 @@ def recorded(model: Any, inputs: Sequence[Any], path: Path, steps: int) -> TaskG
 class Alone:
     """The kernel of a bundle by itself, on inputs that take turns as `roller profile` has them."""
 
-    TURN_SECONDS = 6e-3
-
     def __init__(self, bundle: Path) -> None:
         kernel = load_cpu(bundle)
         shapes = [(argument.shape, argument.dtype) for argument in kernel.inputs]
@@ -78,16 +76,11 @@ class Alone:
         self._calls = itertools.cycle([kernel.bound(*arrays, out=out) for arrays in sets])
 
     def seconds(self) -> float:
-        """The median of some calls, after one that does not count."""
-        next(self._calls)()
-        times: list[float] = []
-        until = time.perf_counter() + self.TURN_SECONDS
-        while not times or time.perf_counter() < until:
-            call = next(self._calls)
-            started = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - started)
-        return statistics.median(times)
+        """The time of one call."""
+        call = next(self._calls)
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -106,16 +99,18 @@ class Truth:
 
 
 def in_turns(
-    models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int, kernels: Mapping[Path, Alone]
+    models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int, kernels: Sequence[Mapping[Path, Alone]]
 ) -> Truth:
     """Models, kernels alone and calls of PyTorch, timed in turns; of a model a round gives the median of so many steps
     in a row.
 
     In every round each model has a turn, another one first each time; a turn begins with steps that do not count. The
-    kernels follow, so that a machine that becomes slower does so for both.
+    kernels follow, so that a machine that becomes slower does so for both: those of a model (an entry of ``kernels``)
+    one after the other, as often as the model runs, since in a network every kernel finds the caches as others left
+    them.
     """
     found: dict[str, list[float]] = {name: [] for name in models}
-    alone: dict[Path, list[float]] = {folder: [] for folder in kernels}
+    alone: dict[Path, list[float]] = {folder: [] for some in kernels for folder in some}
     calls, names = list[float](), list(models)
     with torch.inference_mode():
         for number in range(rounds):
@@ -123,8 +118,10 @@ def in_turns(
             for name in (*names[first:], *names[:first]):
                 times = [_seconds(models[name], inputs) for _ in range(steps + 2)]
                 found[name].append(statistics.median(times[2:]))
-            for folder, kernel in kernels.items():
-                alone[folder].append(kernel.seconds())
+            for some in kernels:
+                times_of = [{folder: kernel.seconds() for folder, kernel in some.items()} for _ in range(steps + 2)]
+                for folder in some:
+                    alone[folder].append(statistics.median(times[folder] for times in times_of[2:]))
             calls.append(custom_call_us(torch))
     kernel_seconds = {folder: statistics.median(times) for folder, times in alone.items()}
     return Truth(found, kernel_seconds, statistics.median(calls))
