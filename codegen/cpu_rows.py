@@ -23,9 +23,7 @@ from codegen.values import Expr, combine, identity
 from sokoban.expression import DTYPE_BYTES, Call, Constant, Load, Statement, Value, loads, rewrite, walk
 from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
-
-#: Registers that share a sum: the latency of an addition over its throughput.
-_PARTIAL_SUMS = 8
+from sokoban.simd_rows import PARTIAL_SUMS, lane_axis
 
 #: Stands in the final statement for a value that is kept in scratch memory.
 _KEPT = Load("|kept", ())
@@ -40,9 +38,8 @@ class RowsLowering:
         self.form, self.entry, self.lanes = form, entry, lanes
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
-        last = form.final.axes[-1]
         #: The row axis that lanes lie along; "" where they lie along the columns.
-        self.lane_axis = last if form.kind == "rows" and last in form.spatial else ""
+        self.lane_axis = lane_axis(form)
         self.cuts = [self._cut(axis, schedule.block_of[axis]) for axis in form.spatial]
         #: Results of the reductions for the rows at hand, by tensor.
         self.results: dict[str, Any] = {}
@@ -150,7 +147,7 @@ class RowsLowering:
         reduction = _reduction(statement)
         *outer, last = reduction.axes
         size = self.form.sizes[last]
-        whole = min(_PARTIAL_SUMS, size // self.lanes)
+        whole = min(PARTIAL_SUMS, size // self.lanes)
         pieces = [(piece * self.lanes, self.lanes) for piece in range(whole)]
         run = whole * self.lanes
         rest = vectors(size - size // run * run if run else size, self.lanes)

@@ -20,7 +20,8 @@ from sokoban.simd_instructions import VECTOR_INSTRUCTIONS
 from sokoban.simd_traffic import USABLE, WRITES
 from sokoban.simd_work import GATHERED_INSTRUCTIONS, GUARD_INSTRUCTIONS, TURN_INSTRUCTIONS, Work
 
-#: Vectors of partial results that share a sum, so that one addition need not wait for the one before.
+#: Vectors of partial results that share a sum, so that one addition need not wait for the one before: the latency of an
+#: addition over its throughput.
 PARTIAL_SUMS = 8
 #: Turns that folding them waits for, one after the other: pairs of vectors, then pairs of lanes.
 FOLD_TURNS = 10.0

@@ -21,7 +21,7 @@ import numpy as np
 from hal import DeviceSpec
 from hal.device import MemoryLayer
 from sokoban.expression import Load, Tensor
-from sokoban.simd_tiles import VectorTiles, in_panels
+from sokoban.simd_tiles import VectorTiles, in_panels, sum_loops
 from sokoban.table import Bools, Floats, Ints
 
 #: Share of a cache that a schedule finds for itself: least recently used is only approximated, sets fill unevenly, and
@@ -127,8 +127,6 @@ class Traffic:
 
     @cached_property
     def sum_axes(self) -> Sequence[str]:
-        from sokoban.simd_tiles import sum_loops
-
         return sum_loops(self.form, self.tiles.axis)
 
     @cached_property
