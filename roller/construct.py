@@ -233,8 +233,10 @@ class Proposals:
         return _PROPOSERS[self.device.teu.lane](self, epsilon)
 
     def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
-        """Candidates for lanes that are elements of vectors."""
-        return VectorTiles(self.space, self.device, epsilon).candidates()
+        """Candidates for lanes that are elements of vectors. Nothing is padded: what tiles leave over has tiles of its
+        own, so that a larger epsilon adds none."""
+        if epsilon == EPSILON_STEPS[0]:
+            yield from VectorTiles(self.space, self.device, epsilon).candidates()
 
     def of_threads(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
