@@ -1,4 +1,5 @@
-"""A lowered CPU kernel to a shared library that needs nothing but libc: LLVM by TVM, linked by the system's compiler.
+"""A lowered CPU kernel to a shared library that needs nothing but libc: TVM's LLVM writes assembly, the system's
+compiler assembles and links it, so that what can be read is what runs.
 
 The library has one function for callers, ``int32_t NAME(roller_parallel_for parallel, void *const *tensors)``:
 ``tensors`` are the inputs in order, the output, and scratch memory for every thread; ``parallel`` shares the blocks out
@@ -19,6 +20,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from codegen.assembly import without_debugging
 from codegen.cpu_function import LoweredCpu
 from codegen.generators import linker
 from codegen.lower import LoweringError, reason_of
@@ -88,20 +90,20 @@ def build_library(lowered: LoweredCpu, architecture: str, tensors: int) -> Built
         LoweringError: LLVM or the linker refused it, or there is no C compiler.
     """
     entry = lowered.entry.removesuffix("_blocks")
-    machine_code = _machine_code(lowered, architecture)
+    assembly = _assembly(lowered, architecture)
     compiler = linker()
     if compiler is None:
         raise LoweringError(f"{entry}: there is no C compiler to link with; install gcc or clang")
     with tempfile.TemporaryDirectory(prefix="roller-cpu-") as folder:
         kernel, call, pool, library = (
-            os.path.join(folder, name) for name in ("kernel.o", "call.c", "pool.o", "kernel.so")
+            os.path.join(folder, name) for name in ("kernel.s", "call.c", "pool.o", "kernel.so")
         )
-        machine_code.write_to_file(kernel, "o")
+        Path(kernel).write_text(assembly, "utf-8")
         Path(call).write_text(_call_text(lowered, entry, tensors), "utf-8")
         Path(pool).write_bytes(_pool_object(compiler))
         _run([compiler, *_COMPILE_OPTIONS, "-shared", "-o", library, call, pool, kernel, *_LINK_OPTIONS], entry)
         data = Path(library).read_bytes()
-    return BuiltLibrary(entry, data, machine_code.inspect_source("asm"), lowered.blocks, lowered.scratch_bytes)
+    return BuiltLibrary(entry, data, assembly, lowered.blocks, lowered.scratch_bytes)
 
 
 @lru_cache(maxsize=2)
@@ -137,8 +139,8 @@ def _target(architecture: str) -> Any:
     return tvm.target.Target({"kind": "llvm", "mcpu": architecture, "opt-level": 3})
 
 
-def _machine_code(lowered: LoweredCpu, architecture: str) -> Any:
-    """TVM's LLVM module.
+def _assembly(lowered: LoweredCpu, architecture: str) -> str:
+    """What TVM's LLVM makes of a kernel.
 
     Without `LowerTVMBuiltin`, which turns local buffers into calls of TVM's runtime: ours become registers or stack.
     """
@@ -148,6 +150,7 @@ def _machine_code(lowered: LoweredCpu, architecture: str) -> Any:
         pipeline, _, _ = tirx.get_default_tir_pipeline(target)
         with target:
             module = pipeline(module)
-        return tvm.get_global_func("target.build.llvm")(tirx.transform.LowerIntrin()(module), target)
+        code = tvm.get_global_func("target.build.llvm")(tirx.transform.LowerIntrin()(module), target)
+        return without_debugging(code.inspect_source("asm"))
     except Exception as error:
         raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error

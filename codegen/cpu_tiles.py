@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,33 +168,43 @@ class Staged:
     def _copy_panels(
         self, source: Any, buffer: Any, origin: Mapping[str, Expr], limits: Mapping[str, int], lanes: int
     ) -> None:
-        panels = self.shape[0]
+        panels, rest = self.shape[0], limits[self.panel] % self.tile
         left = limits[self.panel] - origin[self.panel]
-        with T.serial(0, tirx.min(panels, tirx.floordiv(left + self.tile - 1, self.tile))) as number:
-            first = origin[self.panel] + number * self.tile
-            rest = limits[self.panel] % self.tile
+        whole = tirx.min(panels, tirx.floordiv(left, self.tile))
 
-            def walk(axes: Sequence[str], at: list[Expr], here: dict[str, Expr], width: int) -> None:
-                if axes:
-                    extent = tirx.min(self.sizes[axes[0]], limits[axes[0]] - origin[axes[0]])
-                    with T.serial(0, extent) as index:
-                        walk(axes[1:], [*at, index], {**here, axes[0]: origin[axes[0]] + index}, width)
-                    return
-                for start, count in vectors(width, lanes):
-                    with T.vectorized(count) as lane:
-                        place = {**here, self.panel: first + start + lane}
-                        indices = [place[index.axes[0]] for index in self.load.indices]
-                        value = source[position(indices, self.tensor.shape)].astype(buffer.dtype)
-                        T.buffer_store(buffer, value, [self.start + position([number, *at, start + lane], self.shape)])
+        def vectors_of(number: Expr, at: Sequence[Expr], here: Mapping[str, Expr], width: int) -> None:
+            for start, count in vectors(width, lanes):
+                with T.vectorized(count) as lane:
+                    place = {**here, self.panel: origin[self.panel] + number * self.tile + start + lane}
+                    indices = [place[index.axes[0]] for index in self.load.indices]
+                    value = source[position(indices, self.tensor.shape)].astype(buffer.dtype)
+                    T.buffer_store(buffer, value, [self.start + position([number, *at, start + lane], self.shape)])
 
-            if not rest:
-                walk(self.inner, [], {}, self.tile)
+        def walk(axes: Sequence[str], at: list[Expr], here: dict[str, Expr], inside: Callable[..., None]) -> None:
+            if not axes:
+                inside(at, here)
                 return
-            with T.If(first + self.tile <= limits[self.panel]):
-                with T.Then():
-                    walk(self.inner, [], {}, self.tile)
-                with T.Else():
-                    walk(self.inner, [], {}, rest)
+            extent = tirx.min(self.sizes[axes[0]], limits[axes[0]] - origin[axes[0]])
+            with T.serial(0, extent) as index:
+                walk(axes[1:], [*at, index], {**here, axes[0]: origin[axes[0]] + index}, inside)
+
+        def through_panels(at: list[Expr], here: dict[str, Expr]) -> None:
+            with T.serial(0, whole) as number:
+                vectors_of(number, at, here, self.tile)
+            if rest:
+                with T.If(whole * self.tile < tirx.min(left, panels * self.tile)), T.Then():
+                    vectors_of(whole, at, here, rest)
+
+        if self.load.indices[-1].axes == (self.panel,):
+            # The tensor's rows run through all panels, and a page may hold no more than one of them: each is read
+            # once, from end to end.
+            walk(self.inner, [], {}, through_panels)
+            return
+        with T.serial(0, whole) as number:
+            walk(self.inner, [], {}, lambda at, here: vectors_of(number, at, here, self.tile))
+        if rest:
+            with T.If(whole * self.tile < tirx.min(left, panels * self.tile)), T.Then():
+                walk(self.inner, [], {}, lambda at, here: vectors_of(whole, at, here, rest))
 
     def _copy_box(self, source: Any, buffer: Any, origin: Mapping[str, Expr], depth: int, at: list[Expr]) -> None:
         """Loops over the dimensions from ``depth`` on; ``at`` holds the indices of those before."""

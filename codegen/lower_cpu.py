@@ -18,7 +18,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.cpu_function import CpuFunction, LoweredCpu, read_flat
+from codegen.cpu_function import CpuFunction, LoweredCpu, prefetch, read_flat
 from codegen.cpu_math import evaluate
 from codegen.cpu_tiles import Cut, Staged, cut, points, position, vectors
 from codegen.lower import LoweringError, identifier, reason_of
@@ -28,15 +28,27 @@ from hal.errors import listed
 from sokoban.expression import DTYPE_BYTES, Load
 from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
-from sokoban.simd_tiles import in_panels, phases_of, place_of_copy, sum_loops, vector_axis
+from sokoban.simd_tiles import (
+    LARGE_TILE,
+    WRITTEN_OUT,
+    in_panels,
+    lines_in,
+    phases_of,
+    place_of_copy,
+    rows_asked,
+    sum_loops,
+    vector_axis,
+)
 
 _MOST_ELEMENTS = 2**31 - 1
 _DTYPES = ("float32", "float64")
-#: Vectors of sums from which on a turn of the innermost loop has enough to do at once. LLVM would unroll short loops of
-#: known length all the same, and keep operands of several turns in registers that there are not; so it is not told.
-_UNROLLED_SUMS = 8
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
 _TURNS_AHEAD = 8
+_LINE_BYTES = 64
+#: Caches that a line is asked into, in LLVM's numbers: from the first on, or from the second.
+_ALL_CACHES, _OWN_CACHE = 3, 2
+#: Lines of results that are asked for at most in one turn, as it is written out.
+_MOST_ASKED = 2
 
 
 def lower_cpu(form: KernelForm, schedule: TileSchedule, *, entry: str, vector_bytes: int) -> LoweredCpu:
@@ -147,19 +159,25 @@ class _TileLowering:
 
     def _block(self, sources: Mapping[str, Any], output: Any, scratch: Any, number: Expr) -> None:
         self.sources, self.output, self.scratch = sources, output, scratch
-        origin: dict[str, Expr] = {}
         self.zero = number >> 30
-        rest = number
-        for axis, extent in reversed(self.cuts.items()):
-            number = tirx.floormod(rest, extent.blocks) if extent.blocks > 1 else tirx.const(0, "int32")
-            origin[axis] = number * extent.block
-            rest = tirx.floordiv(rest, extent.blocks)
-        self.block_origin = origin
+        self.block_origin = self._origin(number)
+        blocks = math.prod(cut.blocks for cut in self.cuts.values())
+        self.next_block = self._origin(tirx.min(number + 1, blocks - 1))
         self._walk_steps(list(self.steps), {})
+
+    def _origin(self, number: Expr) -> dict[str, Expr]:
+        """The first element of a block."""
+        origin: dict[str, Expr] = {}
+        for axis, extent in reversed(self.cuts.items()):
+            place = tirx.floormod(number, extent.blocks) if extent.blocks > 1 else tirx.const(0, "int32")
+            origin[axis] = place * extent.block
+            number = tirx.floordiv(number, extent.blocks)
+        return origin
 
     def _walk_steps(self, axes: Sequence[str], at: dict[str, Expr]) -> None:
         if not axes:
             self.step_origin = at
+            self.tile_number: Expr = tirx.const(0, "int32")
             self._walk_tiles(0, dict(self.block_origin))
             return
         axis, *others = axes
@@ -186,8 +204,11 @@ class _TileLowering:
             return
         left = cut.size - self.block_origin[axis]
         count = tirx.min(cut.tiles_per_block, tirx.floordiv(left + cut.tile - 1, cut.tile))
+        before = self.tile_number
         with named(T.serial, count, f"{identifier(axis)}_tile") as number:
+            self.tile_number = before * cut.tiles_per_block + number
             self._walk_tiles(depth + 1, {**at, axis: self.block_origin[axis] + number * cut.tile})
+        self.tile_number = before
 
     def _choose_tile(self, cuts: Sequence[Cut], at: Mapping[str, Expr], extents: dict[str, int]) -> None:
         """The register tile, whole or what an axis has left of one: a body for each."""
@@ -218,7 +239,7 @@ class _TileLowering:
             for number in range(len(rows))
             for start, width in pieces
         }
-        first = [self.step_origin[axis] == 0 for axis in self.form.reduced if self.steps[axis] < self.form.sizes[axis]]
+        stepped = [axis for axis in self.form.reduced if self.steps[axis] < self.form.sizes[axis]]
 
         def each(body: Callable[[Any, Mapping[str, int], int, Expr], None]) -> None:
             for number, row in enumerate(rows):
@@ -230,22 +251,17 @@ class _TileLowering:
             T.buffer_store(held, identity(self._reduction.function, self.dtype), [lane])
 
         def resume(held: Any, row: Mapping[str, int], start: int, lane: Expr) -> None:
-            T.buffer_store(held, self.output[self._place_of(at, row, start, lane)], [lane])
+            before = self.output[self._place_of(at, row, start, lane)]
+            T.buffer_store(held, combine(self._reduction.function, before, held[lane]), [lane])
 
-        if not first:
-            each(clear)
-        else:
-            with T.If(tirx.all(*first)):
-                with T.Then():
-                    each(clear)
-                with T.Else():
-                    each(resume)
+        each(clear)
+        self.extents = extents
         self._sum(self.sum_loops, {}, at, each)
-        last = [
-            self.step_origin[axis] + self.steps[axis] >= self.form.sizes[axis]
-            for axis in self.form.reduced
-            if self.steps[axis] < self.form.sizes[axis]
-        ]
+        # Only now: sums of the steps before are on their way here since the first turn.
+        if stepped:
+            with T.If(tirx.Not(tirx.all(*(self.step_origin[axis] == 0 for axis in stepped)))), T.Then():
+                each(resume)
+        last = [self.step_origin[axis] + self.steps[axis] >= self.form.sizes[axis] for axis in stepped]
 
         def keep() -> None:
             each(
@@ -279,22 +295,102 @@ class _TileLowering:
     ) -> None:
         """Loops over one step of the sum, and in them a multiply-add per vector of the tile."""
         if not axes:
-            self._prefetch(at, offsets)
-            each(
-                lambda held, row, start, lane: T.buffer_store(
-                    held,
-                    combine(self._reduction.function, held[lane], self._body(at, row, start, lane, offsets)),
-                    [lane],
-                )
-            )
+            self._turn(offsets, at, each)
             return
         axis, *others = axes
         size, step = self.form.sizes[axis], self.steps[axis]
         extent = step if size % step == 0 else tirx.min(step, size - self.step_origin[axis])
-        if size % step == 0 and self.sums > _UNROLLED_SUMS:
+        if not others and self.sums > LARGE_TILE:
+            self._turns(axis, extent, offsets, at, each)
+            return
+        if size % step == 0 and self.sums > LARGE_TILE:
             extent = extent + self.zero
         with named(T.serial, extent, identifier(axis)) as index:
             self._sum(others, {**offsets, axis: index}, at, each)
+
+    # LLVM would unroll short loops of known length all the same, and keep operands of several turns in registers that
+    # there are not; so it is not told the length of a loop around a large tile.
+    def _turns(
+        self, axis: str, extent: Any, offsets: dict[str, Expr], at: Mapping[str, Expr], each: Callable[..., None]
+    ) -> None:
+        """The innermost loop around a large tile, some turns of it written out."""
+        written = WRITTEN_OUT if self.steps[axis] >= WRITTEN_OUT else 1
+        whole = extent // written
+        with named(T.serial, whole + self.zero, identifier(axis)) as index:
+            self._ask_for_next_copy(index, self.steps[axis] // written)
+            self._ask_for_results(index, self.steps[axis] // written, at)
+            for turn in range(written):
+                self._turn({**offsets, axis: index * written + turn}, at, each)
+        rest = extent - whole * written
+        if isinstance(rest, int) and rest == 0:
+            return
+        with named(T.serial, rest + self.zero, f"{identifier(axis)}_rest") as index:
+            self._turn({**offsets, axis: whole * written + index}, at, each)
+
+    def _turn(self, offsets: dict[str, Expr], at: Mapping[str, Expr], each: Callable[..., None]) -> None:
+        """A turn of the innermost loop."""
+        self._prefetch(at, offsets)
+        each(
+            lambda held, row, start, lane: T.buffer_store(
+                held,
+                combine(self._reduction.function, held[lane], self._body(at, row, start, lane, offsets)),
+                [lane],
+            )
+        )
+
+    def _ask_for_next_copy(self, index: Expr, turns: int) -> None:
+        """In turn ``index`` of ``turns``: ask for a line of what the next step of the sum, or else the next block,
+        copies before its first tile. See `sokoban.simd_tiles.rows_asked`."""
+        stepped = [axis for axis, step in self.steps.items() if step < self.form.sizes[axis]]
+        if len(stepped) > 1:
+            return
+        tiles = math.prod(cut.tiles_per_block for cut in self.cuts.values())
+        for depth, staged in self.staged:
+            load, shape, line = staged.load, staged.tensor.shape, _LINE_BYTES // staged.tensor.element_bytes
+            asked = 0
+            if depth == 0 and staged.panel:
+                asked = int(rows_asked(load, staged.panel, shape, staged.sizes, tiles, turns, line))
+            if not asked:
+                continue
+            origin = self._next_origin(stepped)
+            first = position([origin[index.axes[0]] for index in load.indices], shape)
+            rows = math.prod(staged.sizes[index.axes[0]] for index in load.indices[:-1])
+            lines = lines_in(staged.sizes[staged.panel], line)
+            own = tirx.min(index, asked - 1)
+            row = tirx.min(tirx.floordiv(self.tile_number, lines) * asked + own, rows - 1)
+            place = first + row * shape[-1] + tirx.floormod(self.tile_number, lines) * line
+            prefetch(self.sources[load.tensor][place], _OWN_CACHE)
+
+    def _ask_for_results(self, index: Expr, turns: int, at: Mapping[str, Expr]) -> None:
+        """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps
+        before are. Rows of results lie apart too, often by so much that a cache has lost them since the last step."""
+        line = _LINE_BYTES // self.form.expr.output.element_bytes
+        lines = lines_in(self.extents[self.vector_axis], line) if self.vector_axis else 1
+        count = lines * math.prod(extent for axis, extent in self.extents.items() if axis != self.vector_axis)
+        if count > _MOST_ASKED * turns or self.vector_axis != self.form.final.axes[-1]:
+            return
+        for part in range(-(-count // turns)):
+            number = tirx.min(index + part * turns, count - 1)
+            row: dict[str, Expr] = {}
+            rest = tirx.floordiv(number, lines)
+            for axis in reversed([axis for axis in self.extents if axis != self.vector_axis]):
+                row[axis] = tirx.floormod(rest, self.extents[axis])
+                rest = tirx.floordiv(rest, self.extents[axis])
+            place = self._place_of(at, row, 0, tirx.floormod(number, lines) * line)
+            prefetch(self.output[place], _ALL_CACHES, written=True)
+
+    def _next_origin(self, stepped: Sequence[str]) -> dict[str, Expr]:
+        """The first element of the next step of the sum, after the last one that of the next block."""
+        origin: dict[str, Expr] = {axis: tirx.const(0, "int32") for axis in self.steps}
+        if not stepped:
+            return origin | self.next_block
+        (axis,) = stepped
+        following = self.step_origin[axis] + self.steps[axis]
+        last = following >= self.form.sizes[axis]
+        origin[axis] = tirx.Select(last, tirx.const(0, "int32"), following)
+        return origin | {
+            each: tirx.Select(last, self.next_block[each], self.block_origin[each]) for each in self.block_origin
+        }
 
     def _prefetch(self, at: Mapping[str, Expr], offsets: Mapping[str, Expr]) -> None:
         """Panels come from the second cache, in order: ask for the lines of some turns later."""
@@ -304,11 +400,9 @@ class _TileLowering:
             local: dict[str, Expr] = dict(offsets)
             for number, axis in enumerate(self.tile_loops):
                 local[axis] = tirx.const(0, "int32") if number < depth else at[axis] - self.block_origin[axis]
-            for line in range(0, staged.tile, self.lanes):
+            for line in range(0, staged.tile, _LINE_BYTES // DTYPE_BYTES[self.dtype]):
                 ahead = staged.tile * _TURNS_AHEAD + line
-                address = T.address_of(staged.element(self.scratch, local, tirx.const(ahead, "int32")))
-                read, all_caches, data = (tirx.const(number, "int32") for number in (0, 3, 1))
-                T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, all_caches, data))
+                prefetch(staged.element(self.scratch, local, tirx.const(ahead, "int32")), _ALL_CACHES)
 
     def _body(
         self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]
@@ -332,10 +426,10 @@ class _TileLowering:
 
     # ---- results
 
-    def _axes(self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr) -> dict[str, Expr]:
+    def _axes(self, at: Mapping[str, Expr], row: Mapping[str, Any], start: int, lane: Expr) -> dict[str, Expr]:
         return {axis: at[axis] + row.get(axis, start + lane) for axis in self.form.final.axes}
 
-    def _place_of(self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr) -> Expr:
+    def _place_of(self, at: Mapping[str, Expr], row: Mapping[str, Any], start: int, lane: Expr) -> Expr:
         axes = self._axes(at, row, start, lane)
         return position([axes[axis] for axis in self.form.final.axes], self.form.expr.output.shape)
 

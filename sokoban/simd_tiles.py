@@ -25,6 +25,10 @@ from sokoban.table import Ints, ScheduleTable, product
 ROW_PADDING = 16
 #: Rows this far apart fall into few sets of a cache.
 CONFLICT_BYTES = 256
+#: Turns of the innermost loop that are written out around a large tile, one whose sums are more vectors than
+#: `LARGE_TILE`: less to count, and room for one request for the next copy.
+WRITTEN_OUT = 8
+LARGE_TILE = 8
 
 
 def lanes_of(form: KernelForm, device: DeviceSpec) -> int:
@@ -73,6 +77,43 @@ def place_of_copy(load: Load, loops: Sequence[str], counts: Mapping[str, int]) -
     while depth and loops[depth - 1] not in used:
         depth -= 1
     return depth
+
+
+def lines_in(elements: Any, line: int) -> Any:
+    """Lines of the caches that a row of so many elements lies in, if it begins with one."""
+    return -(-elements // line)
+
+
+def rows_asked(
+    load: Load, axis: str, shape: Sequence[int], held: Mapping[str, Any], tiles: Any, turns: Any, line: int
+) -> Ints:
+    """How many rows of an operand a register tile asks for ahead, a line of each, while it is computed.
+
+    The next copy in panels along ``axis`` reads rows that lie apart, where no prefetcher follows: a core would wait for
+    each. So the tiles of a block share the lines of it out among themselves: with ``c`` lines to a row, a tile asks for
+    one line of each of ``rows / (tiles / c)`` rows, one in every turn of its innermost loop.
+
+    Args:
+        load: the operand's access. shape: of its tensor, whose rows run along ``axis``, or none are asked for.
+        held: elements by axis that a copy holds.
+        tiles: register tiles between two copies.
+        turns: of the innermost loop of a tile, as it is written out.
+        line: elements of a line of the caches.
+
+    Returns:
+        Rows per tile; 0 where there are too few tiles, or the rows do not lie evenly apart.
+    """
+    sizes = [np.asarray(held[index.axes[0]]) for index in load.indices] if in_panels(load, axis) else []
+    if not sizes or load.indices[-1].axes != (axis,):
+        return np.zeros(np.shape(tiles), dtype=np.int64)
+    even: Any = True
+    first: Any = True
+    for extent, size in zip(sizes[:-1], shape[:-1], strict=True):
+        even = even & (first | (extent >= size))
+        first = first & (extent == 1)
+    groups = tiles // lines_in(sizes[-1], line)
+    rows = -(-math.prod(sizes[:-1]) // np.maximum(1, groups))
+    return np.where(even & (groups > 0) & (rows <= turns), rows, 0)
 
 
 def sum_loops(form: KernelForm, axis: str) -> list[str]:

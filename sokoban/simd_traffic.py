@@ -21,8 +21,8 @@ import numpy as np
 from hal import DeviceSpec
 from hal.device import MemoryLayer
 from sokoban.expression import Load, Tensor
-from sokoban.simd_tiles import VectorTiles, in_panels, sum_loops
-from sokoban.table import Bools, Floats, Ints
+from sokoban.simd_tiles import LARGE_TILE, WRITTEN_OUT, VectorTiles, in_panels, rows_asked, sum_loops
+from sokoban.table import Bools, Floats, Ints, product
 
 #: Share of a cache that a schedule finds for itself: least recently used is only approximated, sets fill unevenly, and
 #: stacks and other data are there too.
@@ -169,7 +169,8 @@ class Traffic:
             held = self._held(load, box, tensor, panels)
             scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
             source.append(own.where(~staged | (place >= depth)))
-        alone = np.where(staged, self._alone(load, direct, inner), self._alone(load, direct, start))
+        waited = self._alone(load, direct, inner) * self._not_asked(load, tensor)
+        alone = np.where(staged, waited, self._alone(load, direct, start))
         return [Stream(load.tensor, source, start, alone=alone), Stream(f"{load.tensor}'", scratch, start)]
 
     def _alone(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
@@ -196,6 +197,19 @@ class Traffic:
         stride = np.where(open_, 0.0, stride)
         lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
         return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
+
+    def _not_asked(self, load: Load, tensor: Tensor) -> Floats:
+        """Share of what is copied that tiles do not ask for before: all, or what the first blocks begin with."""
+        tiles, sizes = self.tiles, self.form.sizes
+        stepped = sum((tiles.step[axis] < sizes[axis] for axis in tiles.step), np.zeros(self.count, dtype=np.int64))
+        asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
+        held = {**tiles.block, **tiles.step}
+        each = product(tiles.tiles_per_block.values(), self.count)
+        turns = tiles.step[self.sum_axes[-1]] // WRITTEN_OUT
+        line = self.device.shared.transaction_bytes // tensor.element_bytes
+        asked = asking & (rows_asked(load, tiles.axis, tensor.shape, held, each, turns, line) > 0)
+        copies = tiles.steps * product(tiles.blocks.values(), self.count)
+        return np.where(asked, np.minimum(1.0, self.device.unit_count / copies), 1.0)
 
     def _held(self, load: Load, box: Mapping[str, Ints], tensor: Tensor, panels: bool) -> Footprint:
         """What a box of axes reads of a copy: side by side in panels, else row by row, some of each row."""

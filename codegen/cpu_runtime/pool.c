@@ -22,9 +22,11 @@ enum { MAX_THREADS = 1024, SPINS = 20000, LINE = 64 };
 static struct {
     roller_task task;
     void *state;
-    int64_t count, chunk;
     int threads, started;
-    _Alignas(LINE) _Atomic int64_t next;
+    /* The blocks that each thread has left: the next one, and in the upper half the one to stop before. */
+    struct {
+        _Alignas(LINE) _Atomic uint64_t blocks;
+    } range[MAX_THREADS];
     _Alignas(LINE) _Atomic uint64_t job;
     _Alignas(LINE) _Atomic int busy;
     pthread_mutex_t sleep, call;
@@ -39,14 +41,35 @@ static void relax(void) {
 #endif
 }
 
-static void share(int64_t worker) {
+static uint64_t range(uint32_t begin, uint32_t end) {
+    return begin | (uint64_t)end << 32;
+}
+
+/* Takes up to a quarter of what is left of a range, from its front or its back; 0 where nothing is. */
+static int take(int victim, int front, int64_t *begin, int64_t *end) {
+    uint64_t held = atomic_load_explicit(&pool.range[victim].blocks, memory_order_relaxed);
     for (;;) {
-        int64_t begin = atomic_fetch_add_explicit(&pool.next, pool.chunk, memory_order_relaxed);
-        if (begin >= pool.count)
-            return;
-        int64_t end = begin + pool.chunk < pool.count ? begin + pool.chunk : pool.count;
-        pool.task(pool.state, worker, begin, end);
+        uint32_t low = (uint32_t)held, high = (uint32_t)(held >> 32);
+        if (low >= high)
+            return 0;
+        uint32_t portion = high - low > 7 ? (high - low) / 4 : 1;
+        uint64_t left = front ? range(low + portion, high) : range(low, high - portion);
+        if (atomic_compare_exchange_weak_explicit(&pool.range[victim].blocks, &held, left, memory_order_relaxed,
+                                                  memory_order_relaxed)) {
+            *begin = front ? low : high - portion;
+            *end = *begin + portion;
+            return 1;
+        }
     }
+}
+
+/* A thread goes through a range of its own, always on to the block after the last, whose operands it asked for
+ * meanwhile; then it helps those that were held up, from the far end of theirs. */
+static void share(int64_t worker) {
+    int64_t begin, end;
+    for (int other = 0; other < pool.threads; other++)
+        while (take((worker + other) % pool.threads, other == 0, &begin, &end))
+            pool.task(pool.state, worker, begin, end);
 }
 
 static void *work(void *argument) {
@@ -141,11 +164,10 @@ void roller_parallel(roller_task task, void *state, int64_t count) {
     } else {
         pool.task = task;
         pool.state = state;
-        pool.count = count;
-        /* A few portions per thread: whoever was held up does fewer of them. */
-        int64_t portions = 8 * (int64_t)pool.threads;
-        pool.chunk = (count + portions - 1) / portions;
-        atomic_store_explicit(&pool.next, 0, memory_order_relaxed);
+        for (int64_t thread = 0; thread < pool.threads; thread++) {
+            uint64_t own = range(count * thread / pool.threads, count * (thread + 1) / pool.threads);
+            atomic_store_explicit(&pool.range[thread].blocks, own, memory_order_relaxed);
+        }
         atomic_store_explicit(&pool.busy, pool.threads - 1, memory_order_relaxed);
         pthread_mutex_lock(&pool.sleep);
         atomic_fetch_add_explicit(&pool.job, 1, memory_order_release);

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.assembly import hottest_loop
+from codegen.assembly import hottest_loop, without_debugging
 
 TEXT = """
 other:
@@ -46,3 +46,29 @@ def test_the_innermost_loop_counts() -> None:
 def test_what_has_no_loop_has_no_hottest_one() -> None:
     assert hottest_loop("op_blocks:\n\tret\n", "op_blocks") is None
     assert hottest_loop(TEXT, "missing") is None
+
+
+def test_what_is_for_debuggers_is_left_out() -> None:
+    program = """	.file	"TVMMod"
+	.text
+op_blocks:
+	.file	1 "." "source"
+	.loc	1 0 0
+.Ltmp1:
+	leaq	.Ltmp2(%rip), %rax
+.Ltmp2:
+	ret
+	.section	.debug_loc,"",@progbits
+	.quad	.Ltmp1
+	.section	".note.GNU-stack","",@progbits
+	.section	.debug_line,"",@progbits
+.Lline_table_start0:
+"""
+    assert without_debugging(program).splitlines() == [
+        "\t.text",
+        "op_blocks:",
+        "\tleaq\t.Ltmp2(%rip), %rax",
+        ".Ltmp2:",
+        "\tret",
+        '\t.section\t".note.GNU-stack","",@progbits',
+    ]

@@ -12,6 +12,7 @@ from codegen.generators import linker
 from codegen.lower import LoweringError
 from codegen.lower_cpu import lower_cpu
 from sokoban import TileSchedule, sizes
+from sokoban.simd_tiles import WRITTEN_OUT
 from tests.codegen.cpu_kernels import built, error_of, form_of, schedule_for, vector_bytes
 
 pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
@@ -96,7 +97,7 @@ def test_operands_of_several_turns_are_not_kept_in_registers() -> None:
 
 
 def test_the_inner_loop_keeps_its_tile_in_registers() -> None:
-    """A tile of 6 x 4 vectors: 24 multiply-adds a turn, none of their sums through memory."""
+    """A tile of 6 x 4 vectors: 24 multiply-adds a turn, none of their sums or operands through memory."""
     if vector_bytes() != 64:
         pytest.skip("the tile is one for 32 registers of 512 bits")
     form = form_of(op="matmul", m=12, n=128, k=64)
@@ -106,9 +107,53 @@ def test_the_inner_loop_keeps_its_tile_in_registers() -> None:
     loops = re.split(r"\n(?=\.LBB)", built(form, schedule).assembly)
     inner = max(loops, key=lambda text: text.count("vfmadd"))
     turn = inner[: inner.index("\tjne")]
-    assert turn.count("vfmadd") == 24
+    assert turn.count("vfmadd") == 24 * WRITTEN_OUT
     assert "%rsp" not in turn
     assert not re.search(r"vmovup[sd]\s+%zmm\d+, ", turn), "no vector is stored"
+
+
+PRODUCT = {"op": "matmul", "m": 96, "n": 128, "k": 48}
+IN_STEPS = TileSchedule(
+    block=sizes({"m": 96, "n": 64}), thread=sizes({"m": 6, "n": 32}), step=sizes({"k": 24}), cached=("B",)
+)
+
+
+@pytest.mark.parametrize(
+    ("operator", "schedule", "asked"),
+    [
+        (PRODUCT, IN_STEPS, True),
+        (PRODUCT, IN_STEPS.with_(step=()), True),
+        ({**PRODUCT, "k": 45, "n": 120}, IN_STEPS, True),
+        (PRODUCT, IN_STEPS.with_(cached=()), False),
+        (PRODUCT, IN_STEPS.with_(cached=("A",)), False),
+        ({**PRODUCT, "transpose_b": True}, IN_STEPS, False),
+        ({**PRODUCT, "m": 6}, IN_STEPS.with_(block=sizes({"m": 6, "n": 64})), False),
+    ],
+    ids=["steps", "blocks", "rests", "nothing packed", "packed in a box", "columns", "few tiles"],
+)
+def test_tiles_ask_for_what_is_packed_next(
+    operator: dict[str, Any], schedule: TileSchedule, asked: bool, tmp_path: Path
+) -> None:
+    """Rows of the next step's panels are on their way into the core's own cache while this one's are computed with."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetcht1 is an instruction of x86-64, and so are these vectors")
+    form = form_of(**operator)
+    library = built(form, schedule)
+    assert ("prefetcht1" in library.assembly) == asked
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize("operator", [{}, {"epilogue": ["relu"]}], ids=["sums", "epilogue"])
+def test_tiles_ask_for_where_their_sums_go(operator: dict[str, Any], tmp_path: Path) -> None:
+    """And add what the steps before left there after the loop, not before."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetchw is an instruction of x86-64, and so are these vectors")
+    form = form_of(**PRODUCT | {"k": 96} | operator)
+    library = built(form, IN_STEPS.with_(step=sizes({"k": 48})))
+    loops = re.split(r"\n(?=\.LBB)", library.assembly)
+    inner = max(loops, key=lambda text: text.count("vfmadd"))
+    assert "prefetchw" in inner
+    assert error_of(form, library, tmp_path) < 1e-5
 
 
 @pytest.mark.parametrize(
