@@ -14,6 +14,7 @@ from bench.cpu.comparison import Settings, compare, read_suite
 from bench.cpu.criteria import criteria
 from bench.cpu.machine import Machine, busy_notes, openmp_environment, this_machine, thread_environment
 from bench.cpu.ours import check_bundles
+from bench.cpu.pace import Pace
 from bench.cpu.processes import Contender, Process
 from bench.cpu.results import FORMAT, Results, read_results, write_results
 from bench.cpu.rivals import RIVALS, blas_environment
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Where a comparison of a whole suite goes; one of some operators goes to `SOME`, which Git ignores.
 RESULTS, SOME = ROOT / "bench" / "results" / "cpu", ROOT / "out" / "bench-cpu"
 BUNDLES = ROOT / "out" / "cpu24"
+OWN_ADAPTER = "bench.cpu.ours:from_bundle"
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -37,7 +39,7 @@ BUNDLES = ROOT / "out" / "cpu24"
               metavar="SECONDS", help="How long a turn takes.")  # fmt: skip
 @click.option("--bundles", type=click.Path(file_okay=False, path_type=Path), default=None,
               help="Our kernels, a bundle per operator.  [default: out/cpu24]")  # fmt: skip
-@click.option("--ours", "adapter", default="bench.cpu.ours:from_bundle", show_default=True, metavar="MODULE:FUNCTION",
+@click.option("--ours", "adapter", default=OWN_ADAPTER, show_default=True, metavar="MODULE:FUNCTION",
               help="What gives our kernels.")  # fmt: skip
 @click.option("--tuned", type=click.Path(dir_okay=False, path_type=Path), default=None,
               help="MetaSchedule's schedules, of another processor's file.  [default: this one's]")  # fmt: skip
@@ -71,7 +73,8 @@ def main(
             specs = read_suite(suite, names)
             machine = this_machine(threads)
             contenders = processes(chosen, machine, bundles or BUNDLES, adapter, tuned)
-            results = measured(specs, contenders, machine, suite, rounds, turn_seconds)
+            pace = Pace(bundles or BUNDLES) if "ours" in chosen and adapter == OWN_ADAPTER else None
+            results = measured(specs, contenders, machine, suite, rounds, turn_seconds, pace)
             whole = not names and set(chosen) == set(RIVALS)
             keep(results, out or (RESULTS / results.started[:10] if whole else SOME))
         met = tell(results)
@@ -126,6 +129,7 @@ def measured(
     suite: str,
     rounds: int,
     turn_seconds: float,
+    pace: Pace | None = None,
 ) -> Results:
     """The comparison; the contenders are closed at its end."""
     from msgspec.structs import replace
@@ -135,7 +139,7 @@ def measured(
     settings = Settings(rounds, turn_seconds, machine.private_bytes * machine.threads)
     started = datetime.datetime.now().isoformat(timespec="seconds")
     try:
-        found = compare(specs, contenders, settings, lambda name: click.echo(f"  {name}", err=True))
+        found = compare(specs, contenders, settings, lambda name: click.echo(f"  {name}", err=True), pace)
     finally:
         for contender in contenders.values():
             contender.close()

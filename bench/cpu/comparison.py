@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from bench.cpu.pace import Pace
 from bench.cpu.processes import Contender, seconds_of_turn
 from bench.cpu.results import Check, Entry, Facts, OperatorResult
 from bench.cpu.statistics import spread
@@ -66,14 +67,31 @@ def compare(
     contenders: Mapping[str, Contender],
     settings: Settings,
     progress: Callable[[str], None] = lambda name: None,
+    pace: Pace | None = None,
 ) -> list[OperatorResult]:
-    """Every operator by everybody, one after the other."""
+    """Every operator by everybody, one after the other; between them ``pace`` measures the machine."""
     results = []
+    if pace is not None:
+        pace.turn()
     for spec in specs:
         progress(str(spec["name"]))
         with tempfile.TemporaryDirectory(prefix="bench-cpu-") as folder:
-            results.append(compared(spec, contenders, settings, Path(folder)))
+            found = compared(spec, contenders, settings, Path(folder))
+        if pace is not None:
+            pace.turn()
+            found = _with_prediction(found, pace.seconds(spec))
+        results.append(found)
     return results
+
+
+def _with_prediction(one: OperatorResult, seconds: float | None) -> OperatorResult:
+    """The result with what was predicted of ours from a spec of the same minute."""
+    replace = msgspec.structs.replace
+    entries = [
+        replace(entry, facts=replace(entry.facts, predicted_then_seconds=seconds)) if entry.who == "ours" else entry
+        for entry in one.entries
+    ]
+    return replace(one, entries=entries)
 
 
 def compared(spec: Spec, contenders: Mapping[str, Contender], settings: Settings, folder: Path) -> OperatorResult:

@@ -29,7 +29,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """What a rival tells beside its time, as far as it can.
 
     Attributes:
-        predicted_seconds: what RATIONAL predicted of the kernel that ran.
+        predicted_seconds: what RATIONAL predicted of the kernel that ran when it was compiled, from the device file.
+        predicted_then_seconds: the same from a spec measured right before and after it ran.
         construction_seconds, profiling_seconds: what it cost to find it.
         first_choice: measured time of RATIONAL's first choice over that of the best of its top 50.
         tuning_seconds: what MetaSchedule's search took.
@@ -37,6 +38,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     """
 
     predicted_seconds: float | None = None
+    predicted_then_seconds: float | None = None
     construction_seconds: float | None = None
     profiling_seconds: float | None = None
     first_choice: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from bench.cpu.criteria import Criterion, prediction_error
+from bench.cpu.criteria import Criterion, error_then, prediction_error
 from bench.cpu.machine import Machine
 from bench.cpu.results import ONEDNN, Entry, OperatorResult, Results
 from bench.cpu.statistics import Spread, geometric_mean
@@ -36,17 +36,18 @@ def machine_lines(machine: Machine) -> Iterator[str]:
 
 
 def ratio_table(results: Results) -> Table:
-    """An operator a line: our time, everybody's as a multiple of it, the predicted time and how far off it is."""
+    """An operator a line: our time, everybody's as a multiple of it, the predicted time and how far off it is: as compiled, and
+    from a spec of the same minute."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
     table.add_column("operator", overflow="fold")
-    for name in ("ours", "rate", *COLUMNS, "predicted", "error"):
+    for name in ("ours", "rate", *COLUMNS, "predicted", "error", "then"):
         table.add_column(name, justify="right")
     for one in results.operators:
         table.add_row(one.name, *_ours(one), *(_against(one, who) for who in COLUMNS.values()), *_predicted(one))
     means = [geometric_mean(_medians(results, who)) for who in COLUMNS.values()]
-    table.add_row("geometric mean", "", "", *("-" if mean is None else f"{mean:.2f}" for mean in means), "", "")
+    table.add_row("geometric mean", "", "", *("-" if mean is None else f"{mean:.2f}" for mean in means), "", "", "")
     return table
 
 
@@ -77,11 +78,11 @@ def ratio_text(ratio: Spread) -> str:
     return f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
 
 
-def _predicted(one: OperatorResult) -> tuple[str, str]:
-    ours, error = one.entry("ours"), prediction_error(one)
+def _predicted(one: OperatorResult) -> tuple[str, str, str]:
+    ours, error, then = one.entry("ours"), prediction_error(one), error_then(one)
     if ours is None or ours.facts.predicted_seconds is None or error is None:
-        return "-", "-"
-    return time_text(ours.facts.predicted_seconds), f"{error:+.0%}"
+        return "-", "-", "-"
+    return time_text(ours.facts.predicted_seconds), f"{error:+.0%}", "-" if then is None else f"{then:+.0%}"
 
 
 def struck_out_lines(results: Results) -> Iterator[str]:
