@@ -309,7 +309,8 @@ class _TileLowering:
             self._sum(others, {**offsets, axis: index}, at, each)
 
     # LLVM would unroll short loops of known length all the same, and keep operands of several turns in registers that
-    # there are not; so it is not told the length of a loop around a large tile.
+    # there are not; so it is not told the length of a loop around a large tile. Nor are loops shorter than `WRITTEN_OUT`
+    # written out, a window's rows: neighbouring turns share what they read there, and LLVM would read all of it first.
     def _turns(
         self, axis: str, extent: Any, offsets: dict[str, Expr], at: Mapping[str, Expr], each: Callable[..., None]
     ) -> None:
@@ -317,8 +318,8 @@ class _TileLowering:
         written = WRITTEN_OUT if self.steps[axis] >= WRITTEN_OUT else 1
         whole = extent // written
         with named(T.serial, whole + self.zero, identifier(axis)) as index:
-            self._ask_for_next_copy(index, self.steps[axis] // written)
-            self._ask_for_results(index, self.steps[axis] // written, at)
+            if written > 1:
+                self._ask_ahead(axis, index, offsets, at)
             for turn in range(written):
                 self._turn({**offsets, axis: index * written + turn}, at, each)
         rest = extent - whole * written
@@ -337,6 +338,16 @@ class _TileLowering:
                 [lane],
             )
         )
+
+    def _ask_ahead(self, axis: str, index: Expr, offsets: Mapping[str, Expr], at: Mapping[str, Expr]) -> None:
+        """Ask for what comes after this tile's sums, a little in every turn of its loops, as they are written out."""
+        turn: Expr = tirx.const(0, "int32")
+        turns = self.steps[axis] // WRITTEN_OUT
+        for outer in self.sum_loops[:-1]:
+            turn = turn * self.steps[outer] + offsets[outer]
+        all_turns = turns * math.prod(self.steps[outer] for outer in self.sum_loops[:-1])
+        self._ask_for_next_copy(turn * turns + index, all_turns)
+        self._ask_for_results(turn * turns + index, all_turns, at)
 
     def _ask_for_next_copy(self, index: Expr, turns: int) -> None:
         """In turn ``index`` of ``turns``: ask for a line of what the next step of the sum, or else the next block,

@@ -205,7 +205,8 @@ class Traffic:
         asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
         held = {**tiles.block, **tiles.step}
         each = product(tiles.tiles_per_block.values(), self.count)
-        turns = tiles.step[self.sum_axes[-1]] // WRITTEN_OUT
+        turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
+        turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
         line = self.device.shared.transaction_bytes // tensor.element_bytes
         asked = asking & (rows_asked(load, tiles.axis, tensor.shape, held, each, turns, line) > 0)
         copies = tiles.steps * product(tiles.blocks.values(), self.count)

@@ -7,6 +7,7 @@ old as the measurement. It is measured on either side of an operator's rounds, w
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -26,7 +27,7 @@ _SLEEP_SECONDS = 0.3
 
 
 def spec_now() -> DeviceSpec:
-    """This machine's cores as they are now, in about four seconds.
+    """This machine's cores as they are now, disturbed or not: medians, as the times of kernels are. About four seconds.
 
     Raises:
         InputError: the system does not say which caches there are.
@@ -37,7 +38,8 @@ def spec_now() -> DeviceSpec:
     from hal.microbench.sampling import Settings
 
     run = measure_cpu(settings=Settings(repeats=_READINGS, target_seconds=_READING_SECONDS))
-    return spec_of(read_topology(), run.found, host_architecture())
+    found = {key: dataclasses.replace(measurement, best=False) for key, measurement in run.found.items()}
+    return spec_of(read_topology(), found, host_architecture())
 
 
 class Pace:

@@ -228,10 +228,11 @@ def bandwidth_limit(operator: Operator) -> Prepared:
     written = expr.output.size_bytes // cores.count
     read = sum(tensor.size_bytes for tensor in expr.inputs) // cores.count
     copied = min(read, written)
-    targets, sinks = [machine.array(copied) for _ in operator.cpus], [machine.array(4096) for _ in operator.cpus]
+    room = copied + machine.turn_bytes - 1  # arrays are whole turns of the loops, and no longer than asked for
+    targets, sinks = [machine.array(room) for _ in operator.cpus], [machine.array(4096) for _ in operator.cpus]
 
     def bind(inputs: Mapping[str, Array]) -> Call:
-        sources = [(machine.array(copied), machine.array(read - copied)) for _ in operator.cpus]
+        sources = [(machine.array(room), machine.array(read - copied)) for _ in operator.cpus]
 
         def core(arrays: tuple[Array, Array], target: Array, sink: Array) -> Callable[[], object]:
             source, rest = arrays

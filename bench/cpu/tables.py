@@ -36,8 +36,8 @@ def machine_lines(machine: Machine) -> Iterator[str]:
 
 
 def ratio_table(results: Results) -> Table:
-    """An operator a line: our time, everybody's as a multiple of it, the predicted time and how far off it is: as compiled, and
-    from a spec of the same minute."""
+    """An operator a line: our time, everybody's as a multiple of it, the predicted time and its error, and the error of
+    what a spec of the same minute predicts."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)

@@ -34,9 +34,15 @@ class Machine:
     loops: Loops
     settings: Settings
 
+    @property
+    def turn_bytes(self) -> int:
+        """What one turn of a loop reads."""
+        return 4 * self.topology.lanes * UNROLL
+
     def array(self, size_bytes: int) -> NDArray[np.float32]:
-        """float32 ones, page-aligned, written once so that they have memory; a whole number of loop turns."""
-        step = 4 * self.topology.lanes * UNROLL
+        """float32 ones, page-aligned, written once so that they have memory; as many whole turns of a loop as fit into
+        so many bytes, one at least."""
+        step = self.turn_bytes
         size = max(step, size_bytes // step * step)
         raw = np.empty(size + _ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % _ALIGNMENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bench.cpu.criteria import Criterion, criteria, near_limit, prediction_error
+from bench.cpu.criteria import Criterion, criteria, error_then, near_limit, prediction_error
 from bench.cpu.results import Results
 from tests.bench.cpu.samples import SUITE, entry, operator, results, whole
 
@@ -19,7 +19,7 @@ GOOD = {"torch": 1.5, "openblas": 1.0, "metaschedule_64": 1.1, "metaschedule_512
 
 def test_everything_met() -> None:
     lines = criteria(whole(**GOOD), SUITE)
-    assert [one.verdict for one in lines] == ["met"] * 10
+    assert [one.verdict for one in lines] == ["met"] * 11
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,19 @@ def test_nothing_measured_gives_no_verdict() -> None:
 def test_the_error_of_a_prediction_is_relative_to_what_was_measured() -> None:
     one = operator(SUITE[0], entry("ours", 1e-3, 1e-3, predicted_seconds=0.8e-3))
     assert prediction_error(one) == pytest.approx(-0.2)
+    assert error_then(one) is None
     assert prediction_error(operator(SUITE[0], entry("torch", 1.0))) is None
+
+
+def test_a_spec_of_the_same_minute_has_a_line_of_its_own() -> None:
+    made = whole(**GOOD)
+    then = [
+        operator(one.spec, entry("ours", 1e-3, 1e-3, predicted_seconds=1e-3, predicted_then_seconds=1.5e-3))
+        for one in made.operators
+    ]
+    assert line(results(*then), "median error").found == "0.0%"
+    assert line(results(*then), "the same").found == "50.0%"
+    assert line(results(*then), "the same").verdict == "not met"
 
 
 def test_wrong_predictions_and_a_bad_first_choice_break_their_lines() -> None:

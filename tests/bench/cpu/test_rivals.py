@@ -24,6 +24,7 @@ from bench.cpu.rivals import (
 )
 from bench.cpu.worker import relative_error
 from hal import InputError
+from hal.microbench.cpu.machine import Machine
 from sokoban.reference import evaluate, random_inputs
 
 CPU = (min(os.sched_getaffinity(0)),)
@@ -95,6 +96,27 @@ def test_pytorch_computes_what_has_no_layout_once(spec: dict[str, Any]) -> None:
 def test_the_limit_times_itself() -> None:
     prepared = bandwidth_limit(Operator({"op": "elementwise", "function": "add", "shape": [64, 512]}, CPU))
     assert prepared.self_timed and 0 < prepared.bind({})() < 1
+
+
+def test_the_limit_copies_within_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where an operator's bytes are no whole turns of the loops."""
+    arrays: dict[int, int] = {}
+    copied: list[bool] = []
+
+    def array(self: Machine, size_bytes: int) -> Any:
+        made = array_of(self, size_bytes)
+        arrays[made.ctypes.data] = made.nbytes
+        return made
+
+    def memmove(target: int, source: int, count: int) -> None:
+        copied.append(count == 333 * 777 * 4 and count <= arrays[target] and count <= arrays[source])
+
+    array_of = Machine.array
+    monkeypatch.setattr(Machine, "array", array)
+    monkeypatch.setattr("ctypes.memmove", memmove)
+    operator = {"op": "elementwise", "function": "relu", "shape": [333, 777]}
+    bandwidth_limit(Operator(operator, CPU)).bind({})()
+    assert copied == [True]
 
 
 def test_openblas_is_told_to_use_avx512_only_where_there_is_avx512() -> None:
