@@ -29,13 +29,13 @@ from sokoban.expression import DTYPE_BYTES, Load
 from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
 from sokoban.simd_tiles import (
+    ASKED_LINES,
     LARGE_TILE,
     WRITTEN_OUT,
+    asked_ahead,
     in_panels,
-    lines_in,
     phases_of,
     place_of_copy,
-    rows_asked,
     sum_loops,
     vector_axis,
 )
@@ -309,8 +309,8 @@ class _TileLowering:
             self._sum(others, {**offsets, axis: index}, at, each)
 
     # LLVM would unroll short loops of known length all the same, and keep operands of several turns in registers that
-    # there are not; so it is not told the length of a loop around a large tile. Nor are loops shorter than `WRITTEN_OUT`
-    # written out, a window's rows: neighbouring turns share what they read there, and LLVM would read all of it first.
+    # there are not; so it is not told the length of a loop around a large tile. Nor are loops that are shorter than
+    # `WRITTEN_OUT` written out, a window's rows: turns share what they read there, and LLVM would read all of it first.
     def _turns(
         self, axis: str, extent: Any, offsets: dict[str, Expr], at: Mapping[str, Expr], each: Callable[..., None]
     ) -> None:
@@ -346,37 +346,48 @@ class _TileLowering:
         for outer in self.sum_loops[:-1]:
             turn = turn * self.steps[outer] + offsets[outer]
         all_turns = turns * math.prod(self.steps[outer] for outer in self.sum_loops[:-1])
-        self._ask_for_next_copy(turn * turns + index, all_turns)
+        self._ask_for_next_operands(turn * turns + index, all_turns)
         self._ask_for_results(turn * turns + index, all_turns, at)
 
-    def _ask_for_next_copy(self, index: Expr, turns: int) -> None:
-        """In turn ``index`` of ``turns``: ask for a line of what the next step of the sum, or else the next block,
-        copies before its first tile. See `sokoban.simd_tiles.rows_asked`."""
+    def _ask_for_next_operands(self, index: Expr, turns: int) -> None:
+        """In turn ``index`` of ``turns``: ask for lines of what the next step of the sum, or else the next block,
+        copies or reads. See `sokoban.simd_tiles.asked_ahead`."""
         stepped = [axis for axis, step in self.steps.items() if step < self.form.sizes[axis]]
         if len(stepped) > 1:
             return
+        block = {axis: cut.tiles_per_block * cut.tile for axis, cut in self.cuts.items()}
+        copies = {staged.load: depth for depth, staged in self.staged}
+        for load in dict.fromkeys(self.form.body_loads):
+            if load.indices and not copies.get(load, 0):
+                self._ask_for_rows(load, {**block, **self.steps}, load in copies, stepped, index, turns)
+
+    def _ask_for_rows(
+        self, load: Load, held: Mapping[str, int], staged: bool, stepped: Sequence[str], index: Expr, turns: int
+    ) -> None:
+        """Ask for some lines of the next rows of one operand, one row after the other."""
+        shape = self.tensors[load.tensor].shape
+        line = _LINE_BYTES // self.tensors[load.tensor].element_bytes
         tiles = math.prod(cut.tiles_per_block for cut in self.cuts.values())
-        for depth, staged in self.staged:
-            load, shape, line = staged.load, staged.tensor.shape, _LINE_BYTES // staged.tensor.element_bytes
-            asked = 0
-            if depth == 0 and staged.panel:
-                asked = int(rows_asked(load, staged.panel, shape, staged.sizes, tiles, turns, line))
-            if not asked:
-                continue
-            origin = self._next_origin(stepped)
-            first = position([origin[index.axes[0]] for index in load.indices], shape)
-            rows = math.prod(staged.sizes[index.axes[0]] for index in load.indices[:-1])
-            lines = lines_in(staged.sizes[staged.panel], line)
-            own = tirx.min(index, asked - 1)
-            row = tirx.min(tirx.floordiv(self.tile_number, lines) * asked + own, rows - 1)
-            place = first + row * shape[-1] + tirx.floormod(self.tile_number, lines) * line
-            prefetch(self.sources[load.tensor][place], _OWN_CACHE)
+        least = int(asked_ahead(load, self.vector_axis, shape, held, staged, tiles, turns, line))
+        in_row = -(-held[self.vector_axis] // line)
+        # So many that a row is a multiple of them: a turn's lines are neighbours.
+        each = next((count for count in range(max(1, least), ASKED_LINES + 1) if in_row % count == 0), 0)
+        if not least or not each:
+            return
+        origin = self._next_origin(stepped)
+        first = position([origin[index.axes[0]] for index in load.indices], shape)
+        portions = in_row // each
+        count = portions * math.prod(held[index.axes[0]] for index in load.indices[:-1])
+        number = tirx.min(self.tile_number * turns + index, count - 1)
+        place = first + tirx.floordiv(number, portions) * shape[-1] + tirx.floormod(number, portions) * (each * line)
+        for part in range(each):
+            prefetch(self.sources[load.tensor][place + part * line], _OWN_CACHE)
 
     def _ask_for_results(self, index: Expr, turns: int, at: Mapping[str, Expr]) -> None:
         """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps
         before are. Rows of results lie apart too, often by so much that a cache has lost them since the last step."""
         line = _LINE_BYTES // self.form.expr.output.element_bytes
-        lines = lines_in(self.extents[self.vector_axis], line) if self.vector_axis else 1
+        lines = -(-self.extents[self.vector_axis] // line) if self.vector_axis else 1
         count = lines * math.prod(extent for axis, extent in self.extents.items() if axis != self.vector_axis)
         if count > _MOST_ASKED * turns or self.vector_axis != self.form.final.axes[-1]:
             return

@@ -29,6 +29,11 @@ CONFLICT_BYTES = 256
 #: `LARGE_TILE`: less to count, and room for one request for the next copy.
 WRITTEN_OUT = 8
 LARGE_TILE = 8
+#: Lines that are asked for in one turn, as it is written out, at most; of what is copied, more of which would take
+#: longer to come than to compute with; and lines of what is not copied, all together.
+ASKED_LINES = 16
+COPIED_AHEAD = 2
+READ_AHEAD_LINES = 2048
 
 
 def lanes_of(form: KernelForm, device: DeviceSpec) -> int:
@@ -79,29 +84,32 @@ def place_of_copy(load: Load, loops: Sequence[str], counts: Mapping[str, int]) -
     return depth
 
 
-def lines_in(elements: Any, line: int) -> Any:
-    """Lines of the caches that a row of so many elements lies in, if it begins with one."""
-    return -(-elements // line)
-
-
-def rows_asked(
-    load: Load, axis: str, shape: Sequence[int], held: Mapping[str, Any], tiles: Any, turns: Any, line: int
+def asked_ahead(
+    load: Load,
+    axis: str,
+    shape: Sequence[int],
+    held: Mapping[str, Any],
+    staged: Any,
+    tiles: Any,
+    turns: Any,
+    line: int,
 ) -> Ints:
-    """How many rows of an operand a register tile asks for ahead, a line of each, while it is computed.
+    """Lines of an operand that a register tile asks for in every turn of its innermost loop, of what is read next.
 
-    The next copy in panels along ``axis`` reads rows that lie apart, where no prefetcher follows: a core would wait for
-    each. So the tiles of a block share the lines of it out among themselves: with ``c`` lines to a row, a tile asks for
-    one line of each of ``rows / (tiles / c)`` rows, one in every turn of its innermost loop.
+    The next step of a sum, or the next block, reads rows that lie apart, where no prefetcher follows, and all at once:
+    copied in panels before its first tile, or by the first row of its tiles, while memory has nothing to do during the
+    others. So the tiles share the lines of it out among themselves and ask for them while they compute.
 
     Args:
         load: the operand's access. shape: of its tensor, whose rows run along ``axis``, or none are asked for.
-        held: elements by axis that a copy holds.
-        tiles: register tiles between two copies.
-        turns: of the innermost loop of a tile, as it is written out.
+        held: elements by axis that are read between.
+        staged: whether it is copied then; otherwise only as much is asked for as stays in a core's own cache beside the
+            rest.
+        tiles: register tiles between. turns: of the innermost loop of a tile, as it is written out.
         line: elements of a line of the caches.
 
     Returns:
-        Rows per tile; 0 where there are too few tiles, or the rows do not lie evenly apart.
+        Lines per turn; 0 where there would be too many, or rows do not lie evenly apart.
     """
     sizes = [np.asarray(held[index.axes[0]]) for index in load.indices] if in_panels(load, axis) else []
     if not sizes or load.indices[-1].axes != (axis,):
@@ -111,9 +119,10 @@ def rows_asked(
     for extent, size in zip(sizes[:-1], shape[:-1], strict=True):
         even = even & (first | (extent >= size))
         first = first & (extent == 1)
-    groups = tiles // lines_in(sizes[-1], line)
-    rows = -(-math.prod(sizes[:-1]) // np.maximum(1, groups))
-    return np.where(even & (groups > 0) & (rows <= turns), rows, 0)
+    lines = math.prod(sizes[:-1]) * -(-sizes[-1] // line)
+    each = -(-lines // np.maximum(1, tiles * turns))
+    most = np.where(staged, each <= COPIED_AHEAD, lines <= READ_AHEAD_LINES)
+    return np.where(even & most & (each <= ASKED_LINES) & (turns > 0), each, 0)
 
 
 def sum_loops(form: KernelForm, axis: str) -> list[str]:

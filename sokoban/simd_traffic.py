@@ -21,7 +21,7 @@ import numpy as np
 from hal import DeviceSpec
 from hal.device import MemoryLayer
 from sokoban.expression import Load, Tensor
-from sokoban.simd_tiles import LARGE_TILE, WRITTEN_OUT, VectorTiles, in_panels, rows_asked, sum_loops
+from sokoban.simd_tiles import LARGE_TILE, WRITTEN_OUT, VectorTiles, asked_ahead, in_panels, sum_loops
 from sokoban.table import Bools, Floats, Ints, product
 
 #: Share of a cache that a schedule finds for itself: least recently used is only approximated, sets fill unevenly, and
@@ -158,8 +158,11 @@ class Traffic:
         tensor = self.form.expr.tensor_by_name[load.tensor]
         direct = [self._touched(extents_of(load, box, tensor), tensor) for box in self.boxes]
         staged = self.tiles.table.cached[load.tensor] if load in self.copies else np.zeros(self.count, dtype=bool)
+        waited = self._alone(load, direct, start)
+        if self.form.reduction is not None and start == 0:
+            waited = waited * self._not_asked(load, tensor, staged)
         if not staged.any():
-            return [Stream(load.tensor, direct, start, alone=self._alone(load, direct, start))]
+            return [Stream(load.tensor, direct, start, alone=waited)]
         # Inside its copy a staged operand is read from scratch memory, which is dense and stays where it is.
         inner, panels = len(self.sum_axes), in_panels(load, self.tiles.axis)
         depth = inner + len(self.tiles.tile_loops) - self.copies[load]
@@ -169,8 +172,8 @@ class Traffic:
             held = self._held(load, box, tensor, panels)
             scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
             source.append(own.where(~staged | (place >= depth)))
-        waited = self._alone(load, direct, inner) * self._not_asked(load, tensor)
-        alone = np.where(staged, waited, self._alone(load, direct, start))
+        copied = self._alone(load, direct, inner) * self._not_asked(load, tensor, staged)
+        alone = np.where(staged, copied, waited)
         return [Stream(load.tensor, source, start, alone=alone), Stream(f"{load.tensor}'", scratch, start)]
 
     def _alone(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
@@ -198,19 +201,21 @@ class Traffic:
         lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
         return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
 
-    def _not_asked(self, load: Load, tensor: Tensor) -> Floats:
-        """Share of what is copied that tiles do not ask for before: all, or what the first blocks begin with."""
+    def _not_asked(self, load: Load, tensor: Tensor, staged: Bools) -> Floats:
+        """Share of an operand's lines that tiles do not ask for before: all, or what the first blocks begin with."""
         tiles, sizes = self.tiles, self.form.sizes
         stepped = sum((tiles.step[axis] < sizes[axis] for axis in tiles.step), np.zeros(self.count, dtype=np.int64))
-        asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
+        asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1)
+        if load in self.copies:
+            asking = asking & (~staged | (self.copies[load] == 0))
         held = {**tiles.block, **tiles.step}
         each = product(tiles.tiles_per_block.values(), self.count)
         turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
         turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
         line = self.device.shared.transaction_bytes // tensor.element_bytes
-        asked = asking & (rows_asked(load, tiles.axis, tensor.shape, held, each, turns, line) > 0)
-        copies = tiles.steps * product(tiles.blocks.values(), self.count)
-        return np.where(asked, np.minimum(1.0, self.device.unit_count / copies), 1.0)
+        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, staged, each, turns, line) > 0)
+        times = tiles.steps * product(tiles.blocks.values(), self.count)
+        return np.where(asked, np.minimum(1.0, self.device.unit_count / times), 1.0)
 
     def _held(self, load: Load, box: Mapping[str, Ints], tensor: Tensor, panels: bool) -> Footprint:
         """What a box of axes reads of a copy: side by side in panels, else row by row, some of each row."""

@@ -124,17 +124,18 @@ IN_STEPS = TileSchedule(
         (PRODUCT, IN_STEPS, True),
         (PRODUCT, IN_STEPS.with_(step=()), True),
         ({**PRODUCT, "k": 45, "n": 120}, IN_STEPS, True),
-        (PRODUCT, IN_STEPS.with_(cached=()), False),
-        (PRODUCT, IN_STEPS.with_(cached=("A",)), False),
+        (PRODUCT, IN_STEPS.with_(cached=()), True),
+        (PRODUCT, IN_STEPS.with_(cached=("A",)), True),
         ({**PRODUCT, "transpose_b": True}, IN_STEPS, False),
         ({**PRODUCT, "m": 6}, IN_STEPS.with_(block=sizes({"m": 6, "n": 64})), False),
+        ({**PRODUCT, "n": 4096}, IN_STEPS.with_(block=sizes({"m": 96, "n": 4096}), cached=()), False),
     ],
-    ids=["steps", "blocks", "rests", "nothing packed", "packed in a box", "columns", "few tiles"],
+    ids=["steps", "blocks", "rests", "read in place", "packed in a box", "columns", "few tiles", "long rows in place"],
 )
-def test_tiles_ask_for_what_is_packed_next(
+def test_tiles_ask_for_what_is_read_next(
     operator: dict[str, Any], schedule: TileSchedule, asked: bool, tmp_path: Path
 ) -> None:
-    """Rows of the next step's panels are on their way into the core's own cache while this one's are computed with."""
+    """The next step's rows are on their way into the core's own cache while this one's are computed with."""
     if vector_bytes() < 32:
         pytest.skip("prefetcht1 is an instruction of x86-64, and so are these vectors")
     form = form_of(**operator)
