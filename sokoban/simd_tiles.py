@@ -29,10 +29,10 @@ CONFLICT_BYTES = 256
 #: `LARGE_TILE`: less to count, and room for one request for the next copy.
 WRITTEN_OUT = 8
 LARGE_TILE = 8
-#: Lines that are asked for in one turn, as it is written out, at most; of what is copied, more of which would take
-#: longer to come than to compute with; and lines of what is not copied, all together.
+#: Lines that are asked for in one turn, as it is written out, at most; of what is copied, more of which would not have
+#: come before they are needed; and lines of what is not copied, all together.
 ASKED_LINES = 16
-COPIED_AHEAD = 2
+COPIED_AHEAD = 1
 READ_AHEAD_LINES = 2048
 
 
