@@ -159,8 +159,6 @@ class Traffic:
         direct = [self._touched(extents_of(load, box, tensor), tensor) for box in self.boxes]
         staged = self.tiles.table.cached[load.tensor] if load in self.copies else np.zeros(self.count, dtype=bool)
         waited = self._alone(load, direct, start)
-        if self.form.reduction is not None and start == 0:
-            waited = waited * self._not_asked(load, tensor, staged)
         if not staged.any():
             return [Stream(load.tensor, direct, start, alone=waited)]
         # Inside its copy a staged operand is read from scratch memory, which is dense and stays where it is.
@@ -172,7 +170,7 @@ class Traffic:
             held = self._held(load, box, tensor, panels)
             scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
             source.append(own.where(~staged | (place >= depth)))
-        copied = self._alone(load, direct, inner) * self._not_asked(load, tensor, staged)
+        copied = self._alone(load, direct, inner) * self._not_asked(load, tensor)
         alone = np.where(staged, copied, waited)
         return [Stream(load.tensor, source, start, alone=alone), Stream(f"{load.tensor}'", scratch, start)]
 
@@ -201,19 +199,18 @@ class Traffic:
         lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
         return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
 
-    def _not_asked(self, load: Load, tensor: Tensor, staged: Bools) -> Floats:
-        """Share of an operand's lines that tiles do not ask for before: all, or what the first blocks begin with."""
+    def _not_asked(self, load: Load, tensor: Tensor) -> Floats:
+        """Share of what is copied that tiles do not ask for before: all, or what the first blocks begin with. What is
+        read in place is asked for too, but its rows still lie apart for all tiles that read them after the first."""
         tiles, sizes = self.tiles, self.form.sizes
         stepped = sum((tiles.step[axis] < sizes[axis] for axis in tiles.step), np.zeros(self.count, dtype=np.int64))
-        asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1)
-        if load in self.copies:
-            asking = asking & (~staged | (self.copies[load] == 0))
+        asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
         held = {**tiles.block, **tiles.step}
         each = product(tiles.tiles_per_block.values(), self.count)
         turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
         turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
         line = self.device.shared.transaction_bytes // tensor.element_bytes
-        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, staged, each, turns, line) > 0)
+        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, True, each, turns, line) > 0)
         times = tiles.steps * product(tiles.blocks.values(), self.count)
         return np.where(asked, np.minimum(1.0, self.device.unit_count / times), 1.0)
 
