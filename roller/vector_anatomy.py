@@ -17,7 +17,7 @@ from hal import DeviceSpec
 from hal.device import MemoryLayer
 from roller.anatomy import one
 from sokoban import KernelForm, ScheduleTable, TileSchedule
-from sokoban.simd_model import STAGES, Stages, whole_seconds
+from sokoban.simd_model import COPYING, STAGES, Stages, whole_seconds
 from sokoban.simd_rows import row_bytes, row_work
 from sokoban.simd_tiles import VectorTiles, by_vector_axis, lanes_of
 from sokoban.simd_traffic import Traffic
@@ -38,14 +38,18 @@ class Way:
     Attributes:
         read_bytes: that come in, by tensor; of the copy of a packed operand by its name with a ``'``.
         moved_bytes: in and out, as often as the model counts them; 0 where all tensors stay in the cache above.
-        alone_bytes: of those that come in without having been asked for ahead.
+        alone_bytes: of those that come in without having been asked for ahead, while a core computes.
+        copied_bytes: of those that come in while a core copies and does nothing else.
+        copied_alone_bytes: of those of copies that nobody asked for ahead.
     """
 
     above: MemoryLayer
     below: MemoryLayer
     read_bytes: Mapping[str, float]
     moved_bytes: float
-    alone_bytes: float
+    alone_bytes: float = 0.0
+    copied_bytes: float = 0.0
+    copied_alone_bytes: float = 0.0
 
     @property
     def traffic_bytes(self) -> float:
@@ -64,7 +68,7 @@ class VectorAnatomy:
         stages: seconds of every stage, and what they follow from.
         ways: into every cache from the layer below, the first cache first.
         parts: seconds that the predicted time consists of: the slowest stage by its name, some of
-            :data:`REMAINDERS`, ``block_launch`` and ``launch``; the sum is the predicted time.
+            :data:`REMAINDERS`, ``copying``, ``block_launch`` and ``launch``; the sum is the predicted time.
     """
 
     form: KernelForm
@@ -116,11 +120,13 @@ def _tile_way(traffic: Traffic, above: MemoryLayer, below: MemoryLayer, stages: 
     for stream, moved in zip(traffic.streams, traffic.streams_into(above), strict=True):
         if not stream.written:
             read[stream.name] = read.get(stream.name, 0.0) + one(moved)
-    return Way(above, below, read, _moved(stages, below), one(traffic.alone_into(above)))
+    copied, alone = (one(part) for part in traffic.copied_into(above))
+    moved = _moved(stages, below) + stages.resident(above) * copied
+    return Way(above, below, read, moved, one(traffic.alone_into(above)), copied, alone)
 
 
 def _row_way(form: KernelForm, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:
-    return Way(above, below, {ROWS: row_bytes(form, above, writes=0.0)}, _moved(stages, below), 0.0)
+    return Way(above, below, {ROWS: row_bytes(form, above, writes=0.0)}, _moved(stages, below))
 
 
 def _moved(stages: Stages, below: MemoryLayer) -> float:
@@ -139,8 +145,10 @@ def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     by_itself = _seconds_of(stages, device, {slowest}) - fixed
     together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
     whole = _seconds_of(stages, device, stages.seconds) - fixed
-    added = (by_itself - own, together - by_itself, whole - together)
-    return {slowest: own, **dict(zip(REMAINDERS, added, strict=True)), **ends}
+    beside = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
+    added = (by_itself - own, together - by_itself, beside - together)
+    copying = {COPYING: whole - beside} if slowest != COPYING else {}
+    return {slowest: own, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
 
 
 def _seconds_of(stages: Stages, device: DeviceSpec, names: Collection[str]) -> float:

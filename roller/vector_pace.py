@@ -36,6 +36,7 @@ def vector_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "l1": f"requests of {first}",
         "chain": "sums that wait for themselves",
         "latency": "lines that nobody asked for ahead",
+        "copying": "copies, while nothing is computed",
         **ways,
         "block_launch": "starts of blocks",
     }
@@ -50,6 +51,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
         "uneven blocks": f"{unit}s that wait for the busiest",
         "core": f"other stages of a {unit} that it does not hide",
         "layers": f"layers outside a {unit} that it does not hide",
+        "copying": "copies beside which nothing is computed",
         "block_launch": "starting blocks",
         "launch": "launching",
     }
@@ -168,15 +170,32 @@ def _chain(found: VectorAnatomy, seconds: float) -> str:
 
 def _latency(found: VectorAnatomy, seconds: float) -> str:
     """From where lines come that were not asked for ahead."""
+    return _lines_alone(found, {way.below.name: way.alone_bytes for way in found.ways})
+
+
+def _lines_alone(found: VectorAnatomy, alone_bytes: Mapping[str, float]) -> str:
+    """From where lines come that were not asked for ahead, of so many bytes by layer."""
     texts = []
     for way in found.ways:
-        lines = way.alone_bytes / way.below.transaction_bytes
+        lines = alone_bytes[way.below.name] / way.below.transaction_bytes
         if lines >= 1.0 and way.moved_bytes > 0.0:
             longer = max(0.0, (way.below.latency_seconds or 0.0) - (way.above.latency_seconds or 0.0))
             above, below = layer_name(way.above.name), layer_name(way.below.name)
             texts.append(f"{_many(lines)} lines from {below}, each {time_text(longer)} longer than from {above}")
     most = f"a {found.device.unit_name} waits for {three_digits(LINES_IN_FLIGHT)} at a time at most"
     return f"short pieces that lie apart, whose lines no prefetcher asks for: {'; '.join(texts)}; {most}"
+
+
+def _copying(found: VectorAnatomy, seconds: float) -> str:
+    """What is copied while a core does nothing else."""
+    texts = [
+        f"{si_text(way.copied_bytes, 'B')} from {layer_name(way.below.name)}"
+        for way in found.ways
+        if way.copied_bytes and way.moved_bytes
+    ]
+    text = f"{', '.join(texts)} into scratch memory, for which tiles before have no turns to ask"
+    alone = {way.below.name: way.copied_alone_bytes for way in found.ways}
+    return f"{text}; {_lines_alone(found, alone)}" if any(alone.values()) else text
 
 
 def _way(found: VectorAnatomy, way: Way) -> str:
@@ -211,5 +230,6 @@ _ARGUMENTS: Mapping[str, Callable[[VectorAnatomy, float], str]] = {
     "l1": _requests,
     "chain": _chain,
     "latency": _latency,
+    "copying": _copying,
     "block_launch": _block_launch,
 }

@@ -2,7 +2,8 @@
 
 The stages are arithmetic, instruction issue, requests of the first cache, sums that wait for themselves, and the way
 into every cache from the one below and from memory. As in :mod:`sokoban.rational` the slowest sets the pace (5.4.3) and
-others add what it does not hide. Nobody copies into these layers, so that what passes through each follows from reuse
+others add what it does not hide; copies into scratch memory that nobody asked for ahead hide nothing and are hidden by
+nothing. Nobody copies into these layers, so that what passes through each follows from reuse
 distances (:mod:`sokoban.simd_traffic`); a unit has one block at a time, and no other to hide its waiting with.
 
 What a device must say for this: ``teu.lane = "element"``, and of every layer who shares it.
@@ -47,6 +48,7 @@ LINES_IN_FLIGHT = 10.0
 
 STAGES = ("compute", "issue", "l1", "chain")
 WAITING = "latency"
+COPYING = "copying"
 
 
 class Stages:
@@ -54,7 +56,8 @@ class Stages:
 
     def __init__(self, table: ScheduleTable, device: DeviceSpec) -> None:
         self.table, self.device, self.form = table, device, table.form
-        self.seconds: dict[str, Floats] = {name: np.zeros(table.count) for name in (*STAGES, WAITING, *self._ways())}
+        names = (*STAGES, WAITING, COPYING, *self._ways())
+        self.seconds: dict[str, Floats] = {name: np.zeros(table.count) for name in names}
         self.scratch_bytes: Ints = np.zeros(table.count, dtype=np.int64)
         self.blocks: Ints = np.ones(table.count, dtype=np.int64)
         self.registers: Ints = np.zeros(table.count, dtype=np.int64)
@@ -79,12 +82,20 @@ class Stages:
         work = tile_work(tiles, copies)
         self._core(where, work)
         traffic = Traffic(tiles, self.device, copies)
+        passing: Floats = np.zeros(len(where))
         for above, below in self._pairs():
-            self.seconds[below.name][where] = self._seconds(above, below, traffic.into(above, self._writes(below)))
-            lines = self._resident(above) * traffic.alone_into(above) / below.transaction_bytes
+            copied, alone = traffic.copied_into(above)
+            moved = traffic.into(above, self._writes(below)) - copied
+            self.seconds[below.name][where] = self._seconds(above, below, moved)
+            longer = max(0.0, (below.latency_seconds or 0.0) - (above.latency_seconds or 0.0)) / self.device.unit_count
+            lines = self.resident(above) * traffic.alone_into(above) / below.transaction_bytes
             ahead = np.clip(WINDOW_INSTRUCTIONS * lines / work.instructions, 1.0, LINES_IN_FLIGHT)
-            longer = (below.latency_seconds or 0.0) - (above.latency_seconds or 0.0)
-            self.seconds[WAITING][where] += lines * max(0.0, longer) / ahead / self.device.unit_count
+            self.seconds[WAITING][where] += lines * longer / ahead
+            # Copies are loads and stores alone, so that a core always waits for as many lines as it can.
+            lines = self.resident(above) * alone / below.transaction_bytes
+            self.seconds[COPYING][where] += lines * longer / LINES_IN_FLIGHT
+            passing = np.maximum(passing, self._seconds(above, below, copied - alone))
+        self.seconds[COPYING][where] += passing
         self.blocks[where] = product(tiles.blocks.values(), len(where))
         self.scratch_bytes[where] = traffic.scratch_bytes
         held = tiles.rows * tiles.tile_pieces
@@ -106,13 +117,13 @@ class Stages:
         return list(itertools.pairwise(layers))
 
     def _seconds(self, above: MemoryLayer, below: MemoryLayer, moved: Floats | float) -> Floats | float:
-        return self._resident(above) * moved / below.bandwidth_bytes_per_second
+        return self.resident(above) * moved / below.bandwidth_bytes_per_second
 
     def _writes(self, below: MemoryLayer) -> float:
         """Transfers of what is written. The rate of memory is that of kernels that write, which counts them once."""
         return 1.0 if below is self.device.dram else WRITES
 
-    def _resident(self, cache: MemoryLayer) -> float:
+    def resident(self, cache: MemoryLayer) -> float:
         """0 where all tensors of the operator stay in a cache of the whole device between two calls, else 1."""
         if cache.shared_by != "device":
             return 1.0
@@ -171,6 +182,7 @@ def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
     seconds = _together([core, *(stages.seconds[name] for name in (WAITING, *own))], LAYER_OVERLAP)
     shared = [layer.name for layer in device.layers[2:] if layer.shared_by == "device"]
     seconds = _together([seconds, *(stages.seconds[name] for name in shared)], SHARED_OVERLAP)
+    seconds = seconds + stages.seconds[COPYING]
     return seconds * uneven + blocks * device.block_launch_seconds + device.launch_overhead_seconds
 
 

@@ -12,7 +12,7 @@ Bytes count in whole transactions, where every row of a tile begins somewhere in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,6 +93,8 @@ class Stream:
         start: loops that the accesses are outside of.
         written: whether it is results.
         alone: share of its transfers that nobody asked for ahead: of the lines of short pieces that lie apart.
+        copied: whether it is read by copying it.
+        copying: share of its transfers that are made while nothing is computed: by copies not asked for ahead.
     """
 
     name: str
@@ -100,6 +102,8 @@ class Stream:
     start: int = 0
     written: bool = False
     alone: Floats | float = 0.0
+    copied: Bools | bool = False
+    copying: Floats | float = 0.0
 
 
 class Traffic:
@@ -170,9 +174,22 @@ class Traffic:
             held = self._held(load, box, tensor, panels)
             scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
             source.append(own.where(~staged | (place >= depth)))
-        copied = self._alone(load, direct, inner) * self._not_asked(load, tensor)
-        alone = np.where(staged, copied, waited)
-        return [Stream(load.tensor, source, start, alone=alone), Stream(f"{load.tensor}'", scratch, start)]
+        alone = np.where(staged, self._alone_in_copies(direct, depth), waited)
+        copying = np.where(staged, self._not_asked(load, tensor), 0.0)
+        return [
+            Stream(load.tensor, source, start, alone=alone, copied=staged, copying=copying),
+            Stream(f"{load.tensor}'", scratch, start),
+        ]
+
+    def _alone_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:
+        """The same of an operand that is copied row by row, where every row is a piece by itself."""
+        found: Floats = np.zeros(self.count)
+        for place in np.unique(places).tolist():
+            box = footprints[place]
+            lines = np.maximum(1.0, box.row / self.device.shared.transaction_bytes)
+            alone = np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, box.stride / PAGE_BYTES)
+            found = np.where(places == place, alone, found)
+        return found
 
     def _alone(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
         """Share of an operand's lines that come without having been asked for ahead: the first ones of every piece,
@@ -250,48 +267,79 @@ class Traffic:
     def into(self, layer: MemoryLayer, writes: float = WRITES) -> Floats:
         """Bytes that come into a cache, and go out of it, during the whole kernel on all units; what is written moves
         ``writes`` times."""
-        fits = self._fits(layer)
+        shares = self._kept(layer)
         return sum(
-            ((writes if stream.written else 1.0) * self._moved(stream, fits, layer) for stream in self.streams),
+            ((writes if stream.written else 1.0) * self._moved(stream, shares, layer) for stream in self.streams),
             np.zeros(self.count),
         )
 
     def streams_into(self, layer: MemoryLayer) -> list[Floats]:
         """The same by stream, each byte counted once."""
-        fits = self._fits(layer)
-        return [self._moved(stream, fits, layer) for stream in self.streams]
+        shares = self._kept(layer)
+        return [self._moved(stream, shares, layer) for stream in self.streams]
 
-    def _fits(self, layer: MemoryLayer) -> list[Bools]:
-        """Whether what one turn of everything up to a loop touches fits a cache, by loop."""
-        known = self._known_fits.get(layer.name)
+    def _kept(self, layer: MemoryLayer) -> list[Floats]:
+        """How much of what one turn of everything up to a loop touches a cache still has in the next, by loop."""
+        known = self._known_kept.get(layer.name)
         if known is None:
             known = []
             for place in range(len(self.loops) + 1):
                 held = sum((stream.footprints[place].bytes for stream in self.streams), np.zeros(self.count))
-                known.append(held <= USABLE * layer.capacity_bytes)
-            self._known_fits[layer.name] = known
+                known.append(kept(layer, held))
+            self._known_kept[layer.name] = known
         return known
 
     @cached_property
-    def _known_fits(self) -> dict[str, list[Bools]]:
+    def _known_kept(self) -> dict[str, list[Floats]]:
         return {}
 
     def alone_into(self, layer: MemoryLayer) -> Floats:
-        """Bytes of those that come in without having been asked for ahead, so that a core waits for them."""
-        fits = self._fits(layer)
-        return sum((stream.alone * self._moved(stream, fits, layer) for stream in self.streams), np.zeros(self.count))
+        """Bytes of those that come in without having been asked for ahead, so that a core waits for them while it
+        computes."""
+        return self._share_into(layer, lambda stream: np.where(stream.copied, 0.0, stream.alone))
 
-    def _moved(self, stream: Stream, fits: Sequence[Bools], layer: MemoryLayer) -> Floats:
+    def copied_into(self, layer: MemoryLayer) -> tuple[Floats, Floats]:
+        """Bytes that come in while a core does nothing but copy; those of them that nobody asked for ahead."""
+        return (
+            self._share_into(layer, lambda stream: stream.copying),
+            self._share_into(layer, lambda stream: stream.copying * stream.alone),
+        )
+
+    def _share_into(self, layer: MemoryLayer, share: Callable[[Stream], Floats | float]) -> Floats:
+        kept_shares = self._kept(layer)
+        moved = (share(stream) * self._moved(stream, kept_shares, layer) for stream in self.streams)
+        return sum(moved, np.zeros(self.count))
+
+    def _moved(self, stream: Stream, shares: Sequence[Floats], layer: MemoryLayer) -> Floats:
         moved = stream.footprints[stream.start].bytes
         for place, loop in enumerate(self.loops[stream.start :], start=stream.start):
             inside, outside = stream.footprints[place].bytes, stream.footprints[place + 1].bytes
             grown = outside / np.maximum(inside, 1e-9)
             # A copy's source comes into being where it is copied: it is read once there.
             fresh = (inside == 0) & (outside > 0)
-            stays = fits[place] & np.logical_not(stream.footprints[place].crowded(layer))
-            again = np.where(stays, grown, loop.turns)
+            stays = np.where(stream.footprints[place].crowded(layer), 0.0, shares[place])
+            again = stays * grown + (1.0 - stays) * loop.turns
             moved = np.where(fresh, outside, moved * again)
         return moved
+
+
+def kept(layer: MemoryLayer, held: Floats) -> Floats:
+    """Share of ``held`` bytes, read over and over in turn, that a cache still has when they come again.
+
+    One whose ways are larger than a page is filled by chance: where a page's lines go depends on where the system has
+    put it. Pages that want the same places are then about Poisson distributed, and where they are more than there are
+    ways, least recently used loses all of them.
+    """
+    ways = layer.associativity
+    if ways is None or layer.shared_by == "device" or layer.capacity_bytes <= ways * PAGE_BYTES:
+        return np.where(held <= USABLE * layer.capacity_bytes, 1.0, 0.0)
+    others = held * (ways / layer.capacity_bytes)
+    term: Floats = np.exp(-others)
+    found = term
+    for number in range(1, ways):
+        term = term * others / number
+        found = found + term
+    return found
 
 
 def extents_of(load: Load, box: Mapping[str, Ints], tensor: Tensor | None) -> list[Ints]:

@@ -14,7 +14,7 @@ from sokoban import KernelForm, ScheduleTable, TileSchedule, estimate, kernel_fo
 from sokoban.expression import AffineIndex, Load
 from sokoban.operators import operator_from_data
 from sokoban.simd_tiles import by_vector_axis, in_panels, phases_of, pieces, place_of_copy, sum_loops, vector_axis
-from sokoban.simd_traffic import Footprint, Traffic
+from sokoban.simd_traffic import Footprint, Traffic, kept
 from sokoban.simd_work import copies_of, tile_work
 
 DEVICE = load_device("xeon-platinum-8375c")
@@ -156,6 +156,64 @@ def test_copies_take_scratch_memory_and_keep_reads_dense() -> None:
     assert traffic.alone_into(DEVICE.layer("l1"))[0] < Traffic(direct, DEVICE, {}).alone_into(DEVICE.layer("l1"))[0]
 
 
+def test_a_cache_indexed_within_pages_keeps_all_or_nothing() -> None:
+    l1 = msgspec.structs.replace(DEVICE.layer("l1"), capacity_bytes=32768, associativity=8)
+    assert kept(l1, np.array([16384.0, 32768.0])).tolist() == [1.0, 0.0]
+
+
+def test_a_cache_larger_than_its_ways_pages_is_filled_by_chance() -> None:
+    """Balls into bins: of pages over sets of places, those that more than the ways want are lost."""
+    ways, colours = 16, 16
+    l2 = msgspec.structs.replace(DEVICE.layer("l2"), capacity_bytes=ways * colours * 4096, associativity=ways)
+    shares = np.array([0.25, 0.5, 0.75, 1.0, 2.0])
+    found = kept(l2, shares * l2.capacity_bytes)
+    assert np.all(np.diff(found) < 0)
+    random = np.random.default_rng(0)
+    for share, expected in zip(shares.tolist(), found.tolist(), strict=True):
+        pages = int(share * ways * colours)
+        counts = random.multinomial(pages, [1 / colours] * colours, size=2000)
+        lost = np.where(counts > ways, counts, 0).sum() / counts.sum()
+        assert 1.0 - lost == pytest.approx(expected, abs=0.03)
+
+
+# Copies
+
+
+PAIR = msgspec.structs.replace(DEVICE, unit_count=2)
+FEW_ROWS = form_of(op="matmul", m=16, n=3072, k=768)
+
+
+def copied(form: KernelForm, schedule: TileSchedule) -> list[float]:
+    """Bytes that come into the second cache while a core only copies; those that nobody asked for ahead."""
+    tiles = tiles_of(form, schedule)
+    parts = Traffic(tiles, PAIR, copies_of(tiles)).copied_into(PAIR.layer("l2"))
+    return [float(part[0]) for part in parts]
+
+
+def test_copies_without_turns_to_ask_are_made_alone() -> None:
+    narrow = matmul((16, 96), (4, 96), 768, ("B",))
+    whole, alone = copied(FEW_ROWS, narrow)
+    assert whole == pytest.approx(768 * 3072 * 4)
+    # Three of the six lines of every row of a block come before a prefetcher follows.
+    assert alone == pytest.approx(whole / 2)
+    assert copied(FEW_ROWS, matmul((16, 768), (4, 96), 96, ("B",)))[1] == pytest.approx(whole * 3 / 48)
+    assert copied(FEW_ROWS, narrow.with_(cached=())) == [0.0, 0.0]
+
+
+def test_copies_that_tiles_ask_for_hide_behind_them() -> None:
+    many = form_of(op="matmul", m=2048, n=3072, k=768)
+    whole, _ = copied(many, matmul((512, 384), (8, 48), 192, ("B",)))
+    # Only what the first block of each core begins with: 128 blocks and steps.
+    assert whole == pytest.approx(768 * 3072 * 4 * (2048 / 512) * 2 / 128)
+
+
+def test_copies_of_long_rows_are_faster() -> None:
+    table = ScheduleTable.of(FEW_ROWS, [matmul((16, 96), (4, 96), 768, ("B",)), matmul((16, 768), (4, 96), 96, ("B",))])
+    found = estimate(table, PAIR)
+    assert found.stage_seconds["copying"][0] > found.stage_seconds["copying"][1] > 0.0
+    assert found.seconds[0] - found.stage_seconds["copying"][0] > 0.0
+
+
 # Times
 
 
@@ -184,7 +242,7 @@ def test_units_without_a_block_are_idle() -> None:
 def test_the_stages_are_those_of_the_layers() -> None:
     table = estimate(ScheduleTable.of(MATMUL, [matmul((64, 128), (8, 64))]), DEVICE)
     assert set(table.stage_seconds) == {
-        "compute", "issue", "l1", "chain", "latency", "l2", "l3", "dram", "block_launch",
+        "compute", "issue", "l1", "chain", "latency", "copying", "l2", "l3", "dram", "block_launch",
     }  # fmt: skip
     assert table.stage_seconds["dram"][0] == 0.0, "three megabytes stay in the last cache"
     assert table.row(0).bound == "compute"
