@@ -14,7 +14,8 @@ from roller.construct import RProgram
 from roller.text import count_text, layer_name, si_text, three_digits, time_text, wrapped
 from roller.vector_anatomy import ROWS, VectorAnatomy, Way, is_resident, vector_anatomy
 from sokoban import KernelForm
-from sokoban.simd_model import CHAIN_CYCLES, LINES_IN_FLIGHT
+from sokoban.bounds import arithmetic_dtype
+from sokoban.simd_model import CHAIN_CYCLES, LINES_IN_FLIGHT, arithmetic_flops
 
 #: Shares of the time from which on a part is named, and a stage's reasons are given.
 _NAMED, _CLOSE = 0.005, 0.6
@@ -108,7 +109,10 @@ def _compute(found: VectorAnatomy, seconds: float) -> str:
     """The instructions, the lanes that hold nothing, the cores that have nothing."""
     units, unit = found.device.unit_count, found.device.unit_name
     text = f"{_many(one(found.work.arithmetic))} vector instructions of {found.lanes} lanes, {time_text(seconds)}"
-    text += f" on {count_text(units, unit)} at the peak"
+    rate = arithmetic_flops(found.form, found.device)
+    peak = found.device.peak_flops(arithmetic_dtype(found.form, found.device))
+    at = f"{100 * rate / peak:.0f}% of the peak, by what they sustain" if rate * _LOSS < peak else "the peak"
+    text += f" on {count_text(units, unit)} at {at}"
     filled = _lanes_filled(found)
     if filled * _LOSS < 1.0:
         text += f"; {100 * filled:.0f}% of the lanes have something to do"

@@ -3,8 +3,8 @@
 The stages are arithmetic, instruction issue, requests of the first cache, sums that wait for themselves, and the way
 into every cache from the one below and from memory. As in :mod:`sokoban.rational` the slowest sets the pace (5.4.3) and
 others add what it does not hide; copies into scratch memory that nobody asked for ahead hide nothing and are hidden by
-nothing. Nobody copies into these layers, so that what passes through each follows from reuse
-distances (:mod:`sokoban.simd_traffic`); a unit has one block at a time, and no other to hide its waiting with.
+nothing. Nobody copies into the caches themselves, so that what passes through each follows from reuse distances
+(:mod:`sokoban.simd_traffic`); a unit has one block at a time, and no other to hide its waiting with.
 
 What a device must say for this: ``teu.lane = "element"``, and of every layer who shares it.
 """
@@ -20,6 +20,7 @@ from hal.device import MemoryLayer
 from sokoban.bounds import arithmetic_dtype
 from sokoban.estimates import EstimateTable
 from sokoban.expression import DTYPE_BYTES
+from sokoban.kernel_form import KernelForm
 from sokoban.simd_rows import row_bytes, row_work
 from sokoban.simd_tiles import VectorTiles, by_vector_axis, lanes_of
 from sokoban.simd_traffic import USABLE, WRITES, Traffic
@@ -45,6 +46,10 @@ TENSOR_SETS = 2.0
 #: ask for, and no more than it keeps track of.
 WINDOW_INSTRUCTIONS = 200.0
 LINES_IN_FLIGHT = 10.0
+
+#: Share of the peak, which is of registers alone, that the inner loops of a product reach on cores with their caches to
+#: themselves. Where a device sustains less, others that use them slow all tiles down.
+SUSTAINED = 0.75
 
 STAGES = ("compute", "issue", "l1", "chain")
 WAITING = "latency"
@@ -141,13 +146,17 @@ class Stages:
         cycles = device.clocks.boost_hz * device.unit_count
         width = device.teu.issue_per_cycle or device.teu.group_size
         first = device.layers[1]
-        self.seconds["compute"][where] = (
-            work.arithmetic * 2.0 * lanes / device.peak_flops(arithmetic_dtype(form, device))
-        )
+        self.seconds["compute"][where] = work.arithmetic * 2.0 * lanes / arithmetic_flops(form, device)
         self.seconds["issue"][where] = work.instructions / (width * cycles)
         request = min(first.transaction_bytes, lanes * DTYPE_BYTES[form.expr.accumulate])
         self.seconds["l1"][where] = work.accesses * request / first.bandwidth_bytes_per_second
         self.seconds["chain"][where] = work.chain_turns * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
+
+
+def arithmetic_flops(form: KernelForm, device: DeviceSpec) -> float:
+    """FLOP/s of all cores' arithmetic units: their peak, or what is left of it where others disturb them."""
+    dtype = arithmetic_dtype(form, device)
+    return min(device.peak_flops(dtype), device.sustained_flops(dtype) / SUSTAINED)
 
 
 def _split(by_rows: np.ndarray) -> list[tuple[Ints, np.ndarray]]:
