@@ -121,8 +121,8 @@ def _tile_way(traffic: Traffic, above: MemoryLayer, below: MemoryLayer, stages: 
         if not stream.written:
             read[stream.name] = read.get(stream.name, 0.0) + one(moved)
     copied, alone = (one(part) for part in traffic.copied_into(above))
-    moved = _moved(stages, below) + stages.resident(above) * copied
-    return Way(above, below, read, moved, one(traffic.alone_into(above)), copied, alone)
+    passing = _moved(stages, below) + stages.resident(above) * copied
+    return Way(above, below, read, passing, one(traffic.alone_into(above)), copied, alone)
 
 
 def _row_way(form: KernelForm, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:

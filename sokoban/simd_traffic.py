@@ -182,7 +182,8 @@ class Traffic:
         ]
 
     def _alone_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:
-        """The same of an operand that is copied row by row, where every row is a piece by itself."""
+        """Share of its lines that come without having been asked for ahead, of an operand that is copied row by row:
+        every row is a piece by itself. ``places``: loops inside the copy, by schedule."""
         found: Floats = np.zeros(self.count)
         for place in np.unique(places).tolist():
             box = footprints[place]

@@ -13,6 +13,7 @@ from hal import DeviceSpec, load_device
 from sokoban import KernelForm, ScheduleTable, TileSchedule, estimate, kernel_form, sizes
 from sokoban.expression import AffineIndex, Load
 from sokoban.operators import operator_from_data
+from sokoban.simd_model import SUSTAINED
 from sokoban.simd_tiles import by_vector_axis, in_panels, phases_of, pieces, place_of_copy, sum_loops, vector_axis
 from sokoban.simd_traffic import Footprint, Traffic, kept
 from sokoban.simd_work import copies_of, tile_work
@@ -232,6 +233,25 @@ def test_a_good_tile_comes_near_the_peak_and_others_do_not() -> None:
     assert ideal < good < 2 * ideal
     assert narrow > 3 * good
     assert spilling > 1.5 * good
+
+
+def with_sustained(share: float) -> DeviceSpec:
+    """The device whose cores sustain a share of their peak."""
+    rates = [
+        msgspec.structs.replace(rate, sustained_flops=share * rate.peak_flops, best_flops=None)
+        for rate in DEVICE.throughput
+    ]
+    return msgspec.structs.replace(DEVICE, throughput=tuple(rates))
+
+
+def test_cores_that_others_disturb_are_slower() -> None:
+    schedule = matmul((64, 128), (8, 64))
+    most, enough, half = (
+        estimate(ScheduleTable.of(MATMUL, [schedule]), with_sustained(share)).stage_seconds["compute"][0]
+        for share in (0.95, SUSTAINED, SUSTAINED / 2)
+    )
+    assert most == enough == MATMUL.flops / DEVICE.peak_flops("float32")
+    assert half == pytest.approx(2 * most)
 
 
 def test_units_without_a_block_are_idle() -> None:
