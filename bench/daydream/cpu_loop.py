@@ -186,7 +186,7 @@ def run_model(original: Original, machine: Machine, loop: Loop) -> ModelResult:
     _say(f"{original.name}: running with our kernels")
     swaps = {scenario: _swapped(original, scenario, path) for scenario, path in bundles.items()}
     models = {"original": original.model, **{scenario: one.model for scenario, one in swaps.items()}}
-    kernels = [{folder: Alone(folder) for folder in plan.profile} for plan in profiles.values()]
+    kernels = {name: {folder: Alone(folder) for folder in plan.profile} for name, plan in profiles.items()}
     with on_first_core(machine):
         truth = in_turns(models, original.inputs, loop.rounds, loop.steps, kernels)
         times = truth.steps

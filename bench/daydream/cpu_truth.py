@@ -64,7 +64,11 @@ def recorded(model: Any, inputs: Sequence[Any], path: Path, steps: int) -> TaskG
 
 
 class Alone:
-    """The kernel of a bundle by itself, on inputs that take turns as `roller profile` has them."""
+    """The kernel of a bundle by itself, on inputs that take turns as `roller profile` has them.
+
+    The first of them, what a network computes with, has just been written as the operator before would have done it;
+    the others, mostly parameters, were last read long ago.
+    """
 
     def __init__(self, bundle: Path) -> None:
         kernel = load_cpu(bundle)
@@ -73,11 +77,15 @@ class Alone:
         numbers = np.random.default_rng(0)
         sets = [[numbers.random(shape, np.float32).astype(dtype) for shape, dtype in shapes] for _ in range(count)]
         out = np.empty(kernel.output.shape, kernel.output.dtype)
-        self._calls = itertools.cycle([kernel.bound(*arrays, out=out) for arrays in sets])
+        firsts = [torch.from_numpy(arrays[0]) for arrays in sets]
+        self._written = firsts[0].clone()
+        calls = [kernel.bound(*arrays, out=out) for arrays in sets]
+        self._calls = itertools.cycle(zip(firsts, calls, strict=True))
 
     def seconds(self) -> float:
         """The time of one call."""
-        call = next(self._calls)
+        first, call = next(self._calls)
+        first.copy_(self._written)
         started = time.perf_counter()
         call()
         return time.perf_counter() - started
@@ -99,29 +107,32 @@ class Truth:
 
 
 def in_turns(
-    models: Mapping[str, Any], inputs: Sequence[Any], rounds: int, steps: int, kernels: Sequence[Mapping[Path, Alone]]
+    models: Mapping[str, Any],
+    inputs: Sequence[Any],
+    rounds: int,
+    steps: int,
+    kernels: Mapping[str, Mapping[Path, Alone]],
 ) -> Truth:
-    """Models, kernels alone and calls of PyTorch, timed in turns; of a model a round gives the median of so many steps
-    in a row.
+    """Models, kernels alone and calls of PyTorch, timed in turns; of a model a round gives the median of so many steps.
 
-    In every round each model has a turn, another one first each time; a turn begins with steps that do not count. The
-    kernels follow, so that a machine that becomes slower does so for both: those of a model (an entry of ``kernels``)
-    one after the other, as often as the model runs, since in a network every kernel finds the caches as others left
-    them.
+    In every round each model has a turn, another one first each time; a turn begins with steps that do not count. After
+    each step of a model all its kernels (its entry of ``kernels``) have a call, one after the other: a machine whose
+    pace changes does so for both, and in a network too every kernel finds the caches as others left them.
     """
     found: dict[str, list[float]] = {name: [] for name in models}
-    alone: dict[Path, list[float]] = {folder: [] for some in kernels for folder in some}
+    alone: dict[Path, list[float]] = {folder: [] for some in kernels.values() for folder in some}
     calls, names = list[float](), list(models)
     with torch.inference_mode():
         for number in range(rounds):
             first = number % len(names)
             for name in (*names[first:], *names[:first]):
-                times = [_seconds(models[name], inputs) for _ in range(steps + 2)]
+                own, times, times_of = kernels.get(name, {}), list[float](), list[dict[Path, float]]()
+                for _ in range(steps + 2):
+                    times.append(_seconds(models[name], inputs))
+                    times_of.append({folder: kernel.seconds() for folder, kernel in own.items()})
                 found[name].append(statistics.median(times[2:]))
-            for some in kernels:
-                times_of = [{folder: kernel.seconds() for folder, kernel in some.items()} for _ in range(steps + 2)]
-                for folder in some:
-                    alone[folder].append(statistics.median(times[folder] for times in times_of[2:]))
+                for folder in own:
+                    alone[folder].append(statistics.median(some[folder] for some in times_of[2:]))
             calls.append(custom_call_us(torch))
     kernel_seconds = {folder: statistics.median(times) for folder, times in alone.items()}
     return Truth(found, kernel_seconds, statistics.median(calls))
