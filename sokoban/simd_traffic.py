@@ -187,10 +187,13 @@ class Traffic:
         found: Floats = np.zeros(self.count)
         for place in np.unique(places).tolist():
             box = footprints[place]
-            lines = np.maximum(1.0, box.row / self.device.shared.transaction_bytes)
-            alone = np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, box.stride / PAGE_BYTES)
-            found = np.where(places == place, alone, found)
+            found = np.where(places == place, self._alone_of_pieces(box.row, box.stride), found)
         return found
+
+    def _alone_of_pieces(self, run: Floats, stride: Floats | Ints) -> Floats:
+        """Share of the first lines of pieces of ``run`` bytes, where the next piece lies on another page."""
+        lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
+        return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
 
     def _alone(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
         """Share of an operand's lines that come without having been asked for ahead: the first ones of every piece,
@@ -213,9 +216,7 @@ class Traffic:
             followed = np.where(turns, followed * loop.turns, followed)
             stride = np.where(turns & (stride == 0), jump, stride)
             open_ = open_ & (followed <= PIECES_FOLLOWED)
-        stride = np.where(open_, 0.0, stride)
-        lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
-        return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
+        return self._alone_of_pieces(run, np.where(open_, 0.0, stride))
 
     def _not_asked(self, load: Load, tensor: Tensor) -> Floats:
         """Share of what is copied that tiles do not ask for before: all, or what the first blocks begin with. What is
@@ -268,31 +269,7 @@ class Traffic:
     def into(self, layer: MemoryLayer, writes: float = WRITES) -> Floats:
         """Bytes that come into a cache, and go out of it, during the whole kernel on all units; what is written moves
         ``writes`` times."""
-        shares = self._kept(layer)
-        return sum(
-            ((writes if stream.written else 1.0) * self._moved(stream, shares, layer) for stream in self.streams),
-            np.zeros(self.count),
-        )
-
-    def streams_into(self, layer: MemoryLayer) -> list[Floats]:
-        """The same by stream, each byte counted once."""
-        shares = self._kept(layer)
-        return [self._moved(stream, shares, layer) for stream in self.streams]
-
-    def _kept(self, layer: MemoryLayer) -> list[Floats]:
-        """How much of what one turn of everything up to a loop touches a cache still has in the next, by loop."""
-        known = self._known_kept.get(layer.name)
-        if known is None:
-            known = []
-            for place in range(len(self.loops) + 1):
-                held = sum((stream.footprints[place].bytes for stream in self.streams), np.zeros(self.count))
-                known.append(kept(layer, held))
-            self._known_kept[layer.name] = known
-        return known
-
-    @cached_property
-    def _known_kept(self) -> dict[str, list[Floats]]:
-        return {}
+        return self._share_into(layer, lambda stream: writes if stream.written else 1.0)
 
     def alone_into(self, layer: MemoryLayer) -> Floats:
         """Bytes of those that come in without having been asked for ahead, so that a core waits for them while it
@@ -307,9 +284,27 @@ class Traffic:
         )
 
     def _share_into(self, layer: MemoryLayer, share: Callable[[Stream], Floats | float]) -> Floats:
-        kept_shares = self._kept(layer)
-        moved = (share(stream) * self._moved(stream, kept_shares, layer) for stream in self.streams)
-        return sum(moved, np.zeros(self.count))
+        moved = self.streams_into(layer)
+        parts = (share(stream) * own for stream, own in zip(self.streams, moved, strict=True))
+        return sum(parts, np.zeros(self.count))
+
+    def streams_into(self, layer: MemoryLayer) -> list[Floats]:
+        """Bytes that come into a cache by stream, each counted once."""
+        known = self._known.get(layer.name)
+        if known is None:
+            shares = self._kept(layer)
+            known = self._known[layer.name] = [self._moved(stream, shares, layer) for stream in self.streams]
+        return known
+
+    @cached_property
+    def _known(self) -> dict[str, list[Floats]]:
+        return {}
+
+    def _kept(self, layer: MemoryLayer) -> list[Floats]:
+        """How much of what one turn of everything up to a loop touches a cache still has in the next, by loop."""
+        places = range(len(self.loops) + 1)
+        held = (sum((s.footprints[place].bytes for s in self.streams), np.zeros(self.count)) for place in places)
+        return [kept(layer, each) for each in held]
 
     def _moved(self, stream: Stream, shares: Sequence[Floats], layer: MemoryLayer) -> Floats:
         moved = stream.footprints[stream.start].bytes
