@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
@@ -76,10 +75,3 @@ def read_flat(
         return source[position(indices, tensor.shape or (1,))]
 
     return guarded_read(load, tensor, element, axes, ranges).astype(dtype)
-
-
-def prefetch(element: Any, caches: int, *, written: bool = False) -> None:
-    """Write a request for the line of an element, which may lie outside its tensor; ``caches``: LLVM's locality, 3 for
-    all of them; ``written``: it will be."""
-    access, locality, data = (tirx.const(number, "int32") for number in (int(written), caches, 1))
-    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", T.address_of(element), access, locality, data))

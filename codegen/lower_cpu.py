@@ -18,9 +18,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.cpu_function import CpuFunction, LoweredCpu, prefetch, read_flat
+from codegen.cpu_copies import Staged
+from codegen.cpu_function import CpuFunction, LoweredCpu, read_flat
 from codegen.cpu_math import evaluate
-from codegen.cpu_tiles import Cut, Staged, cut, points, position, vectors
+from codegen.cpu_tiles import Cut, cut, points, position, vectors
+from codegen.cpu_vectors import ALL_CACHES, OWN_CACHE, Held, along_rows, prefetch
 from codegen.lower import LoweringError, identifier, reason_of
 from codegen.staged_tiles import local_buffer, named
 from codegen.values import Expr, combine, identity
@@ -45,8 +47,6 @@ _DTYPES = ("float32", "float64")
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
 _TURNS_AHEAD = 8
 _LINE_BYTES = 64
-#: Caches that a line is asked into, in LLVM's numbers: from the first on, or from the second.
-_ALL_CACHES, _OWN_CACHE = 3, 2
 #: Lines of results that are asked for at most in one turn, as it is written out.
 _MOST_ASKED = 2
 
@@ -234,18 +234,16 @@ class _TileLowering:
                     self._store(at, row, start, width, None)
             return
         # A buffer per vector: TVM then gives it a vector's type, and LLVM a register.
-        sums = {
-            (number, start): local_buffer(f"sum_{number}_{start}", width, self.dtype)
-            for number in range(len(rows))
+        sums = [
+            Held(local_buffer(f"sum_{number}_{start}", width, self.dtype), row, start, width)
+            for number, row in enumerate(rows)
             for start, width in pieces
-        }
-        stepped = [axis for axis in self.form.reduced if self.steps[axis] < self.form.sizes[axis]]
+        ]
 
         def each(body: Callable[[Any, Mapping[str, int], int, Expr], None]) -> None:
-            for number, row in enumerate(rows):
-                for start, width in pieces:
-                    with T.vectorized(width) as lane:
-                        body(sums[number, start], row, start, lane)
+            for held in sums:
+                with T.vectorized(held.width) as lane:
+                    body(held.buffer, held.row, held.start, lane)
 
         def clear(held: Any, row: Mapping[str, int], start: int, lane: Expr) -> None:
             T.buffer_store(held, identity(self._reduction.function, self.dtype), [lane])
@@ -254,26 +252,25 @@ class _TileLowering:
             before = self.output[self._place_of(at, row, start, lane)]
             T.buffer_store(held, combine(self._reduction.function, before, held[lane]), [lane])
 
+        def keep(held: Any, row: Mapping[str, int], start: int, lane: Expr) -> None:
+            T.buffer_store(self.output, held[lane], [self._place_of(at, row, start, lane)])
+
         each(clear)
         self.extents = extents
         self._sum(self.sum_loops, {}, at, each)
+        last_axis = self.form.final.axes[-1] if self.vector_axis else ""
+        if self.vector_axis != last_axis:
+            sums = along_rows(sums, self.vector_axis, last_axis, extents[last_axis])
+        stepped = [axis for axis in self.form.reduced if self.steps[axis] < self.form.sizes[axis]]
         # Only now: sums of the steps before are on their way here since the first turn.
         if stepped:
             with T.If(tirx.Not(tirx.all(*(self.step_origin[axis] == 0 for axis in stepped)))), T.Then():
                 each(resume)
         last = [self.step_origin[axis] + self.steps[axis] >= self.form.sizes[axis] for axis in stepped]
 
-        def keep() -> None:
-            each(
-                lambda held, row, start, lane: T.buffer_store(
-                    self.output, held[lane], [self._place_of(at, row, start, lane)]
-                )
-            )
-
         def finish() -> None:
-            for number, row in enumerate(rows):
-                for start, width in pieces:
-                    self._store(at, row, start, width, sums[number, start])
+            for held in sums:
+                self._store(at, held.row, held.start, held.width, held.buffer)
 
         if not last:
             finish()
@@ -282,7 +279,7 @@ class _TileLowering:
             with T.Then():
                 finish()
             with T.Else():
-                keep()
+                each(keep)
 
     @property
     def _reduction(self) -> Any:
@@ -381,7 +378,7 @@ class _TileLowering:
         number = tirx.min(self.tile_number * turns + index, count - 1)
         place = first + tirx.floordiv(number, portions) * shape[-1] + tirx.floormod(number, portions) * (each * line)
         for part in range(each):
-            prefetch(self.sources[load.tensor][place + part * line], _OWN_CACHE)
+            prefetch(self.sources[load.tensor][place + part * line], OWN_CACHE)
 
     def _ask_for_results(self, index: Expr, turns: int, at: Mapping[str, Expr]) -> None:
         """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps
@@ -399,7 +396,7 @@ class _TileLowering:
                 row[axis] = tirx.floormod(rest, self.extents[axis])
                 rest = tirx.floordiv(rest, self.extents[axis])
             place = self._place_of(at, row, 0, tirx.floormod(number, lines) * line)
-            prefetch(self.output[place], _ALL_CACHES, written=True)
+            prefetch(self.output[place], ALL_CACHES, written=True)
 
     def _next_origin(self, stepped: Sequence[str]) -> dict[str, Expr]:
         """The first element of the next step of the sum, after the last one that of the next block."""
@@ -424,7 +421,7 @@ class _TileLowering:
                 local[axis] = tirx.const(0, "int32") if number < depth else at[axis] - self.block_origin[axis]
             for line in range(0, staged.tile, _LINE_BYTES // DTYPE_BYTES[self.dtype]):
                 ahead = staged.tile * _TURNS_AHEAD + line
-                prefetch(staged.element(self.scratch, local, tirx.const(ahead, "int32")), _ALL_CACHES)
+                prefetch(staged.element(self.scratch, local, tirx.const(ahead, "int32")), ALL_CACHES)
 
     def _body(
         self, at: Mapping[str, Expr], row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]

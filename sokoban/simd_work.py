@@ -14,7 +14,7 @@ import numpy as np
 from sokoban.expression import Load
 from sokoban.instructions import value_instructions
 from sokoban.simd_instructions import VECTOR_INSTRUCTIONS
-from sokoban.simd_tiles import VectorTiles, in_panels, phases_of, sum_loops
+from sokoban.simd_tiles import VectorTiles, in_panels, phases_of, pieces, sum_loops
 from sokoban.table import Floats, Ints, product
 
 #: Instructions per element of a vector that is put together from single reads: the read and its place in the vector.
@@ -97,7 +97,7 @@ def tile_work(tiles: VectorTiles, copies: Mapping[Load, Ints]) -> Work:
             accesses, others = accesses + requests, others + more
         others = others + turns * TURN_INSTRUCTIONS + _loops_inside(tiles, register_tiles) * LOOP_INSTRUCTIONS
         # Partial sums of all steps but one rest in the output.
-        rests = 2.0 * vectors * (tiles.steps - 1) * (tiles.lanes if _scatters(tiles) else 1)
+        rests = 2.0 * vectors * (tiles.steps - 1) * _scattered(tiles)
         accesses, others = accesses + rests, others + rests
     others = others + register_tiles * tiles.steps * TILE_INSTRUCTIONS
     return Work(arithmetic, accesses, arithmetic + accesses + others, turns)
@@ -110,15 +110,18 @@ def _final_reads(tiles: VectorTiles, vectors: Floats) -> tuple[Floats, Floats]:
     for load in loads:
         requests, more = _reads(tiles, load, 1, staged=False)
         accesses, others = accesses + requests, others + more
-    if _scatters(tiles):
-        scattered = vectors * tiles.lanes
-        accesses, others = accesses + scattered, others + scattered
-    return accesses, others
+    scattered = vectors * (_scattered(tiles) - 1.0)
+    return accesses + scattered, others + 2.0 * scattered
 
 
-def _scatters(tiles: VectorTiles) -> bool:
-    """Whether the results of a vector are no neighbours."""
-    return bool(tiles.form.final.axes) and tiles.axis != tiles.form.final.axes[-1]
+def _scattered(tiles: VectorTiles) -> Floats | float:
+    """Vectors in which a vector's share of the results is stored: more than one where its own elements are no
+    neighbours, so that they are turned into vectors along the rows of the tile."""
+    last = tiles.form.final.axes[-1] if tiles.form.final.axes else tiles.axis
+    if tiles.axis == last or tiles.form.reduction is None:
+        return 1.0 if tiles.axis == last else float(tiles.lanes)
+    along = tiles.tile[last]
+    return pieces(along, tiles.lanes) / along * tiles.lanes
 
 
 def _reads(tiles: VectorTiles, load: Load, points: int, *, staged: bool) -> tuple[Floats, Floats]:
@@ -184,8 +187,7 @@ def _copy(tiles: VectorTiles, load: Load, depth: Ints) -> tuple[Floats, Floats]:
         vectors = elements / tiles.tile[tiles.axis] * tiles.tile_pieces
         if load.indices[-1].axes == (tiles.axis,):
             return times * 2.0 * vectors, times * vectors
-        requests = elements + vectors
-        return times * requests, times * elements * GATHERED_INSTRUCTIONS
+        return times * 2.0 * vectors, times * vectors * (1.0 + np.log2(tiles.lanes))
     rows = elements / extents[-1]
     vectors = rows * np.ceil(extents[-1] / tiles.lanes)
     return times * 2.0 * vectors, times * (vectors + rows * ROW_INSTRUCTIONS)

@@ -29,9 +29,15 @@ def vector_bytes() -> int:
 
 
 def schedule_for(
-    form: KernelForm, *, vector_axis: str = "", step: dict[str, int] | None = None, cached: bool = True
+    form: KernelForm,
+    *,
+    vector_axis: str = "",
+    step: dict[str, int] | None = None,
+    tile: dict[str, int] | None = None,
+    cached: bool = True,
 ) -> TileSchedule:
-    """Register tiles of up to four rows of two vectors, blocks of two tiles a side, everything cached or nothing."""
+    """Register tiles of up to four rows of two vectors, or as ``tile`` has them, blocks of two tiles a side,
+    everything cached or nothing."""
     lanes = vector_bytes() // 4
     vector_axis = vector_axis or form.final.axes[-1]
     rows, thread, block = 4, {}, {}
@@ -40,7 +46,7 @@ def schedule_for(
         if form.kind == "rows":
             thread[axis], block[axis] = 1, 2 * lanes if axis == form.final.axes[-1] else 3
             continue
-        thread[axis] = min(2 * lanes if axis == vector_axis else rows, size)
+        thread[axis] = min((tile or {}).get(axis, 2 * lanes if axis == vector_axis else rows), size)
         block[axis] = 2 * thread[axis]
         rows = rows if axis == vector_axis else max(1, rows // thread[axis])
     steps = {axis: (step or {}).get(axis, form.sizes[axis]) for axis in form.reduced}

@@ -29,6 +29,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "batched, transposed": ({"op": "batch_matmul", "b": 3, "m": 18, "n": 20, "k": 24, "transpose_b": True}, {}),
     "conv along the row": (CONV, {}),
     "conv along the channels": (CONV, {"vector_axis": "f", "step": {"c": 4}}),
+    "conv along the channels, from rows": (
+        {**CONV, "c": 20, "w": 21, "f": 52},
+        {"vector_axis": "f", "step": {"c": 10, "kh": 2}, "tile": {"oh": 2, "ow": 7}},
+    ),
+    "transposed in steps": (
+        {"op": "batch_matmul", "b": 2, "m": 18, "n": 70, "k": 75, "transpose_b": True},
+        {"step": {"k": 40}},
+    ),
     "conv with stride": ({**CONV, "stride": 2}, {"vector_axis": "f"}),
     "conv NHWC": ({**CONV, "layout": "NHWC"}, {}),
     "depthwise": ({"op": "depthwise_conv2d", "n": 2, "c": 5, "h": 9, "w": 14, "kh": 3, "kw": 3, "padding": "SAME"}, {}),
@@ -80,6 +88,19 @@ def test_strided_rows_are_copied_by_phases(stride: int, tmp_path: Path) -> None:
         cached=("X",),
     )
     assert error_of(form, built(form, schedule), tmp_path) == 0.0
+
+
+def test_copies_and_scattered_results_go_through_vectors() -> None:
+    """Columns of a panel are read as rows and transposed, and so are results whose vectors lie across the rows."""
+    if vector_bytes() != 64:
+        pytest.skip("counts instructions of 512 bits")
+    form = form_of(op="conv2d", n=1, c=16, h=28, w=28, f=64, kh=3, kw=3, stride=2, padding=1, layout="NCHW")
+    schedule = TileSchedule(
+        block=sizes({"f": 64, "oh": 14, "ow": 14}), thread=sizes({"f": 16, "oh": 2, "ow": 8}), cached=("X", "W")
+    )
+    assembly = built(form, schedule).assembly
+    # Sixteen columns of each of nine panels would be 256 insertions one by one, and 16 vectors of results 256 stores.
+    assert assembly.count("vinsertps") < 64 and assembly.count("vextractps") < 64
 
 
 def test_operands_of_several_turns_are_not_kept_in_registers() -> None:
