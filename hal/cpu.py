@@ -7,6 +7,7 @@ in the cache is an ordinary device file, one per processor model and number of c
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import platform
 import re
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +27,20 @@ from hal.errors import InputError
 if TYPE_CHECKING:
     from hal.microbench.cpu import Topology
     from hal.microbench.measurement import Found, Measurement
+    from hal.microbench.sampling import Settings
 
-_FORMAT = 2
+_FORMAT = 3
 """Counts up whenever what is measured, or how it becomes a device, changes."""
 
-_NEEDED = ("clock", "fma", "gemm", "dram.add", "dram.latency")
+_NEEDED = ("clock", "fma", "issue", "gemm", "dram.add", "dram.latency")
 _SYSTEM = "read from the operating system"
 _SPARE_VECTORS = 1
 """Vector registers that a tile leaves to the compiler: one operand on its way."""
 
+_CLOCK_SPREAD = 0.15
+"""By how much vectors of multiply-adds a cycle are above a whole number by chance."""
+
 _CHAIN_CYCLES = 4.0
-_ISSUE_PER_CYCLE = 4.0
 _CALL_SECONDS = 1e-7
 _BLOCK_SECONDS = 2e-8
 _UNLIMITED = 2**31 - 1
@@ -57,7 +62,9 @@ def this_cpu() -> DeviceSpec:
             return load_device(path)
         except InputError as error:
             raise InputError(error.field, error.problem, f"{error.remedy}; {_REMEASURE}") from None
-    spec, seconds = _measured(topology)
+    started = time.perf_counter()
+    spec = cpu_now()
+    seconds = time.perf_counter() - started
     kept = _write(path, spec)
     print(f"measured the {spec.unit_count} cores of this machine in {seconds:.0f} s; {kept}", file=sys.stderr)
     return spec
@@ -71,15 +78,23 @@ def cache_path(topology: Topology) -> Path:
     return root / "roller" / "devices" / f"cpu-{_FORMAT}-{model}-{len(topology.cpus)}.toml"
 
 
-def _measured(topology: Topology) -> tuple[DeviceSpec, float]:
-    from hal.microbench.cpu import measure_cpu
+def cpu_now(settings: Settings | None = None) -> DeviceSpec:
+    """The cores of this process, measured now as work on them finds them: by the median of every quantity's readings.
+
+    The fastest reading would be the processor's own; on a machine that others use too, that predicts kernels as they
+    run in the rare moments when nobody else does.
+
+    Raises:
+        InputError: a quantity cannot be measured, or the system does not say which caches there are.
+    """
+    from hal.microbench.cpu import measure_cpu, read_topology
     from hal.microbench.cpu.native import host_architecture
 
-    started = time.perf_counter()
-    run = measure_cpu()
+    run = measure_cpu(settings=settings)
     for name, reason in run.failures.items():
         raise InputError("device cpu", f"{name} cannot be measured: {reason}", "describe the processor in a file")
-    return spec_of(topology, run.found, host_architecture()), time.perf_counter() - started
+    found = {key: replace(measurement, best=False) for key, measurement in run.found.items()}
+    return spec_of(read_topology(), found, host_architecture())
 
 
 def _write(path: Path, spec: DeviceSpec) -> str:
@@ -164,17 +179,19 @@ class _Assembly:
         self.provenance["teu.group_size"] = (
             f"arithmetic: {cycle:.2f} vectors of multiply-adds a cycle and core, measured"
         )
-        for field in ("chain_cycles", "issue_per_cycle"):
-            self.provenance[f"teu.{field}"] = "estimate: 4, as of most server processors since 2015"
+        self.provenance["teu.chain_cycles"] = "estimate: 4, as of most server processors since 2015"
+        started = self.found["issue"].value / self.found["clock"].value / len(self.topology.cpus)
+        self.provenance["teu.issue_per_cycle"] = self._source(self.found["issue"])
         self.provenance["teu.resident_per_unit"] = "arithmetic: one thread per core"
         return {
             "name": "SIMD unit",
             "lanes": lanes,
-            "group_size": max(1, round(cycle)),
+            # Cores are slower while they compute with wide vectors than while they count cycles.
+            "group_size": max(1, math.ceil(cycle - _CLOCK_SPREAD)),
             "resident_per_unit": 1,
             "lane": "element",
             "chain_cycles": _CHAIN_CYCLES,
-            "issue_per_cycle": _ISSUE_PER_CYCLE,
+            "issue_per_cycle": round(started, 2),
         }
 
     def _layers(self) -> list[dict[str, Any]]:

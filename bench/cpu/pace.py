@@ -7,7 +7,6 @@ old as the measurement. It is measured on either side of an operator's rounds, w
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -32,14 +31,10 @@ def spec_now() -> DeviceSpec:
     Raises:
         InputError: the system does not say which caches there are.
     """
-    from hal.cpu import spec_of
-    from hal.microbench.cpu import measure_cpu, read_topology
-    from hal.microbench.cpu.native import host_architecture
+    from hal.cpu import cpu_now
     from hal.microbench.sampling import Settings
 
-    run = measure_cpu(settings=Settings(repeats=_READINGS, target_seconds=_READING_SECONDS))
-    found = {key: dataclasses.replace(measurement, best=False) for key, measurement in run.found.items()}
-    return spec_of(read_topology(), found, host_architecture())
+    return cpu_now(Settings(repeats=_READINGS, target_seconds=_READING_SECONDS))
 
 
 class Pace:

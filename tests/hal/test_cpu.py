@@ -15,6 +15,8 @@ from hal import InputError
 from hal.cpu import cache_path, spec_of, this_cpu
 from hal.microbench import Measurement
 from hal.microbench.cpu.topology import Cache, Topology
+from hal.microbench.quantities import Run
+from hal.microbench.sampling import Settings
 
 TWO_CORES = Topology(
     title="Intel(R) Xeon(R) Processor @ 2.50GHz",
@@ -28,6 +30,7 @@ TWO_CORES = Topology(
 VALUES = {
     "clock": (3e9, "Hz"),
     "fma": (380e9, "FLOP/s"),
+    "issue": (21e9, "1/s"),
     "gemm": (300e9, "FLOP/s"),
     "l1.read": (700e9, "B/s"),
     "l2.read": (280e9, "B/s"),
@@ -96,24 +99,40 @@ def test_what_cannot_be_a_device_is_refused(changes: dict[str, Any], missing: st
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Topology]:
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Settings | None]:
     """A cache of its own, two cores, and measurements that are counted."""
-    calls: list[Topology] = []
+    calls: list[Settings | None] = []
 
-    def measure(topology: Topology) -> tuple[hal.DeviceSpec, float]:
-        calls.append(topology)
-        return spec_of(topology, found(), "cascadelake"), 5.0
+    def measure(settings: Settings | None = None) -> Run:
+        calls.append(settings)
+        return Run({key: replace(one, samples=(0.5 * one.value, one.value, 3 * one.value), best=True)
+                    for key, one in found().items()})  # fmt: skip
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("hal.microbench.cpu.read_topology", lambda: TWO_CORES)
-    monkeypatch.setattr(hal.cpu, "_measured", measure)
+    monkeypatch.setattr("hal.microbench.cpu.measure_cpu", measure)
     return calls
 
 
-def test_it_is_measured_once(measured: list[Topology], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_as_work_finds_it_and_not_at_its_best(measured: list[Settings | None]) -> None:
+    device = hal.cpu.cpu_now()
+    assert device.sustained_flops("float32") == VALUES["gemm"][0]
+    assert device.teu.issue_per_cycle == 3.5
+    assert measured == [None]
+
+
+def test_vectors_a_cycle_are_counted_at_a_slower_clock() -> None:
+    """Cores that compute with wide vectors are slower than while they count cycles."""
+    for rate, vectors in ((380e9, 2), (270e9, 2), (198e9, 1), (150e9, 1)):
+        assert spec_of(TWO_CORES, found(fma=rate), "cascadelake").teu.group_size == vectors
+
+
+def test_it_is_measured_once(
+    measured: list[Settings | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     first = hal.load_device("cpu")
-    path = tmp_path / "roller" / "devices" / "cpu-2-intel-r-xeon-r-processor-2-50ghz-2.toml"
-    assert capsys.readouterr().err == f"measured the 2 cores of this machine in 5 s; kept in {path}\n"
+    path = tmp_path / "roller" / "devices" / "cpu-3-intel-r-xeon-r-processor-2-50ghz-2.toml"
+    assert capsys.readouterr().err == f"measured the 2 cores of this machine in 0 s; kept in {path}\n"
     assert hal.load_device("CPU") == first
     assert capsys.readouterr().err == ""
     assert len(measured) == 1
@@ -126,16 +145,16 @@ def test_other_processors_have_files_of_their_own() -> None:
     assert len({other, fewer, cache_path(TWO_CORES)}) == 3
 
 
-def test_a_damaged_cache_names_the_file(measured: list[Topology]) -> None:
+def test_a_damaged_cache_names_the_file(measured: list[Settings | None]) -> None:
     path = cache_path(TWO_CORES)
     path.parent.mkdir(parents=True)
     path.write_text("name = 3", "utf-8")
-    with pytest.raises(InputError, match=r"cpu-2-.*device\.name: got 3.*delete the file to measure again"):
+    with pytest.raises(InputError, match=r"cpu-3-.*device\.name: got 3.*delete the file to measure again"):
         this_cpu()
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(
-    measured: list[Topology], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    measured: list[Settings | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))

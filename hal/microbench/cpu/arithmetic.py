@@ -1,7 +1,9 @@
 """Clock and float32 rates of the cores: multiply-adds in registers, and a matrix product beside NumPy's.
 
 The clock by additions that each need the one before: one a cycle. The peak by as many chains of multiply-adds as the
-vector registers hold. The matrix product by the inner loops of one, from panels that lie packed in the caches; NumPy's
+vector registers hold, and how many instructions cores start by the same chains among others that only have to be
+started: a core that shares its front end with a neighbour's work still reaches its peak, but with nothing beside it.
+The matrix product by the inner loops of one, from panels that lie packed in the caches; NumPy's
 runs in turn with it, so that both see the same clock and the same neighbours.
 """
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from hal.microbench.cpu.machine import Machine
 from hal.microbench.cpu.numpy_products import NumpyProducts
-from hal.microbench.cpu.vector_ir import chains, tile_rows
+from hal.microbench.cpu.vector_ir import IDLE, chains, tile_rows
 from hal.microbench.measurement import Measurement, rates
 
 _SIZE = 2048
@@ -36,22 +38,29 @@ def clock(machine: Machine) -> Iterator[Measurement]:
 
 
 def measure(machine: Machine) -> Iterator[Measurement]:
-    """``fma``, ``gemm`` and ``numpy.gemm`` in FLOP/s, all cores together."""
+    """``fma``, ``gemm`` and ``numpy.gemm`` in FLOP/s and ``issue`` in instructions per second, all cores together."""
     topology = machine.topology
     count, lanes = chains(topology.vector_registers), topology.lanes
     operands = np.full(2 * lanes, 0.5, np.float32)
     outs = [np.zeros(count * lanes, np.float32) for _ in topology.cpus]
 
-    def seconds(rounds: int) -> float:
-        calls = [partial(machine.loops["fma"], operands.ctypes.data, out.ctypes.data, rounds, 1) for out in outs]
+    def seconds(loop: str, rounds: int) -> float:
+        calls = [partial(machine.loops[loop], operands.ctypes.data, out.ctypes.data, rounds, 1) for out in outs]
         return machine.cores.seconds(calls)
 
-    rounds = machine.passes(seconds, 1024)
-    samples = tuple(seconds(rounds) for _ in range(machine.settings.repeats))
+    rounds = machine.passes(partial(seconds, "fma"), 1024)
+    samples, starting = [], []
+    for _ in range(machine.settings.repeats):
+        samples.append(seconds("fma", rounds))
+        starting.append(seconds("issue", rounds))
     operations = 2.0 * rounds * count * lanes * machine.cores.count
     method = f"{count} chains of {topology.simd_bits}-bit multiply-adds per core"
-    peak = Measurement("fma", "FLOP/s", rates(operations, samples), method, f"{_PATH}.peak_flops", 1e9, 1e14, best=True)
+    path = f"{_PATH}.peak_flops"
+    peak = Measurement("fma", "FLOP/s", rates(operations, tuple(samples)), method, path, 1e9, 1e14, best=True)
     yield peak
+    instructions = rounds * count * (1.0 + IDLE) * machine.cores.count
+    method = f"the same with {IDLE} instructions that do nothing for every multiply-add"
+    yield Measurement("issue", "1/s", rates(instructions, tuple(starting)), method, "", 1e8, 1e15, best=True)
     yield from _products(machine, peak.value)
 
 

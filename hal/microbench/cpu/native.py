@@ -13,6 +13,7 @@ _SIGNATURES = {
     "add": "pppii",
     "copy": "ppii",
     "fma": "ppii",
+    "issue": "ppii",
     "chase": "ppi",
     "count": "ipi",
     "barrier": "pii",
@@ -56,6 +57,7 @@ def _engine(text: str) -> Any:
     binding = _binding()
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
+    binding.initialize_native_asmparser()
     machine = binding.Target.from_default_triple().create_target_machine(
         cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=2
     )

@@ -16,6 +16,9 @@ UNROLL = 8
 PAGE_ELEMENTS = 1024
 """float32 values of a page of 4 KiB."""
 
+IDLE = 3
+"""Instructions that do nothing, for every multiply-add of the loop that measures how many a core starts."""
+
 _PLACES = 4
 COPY_ELEMENTS = _PLACES * PAGE_ELEMENTS
 """What the copy moves at a time; its arrays hold a multiple."""
@@ -50,7 +53,8 @@ def module(lanes: int, registers: int) -> str:
     """All loops for vectors of ``lanes`` float32 values on a core with that many vector registers."""
     vector = f"<{lanes} x float>"
     declared = f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})\n"
-    loops = (_read(lanes), _add(lanes), _copy(lanes), _fma(lanes, chains(registers)), _SCALAR)
+    count = chains(registers)
+    loops = (_read(lanes), _add(lanes), _copy(lanes), _fma(lanes, count), _fma(lanes, count, IDLE), _SCALAR)
     return declared + "".join(loops) + product_ir.tile(lanes, tile_rows(registers)) + "\n!0 = !{i32 1}\n"
 
 
@@ -146,8 +150,8 @@ def _copy(lanes: int) -> str:
     )
 
 
-def _fma(lanes: int, count: int) -> str:
-    """``count`` chains of x = x * a + b."""
+def _fma(lanes: int, count: int, idle: int = 0) -> str:
+    """``count`` chains of x = x * a + b; with ``idle`` instructions that do nothing after each it is called "issue"."""
     kind = f"<{lanes} x float>"
     before = (
         f"  %a = load {kind}, ptr %operands, align 4\n"
@@ -156,14 +160,18 @@ def _fma(lanes: int, count: int) -> str:
     carried = _each(count, lambda j: f"  %p{j} = phi {kind} [ %a, %entry ], [ %y{j}, %pass.end ]")
     phis = _each(count, lambda j: f"  %x{j} = phi {kind} [ %p{j}, %pass ], [ %y{j}, %loop ]")
     products = _each(
-        count, lambda j: f"  %y{j} = call {kind} @llvm.fma.v{lanes}f32({kind} %x{j}, {kind} %a, {kind} %b)"
+        count,
+        lambda j: (
+            f"  %y{j} = call {kind} @llvm.fma.v{lanes}f32({kind} %x{j}, {kind} %a, {kind} %b)"
+            + idle * '\n  call void asm sideeffect "nop", ""()'
+        ),
     )
     stores = _each(
         count,
         lambda j: f"  %s{j} = getelementptr {kind}, ptr %out, i64 {j}\n  store {kind} %y{j}, ptr %s{j}, align 4",
     )
     return _LOOP.format(
-        name="fma",
+        name="issue" if idle else "fma",
         signature="ptr %operands, ptr %out, i64 %count, i64 %passes",
         before=before,
         carried=carried,

@@ -46,8 +46,9 @@ def test_multiply_adds_are_as_many_as_counted(machine: Machine) -> None:
     lanes, count = machine.topology.lanes, chains(machine.topology.vector_registers)
     operands = np.concatenate([np.full(lanes, 1, np.float32), np.full(lanes, 2, np.float32)])
     out = np.zeros(count * lanes, np.float32)
-    machine.loops["fma"](operands.ctypes.data, out.ctypes.data, 5, 3)
-    np.testing.assert_array_equal(out, 1 + 2 * 15)  # x = x * 1 + 2, fifteen times from 1
+    for loop in ("fma", "issue"):
+        machine.loops[loop](operands.ctypes.data, out.ctypes.data, 5, 3)
+        np.testing.assert_array_equal(out, 1 + 2 * 15)  # x = x * 1 + 2, fifteen times from 1
 
 
 def test_product_is_a_matrix_product(machine: Machine) -> None:
