@@ -34,7 +34,7 @@ OWN_ADAPTER = "bench.cpu.ours:from_bundle"
 @click.option("--operators", default="", metavar="NAME,NAME", help="Only these of the suite.")
 @click.option("--rivals", default=",".join(RIVALS), metavar="NAME,NAME", help=f"Some of {', '.join(RIVALS)}.")
 @click.option("--threads", type=click.IntRange(1, 256), default=2, show_default=True, help="For everybody.")
-@click.option("--rounds", type=click.IntRange(1, 1000), default=15, show_default=True, help="Turns that each takes.")
+@click.option("--rounds", type=click.IntRange(1, 1000), default=31, show_default=True, help="Turns that each takes.")
 @click.option("--turn", "turn_seconds", type=click.FloatRange(1e-4, 10), default=0.02, show_default=True,
               metavar="SECONDS", help="How long a turn takes.")  # fmt: skip
 @click.option("--bundles", type=click.Path(file_okay=False, path_type=Path), default=None,
