@@ -46,10 +46,6 @@ FEWEST_ROUNDS = 3
 #: A kernel that takes so many times as long as the fastest, in its best round too, is out after so many rounds.
 HOPELESS, SIFTED_AFTER = 1.5, 5
 
-#: Of the others, the fastest ones within so much of the first take so many times as many rounds more: what others do on
-#: a machine changes from second to second, and with it which of them is a few percent ahead.
-CLOSE, FINALISTS, FINAL_ROUNDS = 1.1, 5, 2
-
 
 @dataclass(frozen=True)
 class CpuMeasureOptions:
@@ -61,7 +57,7 @@ class CpuMeasureOptions:
         warmup_seconds: the first kernel runs this long before anything is timed, until the clock is steady.
     """
 
-    rounds: int = 15
+    rounds: int = 30
     turn_seconds: float = 4e-3
     warmup_seconds: float = 0.03
 
@@ -215,22 +211,18 @@ class CpuBench:
             pin_to(_cores().cpus[0])
         rounds, found = self._rounds(contenders), {}
         left = list(contenders)
-        for number in range((1 + FINAL_ROUNDS) * rounds):
+        for number in range(rounds):
             first = number % len(left)
             for contender in (*left[first:], *left[:first]):
                 running(contender.kernel.rank)
                 contender.turn(self.options.turn_seconds)
-                if (number + 1) % rounds == 0:
+                if number + 1 == rounds:
                     found[contender.kernel.rank] = self._result(contender)
             if number + 1 == SIFTED_AFTER < rounds:
                 best = min(median(contender.seconds) for contender in left)
                 hopeless = [contender for contender in left if min(contender.seconds) > HOPELESS * best]
                 found |= {one.kernel.rank: one.measurement(self._limit(one.kernel)) for one in hopeless}
                 left = [contender for contender in left if contender not in hopeless]
-            if number + 1 == rounds:
-                left = _finalists(left)
-                if len(left) < 2:
-                    break
         return found
 
     def _result(self, contender: _Contender) -> Measurement:
@@ -250,12 +242,6 @@ class CpuBench:
             once = time.perf_counter() - start
         possible = int(self.options.kernel_seconds / max(once, self.options.turn_seconds))
         return max(FEWEST_ROUNDS, min(self.options.rounds, possible))
-
-
-def _finalists(contenders: Sequence[_Contender]) -> list[_Contender]:
-    """Those that may be the fastest yet."""
-    ordered = sorted(contenders, key=lambda one: median(one.seconds))
-    return [one for one in ordered[:FINALISTS] if median(one.seconds) <= CLOSE * median(ordered[0].seconds)]
 
 
 class _Judge:

@@ -100,7 +100,8 @@ class Stages:
             lines = self.resident(above) * alone / below.transaction_bytes
             self.seconds[COPYING][where] += lines * longer / LINES_IN_FLIGHT
             passing = np.maximum(passing, self._seconds(above, below, copied - alone))
-        self.seconds[COPYING][where] += passing
+        # Instructions of copies are started while lines are on their way, but while nothing is computed all the same.
+        self.seconds[COPYING][where] += np.maximum(passing, work.copying / self._starts())
         self.blocks[where] = product(tiles.blocks.values(), len(where))
         self.scratch_bytes[where] = traffic.scratch_bytes
         held = tiles.rows * tiles.tile_pieces
@@ -139,15 +140,19 @@ class Stages:
     def _vector_registers(self) -> int:
         return self.device.limits.registers_per_thread_usable // self.device.teu.lanes
 
+    def _starts(self) -> float:
+        """Instructions that all cores together start in a second."""
+        teu, units = self.device.teu, self.device.unit_count
+        return (teu.issue_per_cycle or teu.group_size) * self.device.clocks.boost_hz * units
+
     def _core(self, where: Ints, work: Work) -> None:
         """Seconds of what cores execute, all of them at work."""
         device, form = self.device, self.form
         lanes = lanes_of(form, device)
         cycles = device.clocks.boost_hz * device.unit_count
-        width = device.teu.issue_per_cycle or device.teu.group_size
         first = device.layers[1]
         self.seconds["compute"][where] = work.arithmetic * 2.0 * lanes / arithmetic_flops(form, device)
-        self.seconds["issue"][where] = work.instructions / (width * cycles)
+        self.seconds["issue"][where] = work.instructions / self._starts()
         request = min(first.transaction_bytes, lanes * DTYPE_BYTES[form.expr.accumulate])
         self.seconds["l1"][where] = work.accesses * request / first.bandwidth_bytes_per_second
         self.seconds["chain"][where] = work.chain_turns * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles

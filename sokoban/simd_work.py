@@ -26,8 +26,8 @@ TURN_INSTRUCTIONS = 3.0
 LOOP_INSTRUCTIONS = 10.0
 #: Instructions of a register tile besides its loops: where it lies.
 TILE_INSTRUCTIONS = 30.0
-#: Instructions of a row that is copied into a box: where it begins and ends, and what is left of a vector.
-ROW_INSTRUCTIONS = 24.0
+#: Instructions of a row that is copied into a box besides its vectors: where it begins, and whether it is a whole one.
+ROW_INSTRUCTIONS = 8.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,8 @@ class Work:
     Attributes:
         arithmetic: instructions of the arithmetic pipelines.
         accesses: requests of the first cache.
-        instructions: all of them, the others included.
+        instructions: all of them, the others included; those of copies are not.
+        copying: instructions of copies.
         chain_turns: turns of the innermost loop, in each of which a sum waits for itself.
     """
 
@@ -45,6 +46,7 @@ class Work:
     accesses: Floats
     instructions: Floats
     chain_turns: Floats
+    copying: Floats | float = 0.0
 
 
 def copies_of(tiles: VectorTiles) -> dict[Load, Ints]:
@@ -78,6 +80,7 @@ def tile_work(tiles: VectorTiles, copies: Mapping[Load, Ints]) -> Work:
     final_cost = max(1.0, value_instructions(form.final.value, costs=VECTOR_INSTRUCTIONS))
     accesses, others = _final_reads(tiles, vectors)
     arithmetic: Floats = np.zeros(count)
+    copying: Floats = np.zeros(count)
     turns = register_tiles
     if form.reduction is None:
         arithmetic = arithmetic + vectors * final_cost
@@ -90,17 +93,16 @@ def tile_work(tiles: VectorTiles, copies: Mapping[Load, Ints]) -> Work:
             requests, more = _reads(tiles, load, points, staged=False)
             if load in copies:
                 inside, less = _reads(tiles, load, points, staged=True)
-                copied, copying = _copy(tiles, load, copies[load])
                 staged = tiles.table.cached[load.tensor]
-                requests = np.where(staged, inside + copied, requests)
-                more = np.where(staged, less + copying, more)
+                requests, more = np.where(staged, inside, requests), np.where(staged, less, more)
+                copying = copying + np.where(staged, _copy(tiles, load, copies[load]), 0.0)
             accesses, others = accesses + requests, others + more
         others = others + turns * TURN_INSTRUCTIONS + _loops_inside(tiles, register_tiles) * LOOP_INSTRUCTIONS
         # Partial sums of all steps but one rest in the output.
         rests = 2.0 * vectors * (tiles.steps - 1) * _scattered(tiles)
         accesses, others = accesses + rests, others + rests
     others = others + register_tiles * tiles.steps * TILE_INSTRUCTIONS
-    return Work(arithmetic, accesses, arithmetic + accesses + others, turns)
+    return Work(arithmetic, accesses, arithmetic + accesses + others, turns, copying)
 
 
 def _final_reads(tiles: VectorTiles, vectors: Floats) -> tuple[Floats, Floats]:
@@ -169,8 +171,8 @@ def _loops_inside(tiles: VectorTiles, register_tiles: Floats) -> Floats:
     return begins
 
 
-def _copy(tiles: VectorTiles, load: Load, depth: Ints) -> tuple[Floats, Floats]:
-    """Requests and further instructions of the copies of a staged operand."""
+def _copy(tiles: VectorTiles, load: Load, depth: Ints) -> Floats:
+    """Instructions of the copies of a staged operand, a load and a store of every vector among them."""
     form = tiles.form
     times = tiles.steps * product(tiles.blocks.values(), tiles.table.count).astype(np.float64)
     sizes: dict[str, Floats] = {axis: form.sizes[axis] / tiles.step_counts[axis] for axis in form.reduced}
@@ -186,8 +188,8 @@ def _copy(tiles: VectorTiles, load: Load, depth: Ints) -> tuple[Floats, Floats]:
     if in_panels(load, tiles.axis):
         vectors = elements / tiles.tile[tiles.axis] * tiles.tile_pieces
         if load.indices[-1].axes == (tiles.axis,):
-            return times * 2.0 * vectors, times * vectors
-        return times * 2.0 * vectors, times * vectors * (1.0 + np.log2(tiles.lanes))
+            return times * 3.0 * vectors
+        return times * vectors * (3.0 + np.log2(tiles.lanes))
     rows = elements / extents[-1]
     vectors = rows * np.ceil(extents[-1] / tiles.lanes)
-    return times * 2.0 * vectors, times * (vectors + rows * ROW_INSTRUCTIONS)
+    return times * (2.0 * vectors + rows * ROW_INSTRUCTIONS)
