@@ -100,7 +100,9 @@ def along_rows(found: Sequence[Held], axis: str, last: str, extent: int) -> list
             for number, held in enumerate(transposed([one.buffer for one in rows])):
                 for group in range(0, first.width, count):
                     column = first.start + group + number
-                    value = shuffled([whole_vector(held)], range(group, group + count))
+                    value = whole_vector(held)
+                    if count < first.width:
+                        value = shuffled([value], range(group, group + count))
                     name = f"result_{column}_{start}"
                     buffer = held_vector(name, count, held.dtype, value)
                     turned.append(Held(buffer, {**rest, axis: column}, start, count))

@@ -144,7 +144,7 @@ def _issue(found: VectorAnatomy, seconds: float) -> str:
     first = layer_name(device.layers[1].name)
     others = 100 * (total - arithmetic - accesses) / total
     text = f"{_many(total)} instructions, {three_digits(width)} a cycle: {100 * arithmetic / total:.0f}% of them "
-    text += f"arithmetic, {100 * accesses / total:.0f}% requests of {first}, {others:.0f}% addresses, loops and copies"
+    text += f"arithmetic, {100 * accesses / total:.0f}% requests of {first}, {others:.0f}% addresses and loops"
     return text
 
 
@@ -157,7 +157,7 @@ def _requests(found: VectorAnatomy, seconds: float) -> str:
         return f"{_many(requests)} requests, {three_digits(ratio)} per arithmetic instruction, {each}"
     made, adds = _per_turn(found, found.work.accesses), _per_turn(found, found.work.arithmetic)
     text = f"a turn of the innermost loop makes {three_digits(made)} requests for {three_digits(adds)} arithmetic "
-    text += f"instructions on average, copies included: {_many(requests)} in all, {each}"
+    text += f"instructions on average: {_many(requests)} in all, {each}"
     return text
 
 
@@ -197,7 +197,9 @@ def _copying(found: VectorAnatomy, seconds: float) -> str:
         for way in found.ways
         if way.copied_bytes and way.moved_bytes
     ]
-    text = f"{', '.join(texts)} into scratch memory, for which tiles before have no turns to ask"
+    text = f"{_many(one(found.work.copying))} instructions to copy operands into scratch memory"
+    if texts:
+        text += f", {' and '.join(texts)} of which tiles before have no turns to ask for"
     alone = {way.below.name: way.copied_alone_bytes for way in found.ways}
     return f"{text}; {_lines_alone(found, alone)}" if any(alone.values()) else text
 

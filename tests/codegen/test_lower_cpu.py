@@ -33,6 +33,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**CONV, "c": 20, "w": 21, "f": 52},
         {"vector_axis": "f", "step": {"c": 10, "kh": 2}, "tile": {"oh": 2, "ow": 7}},
     ),
+    "conv along channels that end in a single one": (
+        {**CONV, "f": 17},
+        {"vector_axis": "f", "tile": {"f": 17, "oh": 1, "ow": 3}, "step": {"c": 3}},
+    ),
     "transposed in steps": (
         {"op": "batch_matmul", "b": 2, "m": 18, "n": 70, "k": 75, "transpose_b": True},
         {"step": {"k": 40}},
