@@ -30,7 +30,7 @@ TWO_CORES = Topology(
 VALUES = {
     "clock": (3e9, "Hz"),
     "fma": (380e9, "FLOP/s"),
-    "issue": (21e9, "1/s"),
+    "issue": (21e9, "instr/s"),
     "gemm": (300e9, "FLOP/s"),
     "l1.read": (700e9, "B/s"),
     "l2.read": (280e9, "B/s"),

@@ -60,7 +60,7 @@ def measure(machine: Machine) -> Iterator[Measurement]:
     yield peak
     instructions = rounds * count * (1.0 + IDLE) * machine.cores.count
     method = f"the same with {IDLE} instructions that do nothing for every multiply-add"
-    yield Measurement("issue", "1/s", rates(instructions, tuple(starting)), method, "", 1e8, 1e15, best=True)
+    yield Measurement("issue", "instr/s", rates(instructions, tuple(starting)), method, "", 1e8, 1e15, best=True)
     yield from _products(machine, peak.value)
 
 
