@@ -16,10 +16,12 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu_function import CpuFunction, LoweredCpu, read_flat
 from codegen.cpu_math import evaluate
+from codegen.cpu_streams import ask_for_line, runs_through
 from codegen.cpu_tiles import Cut, position, vectors
 from codegen.lower import LoweringError, identifier
 from codegen.staged_tiles import local_buffer, named
 from codegen.values import Expr, combine, identity
+from hal.microbench.cpu.vector_ir import LINE_BYTES
 from sokoban.expression import DTYPE_BYTES, Call, Constant, Load, Statement, Value, loads, rewrite, walk
 from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
@@ -172,6 +174,8 @@ class RowsLowering:
         def runs(here: Point) -> None:
             if run:
                 with named(T.serial, size // run, identifier(last)) as index:
+                    if not number:
+                        self._ask_for_reads(reduction, {**here, last: index * run}, run)
                     for buffer, (start, width) in zip(partial, pieces, strict=True):
                         add(buffer, width, here, index * run + start)
             for buffer, (start, width) in zip(ends, rest, strict=True):
@@ -202,6 +206,7 @@ class RowsLowering:
         def row(here: Point) -> None:
             if whole:
                 with named(T.serial, whole, identifier(last)) as index:
+                    self._ask_for_write({**here, last: index * self.lanes}, last)
                     self._store(here, last, index * self.lanes, self.lanes)
             for start, count in vectors(rest, self.lanes):
                 self._store(here, last, tirx.const(whole * self.lanes + start, "int32"), count)
@@ -215,6 +220,28 @@ class RowsLowering:
             value = self._value(self.final, axes, lane, form.expr.final_dtype).astype(form.expr.output.dtype)
             place = position([axes[axis] for axis in form.final.axes], form.expr.output.shape or (1,))
             T.buffer_store(self.output, value, [place])
+
+    # ---- requests ahead
+
+    def _ask_for_reads(self, reduction: Any, here: Point, run: int) -> None:
+        """Ask for what the first reduction of a row reads some runs later, in this row or the next one."""
+        axes = (*self.form.spatial, *reduction.axes)
+        elements = math.prod(self.form.sizes[axis] for axis in axes)
+        for load in loads(reduction.body):
+            tensor = self.tensors.get(load.tensor)
+            if tensor is None or not runs_through(load, tensor, axes, elements):
+                continue
+            for start in range(0, run, LINE_BYTES // tensor.element_bytes):
+                at = {**here, axes[-1]: here[axes[-1]] + start}
+                ask_for_line(self.sources[load.tensor], tensor, at, axes, written=False)
+
+    def _ask_for_write(self, here: Point, column: str) -> None:
+        """Ask for where the row's results, or those of the next one, go some vectors later."""
+        axes, output = self.form.final.axes, self.form.expr.output
+        if axes[-1] == column:
+            for start in range(0, self.lanes, LINE_BYTES // output.element_bytes):
+                at = {**here, column: here[column] + start}
+                ask_for_line(self.output, output, at, axes, written=True)
 
     def _final(self) -> Value:
         """The final statement's value: with what is kept, and by one division a row where every element is divided by

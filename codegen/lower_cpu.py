@@ -21,12 +21,14 @@ from tvm.script.ir_builder import tirx as T
 from codegen.cpu_copies import Staged
 from codegen.cpu_function import CpuFunction, LoweredCpu, read_flat
 from codegen.cpu_math import evaluate
+from codegen.cpu_streams import ask_for_line, runs_through
 from codegen.cpu_tiles import Cut, cut, points, position, vectors
 from codegen.cpu_vectors import ALL_CACHES, OWN_CACHE, Held, along_rows, prefetch
 from codegen.lower import LoweringError, identifier, reason_of
 from codegen.staged_tiles import local_buffer, named
 from codegen.values import Expr, combine, identity
 from hal.errors import listed
+from hal.microbench.cpu.vector_ir import LINE_BYTES
 from sokoban.expression import DTYPE_BYTES, Load
 from sokoban.kernel_form import KernelForm
 from sokoban.schedule import TileSchedule
@@ -46,7 +48,6 @@ _MOST_ELEMENTS = 2**31 - 1
 _DTYPES = ("float32", "float64")
 #: Turns of the innermost loop by which panels are asked for ahead of their use.
 _TURNS_AHEAD = 8
-_LINE_BYTES = 64
 #: Lines of results that are asked for at most in one turn, as it is written out.
 _MOST_ASKED = 2
 
@@ -230,6 +231,7 @@ class _TileLowering:
         pieces = vectors(extents[self.vector_axis], self.lanes)
         if self.form.reduction is None:
             for row in rows:
+                self._ask_for_streams(at, row, extents)
                 for start, width in pieces:
                     self._store(at, row, start, width, None)
             return
@@ -363,7 +365,7 @@ class _TileLowering:
     ) -> None:
         """Ask for some lines of the next rows of one operand, one row after the other."""
         shape = self.tensors[load.tensor].shape
-        line = _LINE_BYTES // self.tensors[load.tensor].element_bytes
+        line = LINE_BYTES // self.tensors[load.tensor].element_bytes
         tiles = math.prod(cut.tiles_per_block for cut in self.cuts.values())
         least = int(asked_ahead(load, self.vector_axis, shape, held, staged, tiles, turns, line))
         in_row = -(-held[self.vector_axis] // line)
@@ -383,7 +385,7 @@ class _TileLowering:
     def _ask_for_results(self, index: Expr, turns: int, at: Mapping[str, Expr]) -> None:
         """In turn ``index`` of ``turns``: ask for a line or two of where the sums go, and where those of the steps
         before are. Rows of results lie apart too, often by so much that a cache has lost them since the last step."""
-        line = _LINE_BYTES // self.form.expr.output.element_bytes
+        line = LINE_BYTES // self.form.expr.output.element_bytes
         lines = -(-self.extents[self.vector_axis] // line) if self.vector_axis else 1
         count = lines * math.prod(extent for axis, extent in self.extents.items() if axis != self.vector_axis)
         if count > _MOST_ASKED * turns or self.vector_axis != self.form.final.axes[-1]:
@@ -397,6 +399,21 @@ class _TileLowering:
                 rest = tirx.floordiv(rest, self.extents[axis])
             place = self._place_of(at, row, 0, tirx.floormod(number, lines) * line)
             prefetch(self.output[place], ALL_CACHES, written=True)
+
+    def _ask_for_streams(self, at: Mapping[str, Expr], row: Mapping[str, int], extents: Mapping[str, int]) -> None:
+        """Ask for what a kernel without a sum reads and writes some tiles later in the same row."""
+        form, axes = self.form, self.form.final.axes
+        if not axes or self.vector_axis != axes[-1]:
+            return
+        output = form.expr.output
+        streams = [
+            (self.sources[load.tensor], self.tensors[load.tensor], False)
+            for load in dict.fromkeys(form.body_loads)
+            if runs_through(load, self.tensors[load.tensor], axes, output.element_count)
+        ]
+        for buffer, tensor, written in [*streams, (self.output, output, True)]:
+            for start in range(0, extents[self.vector_axis], LINE_BYTES // tensor.element_bytes):
+                ask_for_line(buffer, tensor, self._axes(at, row, start, tirx.const(0, "int32")), axes, written=written)
 
     def _next_origin(self, stepped: Sequence[str]) -> dict[str, Expr]:
         """The first element of the next step of the sum, after the last one that of the next block."""
@@ -419,7 +436,7 @@ class _TileLowering:
             local: dict[str, Expr] = dict(offsets)
             for number, axis in enumerate(self.tile_loops):
                 local[axis] = tirx.const(0, "int32") if number < depth else at[axis] - self.block_origin[axis]
-            for line in range(0, staged.tile, _LINE_BYTES // DTYPE_BYTES[self.dtype]):
+            for line in range(0, staged.tile, LINE_BYTES // DTYPE_BYTES[self.dtype]):
                 ahead = staged.tile * _TURNS_AHEAD + line
                 prefetch(staged.element(self.scratch, local, tirx.const(ahead, "int32")), ALL_CACHES)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hal.microbench.measurement import Found, Measurement
     from hal.microbench.sampling import Settings
 
-_FORMAT = 3
+_FORMAT = 4
 """Counts up whenever what is measured, or how it becomes a device, changes."""
 
 _NEEDED = ("clock", "fma", "issue", "gemm", "dram.add", "dram.latency")

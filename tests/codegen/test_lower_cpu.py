@@ -183,6 +183,31 @@ def test_tiles_ask_for_where_their_sums_go(operator: dict[str, Any], tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("operator", "read", "written"),
+    [
+        ({"op": "elementwise", "function": "add", "shape": [64, 128]}, 2, 1),
+        ({"op": "transpose", "shape": [64, 128], "perm": [1, 0]}, 0, 1),
+        ({"op": "softmax", "shape": [16, 256]}, 1, 1),
+        ({"op": "layer_norm", "shape": [16, 256]}, 1, 1),
+        ({"op": "reduce", "function": "sum", "shape": [64, 256], "axes": [1]}, 1, 0),
+    ],
+    ids=lambda value: value.get("function", value["op"]) if isinstance(value, dict) else str(value),
+)
+def test_what_is_run_through_is_asked_for(operator: dict[str, Any], read: int, written: int, tmp_path: Path) -> None:
+    """One request for every line that is read in order, or written; none for the few numbers that rows share."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetcht0 is an instruction of x86-64, and so are these vectors")
+    form = form_of(**operator)
+    lanes = vector_bytes() // 4
+    shared = sizes({axis: lanes for axis in form.reduced[-1:]} if form.kind == "tile" else {})
+    library = built(form, schedule_for(form, cached=False).with_(reduce_threads=shared))
+    for request, streams in (("prefetcht0", read), ("prefetchw", written)):
+        lines = set(re.findall(rf"{request}\s+(.*)", library.assembly))
+        assert len({re.sub(r"^-?\d*", "", line) for line in lines}) == streams, "as many arrays"
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"thread": sizes({"m": 6, "n": 32})}, "6 elements of m per thread do not divide a block of 16"),

@@ -19,6 +19,12 @@ PAGE_ELEMENTS = 1024
 IDLE = 3
 """Instructions that do nothing, for every multiply-add of the loop that measures how many a core starts."""
 
+AHEAD_BYTES = 2048
+"""How far ahead of its use a kernel asks for a line of an array that it runs through: what a core moves while a line
+comes from memory, with room."""
+
+LINE_BYTES = 64
+
 _PLACES = 4
 COPY_ELEMENTS = _PLACES * PAGE_ELEMENTS
 """What the copy moves at a time; its arrays hold a multiple."""
@@ -52,7 +58,10 @@ done:
 def module(lanes: int, registers: int) -> str:
     """All loops for vectors of ``lanes`` float32 values on a core with that many vector registers."""
     vector = f"<{lanes} x float>"
-    declared = f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})\n"
+    declared = (
+        f"declare {vector} @llvm.fma.v{lanes}f32({vector}, {vector}, {vector})\n"
+        "declare void @llvm.prefetch.p0(ptr, i32, i32, i32)\n"
+    )
     count = chains(registers)
     loops = (_read(lanes), _add(lanes), _copy(lanes), _fma(lanes, count), _fma(lanes, count, IDLE), _SCALAR)
     return declared + "".join(loops) + product_ir.tile(lanes, tile_rows(registers)) + "\n!0 = !{i32 1}\n"
@@ -104,13 +113,25 @@ def _read(lanes: int) -> str:
     )
 
 
+def _ahead(base: str, index: int, lanes: int, written: int = 0) -> str:
+    """A request for the line that the ``index``-th vector begins, `AHEAD_BYTES` further on; "" where it begins none."""
+    if 4 * index * lanes % LINE_BYTES:
+        return ""
+    place = f"{base}{index}.ahead"
+    return (
+        f"  %{place} = getelementptr i8, ptr %{base}{index}.at, i64 {AHEAD_BYTES}\n"
+        f"  call void @llvm.prefetch.p0(ptr %{place}, i32 {written}, i32 3, i32 1)\n"
+    )
+
+
 def _add(lanes: int) -> str:
-    """c = a + b."""
+    """c = a + b, each line asked for ahead, as kernels do (`codegen.cpu_streams`)."""
     kind = f"<{lanes} x float>"
     body = _each(
         UNROLL,
         lambda j: (
             f"{_at(f'a{j}', '%a', j, lanes)}\n{_at(f'b{j}', '%b', j, lanes)}\n{_at(f'c{j}', '%c', j, lanes)}\n"
+            f"{_ahead('a', j, lanes)}{_ahead('b', j, lanes)}{_ahead('c', j, lanes, written=1)}"
             f"  %a{j} = load {kind}, ptr %a{j}.at, align {4 * lanes}\n"
             f"  %b{j} = load {kind}, ptr %b{j}.at, align {4 * lanes}\n"
             f"  %c{j} = fadd {kind} %a{j}, %b{j}\n  store {kind} %c{j}, ptr %c{j}.at, align {4 * lanes}"
