@@ -11,8 +11,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu_tiles import position, vectors
-from codegen.cpu_vectors import held_vector, store_vector, transposed, vector_at, whole_vector
+from codegen.cpu_vectors import ALL_CACHES, held_vector, prefetch, store_vector, transposed, vector_at, whole_vector
 from codegen.values import Expr, affine, constant
+from hal.microbench.cpu.vector_ir import AHEAD_BYTES, LINE_BYTES
 from sokoban.expression import Load, Tensor
 from sokoban.simd_tiles import CONFLICT_BYTES, ROW_PADDING
 
@@ -248,7 +249,29 @@ class _Box:
         low, extent, size = self.lows[depth], self.extents[depth], self.staged.tensor.shape[depth]
         return tirx.max(0, tirx.min(extent, -low)), tirx.max(0, tirx.min(extent, size - low))
 
+    def _ahead(self) -> tuple[int, int]:
+        """The dimension, and how many further along it, in which rows are asked for while others are copied; (0, 0)
+        for none."""
+        size = self.staged.tensor.element_bytes * self.extents[-1]
+        for depth in range(len(self.extents) - 2, -1, -1):
+            further = -(-AHEAD_BYTES // size)
+            if 2 * further <= self.extents[depth]:
+                return depth, further
+            size *= self.extents[depth]
+        return 0, 0
+
+    def _ask_for_row(self, at: Sequence[Expr]) -> None:
+        depth, further = self._ahead()
+        if not further:
+            return
+        here = [*at[:depth], at[depth] + further, *at[depth + 1 :]]
+        line = LINE_BYTES // self.staged.tensor.element_bytes
+        for start in range(0, self.extents[-1], line):
+            places = [low + offset for low, offset in zip(self.lows, [*here, tirx.const(start, "int32")], strict=True)]
+            prefetch(self.source[position(places, self.staged.tensor.shape)], ALL_CACHES)
+
     def _row(self, at: list[Expr]) -> None:
+        self._ask_for_row(at)
         first, end = self._inside(len(at))
         count, extent = end - first, self.extents[-1]
         if self.staged.phases > 1:

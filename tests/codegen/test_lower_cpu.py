@@ -169,6 +169,18 @@ def test_tiles_ask_for_what_is_read_next(
     assert error_of(form, library, tmp_path) < 1e-5
 
 
+@pytest.mark.parametrize(("channels", "asked"), [(64, True), (2, False)])
+def test_boxes_ask_for_rows_that_they_copy_later(channels: int, asked: bool, tmp_path: Path) -> None:
+    """Each row for one of a later channel; not where there are too few of them."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetcht0 is an instruction of x86-64, and so are these vectors")
+    form = form_of(**CONV | {"c": channels})
+    schedule = schedule_for(form)
+    library = built(form, schedule.with_(cached=("X",)))
+    assert ("prefetcht0" in library.assembly) == asked
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
 @pytest.mark.parametrize("operator", [{}, {"epilogue": ["relu"]}], ids=["sums", "epilogue"])
 def test_tiles_ask_for_where_their_sums_go(operator: dict[str, Any], tmp_path: Path) -> None:
     """And add what the steps before left there after the loop, not before."""
