@@ -72,7 +72,7 @@ compile: $(STAMP) opencl
 
 ## test: the tests, kernels run on the CPU included
 test: $(STAMP) opencl
-	@$(VENV)/bin/pytest -q
+	@$(VENV)/bin/pytest -q -n logical --maxprocesses 8 --dist loadfile
 
 ## lint: style, types and the order of the layers
 lint: $(STAMP)
