@@ -31,6 +31,6 @@ def runs_through(load: Load, tensor: Tensor, axes: Sequence[str], elements: int)
 
 
 def ask_for_line(buffer: Any, tensor: Tensor, at: Mapping[str, Expr], axes: Sequence[str], *, written: bool) -> None:
-    """Ask for the line that lies `AHEAD_BYTES` behind the element at ``at`` of a tensor that ``axes`` index."""
+    """Ask for the line that lies `AHEAD_BYTES` after the element at ``at`` of a tensor that ``axes`` index."""
     ahead = AHEAD_BYTES // tensor.element_bytes
     prefetch(buffer[position([at[axis] for axis in axes], tensor.shape) + ahead], ALL_CACHES, written=written)
