@@ -59,7 +59,7 @@ $(STAMP): pyproject.toml
 ## opencl: a CPU device to verify kernels on; says so in one line when it cannot be had
 opencl: $(STAMP)
 	@$(AS_ROOT)
-	reason() { $(VENV)/bin/python -c 'from codegen.opencl_runner import opencl_available as a; print(a() or "")'; }
+	reason() { $(VENV)/bin/python -c 'from codegen.verify.opencl import opencl_available as a; print(a() or "")'; }
 	if [ -n "$$(reason)" ]; then
 	  apt_install pocl-opencl-icd >/dev/null || true
 	  why=$$(reason)

@@ -16,12 +16,14 @@ import click
 from rich.table import Table
 
 from bench.suites import suite_names, suite_path
-from hal import DeviceSpec, InputError, load_device
-from roller.construct import construct
-from roller.show import print_table
-from sokoban import KernelForm, kernel_form, load_operators
-from sokoban.operators import operator_from_data
-from sokoban.search import search
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.command.tables import print_table
+from roller.construct.construct import construct
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import load_operators, operator_from_data
+from sokoban.search.search import search
 
 #: Predicted times within this factor agree.
 AGREEMENT = 1.05

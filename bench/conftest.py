@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from hal import DeviceSpec, load_device
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -16,15 +16,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.suites import suite_names, suite_path
-from codegen import BuiltKernel
-from hal import InputError, load_device
-from roller.construct import RProgram
-from roller.inspect_command import Inspection, inspect_built
-from roller.inspect_page import json_line
-from roller.pipeline import compile_operators
-from roller.workers import worker_pool
-from sokoban import TensorExpr, load_operators
-from sokoban.operators import operator_from_data
+from codegen.compile.request import BuiltKernel
+from hal.catalog import load_device
+from hal.support.errors import InputError
+from roller.compile.pipeline import compile_operators
+from roller.compile.workers import worker_pool
+from roller.construct.program import RProgram
+from roller.inspect.inspection import Inspection, inspect_built
+from roller.inspect.page import json_line
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import load_operators, operator_from_data
 
 #: The boards whose code is looked at: sm_70 (read as sm_75), sm_80 and sm_90.
 BOARDS = ("v100", "a100", "h200")

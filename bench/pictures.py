@@ -19,7 +19,7 @@ def new_figure(width: float, height: float) -> Any:
 
 def save(figure: Any, path: Path) -> None:
     """Write a figure as PNG."""
-    from codegen.atomic import write_atomic
+    from hal.support.atomic import write_atomic
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=120)

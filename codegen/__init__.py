@@ -2,20 +2,18 @@
 
 The names here import neither TVM nor sympy; lowering and verification load TVM when they are called.
 
-Names are imported when they are first used: what runs beside a GPU (:mod:`codegen.launch`, :mod:`codegen.profile`)
-needs NumPy and CuPy and nothing else.
+Names are imported when they are first used: what runs beside a GPU (:mod:`codegen.runtime.gpu`,
+:mod:`roller.profile.profile`) needs NumPy and CuPy and nothing else.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.lazy import imported_on_use
+from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
-    from codegen.atomic import staged_directory, write_atomic
-    from codegen.build import BuildRequest, BuiltChain, BuiltKernel, build_kernel, verify_chain, verify_schedule
-    from codegen.bundle import (
+    from codegen.bundle.manifest import (
         FORMAT,
         Argument,
         KernelRecord,
@@ -26,15 +24,18 @@ if TYPE_CHECKING:
         read_manifest,
         to_json,
     )
-    from codegen.verification import Verification
+    from codegen.compile.build import build_kernel, verify_chain, verify_schedule
+    from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
+    from codegen.verify.result import Verification
+    from hal.support.atomic import staged_directory, write_atomic
 
 #: Module -> the names it gives to the package.
 _HOMES = {
-    "codegen.atomic": (
+    "hal.support.atomic": (
         "staged_directory",
         "write_atomic",
     ),
-    "codegen.build": (
+    "codegen.compile.build": (
         "BuildRequest",
         "BuiltChain",
         "BuiltKernel",
@@ -42,7 +43,7 @@ _HOMES = {
         "verify_chain",
         "verify_schedule",
     ),
-    "codegen.bundle": (
+    "codegen.bundle.manifest": (
         "FORMAT",
         "Argument",
         "KernelRecord",
@@ -53,7 +54,7 @@ _HOMES = {
         "read_manifest",
         "to_json",
     ),
-    "codegen.verification": ("Verification",),
+    "codegen.verify.result": ("Verification",),
 }
 
 __getattr__ = imported_on_use(__name__, _HOMES)

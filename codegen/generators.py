@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hal.errors import InputError, listed
+from hal.support.errors import InputError, listed
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The command line of Daydream; :mod:`hal.command_line` prints its errors and chooses exit codes."""
+"""The command line of Daydream; :mod:`hal.support.command_line` prints its errors and chooses exit codes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hal.command_line import CONTEXT, Program
-from hal.errors import InputError
+from hal.support.command_line import CONTEXT, Program
+from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from daydream.analysis import Analysis
-    from daydream.graph import TaskGraph
-    from daydream.simulate import Timeline
+    from daydream.graph.graph import TaskGraph
+    from daydream.graph.simulate import Timeline
+    from daydream.report.analysis import Analysis
 
 
 @click.group("daydream", cls=Program, context_settings=CONTEXT)
@@ -63,11 +63,11 @@ def report_command(
     """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle times."""
     before = _baseline(trace, number, out, html, rows, recorded=True)
     if as_json:
-        from daydream.analysis import report_record
+        from daydream.report.analysis import report_record
 
         _print_json({"trace": str(trace), **report_record(before), "warnings": list(before.timeline.graph.warnings)})
     else:
-        from daydream.show import line, print_report, print_steps
+        from daydream.report.tables import line, print_report, print_steps
 
         print_steps(before, _partial(before))
         line()
@@ -81,18 +81,18 @@ def report_command(
 def simulate_command(trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
     graph, timeline = _simulated(trace, out, html)
-    from daydream.breakdown import chosen_steps
+    from daydream.report.breakdown import chosen_steps
 
     steps = chosen_steps(graph, number)
     before = None
     if as_json:
         _print_json({"trace": str(trace), **_replay(timeline, steps)})
     if html is not None or not as_json:
-        from daydream.analysis import analyse
+        from daydream.report.analysis import analyse
 
         before = analyse(timeline, steps, recorded=True)
     if before is not None and not as_json:
-        from daydream.show import line, print_steps
+        from daydream.report.tables import line, print_steps
 
         print_steps(before, _partial(before))
         edges = len(graph.edge_source)
@@ -103,7 +103,7 @@ def simulate_command(trace: Path, number: int | None, out: Path | None, html: Pa
 
 def _replay(timeline: Timeline, steps: tuple[int, ...]) -> dict[str, Any]:
     """The answer of ``simulate --json``: errors are shares of the measured time, over the full steps."""
-    from daydream.analysis import seconds
+    from daydream.report.analysis import seconds
 
     graph = timeline.graph
 
@@ -147,7 +147,7 @@ def whatif_command(
     rows: int,
 ) -> None:
     """Predict the step time of TRACE after changes."""
-    from daydream.arguments import apply_passes, parse_pass
+    from daydream.whatif import apply_passes, parse_pass
 
     requests = [parse_pass(text) for text in passes]
     before = _baseline(trace, number, out, html, rows)
@@ -159,7 +159,7 @@ def whatif_command(
             {"trace": str(trace), **_prediction(before, after), "passes": _records(applied), "warnings": warnings}
         )
     else:
-        from daydream.show import print_whatif
+        from daydream.report.tables import print_whatif
 
         print_whatif(before, after, applied)
         _warn(changed)
@@ -168,7 +168,7 @@ def whatif_command(
 
 def _prediction(before: Analysis, after: Analysis) -> dict[str, Any]:
     """The answer of ``whatif --json``: means over the steps, then each of them."""
-    from daydream.analysis import critical_record, ratio, seconds
+    from daydream.report.analysis import critical_record, ratio, seconds
 
     graph = before.timeline.graph
 
@@ -207,19 +207,19 @@ def _records(applied: list[Any]) -> list[dict[str, Any]]:
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per pass on stdout.")
 def passes_command(name: str | None, as_json: bool) -> None:
     """List the what-if passes with their parameters, or explain one of them."""
-    from daydream.arguments import describe, find_pass
     from daydream.passes import registered
+    from daydream.whatif import describe, find_pass
 
     chosen = list(registered().values()) if name is None else [find_pass("NAME", name)]
     if as_json:
         for one in chosen:
             _print_json(describe(one))
     elif name is not None:
-        from daydream.show import print_pass
+        from daydream.report.tables import print_pass
 
         print_pass(chosen[0])
     else:
-        from daydream.show import print_passes
+        from daydream.report.tables import print_passes
 
         print_passes(chosen)
 
@@ -239,10 +239,10 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     """Write the operators of TRACE that ran on the CPU and that compiled kernels can replace."""
     import msgspec
 
-    from codegen.atomic import write_atomic
-    from daydream.build import build_graph
-    from daydream.kineto import read_trace
-    from daydream.replacement import replaceable
+    from daydream.swap.plan import replaceable
+    from daydream.tasks.build import build_graph
+    from daydream.trace.kineto import read_trace
+    from hal.support.atomic import write_atomic
 
     found = replaceable(build_graph(read_trace(trace)), fuse=fuse)
     if not found:
@@ -283,7 +283,7 @@ def record_command(
 
     The exit code is the script's own.
     """
-    from daydream.record import record_script
+    from daydream.record.record import record_script
 
     done = record_script(
         out,
@@ -310,15 +310,15 @@ def record_command(
 def _simulated(trace: Path, out: Path | None, html: Path | None) -> tuple[TaskGraph, Timeline]:
     """The graph of a trace and its replay; whether the outputs can be written is checked first."""
     _check_outputs(out, html)
-    from daydream.build import build_graph
-    from daydream.kineto import read_trace
+    from daydream.tasks.build import build_graph
+    from daydream.trace.kineto import read_trace
 
     graph = build_graph(read_trace(trace))
     return graph, _run(graph, str(trace))
 
 
 def _run(graph: TaskGraph, where: str) -> Timeline:
-    from daydream.simulate import CycleError, simulate
+    from daydream.graph.simulate import CycleError, simulate
 
     try:
         return simulate(graph)
@@ -330,14 +330,14 @@ def _baseline(
     trace: Path, number: int | None, out: Path | None, html: Path | None, rows: int, *, recorded: bool = False
 ) -> Analysis:
     graph, timeline = _simulated(trace, out, html)
-    from daydream.analysis import analyse
-    from daydream.breakdown import chosen_steps
+    from daydream.report.analysis import analyse
+    from daydream.report.breakdown import chosen_steps
 
     return analyse(timeline, chosen_steps(graph, number), recorded=recorded, rows=rows)
 
 
 def _analysed(graph: TaskGraph, steps: tuple[int, ...], where: str, rows: int) -> Analysis:
-    from daydream.analysis import analyse
+    from daydream.report.analysis import analyse
 
     return analyse(_run(graph, where), steps, rows=rows)
 
@@ -367,11 +367,11 @@ def _write(
     applied: list[Any],
 ) -> None:
     if out is not None:
-        from daydream.timeline import write_timeline
+        from daydream.report.timeline import write_timeline
 
         write_timeline(timeline, out, label)
     if html is not None and before is not None:
-        from daydream.report import write_report
+        from daydream.report.html import write_report
 
         write_report(html, before, after, applied)
 

@@ -114,7 +114,8 @@ def _compiled() -> tuple[dict[str, Any], Path]:
 
 @cache
 def _form() -> Any:
-    from sokoban import kernel_form, load_operators
+    from sokoban.kernel.form import kernel_form
+    from sokoban.language.operators import load_operators
 
     return kernel_form(load_operators(ROOT / EXAMPLE)[0])
 
@@ -127,7 +128,8 @@ def _explained() -> dict[str, str]:
 
 
 def _device_numbers() -> str:
-    from hal import leaves, load_device, provenance_of
+    from hal.catalog import load_device, provenance_of
+    from hal.spec.numbers import leaves
 
     device = load_device(DEVICE)
     wanted = (
@@ -151,7 +153,7 @@ def _device_numbers() -> str:
 
 
 def _statements() -> str:
-    from sokoban import statement_text
+    from sokoban.language.expression import statement_text
 
     expr = _form().source
     tensors = ", ".join(f"{t.name}{list(t.shape)} {t.dtype}" for t in expr.tensors)
@@ -161,7 +163,7 @@ def _statements() -> str:
 
 
 def _kernel_form() -> str:
-    from sokoban import statement_text
+    from sokoban.language.expression import statement_text
 
     form = _form()
     rows = {
@@ -179,7 +181,7 @@ def _kernel_form() -> str:
 
 
 def _regions() -> str:
-    from sokoban import compute_workload, memory_footprint, subtensor_sizes
+    from sokoban.kernel.regions import compute_workload, memory_footprint, subtensor_sizes
 
     manifest, _ = _compiled()
     tile = manifest["kernels"][0]["tiles"]["shared"]
@@ -215,7 +217,7 @@ def _cuda() -> str:
 
 
 def _ptxas() -> str:
-    from codegen.device_compiler import compile_cuda
+    from codegen.gpu.source.nvrtc import compile_cuda
 
     manifest, directory = _compiled()
     kernel = manifest["kernels"][0]

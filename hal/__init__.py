@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.lazy import imported_on_use
+from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
-    from hal.catalog import all_devices, device_aliases, device_names, device_schema, load_device, provenance_of
-    from hal.device import (
+    from hal.catalog import all_devices, device_aliases, device_names, load_device, provenance_of
+    from hal.spec.device import DeviceSpec
+    from hal.spec.file import device_schema
+    from hal.spec.numbers import leaves
+    from hal.spec.parts import (
         Clocks,
         CodeGenerator,
-        DeviceSpec,
         Dtype,
         Framework,
         Kind,
@@ -25,8 +27,7 @@ if TYPE_CHECKING:
         Teu,
         Throughput,
     )
-    from hal.errors import InputError
-    from hal.keypaths import leaves
+    from hal.support.errors import InputError
 
 #: Module -> the names it gives to the package.
 _HOMES = {
@@ -38,7 +39,7 @@ _HOMES = {
         "load_device",
         "provenance_of",
     ),
-    "hal.device": (
+    "hal.spec.device": (
         "Clocks",
         "CodeGenerator",
         "DeviceSpec",
@@ -52,8 +53,8 @@ _HOMES = {
         "Teu",
         "Throughput",
     ),
-    "hal.errors": ("InputError",),
-    "hal.keypaths": ("leaves",),
+    "hal.support.errors": ("InputError",),
+    "hal.spec.numbers": ("leaves",),
 }
 
 __getattr__ = imported_on_use(__name__, _HOMES)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hal.lazy import imported_on_use
+from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
-    from roller.runtime import load, torch_op
+    from codegen.runtime.load import load, torch_op
 
-__getattr__ = imported_on_use(__name__, {"roller.runtime": ("load", "torch_op")})
+__getattr__ = imported_on_use(__name__, {"codegen.runtime.load": ("load", "torch_op")})
 
 __all__ = ["load", "torch_op"]

@@ -1,4 +1,4 @@
-"""The command line. The library raises InputError; :mod:`hal.command_line` prints it and chooses the exit code."""
+"""The command line. The library raises InputError; :mod:`hal.support.command_line` prints it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hal import InputError
-from hal.command_line import CONTEXT, Program
-from roller.cli_options import (
+from hal.support.command_line import CONTEXT, Program
+from hal.support.errors import InputError
+from roller.command.microbench import microbench_command
+from roller.command.options import (
     algorithms_option,
     check_compilable,
     check_out,
@@ -21,8 +22,7 @@ from roller.cli_options import (
     progress,
     search_option,
 )
-from roller.microbench_command import microbench_command
-from roller.profile_command import profile_command
+from roller.profile.command import profile_command
 
 if TYPE_CHECKING:
     pass
@@ -39,12 +39,12 @@ def main() -> None:
 @click.option("--json/--no-json", "as_json", default=False, help="The spec as JSON.")
 def devices_command(name: str | None, as_json: bool) -> None:
     """List the known boards, or show one of them (a name or a spec file)."""
-    from roller.show import device_list, device_page, print_table
+    from roller.command.tables import device_list, device_page, print_table
 
     if name is None:
         print_table(device_list())
         return
-    from hal import load_device
+    from hal.catalog import load_device
 
     device = load_device(name)
     if as_json:
@@ -83,7 +83,7 @@ def compile_command(
     as_json: bool,
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
-    from hal import load_device
+    from hal.catalog import load_device
 
     device = load_device(device_name)
     check_compilable(device)
@@ -93,10 +93,10 @@ def compile_command(
     with kernel_pool(jobs) as pool:
         # The processes load TVM meanwhile.
         from roller.algorithms import parse_algorithms
-        from roller.bundles import write_bundle
-        from roller.pipeline import compile_operators
-        from roller.show import compiled_json, print_compiled
-        from sokoban import load_operators
+        from roller.command.tables import compiled_json, print_compiled
+        from roller.compile.bundles import write_bundle
+        from roller.compile.pipeline import compile_operators
+        from sokoban.language.operators import load_operators
 
         expressions = load_operators(file)
         kinds = parse_algorithms(algorithms)
@@ -144,15 +144,15 @@ def verify_command(
 
     Exit code 1 when one disagrees or could not run.
     """
-    from hal import load_device
+    from hal.catalog import load_device
 
     device = load_device(device_name)
     check_readable(file)
     with kernel_pool(jobs) as pool:
         from roller.algorithms import parse_algorithms
-        from roller.pipeline import verify_operators
-        from roller.show import print_verified, verified_json
-        from sokoban import load_operators
+        from roller.command.tables import print_verified, verified_json
+        from roller.compile.pipeline import verify_operators
+        from sokoban.language.operators import load_operators
 
         expressions = load_operators(file)
         results = []
@@ -205,11 +205,12 @@ def explain_command(
     picture: Path | None,
 ) -> None:
     """Tell how the programs of FILE's operators were found and what limits them."""
-    from hal import load_device
+    from hal.catalog import load_device
     from roller.algorithms import parse_algorithms
-    from roller.explain import explain
+    from roller.explain.page import explain
     from roller.programs import find_programs, ranked
-    from sokoban import kernel_form, load_operators
+    from sokoban.kernel.form import kernel_form
+    from sokoban.language.operators import load_operators
 
     device, kinds = load_device(device_name), parse_algorithms(algorithms)
     check_readable(file)
@@ -220,7 +221,7 @@ def explain_command(
             raise InputError("--name", f"{operator!r} is not in {file}", f"try {expressions[0].name}")
         expressions = named
     if picture is not None:
-        from roller.plot import check_plot
+        from roller.explain.picture import check_plot
 
         check_plot(picture)
         if len(expressions) > 1:
@@ -236,7 +237,7 @@ def explain_command(
             raise InputError("--plot", problem, "add --algorithms direct")
         click.echo(explain(construction, rank, programs))
         if picture is not None:
-            from roller.plot import plot
+            from roller.explain.picture import plot
 
             plot(construction, picture, 1 + [*map(id, construction.programs)].index(id(chosen)))
 
@@ -254,10 +255,10 @@ def score_command(
     file: Path, device_name: str, schedules: Path, operator: str | None, limit: int, as_json: bool
 ) -> None:
     """Predict the times of schedules that you made for the operator of FILE, in their order."""
-    from hal import load_device
-    from roller.score import json_lines, one_operator, score, score_table, summary
-    from sokoban import load_operators
-    from sokoban.schedule_json import load_schedules
+    from hal.catalog import load_device
+    from roller.estimate.schedules import json_lines, one_operator, score, score_table, summary
+    from sokoban.language.operators import load_operators
+    from sokoban.schedule.files import load_schedules
 
     device = load_device(device_name)
     check_readable(file)
@@ -266,7 +267,7 @@ def score_command(
     if as_json:
         click.echo(json_lines(scores), nl=False)
         return
-    from roller.show import print_line, print_table
+    from roller.command.tables import print_line, print_table
 
     print_table(score_table(scores, limit))
     print_line(summary(scores, expr, limit))
@@ -309,9 +310,9 @@ def estimate_command(
     as_json: bool,
 ) -> None:
     """Predict how long the operators of FILE take: one a line, a JSON list, or a single one."""
-    from hal import load_device
+    from hal.catalog import load_device
     from roller.algorithms import parse_algorithms
-    from roller.estimate import estimate_items, estimate_table, json_lines, load_items, summary
+    from roller.estimate.operators import estimate_items, estimate_table, json_lines, load_items, summary
 
     device, kinds = load_device(device_name), parse_algorithms(algorithms)
     check_readable(file)
@@ -319,7 +320,7 @@ def estimate_command(
     if as_json:
         click.echo(json_lines(results), nl=False)
         return
-    from roller.show import print_line, print_table
+    from roller.command.tables import print_line, print_table
 
     print_table(estimate_table(results, device.teu.lane))
     print_line(summary(results, device, implementation))
@@ -334,7 +335,7 @@ def estimate_command(
 def inspect_command(kernel: Path, rank: int | None, architecture: str | None, listing: bool, as_json: bool) -> None:
     """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of. Of a bundle for
     processors the assembly is read."""
-    from roller.inspect_library import inspect_library, is_library_bundle, library_json, library_text
+    from roller.inspect.cpu import inspect_library, is_library_bundle, library_json, library_text
 
     if is_library_bundle(kernel):
         if architecture is not None or listing:
@@ -343,8 +344,8 @@ def inspect_command(kernel: Path, rank: int | None, architecture: str | None, li
         library = inspect_library(kernel, rank)
         click.echo(library_json(library) if as_json else library_text(library))
         return
-    from roller.inspect_command import inspect_path
-    from roller.inspect_page import inspection_text, json_line
+    from roller.inspect.inspection import inspect_path
+    from roller.inspect.page import inspection_text, json_line
 
     for found in inspect_path(kernel, rank, architecture):
         click.echo(json_line(found) if as_json else inspection_text(found, listing=listing), nl=as_json)
@@ -354,7 +355,7 @@ def inspect_command(kernel: Path, rank: int | None, architecture: str | None, li
 @click.argument("kind", type=click.Choice(["operator", "device", "manifest", "schedule"]))
 def schema_command(kind: str) -> None:
     """Print the JSON Schema of operator files, device files, manifests or schedules."""
-    from roller.schemas import schema_text
+    from roller.command.schemas import schema_text
 
     click.echo(schema_text(kind), nl=False)
 

@@ -12,14 +12,16 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from hal import DeviceSpec, InputError
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, algorithms_of
-from roller.candidate import Reason
-from roller.construct import Construction, RProgram, construct
-from sokoban import KernelForm, TileSchedule
-from sokoban.search import SearchResult, search
-from sokoban.search_space import MOST_PADDING
-from sokoban.warp_groups import with_fall_back
+from roller.construct.construct import construct
+from roller.construct.program import Construction, Reason, RProgram
+from sokoban.kernel.form import KernelForm
+from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.warp_groups import with_fall_back
+from sokoban.search.search import SearchResult, search
+from sokoban.search.space import MOST_PADDING
 
 #: Who may look for programs.
 METHODS = ("roller", "sokoban", "both")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from codegen.opencl_runner import opencl_available
+from codegen.verify.opencl import opencl_available
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,13 +12,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from hal import DeviceSpec, MemoryLayer, Teu, all_devices, load_device
-from hal.catalog import THIS_CPU
-from hal.device import CodeGenerator, Kind, Lane
-from roller.construct import construct
-from roller.explain import explain
-from sokoban import kernel_form
-from sokoban.operators import operator_from_data
+from hal.catalog import all_devices, load_device
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import CodeGenerator, Kind, Lane, MemoryLayer, Teu
+from hal.this_cpu import THIS_CPU
+from roller.construct.construct import construct
+from roller.explain.page import explain
+from sokoban.kernel.form import kernel_form
+from sokoban.language.operators import operator_from_data
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "adding-a-device.md").read_text("utf-8")

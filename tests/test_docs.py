@@ -18,13 +18,13 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from codegen import Argument, KernelRecord, Manifest, VerificationRecord, read_manifest
-from codegen.opencl_runner import opencl_available
-from hal import all_devices
+from codegen.bundle.manifest import Argument, KernelRecord, Manifest, VerificationRecord, read_manifest
+from codegen.verify.opencl import opencl_available
+from hal.catalog import all_devices
 from roller.cli import main
-from roller.schemas import schema, schema_text
-from sokoban import load_operators, operators_from_json
-from sokoban.schedule_json import load_schedules
+from roller.command.schemas import schema, schema_text
+from sokoban.language.operators import load_operators, operators_from_json
+from sokoban.schedule.files import load_schedules
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from bench.accuracy.data import data_directory
-from hal import InputError
+from hal.support.errors import InputError
 
 #: Modules of this package with a function ``table(data: Path, out: Path)`` that returns tables of rich and may write
 #: pictures to ``out``; another table is another name here.
@@ -33,7 +33,7 @@ TABLES = ("schedules", "published", "library", "thesis", "ablation")
 @click.option("--only", type=click.Choice(TABLES), multiple=True, help="Some tables only.")
 def main(data: Path | None, out: Path, only: tuple[str, ...]) -> None:
     """Compare what the cost model predicts with what others measured."""
-    from roller.show import print_line, print_table
+    from roller.command.tables import print_line, print_table
 
     try:
         directory = data_directory(data)

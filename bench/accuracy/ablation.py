@@ -6,58 +6,24 @@ else. Effects overlap (what one no longer explains another may still bound), so 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 from msgspec.structs import replace as replace_struct
 from rich.table import Table
 
 from bench.accuracy.ansor import FLAT, TILED
+from bench.accuracy.effects import NO_SUM, TINY, Effect, bars, without
 from bench.accuracy.schedules import DEVICE, Score, evaluate
-from hal import DeviceSpec, load_device
-from sokoban import fetch, operands, rational, stages, transactions
-from sokoban.expression import Load
-from sokoban.loops import LoopNest
-from sokoban.table import Floats, Ints, ScheduleTable, product
-
-#: Stands for nothing where a figure has to be positive.
-TINY = 1e-15
-
-#: Exponent with which times add up to little more than the longest; larger ones underflow.
-NO_SUM = 24.0
-
-Patches = tuple[tuple[ModuleType, Mapping[str, Any]], ...]
-
-
-@dataclass(frozen=True)
-class Effect:
-    """One effect, and the model without it.
-
-    Attributes:
-        name: as the tables show it.
-        patches: what to replace, by module: ``(module, {name: replacement})``. A name that a module lacks is an error.
-        device: the board without it.
-    """
-
-    name: str
-    patches: Patches = ()
-    device: Callable[[DeviceSpec], DeviceSpec] = field(default=lambda board: board)
-
-
-@contextmanager
-def without(effects: Iterable[Effect]) -> Iterator[None]:
-    """The models without some effects, inside the block."""
-    with ExitStack() as stack:
-        for effect in effects:
-            for module, names in effect.patches:
-                stack.enter_context(patch.multiple(module, **names))
-        yield
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from sokoban.language.expression import Load
+from sokoban.model.gpu import breakdown, fetch, operands, stages, transactions
+from sokoban.model.gpu.loops import LoopNest
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 
 
 @dataclass(frozen=True)
@@ -204,7 +170,7 @@ def _instant_blocks(device: DeviceSpec) -> DeviceSpec:
 
 
 #: The functions that replacements above still call.
-_FETCH, _READS, _NEST, _LAUNCH = rational.fetch, rational.operand_reads, rational.loop_nest, rational.launch_of
+_FETCH, _READS, _NEST, _LAUNCH = breakdown.fetch, breakdown.operand_reads, breakdown.loop_nest, breakdown.launch_of
 
 #: The effects of RATIONAL; what follows a colon is a part of the effect before it.
 EFFECTS: Sequence[Effect] = (
@@ -223,37 +189,37 @@ EFFECTS: Sequence[Effect] = (
     Effect("banks: of the fetch", ((fetch, {"_store_passes": _one_pass}),)),
     Effect("vectors", ((operands, {"VECTOR_BYTES": 1}), (fetch, {"_is_vector_access": _never_wide}))),
     Effect("vectors: of operands", ((operands, {"VECTOR_BYTES": 1}),)),
-    Effect("density", ((rational, {"issue_seconds": _zeros, "operand_reads": _free_reads}),)),
-    Effect("density: issue slots", ((rational, {"issue_seconds": _zeros}),)),
-    Effect("cost of the fetch", ((rational, {"fetch": _free_fetch}),)),
+    Effect("density", ((breakdown, {"issue_seconds": _zeros, "operand_reads": _free_reads}),)),
+    Effect("density: issue slots", ((breakdown, {"issue_seconds": _zeros}),)),
+    Effect("cost of the fetch", ((breakdown, {"fetch": _free_fetch}),)),
     Effect(
         "thread mapping",
-        ((rational, {"launch_of": _launch_without_rounding}), (stages, {"busiest_scheduler": _fluid_schedulers})),
+        ((breakdown, {"launch_of": _launch_without_rounding}), (stages, {"busiest_scheduler": _fluid_schedulers})),
     ),
     Effect("occupancy", ((stages, {"blocks_per_unit": _block_limit, "spilled_registers": _no_spills}),)),
     Effect("occupancy: spills", ((stages, {"spilled_registers": _no_spills}),)),
-    Effect("compilers", ((rational, {"loop_nest": _whole_step, "hoisting_factor": _ones}),)),
-    Effect("compilers: rolled loops", ((rational, {"operand_reads": _reads_of_whole_steps}),)),
-    Effect("compilers: local accumulators", ((rational, {"loop_nest": _never_local}),)),
-    Effect("compilers: hoisting", ((rational, {"hoisting_factor": _ones}),)),
+    Effect("compilers", ((breakdown, {"loop_nest": _whole_step, "hoisting_factor": _ones}),)),
+    Effect("compilers: rolled loops", ((breakdown, {"operand_reads": _reads_of_whole_steps}),)),
+    Effect("compilers: local accumulators", ((breakdown, {"loop_nest": _never_local}),)),
+    Effect("compilers: hoisting", ((breakdown, {"hoisting_factor": _ones}),)),
     Effect(
         "compilers: loads in flight",
         ((stages, {"loads_in_flight": _all_together}), (fetch, {"loads_in_flight": _all_together})),
     ),
     Effect("compilers: guards", ((fetch, {"GUARD_INSTRUCTIONS": 0.0}),)),
     Effect("compilers: guards of a whole vector", ((fetch, {"_waits": _all_by_themselves}),)),
-    Effect("latency", ((rational, {"waiting_seconds": _zeros}),)),
-    Effect("overlap", ((rational, {"UNHIDDEN": 0.0, "UNHIDDEN_WAIT": 0.0}),)),
-    Effect("overlap: of stages", ((rational, {"UNHIDDEN": 0.0}),)),
-    Effect("overlap: of waiting", ((rational, {"UNHIDDEN_WAIT": 0.0}),)),
-    Effect("overlap: with DRAM", ((rational, {"DRAM_OVERLAP": NO_SUM}),)),
-    Effect("waves", ((rational, {"launch_of": _launch_without_waves}),)),
-    Effect("L2", ((rational, {"l2_seconds": _zeros, "stored_seconds_per_block": _zeros}),)),
+    Effect("latency", ((breakdown, {"waiting_seconds": _zeros}),)),
+    Effect("overlap", ((breakdown, {"UNHIDDEN": 0.0, "UNHIDDEN_WAIT": 0.0}),)),
+    Effect("overlap: of stages", ((breakdown, {"UNHIDDEN": 0.0}),)),
+    Effect("overlap: of waiting", ((breakdown, {"UNHIDDEN_WAIT": 0.0}),)),
+    Effect("overlap: with DRAM", ((breakdown, {"DRAM_OVERLAP": NO_SUM}),)),
+    Effect("waves", ((breakdown, {"launch_of": _launch_without_waves}),)),
+    Effect("L2", ((breakdown, {"l2_seconds": _zeros, "stored_seconds_per_block": _zeros}),)),
     Effect("L2: reuse between blocks", ((stages, {"dram_bytes": lambda *_: np.inf}),)),
     Effect("L1 reuse", ((stages, {"L1_REUSE": 1}),)),
-    Effect("DRAM", ((rational, {"dram_seconds": _zeros}),)),
+    Effect("DRAM", ((breakdown, {"dram_seconds": _zeros}),)),
     Effect("DRAM: rows", ((stages, {"row_factor": lambda *_: 1.0}),)),
-    Effect("power limit", ((rational, {"power_seconds": _zeros}),)),
+    Effect("power limit", ((breakdown, {"power_seconds": _zeros}),)),
     Effect("block launch", device=_instant_blocks),
 )
 
@@ -323,19 +289,3 @@ def chart(full: Figures, rows: Sequence[tuple[str, Figures]], path: Path) -> Non
     figure.suptitle("Ansor's programs on a V100: what RATIONAL loses without an effect (red) or gains (blue)")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
-
-
-def bars(panel: Any, values: Sequence[float], labels: Sequence[str]) -> None:
-    """One horizontal bar per value, from the top down, positive ones red."""
-    # A few effects without which a model is useless would flatten all others.
-    limit = max(4 * float(np.quantile(np.abs(values), 0.7)), 1e-3)
-    left = -max(0.15 * limit, min(limit, -min(values)))
-    places = range(len(values))
-    panel.barh(places, np.clip(values, left, limit), color=["C3" if value > 0 else "C0" for value in values])
-    for place, value in zip(places, values, strict=True):
-        if value > limit:
-            panel.text(0.97 * limit, place, f"{value:.3g}", va="center", ha="right", fontsize=8, color="white")
-    panel.axvline(0, color="black", linewidth=0.8)
-    panel.set_yticks(places, labels, fontsize=9)
-    panel.set(xlim=(left, limit), ylim=(len(values) - 0.4, -0.6))
-    panel.grid(axis="x", alpha=0.25)

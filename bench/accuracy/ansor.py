@@ -17,9 +17,9 @@ from typing import Any
 import click
 import numpy as np
 
-from sokoban import KernelForm, ScheduleTable, kernel_form
-from sokoban.operators import operator_from_data
-from sokoban.table import Floats, Ints, product
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operator_from_data
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 
 TILED = ("conv", "depthwise", "matmul")
 FLAT = ("pooling", "reduction", "elementwise")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hal import InputError
+from hal.support.errors import InputError
 
 VARIABLE = "ROLLER_DATA"
 

@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from hal import DeviceSpec, InputError, load_device
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 from roller.library.calls import Call, price
 from roller.library.gemm import GemmLaunch, gemm_seconds
 from roller.library.parts import convolution, elementwise, product
-from sokoban.table import Floats
+from sokoban.schedule.table import Floats
 
 #: Class -> (its file, the error that its issue asks for in per cent).
 CLASSES: Mapping[str, tuple[str, float]] = {

@@ -17,10 +17,10 @@ import numpy as np
 from msgspec.structs import replace as replace_struct
 from rich.table import Table
 
-from bench.accuracy.ablation import NO_SUM, TINY, Effect, bars, without
+from bench.accuracy.effects import NO_SUM, TINY, Effect, bars, without
 from bench.accuracy.library import _MAKERS, CLASSES, Columns, boards, launch_of, read_calls
-from hal import DeviceSpec
-from hal.device import Framework
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import Framework
 from roller.library import convolution, convolution_algorithms, elementwise, gemm_cost, rowwise, streams
 from roller.library.calls import price
 from roller.library.convolution_algorithms import Algorithm, Problem

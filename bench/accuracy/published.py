@@ -17,11 +17,14 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
-from hal import DeviceSpec, load_device
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
 from roller.programs import find_programs
-from roller.text import si_text, time_text
-from sokoban import KernelForm, estimate, kernel_form, operators_from_json
-from sokoban.schedule_json import table_from_json
+from roller.text.quantities import si_text, time_text
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operators_from_json
+from sokoban.model.rational import estimate
+from sokoban.schedule.files import table_from_json
 
 FILE = Path(__file__).with_name("published.toml")
 

@@ -13,9 +13,10 @@ from rich.table import Table
 
 from bench.accuracy.ansor import FLAT, TILED, Log, load_logs
 from bench.accuracy.data import data_directory
-from hal import DeviceSpec, load_device
-from sokoban import estimate
-from sokoban.table import Floats
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from sokoban.model.rational import estimate
+from sokoban.schedule.table import Floats
 
 #: The board on which the programs were measured.
 DEVICE = "v100-pcie"

@@ -18,11 +18,14 @@ import numpy as np
 from rich.table import Table
 
 from bench.suites import suite_path
-from hal import DeviceSpec, InputError, load_device
-from roller.construct import RProgram
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.construct.program import RProgram
 from roller.programs import SEARCH_POLICY, find_programs
-from roller.text import si_text, sizes_text
-from sokoban import KernelForm, kernel_form, load_operators
+from roller.text.quantities import si_text, sizes_text
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import load_operators
 
 #: The board that the thesis measured.
 DEVICE = "v100-pcie"

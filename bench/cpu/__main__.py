@@ -20,7 +20,7 @@ from bench.cpu.results import FORMAT, Results, read_results, write_results
 from bench.cpu.rivals import RIVALS, blas_environment
 from bench.cpu.statistics import WIDE
 from bench.cpu.tuned import FOLDER, Store
-from hal import InputError
+from hal.support.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Where a comparison of a whole suite goes; one of some operators goes to `SOME`, which Git ignores.
@@ -167,7 +167,7 @@ def keep(results: Results, out: Path) -> None:
 def tell(results: Results) -> bool:
     """Print the comparison; whether every line of what must be shown is met."""
     from bench.cpu.tables import criteria_table, machine_lines, ratio_table, struck_out_lines
-    from roller.show import print_line, print_table
+    from roller.command.tables import print_line, print_table
 
     for line in machine_lines(results.machine):
         print_line(line)

@@ -18,12 +18,12 @@ from bench.cpu.results import Check, Entry, Facts, OperatorResult
 from bench.cpu.statistics import spread
 from bench.cpu.timing import interleaved
 from bench.suites import suite_path
-from codegen.cpu_measure import rotating_sets
-from codegen.verification import tolerance_of
-from hal import InputError
-from sokoban.expression import TensorExpr
-from sokoban.operators import operator_from_data
-from sokoban.reference import evaluate, random_inputs
+from codegen.verify.result import tolerance_of
+from hal.support.errors import InputError
+from roller.profile.cpu import rotating_sets
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate, random_inputs
 
 Spec = Mapping[str, Any]
 OWN_SUITE = Path(__file__).parent / "cpu24.json"

@@ -7,8 +7,8 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from codegen.atomic import write_atomic
-from hal import InputError
+from hal.support.atomic import write_atomic
+from hal.support.errors import InputError
 
 
 class _Formatted(Protocol):

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from hal import InputError
 from hal.microbench.cpu import read_topology
 from hal.microbench.cpu.native import host_architecture, host_features
+from hal.support.errors import InputError
 
 PACKAGES = ("numpy", "torch", "apache-tvm", "apache-tvm-ffi", "xgboost-cpu")
 

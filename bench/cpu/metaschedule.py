@@ -19,8 +19,8 @@ from typing import Any
 
 from bench.cpu import tvm_build
 from bench.cpu.tuned import Tuning
-from hal import InputError
-from sokoban.expression import Load, Statement, TensorExpr, walk
+from hal.support.errors import InputError
+from sokoban.language.expression import Load, Statement, TensorExpr, walk
 
 #: Candidates measured before the cost model learns again: at 64 trials it guides three quarters of the search.
 BATCH = 16
@@ -56,7 +56,7 @@ def workload(expr: TensorExpr) -> Any:
 def _computed(expr: TensorExpr, statement: Statement, tensors: Mapping[str, Any]) -> Any:
     from tvm import te
 
-    from codegen import values
+    from codegen.tir import values
 
     reduction = statement.reduction
     body = statement.value if reduction is None else reduction.body
@@ -91,7 +91,7 @@ def _padded(load: Load, expr: TensorExpr, source: Any) -> tuple[Any, tuple[int, 
     """What a padded load reads as a tensor, and the index of its first element in the source."""
     from tvm import te, tirx
 
-    from codegen import values
+    from codegen.tir import values
 
     bounds = [index.bounds(expr.sizes) for index in load.indices]
     extents = expr.tensor_by_name[load.tensor].shape

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.cpu.rivals import Array, Call, Operator, Prepared, Unable
-from hal import InputError
+from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from codegen.bundle_reader import BundleEntry, KernelEntry
+    from codegen.bundle.reader import BundleEntry, KernelEntry
 
 #: Kernels, by predicted rank, of which the fastest measured one competes; others are there to judge the first choice.
 PROFILED = 10
@@ -39,8 +39,8 @@ def from_bundle(operator: Operator) -> Prepared:
     folder = Path(operator.options["bundles"]) / str(operator.spec["name"])
     if not folder.is_dir():
         raise Unable("no bundle: roller compile bench/cpu/cpu24.json --device cpu")
-    from codegen.bundle_reader import read_bundle
-    from codegen.cpu_library import CpuOperator
+    from codegen.bundle.reader import read_bundle
+    from codegen.runtime.cpu import CpuOperator
 
     bundle = read_bundle(folder)
     kernel = CpuOperator(bundle, competitor(bundle))
@@ -76,9 +76,9 @@ def competitor(bundle: BundleEntry) -> KernelEntry:
 
 def construction_seconds(operator: Operator) -> float:
     """How long construction of the operator's programs takes, warm: modules imported, the operator read."""
-    from hal import load_device
-    from roller.construct import construct
-    from sokoban import kernel_form
+    from hal.catalog import load_device
+    from roller.construct.construct import construct
+    from sokoban.kernel.form import kernel_form
 
     device, form = load_device("cpu"), kernel_form(operator.expr)
     construct(form, device)

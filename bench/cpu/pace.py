@@ -17,7 +17,8 @@ import msgspec
 
 from bench.cpu.ours import competitor
 from bench.cpu.rivals import Unable
-from hal import DeviceSpec, InputError
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 
 Spec = Mapping[str, Any]
 _READINGS, _READING_SECONDS = 5, 2e-3
@@ -31,8 +32,8 @@ def spec_now() -> DeviceSpec:
     Raises:
         InputError: the system does not say which caches there are.
     """
-    from hal.cpu import cpu_now
     from hal.microbench.sampling import Settings
+    from hal.this_cpu import cpu_now
 
     return cpu_now(Settings(repeats=_READINGS, target_seconds=_READING_SECONDS))
 
@@ -53,12 +54,12 @@ class Pace:
     def seconds(self, spec: Spec) -> float | None:
         """What is predicted of the kernel that competes for an operator, between the last two measurements: the
         geometric mean of both. None where there is no such kernel."""
-        from codegen.bundle import read_manifest
-        from codegen.bundle_reader import read_bundle
-        from sokoban import kernel_form
-        from sokoban.operators import operator_from_data
-        from sokoban.rational import estimate_schedules
-        from sokoban.schedule_json import schedule_from_json
+        from codegen.bundle.manifest import read_manifest
+        from codegen.bundle.reader import read_bundle
+        from sokoban.kernel.form import kernel_form
+        from sokoban.language.operators import operator_from_data
+        from sokoban.model.rational import estimate_schedules
+        from sokoban.schedule.files import schedule_from_json
 
         folder = self.bundles / str(spec["name"])
         if self.before is None or self.after is None or not folder.is_dir():

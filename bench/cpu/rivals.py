@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hal import InputError
 from hal.microbench.cpu.native import host_architecture
-from sokoban.expression import TensorExpr
-from sokoban.operators import operator_from_data
+from hal.support.errors import InputError
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operator_from_data
 
 Array = NDArray[np.float32]
 #: What a call gives: an array of NumPy, or a tensor with a method ``numpy``. One that times itself gives seconds.

@@ -19,9 +19,9 @@ from bench.cpu.comparison import read_suite
 from bench.cpu.criteria import LONG_SEARCH
 from bench.cpu.machine import pin, this_machine, thread_environment
 from bench.cpu.tuned import FOLDER, Store, Tuning
-from hal import InputError
-from sokoban.expression import TensorExpr
-from sokoban.operators import operator_from_data
+from hal.support.errors import InputError
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operator_from_data
 
 Spec = Mapping[str, Any]
 

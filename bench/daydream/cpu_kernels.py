@@ -15,9 +15,11 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from codegen import KernelRecord, read_manifest, staged_directory, to_json
-from hal import InputError
-from sokoban import KernelForm, TileSchedule, kernel_form, sizes
+from codegen import staged_directory
+from codegen.bundle.manifest import KernelRecord, read_manifest, to_json
+from hal.support.errors import InputError
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.schedule.tile import TileSchedule, sizes
 
 ROLLER = (sys.executable, "-m", "roller.cli")
 MANIFEST = "manifest.json"
@@ -50,7 +52,7 @@ def _run(*command: str) -> None:
 
 def write_slow(fast: Path, slow: Path) -> None:
     """A copy of every bundle in a folder; those of matrix products and convolutions with one slow kernel instead."""
-    from codegen.bundle_operator import operator_of
+    from codegen.bundle.operators import operator_of
 
     slow.mkdir(parents=True, exist_ok=True)
     for folder in sorted(path.parent for path in fast.glob(f"*/{MANIFEST}")):
@@ -64,11 +66,11 @@ def write_slow(fast: Path, slow: Path) -> None:
 
 
 def _write_slow_bundle(folder: Path, form: KernelForm, target: Path) -> None:
-    from codegen.cpu_build import build_library
-    from codegen.lower_cpu import lower_cpu
-    from hal import load_device
+    from codegen.cpu.library import build_library
+    from codegen.cpu.lower import lower_cpu
+    from hal.catalog import load_device
     from hal.microbench.cpu.topology import read_topology
-    from sokoban import estimate_schedules
+    from sokoban.model.rational import estimate_schedules
 
     manifest, vector_bytes = read_manifest(folder), read_topology().simd_bits // 8
     best = manifest.kernels[0]
@@ -92,7 +94,7 @@ def _write_slow_bundle(folder: Path, form: KernelForm, target: Path) -> None:
 
 def slow_schedule(form: KernelForm, schedule: TileSchedule, lanes: int) -> TileSchedule:
     """The schedule with a register tile of one vector along the axis that its registers hold vectors of."""
-    from sokoban.simd_tiles import vector_axis
+    from sokoban.schedule.cpu_tiles import vector_axis
 
     along = vector_axis(form.final.axes, schedule.register_tile, lanes)
     thread = {axis: min(lanes, tile) if axis == along else 1 for axis, tile in schedule.register_tile.items()}

@@ -38,13 +38,13 @@ from bench.daydream.cpu_results import (
     write_loop,
 )
 from codegen import write_atomic
-from daydream.bundles import CompiledOperator, read_bundles
-from daydream.graph import TaskGraph
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import simulate
 from daydream.passes.replace_operator import recorded_call_us, replaced
 from daydream.passes.unprofiled import unprofiled
-from daydream.replacement import Replacement, replaceable, replacements
-from daydream.simulate import simulate
-from hal import InputError
+from daydream.swap.bundles import CompiledOperator, read_bundles
+from daydream.swap.plan import Replacement, replaceable, replacements
+from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from bench.daydream.cpu_truth import Truth
@@ -271,7 +271,7 @@ def _bundles(name: str, graph: TaskGraph, folder: Path, loop: Loop) -> dict[str,
 
 
 def _swapped(original: Original, scenario: str, bundles: Path) -> Any:
-    from daydream.swap import swap
+    from daydream.swap.swap import swap
 
     kernels = read_bundles(bundles)
     return swap(original.model, original.inputs, kernels, namespace=_namespace(original.name, scenario))
@@ -313,7 +313,7 @@ def kernel_times(
     namespace: str,
 ) -> list[KernelTimes]:
     """What is known of every kernel; `inside` has the seconds of a call by operator."""
-    from daydream.swap import operator_name
+    from daydream.swap.swap import operator_name
 
     counts = Counter(one.kernel.name for one in found)
     times = []
@@ -347,7 +347,7 @@ def keep(results: LoopResults, out: Path) -> None:
 def tell(results: LoopResults) -> None:
     """Print the results."""
     from bench.cpu.tables import machine_lines
-    from roller.show import print_line, print_table
+    from roller.command.tables import print_line, print_table
 
     for line in machine_lines(results.machine):
         print_line(line)

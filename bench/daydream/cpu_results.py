@@ -10,7 +10,7 @@ from msgspec import Struct
 from bench.cpu.files import read_file, write_file
 from bench.cpu.machine import Machine
 from bench.cpu.statistics import Spread
-from roller.text import time_text
+from roller.text.quantities import time_text
 
 if TYPE_CHECKING:
     from rich.table import Table

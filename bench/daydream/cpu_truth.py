@@ -17,16 +17,16 @@ import numpy as np
 import torch
 
 from bench.cpu.machine import Machine, pin
-from codegen.cpu_library import load_cpu
-from codegen.cpu_measure import private_bytes, rotating_sets
-from daydream.build import build_graph
-from daydream.calls import operator_calls
-from daydream.framework import custom_call_us
-from daydream.graph import TaskGraph
-from daydream.kineto import read_trace
+from codegen.runtime.cpu import load_cpu
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import simulate
 from daydream.passes.unprofiled import unprofiled
-from daydream.record import record
-from daydream.simulate import simulate
+from daydream.record.record import record
+from daydream.record.timing import custom_call_us
+from daydream.swap.calls import operator_calls
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
+from roller.profile.cpu import private_bytes, rotating_sets
 
 WARM_STEPS = 5
 

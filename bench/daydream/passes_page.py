@@ -18,12 +18,12 @@ from typing import Any
 
 import click
 
-from daydream.build import build_graph
-from daydream.graph import TaskGraph
-from daydream.kineto import read_trace
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import simulate
 from daydream.passes import Parameter, WhatIf, registered
-from daydream.simulate import simulate
-from hal import InputError
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
+from hal.support.errors import InputError
 
 TRACES = {
     "resnet50": "resnet50_v100_nw0.pt.trace.json.gz",

@@ -13,11 +13,11 @@ from textwrap import wrap
 import click
 import numpy as np
 
-from daydream.build import build_graph
-from daydream.kineto import read_trace
-from daydream.pricing import device_of
-from daydream.repricing import RepricedRow, repriced_table, totals
-from hal import InputError
+from daydream.operators.pricing import device_of
+from daydream.operators.repricing import RepricedRow, repriced_table, totals
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
+from hal.support.errors import InputError
 
 APART = 1.5
 """Rows whose library price is this factor from the recording are listed one by one."""

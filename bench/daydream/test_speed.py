@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from bench.accuracy.data import default_directory
-from daydream.build import build_graph
-from daydream.graph import TaskGraph
-from daydream.kineto import read_trace
-from daydream.simulate import simulate
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import simulate
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
 
 TRACE = "traces/resnet50_v100_nw0.pt.trace.json.gz"
 COPIES = 25

@@ -1,4 +1,5 @@
-"""The calls into hal.microbench and codegen.profile, each in one function, so that a change there has one place here.
+"""The calls into hal.microbench and roller.profile.profile, each in one function, so that a change there has one place
+here.
 
 What hal needs for device files is msgspec, which a GPU machine may lack: prepare.py carries it beside the bundles
 (`carried`).
@@ -64,9 +65,9 @@ def profiled(bundle: Path, device: int) -> list[dict[str, Any]]:
     Inputs rotate there instead of L2 being flushed, and every kernel has a process to break; this takes seconds for
     a bundle. Nothing is written into the bundle.
     """
-    from codegen.measure import MeasureOptions
-    from codegen.profile import ProfileOptions, profile_bundle
-    from codegen.profile_worker import ChildRunner
+    from roller.profile.gpu import MeasureOptions
+    from roller.profile.gpu_worker import ChildRunner
+    from roller.profile.profile import ProfileOptions, profile_bundle
 
     options = ProfileOptions(measure=MeasureOptions(repeats=10, warmup_seconds=0.2, limit_seconds=0.5))
     runner = ChildRunner(device, options.measure)
@@ -78,7 +79,7 @@ def profiled(bundle: Path, device: int) -> list[dict[str, Any]]:
 
 
 def _kernel_record(kernel: Any) -> dict[str, Any]:
-    """A ``codegen.profile.KernelProfile`` as an item of the section ``profile``."""
+    """A ``roller.profile.profile.KernelProfile`` as an item of the section ``profile``."""
     entry, m = kernel.entry, kernel.measurement
     record: dict[str, Any] = {
         "entry": entry.entry,

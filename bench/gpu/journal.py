@@ -174,7 +174,7 @@ def thinned(samples: list[Any], most: int = 2000) -> list[Any]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all. (codegen.atomic does this too, but needs more than NumPy.)"""
+    """Write a file that is there whole or not at all. (hal.support.atomic does this too, but needs more than NumPy.)"""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         part.write_bytes(data)

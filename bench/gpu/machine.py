@@ -66,7 +66,7 @@ class Machine(Protocol):
         ...
 
     def profile(self, bundle: Path) -> list[dict[str, Any]]:
-        """The kernels of a bundle as ``codegen.profile`` measures them, as in the section ``profile``."""
+        """The kernels of a bundle as ``roller.profile.profile`` measures them, as in the section ``profile``."""
         ...
 
     def supports(self, precision: str) -> bool:
@@ -135,8 +135,8 @@ class CudaMachine:
         return matmul
 
     def load_kernel(self, bundle: Path, manifest: Mapping[str, Any], kernel: Mapping[str, Any]) -> Launch:
-        cupy, launching = importlib.import_module("cupy"), importlib.import_module("codegen.launch")
-        reader = importlib.import_module("codegen.bundle_reader")
+        cupy, launching = importlib.import_module("cupy"), importlib.import_module("codegen.runtime.gpu")
+        reader = importlib.import_module("codegen.bundle.reader")
         entries = reader.read_bundle(bundle)
         entry = next(one for one in entries.kernels if one.rank == kernel["rank"])
         loaded = launching.load_kernel(entries, entry, self._index)
@@ -214,7 +214,7 @@ def bundle_of(bundles: Path | None, architecture: str, suite: str, name: str) ->
 
     A cubin runs on devices of its own major architecture from its minor one on; the closest is taken.
     """
-    from codegen.launch import runs_on
+    from codegen.runtime.gpu import runs_on
 
     capability = int(architecture[3:-1]), int(architecture[-1])
     found: list[tuple[str, Path]] = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hal.errors import InputError
+from hal.support.errors import InputError
 
 Tensor = Any
 Spec = Mapping[str, Any]

@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 import click  # noqa: E402
 
-from hal import InputError  # noqa: E402
+from hal.support.errors import InputError  # noqa: E402
 
 #: Below what is carried to GPU machines, with room for the checkout.
 MOST_MIB = 48
@@ -75,7 +75,7 @@ def compile_suites(
         InputError: an unknown board or suite, or the compiler failed.
     """
     from bench.suites import suite_path
-    from hal import load_device
+    from hal.catalog import load_device
 
     name = load_device(device).name
     for suite in suites or ("roller119", "modern"):
@@ -120,7 +120,7 @@ def shrink(out: Path, most_bytes: int) -> int:
 
 def _drop_last(path: Path, manifest: dict[str, Any]) -> None:
     """Take the last kernel out of a manifest, then its files away."""
-    from codegen.atomic import write_atomic
+    from hal.support.atomic import write_atomic
 
     last = manifest["kernels"].pop()
     write_atomic(path, json.dumps(manifest, indent=2) + "\n")

@@ -15,7 +15,7 @@ import click  # noqa: E402
 from bench.gpu.comparison import WITHIN, candidate, predictions, standings  # noqa: E402
 from bench.gpu.results import OperatorResult, Results, TrainingResult, read_results  # noqa: E402
 from bench.gpu.whatif import Ask, WhatIf, ask_daydream, what_ifs  # noqa: E402
-from hal import InputError  # noqa: E402
+from hal.support.errors import InputError  # noqa: E402
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,7 +46,7 @@ def write_report(directory: Path, out: Path, ask: Ask = ask_daydream) -> Path:
         InputError: there are no results, or they are damaged.
     """
     from bench.gpu.plots import draw_all
-    from codegen.atomic import write_atomic
+    from hal.support.atomic import write_atomic
 
     results = read_results(directory)
     answers = what_ifs(results, directory, ask)
@@ -83,7 +83,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def duration(seconds: float | None) -> str:
     """Three digits with a unit, as ``12.3 µs``; ``-`` for None."""
-    from roller.text import time_text
+    from roller.text.quantities import time_text
 
     return "-" if seconds is None else time_text(seconds)
 

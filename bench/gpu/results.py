@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from bench.gpu.journal import FORMAT
-from hal import InputError
+from hal.support.errors import InputError
 
 
 class Spread(Struct, frozen=True, kw_only=True):

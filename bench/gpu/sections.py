@@ -35,7 +35,7 @@ class Harvest:
         small: cut everything down, for tests.
         most_operators: only the first ones of the suites.
         own_models: the transformers defined here even where the library of that name is there.
-        thorough: profile with codegen.profile instead of the quick way here.
+        thorough: profile with roller.profile.profile instead of the quick way here.
     """
 
     machine: Machine
@@ -108,8 +108,9 @@ def _profile(harvest: Harvest, problem: Problem, bundle: Path) -> Callable[[], I
 def profile(machine: Machine, problem: Problem, bundle: Path) -> Item:
     """One item of the section ``profile``: kernels by measured time, those that are wrong or fail struck out.
 
-    It is quicker than codegen.profile, which would get through a fraction of the bundles in the same time: kernels run
-    in this process, which the supervisor replaces if one breaks it, and the reference is PyTorch's in float64.
+    It is quicker than roller.profile.profile, which would get through a fraction of the bundles in the same time:
+    kernels run in this process, which the supervisor replaces if one breaks it, and the reference is PyTorch's in
+    float64.
     """
     manifest = manifest_of(bundle)
     inputs = random_inputs(problem, problem.dtype, machine.device)

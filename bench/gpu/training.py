@@ -235,7 +235,7 @@ def _recorder(path: Path, model: Any, batch: int, plain: bool) -> Iterator[tuple
     record: Any = None
     if not plain:
         with contextlib.suppress(ImportError):
-            from daydream.record import record
+            from daydream.record.record import record
     if record is None:
         with _plain_profiler(path, warm_up) as recorded:
             yield recorded, warm_up + TRACED_STEPS

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.suites import suite_path
-from hal import DeviceSpec
-from roller.construct import construct
-from sokoban import KernelForm, kernel_form, load_operators
+from hal.spec.device import DeviceSpec
+from roller.construct.construct import construct
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import load_operators
 
 
 @dataclass(frozen=True)

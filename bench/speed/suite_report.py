@@ -12,11 +12,15 @@ import click
 
 from bench.speed.construction import ConstructionTimes, construction_times
 from bench.suites import suite_names, suite_path
-from hal import DeviceSpec, InputError, load_device
-from roller.pipeline import CompiledOperator, compile_operators
-from roller.workers import worker_pool
-from sokoban import KernelForm, TensorExpr, kernel_form, load_operators
-from sokoban.matrix import check_float8
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.compile.pipeline import CompiledOperator, compile_operators
+from roller.compile.workers import worker_pool
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.matrix import check_float8
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import load_operators
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,14 @@ import pytest
 
 from bench.speed.construction import construct_once, medians, suite_forms
 from bench.suites import suite_path
-from hal import DeviceSpec
-from roller.construct import construct
-from sokoban import (
-    KernelForm,
-    ScheduleTable,
-    TensorExpr,
-    TileSchedule,
-    estimate,
-    estimate_schedules,
-    kernel_form,
-    load_operators,
-)
+from hal.spec.device import DeviceSpec
+from roller.construct.construct import construct
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import load_operators
+from sokoban.model.rational import estimate, estimate_schedules
+from sokoban.schedule.table import ScheduleTable
+from sokoban.schedule.tile import TileSchedule
 
 #: The promise: top ten programs of one operator, median and worst over the 119.
 MEDIAN_LIMIT_MS = 2.0

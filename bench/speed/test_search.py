@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bench.speed.construction import suite_forms
-from hal import DeviceSpec
-from sokoban import KernelForm
-from sokoban.search import search
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.search.search import search
 
 #: The promise: any operator of either suite.
 WORST_LIMIT_SECONDS = 3.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hal import InputError
+from hal.support.errors import InputError
 
 _DIRECTORY = Path(__file__).parent
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from daydream.graph import TaskGraph
+from daydream.graph.graph import TaskGraph
 
 
 @dataclass(frozen=True)

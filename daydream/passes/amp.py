@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
+from daydream.operators.pricing import CallPrice, Prices, describe_calls, device_of, is_auxiliary
+from daydream.operators.pricing import price as price_of
 from daydream.passes import Outcome, what_if
-from daydream.pricing import CallPrice, Prices, describe_calls, device_of, is_auxiliary
-from daydream.pricing import price as price_of
-from daydream.trace import NONE, Floats, Ints
-from hal.errors import InputError
+from daydream.trace.trace import NONE, Floats, Ints
+from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from hal import DeviceSpec
+    from hal.spec.device import DeviceSpec
 
 COMPUTE = re.compile(
     r"gemm|conv(?!ert)|xmma|cutlass|wgrad|dgrad|fprop|winograd|scudnn|attention|flash_|fmha|gemv|_dot_", re.IGNORECASE

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Phase, TaskGraph
-from daydream.idioms import LayerRun, Role, backward_of, host_of, layer_runs, preceding, roles
-from daydream.options import above_zero, one_of
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Phase, TaskGraph
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
+from daydream.passes.basis.checks import above_zero, one_of
+from daydream.passes.basis.idioms import LayerRun, Role, backward_of, host_of, layer_runs, preceding, roles
+from daydream.trace.trace import NONE, Ints
 
 
 @what_if("restructure-batchnorm")

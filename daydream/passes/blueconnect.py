@@ -8,7 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.communication import (
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.passes import Outcome, what_if
+from daydream.passes.basis.communication import (
     all_gather_us,
     all_reduces,
     check_not_negative,
@@ -18,12 +21,9 @@ from daydream.communication import (
     reduce_scatter_us,
     stage_bytes,
 )
-from daydream.edit import Edit
-from daydream.gradients import tied
-from daydream.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
-from daydream.passes import Outcome, what_if
-from daydream.trace import Ints
-from hal.errors import InputError
+from daydream.passes.basis.gradients import tied
+from daydream.trace.trace import Ints
+from hal.support.errors import InputError
 
 
 @what_if("blueconnect")

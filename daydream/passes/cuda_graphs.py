@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, Mark, TaskGraph, TaskKind
-from daydream.idioms import Mask, launch_latency_us, named, renamed
-from daydream.options import at_least, phase_named
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Mark, TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
+from daydream.passes.basis.checks import at_least, phase_named
+from daydream.passes.basis.idioms import Mask, launch_latency_us, named, renamed
+from daydream.trace.trace import NONE, Ints
 
 _HOST_COPY = re.compile(r"HtoD|DtoH|HtoH|Pageable|Pinned", re.IGNORECASE)
 _WAITS = re.compile(r"synchronize|\(return\)$", re.IGNORECASE)

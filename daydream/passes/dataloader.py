@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
-from daydream.idioms import Mask
-from daydream.options import at_least
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
+from daydream.passes.basis.checks import at_least
+from daydream.passes.basis.idioms import Mask
+from daydream.trace.trace import NONE, Ints
 
 
 @what_if("dataloader")

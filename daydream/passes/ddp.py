@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from daydream.communication import (
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.passes import Outcome, what_if
+from daydream.passes.basis.communication import (
     MEBIBYTE,
     all_reduce_us,
     all_reduces,
@@ -16,12 +19,9 @@ from daydream.communication import (
     message_bytes,
     recorded_collectives,
 )
-from daydream.edit import Edit
-from daydream.gradients import Gradient, consumers, find_gradients, last_of_threads, tied
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
-from daydream.passes import Outcome, what_if
-from daydream.trace import Floats, Ints
-from hal.errors import InputError
+from daydream.passes.basis.gradients import Gradient, consumers, find_gradients, last_of_threads, tied
+from daydream.trace.trace import Floats, Ints
+from hal.support.errors import InputError
 
 NETWORK = Thread(ThreadKind.CHANNEL, "network")
 """The channel on which collectives run: one, as NCCL runs those of a communicator one after another."""

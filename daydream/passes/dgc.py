@@ -8,13 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.communication import all_reduces, check, check_not_negative, message_bytes, recorded_collectives
-from daydream.edit import Edit
-from daydream.gradients import last_of_threads, tied
-from daydream.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Floats, Ints, argument
-from hal.errors import InputError
+from daydream.passes.basis.communication import (
+    all_reduces,
+    check,
+    check_not_negative,
+    message_bytes,
+    recorded_collectives,
+)
+from daydream.passes.basis.gradients import last_of_threads, tied
+from daydream.trace.trace import NONE, Floats, Ints, argument
+from hal.support.errors import InputError
 
 COMPRESS_PASSES = 8.0
 """How often compression moves the gradients' bytes: momentum correction and local accumulation read gradient,

@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind
-from daydream.idioms import is_elementwise, is_fused_optimizer, named, renamed
-from daydream.options import at_least, one_of
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
+from daydream.passes.basis.checks import at_least, one_of
+from daydream.passes.basis.idioms import is_elementwise, is_fused_optimizer, named, renamed
+from daydream.trace.trace import NONE, Ints
 
 _TRAFFIC = {"adam": 7 / 23, "adamw": 7 / 22, "sgd": 5 / 11}
 """Tensors of a parameter's size that the fused kernel moves, over those that separate kernels do.

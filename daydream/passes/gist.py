@@ -6,12 +6,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind
-from daydream.idioms import LayerRun, Role, backward_of, launch_latency_us, launch_us, layer_runs, preceding, roles
-from daydream.options import at_least
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
+from daydream.passes.basis.checks import at_least
+from daydream.passes.basis.idioms import (
+    LayerRun,
+    Role,
+    backward_of,
+    launch_latency_us,
+    launch_us,
+    layer_runs,
+    preceding,
+    roles,
+)
+from daydream.trace.trace import NONE, Ints
 
 
 @what_if("gist")

@@ -7,13 +7,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import TaskGraph
-from daydream.idioms import host_of
-from daydream.options import at_least, one_of, pattern
+from daydream.graph.edit import Edit
+from daydream.graph.graph import TaskGraph
 from daydream.passes import Outcome, what_if
-from daydream.trace import Ints
-from hal.errors import InputError
+from daydream.passes.basis.checks import at_least, one_of, pattern
+from daydream.passes.basis.idioms import host_of
+from daydream.trace.trace import Ints
+from hal.support.errors import InputError
 
 
 class Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

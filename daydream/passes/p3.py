@@ -7,13 +7,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.communication import MEBIBYTE, all_reduces, check, check_not_negative, pull_us, push_us, transfer_us
-from daydream.edit import Edit
-from daydream.gradients import Gradient, consumers, find_gradients, last_of_threads
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
-from hal.errors import InputError
+from daydream.passes.basis.communication import (
+    MEBIBYTE,
+    all_reduces,
+    check,
+    check_not_negative,
+    pull_us,
+    push_us,
+    transfer_us,
+)
+from daydream.passes.basis.gradients import Gradient, consumers, find_gradients, last_of_threads
+from daydream.trace.trace import NONE, Ints
+from hal.support.errors import InputError
 
 SEND = Thread(ThreadKind.CHANNEL, "send")
 RECEIVE = Thread(ThreadKind.CHANNEL, "receive")

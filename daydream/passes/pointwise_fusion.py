@@ -6,12 +6,12 @@ import re
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, TaskGraph, TaskKind, matching
-from daydream.idioms import ELEMENTWISE, Mask, host_of, operands, renamed, tensors
-from daydream.options import at_least, one_of, pattern, phase_named
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, TaskGraph, TaskKind, matching
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Floats, Ints, argument
+from daydream.passes.basis.checks import at_least, one_of, pattern, phase_named
+from daydream.passes.basis.idioms import ELEMENTWISE, Mask, host_of, operands, renamed, tensors
+from daydream.trace.trace import NONE, Floats, Ints, argument
 
 
 @what_if("pointwise-fusion")

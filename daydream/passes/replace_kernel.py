@@ -16,13 +16,13 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Mark, TaskGraph, matching
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Mark, TaskGraph, matching
+from daydream.operators.pricing import CallPrice, Implementation, device_of, heavy_rows, price
+from daydream.operators.repricing import algorithm_of
 from daydream.passes import Outcome, what_if
-from daydream.pricing import CallPrice, Implementation, device_of, heavy_rows, price
-from daydream.repricing import algorithm_of
-from daydream.trace import NONE, Ints
-from hal.errors import InputError
+from daydream.trace.trace import NONE, Ints
+from hal.support.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _summary(graph: TaskGraph, changes: Sequence[_Change]) -> str:
 
 
 def _of_file(graph: TaskGraph, op: str, device: str, implementation: Implementation, search: str) -> tuple[float, str]:
-    from roller.estimate import estimate_items, load_items
+    from roller.estimate.operators import estimate_items, load_items
 
     items = load_items(op)
     if len(items) != 1:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from daydream.bundles import read_bundles
-from daydream.edit import Edit
-from daydream.graph import TaskGraph, TaskKind
+from daydream.graph.edit import Edit
+from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
-from daydream.replacement import Replacement, replacements
-from hal.errors import InputError
+from daydream.swap.bundles import read_bundles
+from daydream.swap.plan import Replacement, replacements
+from hal.support.errors import InputError
 
 
 @what_if("replace-operator")

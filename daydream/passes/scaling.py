@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import TaskGraph, TaskKind
-from daydream.idioms import is_collective, is_compute_bound, named
-from daydream.options import above_zero, at_least, chosen, one_of, pattern
+from daydream.graph.edit import Edit
+from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
-from daydream.trace import Floats, Ints
-from hal.errors import InputError
+from daydream.passes.basis.checks import above_zero, at_least, chosen, one_of, pattern
+from daydream.passes.basis.idioms import is_collective, is_compute_bound, named
+from daydream.trace.trace import Floats, Ints
+from hal.support.errors import InputError
 
 
 @what_if("bandwidth")

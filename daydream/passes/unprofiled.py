@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from daydream.graph import Mark, TaskGraph
+from daydream.graph.graph import Mark, TaskGraph
 from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Floats, Ints
-from hal.errors import InputError
+from daydream.trace.trace import NONE, Floats, Ints
+from hal.support.errors import InputError
 
 MOST_US = 10.0
 """What recording one event may cost at most. With input sizes it was 1 to 3 µs in PyTorch 2.13 on a 2.5 GHz Xeon; a

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from daydream.edit import Edit
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
-from daydream.idioms import (
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.passes import Outcome, what_if
+from daydream.passes.basis.checks import above_zero, at_least
+from daydream.passes.basis.idioms import (
     LayerRun,
     Role,
     backward_of,
@@ -24,10 +26,8 @@ from daydream.idioms import (
     roles,
     tensors,
 )
-from daydream.options import above_zero, at_least
-from daydream.passes import Outcome, what_if
-from daydream.trace import NONE, Ints
-from hal.errors import InputError
+from daydream.trace.trace import NONE, Ints
+from hal.support.errors import InputError
 
 BYTES_PER_US = 1e3
 """Bytes a microsecond at 1 GB/s."""

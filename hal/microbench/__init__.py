@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hal.microbench.assemble import known_board, spec_from
+    from hal.microbench.assemble import spec_from
     from hal.microbench.launcher import Board, KernelText, Launcher, MicrobenchError
     from hal.microbench.measurement import Measurement
     from hal.microbench.numbers import json_text, number_at, toml_text
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hal.microbench.sampling import Settings
 
 _HOMES = {
-    "assemble": ("known_board", "spec_from"),
+    "assemble": ("spec_from",),
     "launcher": ("Board", "KernelText", "Launcher", "MicrobenchError"),
     "measurement": ("Measurement",),
     "numbers": ("json_text", "number_at", "toml_text"),
@@ -46,7 +46,6 @@ __all__ = [
     "Settings",
     "json_text",
     "kernel_texts",
-    "known_board",
     "measure_gpu",
     "number_at",
     "spec_from",

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
-from hal.device import DeviceSpec
-from hal.errors import InputError
 from hal.microbench.arithmetic import INSTRUCTIONS
 from hal.microbench.launcher import Board
 from hal.microbench.matrix import FRAGMENTS
 from hal.microbench.measurement import Found, Measurement
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 
 _NEEDED = ("fma.float32", "lanes.float32", "clock.sustained", "dram.add", "dram.transaction", "l2.read", "shared.read")
 _ALSO_NEEDED = ("shared.banks", "shared.width", "launch", "block.launch", "registers.portion")
@@ -38,16 +38,6 @@ def spec_from(board: Board, found: Found, known: DeviceSpec | None = None, day: 
         raise InputError("--out", f"a device file needs {', '.join(missing)}", remedy)
     assembly = _Assembly(board, found, known, day or datetime.date.today().isoformat())
     return assembly.spec()
-
-
-def known_board(board: Board) -> DeviceSpec | None:
-    """The shipped spec whose name or alias is what the driver calls this board, or None."""
-    from hal.catalog import load_device
-
-    try:
-        return load_device(board.title)
-    except InputError:
-        return None
 
 
 def device_name(title: str) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hal.errors import InputError
 from hal.microbench.launcher import Board, KernelText, Launch, MicrobenchError, Work
+from hal.support.errors import InputError
 
 _SPIN = r"""
 extern "C" __global__ void spin(long long cycles) { long long start = clock64(); while (clock64() - start < cycles); }

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from hal.device import DeviceSpec
-from hal.keypaths import leaves
+from hal.spec.device import DeviceSpec
+from hal.spec.numbers import leaves
 
 
 def number_at(device: DeviceSpec, path: str) -> float | None:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from hal.errors import InputError
 from hal.microbench import (
     arithmetic,
     barrier,
@@ -35,9 +34,10 @@ from hal.microbench import (
 from hal.microbench.launcher import KernelText, Launcher
 from hal.microbench.measurement import Measurement
 from hal.microbench.sampling import Settings
+from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from hal.device import DeviceSpec
+    from hal.spec.device import DeviceSpec
 
 QUANTITIES: dict[str, ModuleType] = {
     "arithmetic": arithmetic,

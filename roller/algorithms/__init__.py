@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from codegen.generators import has_chains
-from hal import DeviceSpec, InputError
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 from roller.algorithms import split_k, winograd
 from roller.algorithms.chain import DIRECT, ChainProgram, Considered, Part
-from roller.construct import RProgram
-from sokoban import KernelForm
+from roller.construct.program import RProgram
+from sokoban.kernel.form import KernelForm
 
 #: Algorithm -> what it makes of an operator, given its best program of one kernel.
 _CONSIDER: Mapping[str, Callable[[KernelForm, DeviceSpec, RProgram], Considered]] = {

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from codegen.chain import ChainCheck, Problem, Schedule, Step, tensors_of
-from roller.construct import RProgram
-from sokoban import Estimate, KernelForm, TileSchedule
-from sokoban.expression import Tensor
+from codegen.verify.chain import ChainCheck, Step
+from roller.construct.program import RProgram
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.language.expression import Tensor
+from sokoban.model.estimates import Estimate
+from sokoban.schedule.patches import Schedule
+from sokoban.schedule.tile import TileSchedule
 
 #: The name of programs of one kernel among the algorithms.
 DIRECT = "direct"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sokoban import KernelForm
-from sokoban.expression import Call, Load
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import Call, Load
 
 #: Rows and columns of the filters.
 TAPS = 3

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from codegen.chain import Schedule
-from codegen.cutting import cut_sizes, resize
 from roller.algorithms.chain import needed_sizes
-from roller.text import count_text
-from sokoban import KernelForm, TileSchedule, kernel_form
-from sokoban.expression import (
+from roller.text.quantities import count_text
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.expression import (
     AffineIndex,
     Axis,
     AxisValue,
@@ -26,7 +24,10 @@ from sokoban.expression import (
     rewrite,
     walk,
 )
-from sokoban.names import fresh_name
+from sokoban.language.names import fresh_name
+from sokoban.schedule.cutting import cut_sizes, resize
+from sokoban.schedule.patches import Schedule
+from sokoban.schedule.tile import TileSchedule
 
 #: What becomes of every read of a tensor.
 _Change = Callable[[Load], Load]

@@ -17,15 +17,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram, Considered, Part
 from roller.algorithms.slices import Slices, place_of
-from roller.construct import RProgram, construct, has_reuse
-from roller.gradients import product_factors
-from roller.rtile import TileSpace
-from sokoban import Estimate, KernelForm, TileSchedule, estimate_schedules
-from sokoban.bounds import arithmetic_rate, compulsory_bytes
-from sokoban.matrix import device_product, needs_matrix
+from roller.construct.construct import construct, has_reuse
+from roller.construct.program import RProgram
+from roller.construct.rtile import TileSpace
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import product_factors
+from sokoban.kernel.matrix import device_product, needs_matrix
+from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.model.estimates import Estimate
+from sokoban.model.rational import estimate_schedules
+from sokoban.schedule.tile import TileSchedule
 
 NAME = "split-k"
 

@@ -23,15 +23,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.chain import Schedule
-from codegen.cutting import cut, cut_sizes, resize
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram, Considered, Part
 from roller.algorithms.convolution import TAPS, Convolution, convolution_of
-from roller.construct import RProgram, construct
-from sokoban import KernelForm, TileSchedule, kernel_form
-from sokoban.bounds import arithmetic_rate
-from sokoban.expression import (
+from roller.construct.construct import construct
+from roller.construct.program import RProgram
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.normalize import substitute_axes
+from sokoban.kernel.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchTransform
+from sokoban.language.expression import (
     AffineIndex,
     Axis,
     Call,
@@ -43,10 +43,12 @@ from sokoban.expression import (
     loads,
     rewrite,
 )
-from sokoban.names import fresh_name
-from sokoban.normalize import substitute_axes
-from sokoban.patch_cost import estimate_patches
-from sokoban.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchSchedule, PatchTransform
+from sokoban.language.names import fresh_name
+from sokoban.model.bounds import arithmetic_rate
+from sokoban.model.gpu.patches import estimate_patches
+from sokoban.schedule.cutting import cut, cut_sizes, resize
+from sokoban.schedule.patches import PatchSchedule, Schedule
+from sokoban.schedule.tile import TileSchedule
 
 NAME = "winograd"
 

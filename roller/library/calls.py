@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from hal import DeviceSpec, InputError
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 from roller.library.convolution import convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.gemm import choose_gemm
 from roller.library.gemm_tiles import generation
 from roller.library.rowwise import layer_norm_seconds, softmax_seconds
 from roller.library.streams import streamed_seconds
-from sokoban.expression import DTYPE_BYTES
+from sokoban.language.expression import DTYPE_BYTES
 
 #: Kind -> names of its sizes.
 KINDS: Mapping[str, tuple[str, ...]] = {

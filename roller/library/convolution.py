@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.library.convolution_algorithms import (
     Algorithm,
     Problem,

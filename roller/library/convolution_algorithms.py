@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.library.elementwise import Floats, kernel_seconds_floor
 
 LONG_LOAD = 0.15

@@ -17,7 +17,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from hal import DeviceSpec, InputError
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 
 Direction = Literal["forward", "backward"]
 Floats = NDArray[np.float64]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.library.gemm_tiles import Generation, generation
 from roller.library.gemm_types import Bools, Floats
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.library.gemm_types import Floats
 
 Generation = Literal["maxwell", "volta", "ampere"]

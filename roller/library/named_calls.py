@@ -13,9 +13,9 @@ import msgspec
 
 from roller.library.calls import Call
 from roller.library.parts import convolution, elementwise, product, stream
-from sokoban.named import NAMED_OPERATORS
-from sokoban.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
-from sokoban.operators import typed_stem
+from sokoban.language.named import NAMED_OPERATORS
+from sokoban.language.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
+from sokoban.language.operators import typed_stem
 
 
 def named_calls(data: Mapping[str, Any]) -> list[Call] | None:

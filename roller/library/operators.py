@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 
-from hal import DeviceSpec, InputError
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 from roller.library.calls import Call, PricedCall, price
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_calls
 from roller.library.parts import directed
 from roller.library.recognise import recognise
-from sokoban import TensorExpr
-from sokoban.operators import operator_from_data
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operator_from_data
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
@@ -73,7 +74,7 @@ def library_times(
     """What every operator takes, priced together: ten thousand in about a second.
 
     Args:
-        operators: JSON objects, as :func:`sokoban.operators.operator_from_data` reads them, or expressions.
+        operators: JSON objects, as :func:`sokoban.language.operators.operator_from_data` reads them, or expressions.
         device: an NVIDIA board.
         direction: forward or backward, one for all or one each.
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from roller.library.calls import Call
 from roller.library.elementwise import Direction
-from sokoban.expression import DTYPE_BYTES, FUNCTIONS
+from sokoban.language.expression import DTYPE_BYTES, FUNCTIONS
 
 #: Function of the expression language -> the modelled operator whose forward and whose backward kernels it has; ``u``
 #: stands for a tensor and a number. An addition passes its gradient on.

@@ -9,12 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from hal import InputError
+from hal.support.errors import InputError
 from roller.library.calls import Call
 from roller.library.parts import convolution, elementwise, product, stream
-from sokoban import KernelForm, TensorExpr, kernel_form
-from sokoban.expression import DTYPE_BYTES, AffineIndex, Constant, Load, Value, loads, rewrite, walk
-from sokoban.expression import Call as Apply
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.expression import (
+    DTYPE_BYTES,
+    AffineIndex,
+    Constant,
+    Load,
+    TensorExpr,
+    Value,
+    loads,
+    rewrite,
+    walk,
+)
+from sokoban.language.expression import Call as Apply
 
 #: How many times smaller than the result a tensor may be and still count as read for every element.
 BROADCAST = 4

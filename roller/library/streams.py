@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 from roller.library.elementwise import (
     BLOCK_ELEMENTS,
     LibraryTime,

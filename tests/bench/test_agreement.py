@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from bench.agreement import THESIS_EXAMPLE, Comparison, compare, kind_of, main, summary
 from bench.speed.construction import suite_forms
 from bench.speed.test_search import SINGLE, peak_bytes
-from hal import load_device
-from sokoban import KernelForm, kernel_form
-from sokoban.operators import operator_from_data
+from hal.catalog import load_device
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100")
 

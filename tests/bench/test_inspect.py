@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from bench.inspect import FEW, KINDS, Row, main, shortfalls, summary, table_of
-from codegen.disassembly import hottest_loop, nvdisasm_path
-from codegen.sass import parse_sass
-from roller.inspect_command import Inspection
-from roller.inspect_model import BankUse, ModelView
-from sokoban.operators import operator_from_data
+from roller.inspect.disassembly import hottest_loop, nvdisasm_path
+from roller.inspect.inspection import Inspection
+from roller.inspect.model import BankUse, ModelView
+from roller.inspect.sass import parse_sass
+from sokoban.language.operators import operator_from_data
 
 needs_nvdisasm = pytest.mark.skipif(nvdisasm_path() is None, reason="nvdisasm is not installed: roller[inspect]")
 

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from bench.speed.construction import ConstructionTimes, construct_once, construction_times, medians, suite_forms
 from bench.speed.suite_report import OperatorResult, SuiteReport, main
 from bench.speed.test_construction import RANKED_SCHEDULES, SINGLE, matmul_schedules
-from hal import load_device
+from hal.catalog import load_device
 
 
 def test_an_operators_time_is_the_median_of_its_rounds() -> None:

@@ -13,8 +13,9 @@ import pytest
 from bench.speed.construction import ConstructionTimes, suite_forms
 from bench.speed.suite_report import SuiteReport, on_board
 from bench.suites import load_suite, suite_names, suite_path
-from hal import InputError, load_device
-from sokoban.matrix import matrix_roles
+from hal.catalog import load_device
+from hal.support.errors import InputError
+from sokoban.kernel.matrix import matrix_roles
 
 OPS_CSV = Path(__file__).parents[2].parent / "shared" / "data" / "roller119" / "ops.csv"
 
@@ -91,7 +92,7 @@ def test_a_suite_is_one_line_per_operator_with_names_of_their_own(name: str) -> 
 
 @pytest.mark.parametrize("name", suite_names())
 def test_a_suite_is_read_by_the_operator_reader(name: str) -> None:
-    reader = pytest.importorskip("sokoban.operators")
+    reader = pytest.importorskip("sokoban.language.operators")
     expressions = reader.load_operators(suite_path(name))
     assert [expression.name for expression in expressions] == [op["name"] for op in operators(name)]
 

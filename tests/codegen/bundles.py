@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from codegen import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, to_json
-from codegen.reference_kernel import reference_kernel
-from sokoban.operators import operator_from_data
+from codegen.bundle.manifest import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, to_json
+from codegen.bundle.reference import reference_kernel
+from sokoban.language.operators import operator_from_data
 
 #: ``Y[m, k] = 2 * X[m, k] + B[k]``.
 DATA = {"expr": "Y[m,k] = 2 * X[m,k] + B[k]", "sizes": {"m": 5, "k": 8}, "name": "twice"}

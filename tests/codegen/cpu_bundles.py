@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from codegen import FORMAT, Argument, KernelRecord, Manifest, staged_directory, to_json
-from codegen.cpu_build import BuiltLibrary
-from sokoban import KernelForm, TileSchedule, statement_text
+from codegen import staged_directory
+from codegen.bundle.manifest import FORMAT, Argument, KernelRecord, Manifest, to_json
+from codegen.cpu.library import BuiltLibrary
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import statement_text
+from sokoban.schedule.tile import TileSchedule
 
 
 @dataclass(frozen=True)

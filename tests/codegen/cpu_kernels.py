@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cpu_build import BuiltLibrary, build_library
-from codegen.lower_cpu import lower_cpu
+from codegen.cpu.library import BuiltLibrary, build_library
+from codegen.cpu.lower import lower_cpu
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
-from sokoban import KernelForm, TileSchedule, kernel_form, operators_from_json, sizes
-from sokoban.reference import evaluate, random_inputs
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operators_from_json
+from sokoban.language.reference import evaluate, random_inputs
+from sokoban.schedule.tile import TileSchedule, sizes
 
 GUARD_ELEMENTS = 64
 

@@ -1,8 +1,8 @@
 """CuPy's launch interface without a GPU: arrays are NumPy's, kernels run on the CPU emulator, time is made up.
 
-What :mod:`codegen.launch` and :mod:`codegen.measure` use of CuPy 13 and 14, with the same signatures. Time passes only
-by launches: each takes what :data:`gpu` says for its entry, so that medians can be foretold. Put it in CuPy's place
-with ``sys.modules["cupy"] = fake_cupy``.
+What :mod:`codegen.runtime.gpu` and :mod:`roller.profile.gpu` use of CuPy 13 and 14, with the same signatures. Time
+passes only by launches: each takes what :data:`gpu` says for its entry, so that medians can be foretold. Put it in
+CuPy's place with ``sys.modules["cupy"] = fake_cupy``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cuda_emulator import run_cuda_on_cpu
+from codegen.verify.emulator import run_cuda_on_cpu
 
 __version__ = "14.0.0-fake"
 

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.cuda_emulator import emulator_available, run_cuda_on_cpu
-from codegen.lower import Lowered, lower
-from codegen.prelude import strip_prelude
-from codegen.targets import KERNEL_SUFFIX, cuda_source
-from sokoban.kernel_form import KernelForm, kernel_form
-from sokoban.matrix import matrix_roles
-from sokoban.operators import operator_from_data
-from sokoban.reference import evaluate, random_inputs
-from sokoban.schedule import TileSchedule, sizes
+from codegen.gpu.lower import lower
+from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
+from codegen.tir.lowered import Lowered
+from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.matrix import matrix_roles
+from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate, random_inputs
+from sokoban.schedule.tile import TileSchedule, sizes
 
 needs_emulator = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
 

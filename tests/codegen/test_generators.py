@@ -6,10 +6,11 @@ from typing import get_args
 
 import pytest
 
-from codegen.build import _BUILDERS
+from codegen.compile.build import _BUILDERS
 from codegen.generators import ENGINES, GENERATORS, engine_for, has_chains
-from hal import InputError, all_devices
-from hal.device import CodeGenerator, Lane
+from hal.catalog import all_devices
+from hal.spec.parts import CodeGenerator, Lane
+from hal.support.errors import InputError
 
 
 def test_every_generator_of_a_device_has_a_row_and_a_builder() -> None:

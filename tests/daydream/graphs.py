@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from daydream.graph import NONE, Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.graph.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.trace.trace import NONE
 
 MAIN = Thread(ThreadKind.CPU, "main", 1)
 AUTOGRAD = Thread(ThreadKind.CPU, "autograd", 2)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from daydream.graph import Phase, TaskGraph
-from daydream.trace import NONE, Category, ThreadName, Trace
+from daydream.graph.graph import Phase, TaskGraph
+from daydream.trace.trace import NONE, Category, ThreadName, Trace
 from tests.daydream.graphs import graph, launched, pairs
 
 V100 = ({"id": 0, "name": "Tesla V100-SXM2-16GB"},)

@@ -13,8 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daydream.cli import main
-from daydream.kineto import read_trace
-from daydream.record import Recorded
+from daydream.record.record import Recorded
+from daydream.trace.kineto import read_trace
 from tests.daydream.traces import Builder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,7 +150,7 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
         calls.append((given, options))
         return Recorded(Path("t.json"), 1, 7, "the script failed")
 
-    monkeypatch.setattr("daydream.record.record_script", record_script)
+    monkeypatch.setattr("daydream.record.record.record_script", record_script)
     result = daydream("record", "--out", "t.json", "--steps", 2, "--stack", "own.py", "--out", "x", "-v", "a b")
     assert result.exit_code == 7
     assert result.stderr == "daydream: the script failed\n1 step recorded in t.json\n"
@@ -206,7 +206,7 @@ def test_bad_input_is_one_line(here: Path, arguments: tuple[str, ...], message: 
 
 
 def test_a_pass_that_ties_a_knot_is_one_line(here: Path) -> None:
-    knot = "from daydream.edit import Edit\nfrom daydream.graph import Dependency\ndef knot(graph):\n"
+    knot = "from daydream.graph.edit import Edit\nfrom daydream.graph.graph import Dependency\ndef knot(graph):\n"
     knot += "    edit = Edit(graph)\n    edit.depend(len(graph) - 1, 0, Dependency.SYNC)\n    return edit.apply()\n"
     Path("knot.py").write_text(knot)
     result = daydream("whatif", "trace.json", "--pass", "knot.py")
@@ -220,7 +220,7 @@ def test_a_full_disk_leaves_nothing_half_written(here: Path, monkeypatch: pytest
     def full(source: str, target: Path) -> None:
         raise OSError(28, "No space left on device", str(target))
 
-    monkeypatch.setattr("codegen.atomic.os.replace", full)
+    monkeypatch.setattr("hal.support.atomic.os.replace", full)
     before = sorted(os.listdir(here))
     result = daydream("simulate", "trace.json", "--out", "out.json")
     assert result.exit_code == 1

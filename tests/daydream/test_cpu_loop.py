@@ -14,19 +14,19 @@ import pytest
 from click.testing import CliRunner
 
 from codegen.generators import linker
-from daydream.build import build_graph
-from daydream.bundles import CompiledOperator, Identity, read_bundles
 from daydream.cli import main
-from daydream.graph import TaskGraph
-from daydream.kineto import read_trace
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import simulate
 from daydream.passes.replace_operator import replace_operator
 from daydream.passes.unprofiled import unprofiled
-from daydream.record import record
-from daydream.replacement import replacements
-from daydream.simulate import simulate
-from daydream.swap import swap
-from hal import InputError
+from daydream.record.record import record
+from daydream.swap.bundles import CompiledOperator, Identity, read_bundles
+from daydream.swap.plan import replacements
+from daydream.swap.swap import swap
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
 from hal.microbench.cpu.native import host_architecture
+from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from daydream.kineto import read_trace
-from daydream.trace import Trace
+from daydream.trace.kineto import read_trace
+from daydream.trace.trace import Trace
 
 GENERATIONS = ("2021", "2022", "2024", "2026")
 """2021: `Kernel`, text threads. 2022: `kernel`. 2024: nanoseconds since 1970. 2026: since a base time, `ac2g`."""

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hal
-from hal import InputError
-from hal.catalog import FILE_LIMIT_BYTES
+from hal.spec.file import FILE_LIMIT_BYTES
+from hal.support.errors import InputError
 
 V100 = files("hal").joinpath("devices", "v100-sxm2-16gb.toml").read_text("utf-8")
 

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 import hal
-from hal import DeviceSpec
+from hal.spec.device import DeviceSpec
 
 KiB, MiB = 1024, 1024**2
 

@@ -17,10 +17,10 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
-from codegen import atomic
 from hal import catalog
-from roller import bundles
+from hal.support import atomic
 from roller.cli import main
+from roller.compile import bundles
 
 MATMUL = {"op": "matmul", "m": 65, "n": 33, "k": 17}
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import roller
-from codegen import KernelRecord, read_manifest
-from codegen.measure import MeasureOptions
-from codegen.profile import ProfileOptions, profile
-from hal import load_device
-from roller.bundles import write_bundle
-from roller.pipeline import compile_operators
-from roller.workers import worker_pool
-from sokoban.operators import operator_from_data
-from sokoban.reference import evaluate
+from codegen.bundle.manifest import KernelRecord, read_manifest
+from hal.catalog import load_device
+from roller.compile.bundles import write_bundle
+from roller.compile.pipeline import compile_operators
+from roller.compile.workers import worker_pool
+from roller.profile.gpu import MeasureOptions
+from roller.profile.profile import ProfileOptions, profile
+from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate
 
 
 def why_not() -> str:

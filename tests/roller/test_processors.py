@@ -15,19 +15,22 @@ import pytest
 from click.testing import CliRunner, Result
 
 import roller
-from codegen import profile, read_manifest
-from codegen.cpu_measure import CpuMeasureOptions
+from codegen.bundle.manifest import read_manifest
 from codegen.generators import linker
-from hal import DeviceSpec, InputError, load_device
+from hal.catalog import load_device
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
 from hal.microbench.numbers import toml_text
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
 from roller import cli
 from roller.algorithms import algorithms_of
-from roller.construct import construct
+from roller.construct.construct import construct
+from roller.profile import profile
+from roller.profile.cpu import CpuMeasureOptions
 from roller.programs import finders
-from sokoban import kernel_form
-from sokoban.operators import operator_from_data
+from sokoban.kernel.form import kernel_form
+from sokoban.language.operators import operator_from_data
 from tests.codegen.bundles import write_bundle
 
 #: A shipped processor by the width of its vectors, in bits: this one, as far as kernels are concerned.

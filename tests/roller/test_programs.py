@@ -8,18 +8,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from codegen import BuildRequest, BuiltKernel, Verification
-from hal import InputError, load_device
-from roller.bundles import manifest
-from roller.candidate import Reason
+from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.verify.result import Verification
+from hal.catalog import load_device
+from hal.support.errors import InputError
 from roller.cli import main
-from roller.construct import construct
-from roller.explain import explain
-from roller.pipeline import compile_operators, verify_operators
+from roller.compile.bundles import manifest
+from roller.compile.pipeline import compile_operators, verify_operators
+from roller.construct.construct import construct
+from roller.construct.program import Reason
+from roller.explain.page import explain
 from roller.programs import METHODS, SEARCH_POLICY, find_programs, schedule_key, searched, united
-from sokoban import KernelForm, TileSchedule, kernel_form
-from sokoban.operators import operator_from_data
-from sokoban.search import search
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operator_from_data
+from sokoban.schedule.tile import TileSchedule
+from sokoban.search.search import search
 
 V100 = load_device("v100")
 

@@ -6,8 +6,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from sokoban import KernelForm, TileSchedule, kernel_form
-from sokoban.operators import operator_from_data
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operator_from_data
+from sokoban.schedule.tile import TileSchedule
 
 
 def form_of(**operator: Any) -> KernelForm:

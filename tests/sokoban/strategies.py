@@ -13,9 +13,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from hal import InputError
-from sokoban.expression import TensorExpr
-from sokoban.operators import operator_from_data
+from hal.support.errors import InputError
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operator_from_data
 
 MAX_POINTS = 60_000
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hal.errors import InputError
 from hal.microbench.cpu import arithmetic, bandwidth, barrier, latency
 from hal.microbench.cpu.description import CpuDescription, describe
 from hal.microbench.cpu.machine import Machine, this_machine
@@ -16,6 +15,7 @@ from hal.microbench.cpu.topology import Topology, read_topology
 from hal.microbench.measurement import Found, Measurement
 from hal.microbench.quantities import Run
 from hal.microbench.sampling import Settings
+from hal.support.errors import InputError
 
 QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
     "clock": arithmetic.clock,

@@ -1,6 +1,6 @@
 """What was measured of this machine's cores, as a file of its own.
 
-Layers and rates are the types of a device file. `hal.cpu` makes a whole device of the same measurements.
+Layers and rates are the types of a device file. `hal.this_cpu` makes a whole device of the same measurements.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import platform
 import msgspec
 import numpy as np
 
-from hal.device import Count, MemoryLayer, Positive, Text, Throughput
-from hal.errors import InputError
 from hal.microbench.cpu.topology import Topology
 from hal.microbench.measurement import Found, Measurement
+from hal.spec.parts import Count, MemoryLayer, Positive, Text, Throughput
+from hal.support.errors import InputError
 
 
 class CpuDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -125,7 +125,7 @@ def _ahead(base: str, index: int, lanes: int, written: int = 0) -> str:
 
 
 def _add(lanes: int) -> str:
-    """c = a + b, each line asked for ahead, as kernels do (`codegen.cpu_streams`)."""
+    """c = a + b, each line asked for ahead, as kernels do (`codegen.cpu.vectors`)."""
     kind = f"<{lanes} x float>"
     body = _each(
         UNROLL,

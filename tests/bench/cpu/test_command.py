@@ -21,7 +21,7 @@ from bench.cpu.results import read_results
 from bench.cpu.rivals import Call, Operator, Prepared
 from bench.cpu.timing import TurnError
 from bench.cpu.worker import Worker, serve
-from sokoban.operators import operator_from_data
+from sokoban.language.operators import operator_from_data
 from tests.bench.cpu.samples import MACHINE
 
 TINY: list[dict[str, Any]] = [

@@ -13,8 +13,8 @@ from bench.cpu import ours
 from bench.cpu.ours import check_bundles, competitor, first_choice, from_bundle
 from bench.cpu.rivals import Operator, Unable
 from codegen.generators import linker
-from hal import InputError
 from hal.microbench.cpu.native import host_architecture
+from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 

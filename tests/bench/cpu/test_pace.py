@@ -11,11 +11,13 @@ import pytest
 from bench.cpu import pace
 from bench.cpu.comparison import compare
 from bench.cpu.pace import Pace
-from codegen.cpu_build import BuiltLibrary
-from hal import DeviceSpec, load_device
-from sokoban import TileSchedule, kernel_form, sizes
-from sokoban.operators import operator_from_data
-from sokoban.rational import estimate_schedules
+from codegen.cpu.library import BuiltLibrary
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import kernel_form
+from sokoban.language.operators import operator_from_data
+from sokoban.model.rational import estimate_schedules
+from sokoban.schedule.tile import TileSchedule, sizes
 from tests.bench.cpu.test_command import SETTINGS, InProcess
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 

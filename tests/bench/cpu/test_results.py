@@ -11,7 +11,7 @@ from bench.cpu.__main__ import main
 from bench.cpu.plots import draw_ratios
 from bench.cpu.results import Check, Entry, read_results, write_results
 from bench.cpu.tables import ratio_table, struck_out_lines, widest
-from hal import InputError
+from hal.support.errors import InputError
 from tests.bench.cpu.samples import SUITE, entry, operator, results, whole
 
 BAD = Check(relative_error=0.5, tolerance=1e-4, passed=False)

@@ -23,9 +23,9 @@ from bench.cpu.rivals import (
     torch_rival,
 )
 from bench.cpu.worker import relative_error
-from hal import InputError
 from hal.microbench.cpu.machine import Machine
-from sokoban.reference import evaluate, random_inputs
+from hal.support.errors import InputError
+from sokoban.language.reference import evaluate, random_inputs
 
 CPU = (min(os.sched_getaffinity(0)),)
 BIAS_RELU = [{"function": "bias_add", "axis": "n"}, "relu"]

@@ -12,8 +12,8 @@ import pytest
 from bench.cpu.comparison import read_suite
 from bench.cpu.criteria import LONG_SEARCH
 from bench.gpu.operators import problem
-from hal import InputError
-from sokoban.operators import operator_from_data
+from hal.support.errors import InputError
+from sokoban.language.operators import operator_from_data
 from tests.bench.cpu.samples import SUITE
 
 

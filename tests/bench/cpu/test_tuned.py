@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from bench.cpu import tune as tune_module
 from bench.cpu.tune import tune, wanted
 from bench.cpu.tuned import Store, Tuning, read_tuned, slug
-from hal import InputError
-from sokoban.expression import TensorExpr
+from hal.support.errors import InputError
+from sokoban.language.expression import TensorExpr
 
 FIRST = {"name": "first", "op": "matmul", "m": 8, "n": 8, "k": 8}
 SECOND = {"name": "second", "op": "softmax", "shape": [4, 8]}

@@ -234,7 +234,7 @@ def test_a_worker_imports_nothing_that_a_gpu_machine_lacks() -> None:
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({missing}))\n"
         "import bench.gpu.harvest, bench.gpu.sections, bench.gpu.board, bench.gpu.fakes, bench.gpu.models\n"
-        "import codegen.launch, codegen.profile, daydream.record"
+        "import codegen.runtime.gpu, roller.profile.profile, daydream.record.record"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=harvest.ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

@@ -15,11 +15,12 @@ import torch
 from bench.gpu import adapters, machine
 from bench.gpu.board import Sampler, environment
 from bench.gpu.machine import CudaMachine, tf32
-from codegen.bundle_reader import KernelEntry
-from codegen.measure import Board, Measurement
-from codegen.profile import KernelProfile, OperatorProfile
+from codegen.bundle.reader import KernelEntry
 from hal.microbench import Measurement as Reading
 from hal.microbench import Run as MicrobenchRun
+from roller.profile import gpu_worker, profile
+from roller.profile.gpu import Board, Measurement
+from roller.profile.profile import KernelProfile, OperatorProfile
 
 
 class Calls:
@@ -142,10 +143,10 @@ def test_a_kernel_of_a_bundle_is_launched_on_pytorchs_stream(calls: Calls, monke
     entries = types.SimpleNamespace(kernels=[types.SimpleNamespace(rank=1), types.SimpleNamespace(rank=2)])
     modules = {
         "cupy": cupy,
-        "codegen.launch": types.SimpleNamespace(
+        "codegen.runtime.gpu": types.SimpleNamespace(
             load_kernel=lambda bundle, entry, device: log.append((entry.rank, device)) or loaded
         ),
-        "codegen.bundle_reader": types.SimpleNamespace(read_bundle=lambda path: entries),
+        "codegen.bundle.reader": types.SimpleNamespace(read_bundle=lambda path: entries),
     }
     gpu = CudaMachine(1)
     before = machine.importlib.import_module
@@ -165,7 +166,7 @@ def test_tf32_is_set_for_a_while_only() -> None:
     assert [one.allow_tf32 for one in flags] == before
 
 
-# hal.microbench and codegen.profile
+# hal.microbench and roller.profile.profile
 
 
 def test_microbench_keeps_medians_and_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,8 +191,6 @@ def test_microbench_keeps_medians_and_says_what_failed(monkeypatch: pytest.Monke
 
 
 def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    import codegen.profile
-    import codegen.profile_worker
 
     def entry(rank: int) -> KernelEntry:
         return KernelEntry(rank, f"k{rank}", "k.cu", None, (1, 1, 1), (1, 1, 1), 0, 1e-5, False, None, "", rank)
@@ -202,9 +201,9 @@ def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> No
     kernels = (KernelProfile(entry(2), good, False), KernelProfile(entry(1), bad, False))
     closed: list[bool] = []
     runner = types.SimpleNamespace(board=lambda: board, close=lambda: closed.append(True))
-    monkeypatch.setattr(codegen.profile_worker, "ChildRunner", lambda device, options: runner)
+    monkeypatch.setattr(gpu_worker, "ChildRunner", lambda device, options: runner)
     monkeypatch.setattr(
-        codegen.profile, "profile_bundle", lambda path, *_: OperatorProfile(path, "p", "h200", board, kernels)
+        profile, "profile_bundle", lambda path, *_: OperatorProfile(path, "p", "h200", board, kernels)
     )  # fmt: skip
     first, second = adapters.profiled(Path("p"), 0)
     assert closed == [True]

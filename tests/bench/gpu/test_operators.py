@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from bench.gpu.operators import Problem, by_turns, problem, read_suite, shrunk
-from hal import InputError
-from sokoban import operators_from_json
-from sokoban.reference import evaluate
+from hal.support.errors import InputError
+from sokoban.language.operators import operators_from_json
+from sokoban.language.reference import evaluate
 
 EXTRA: list[dict[str, Any]] = [
     {"op": "matmul", "m": 4, "n": 3, "k": 5, "transpose_a": True, "epilogue": [{"function": "bias_add", "axis": "m"}]},

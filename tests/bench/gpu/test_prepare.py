@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from bench.gpu import prepare
 from bench.gpu.adapters import carried
-from hal import InputError
+from hal.support.errors import InputError
 
 
 def bundle(root: Path, name: str, sizes: Sequence[int]) -> Path:

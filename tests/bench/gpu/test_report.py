@@ -16,7 +16,7 @@ from bench.gpu.journal import Journal, archive
 from bench.gpu.report import main, table, write_report
 from bench.gpu.results import extract_trace, read_results
 from bench.gpu.whatif import ask_daydream, what_ifs
-from hal import InputError
+from hal.support.errors import InputError
 
 PNG = b"\x89PNG"
 

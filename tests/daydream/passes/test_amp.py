@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import Dependency, Phase, TaskKind
+from daydream.graph.graph import Dependency, Phase, TaskKind
 from daydream.passes import registered
 from daydream.passes.amp import amp
-from hal import InputError, load_device
+from hal.catalog import load_device
+from hal.support.errors import InputError
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, launched, pairs, task
 from tests.daydream.recorded import TRACES, operator, recorded
@@ -128,8 +129,8 @@ def test_the_pass_is_registered():
 
 @pytest.mark.skipif(not RESNET.exists(), reason="needs the real traces")
 def test_a_real_trace_gains_by_its_operators_sizes():
-    from daydream.build import build_graph
-    from daydream.kineto import read_trace
+    from daydream.tasks.build import build_graph
+    from daydream.trace.kineto import read_trace
 
     baseline = build_graph(read_trace(RESNET))
     outcome = amp(baseline)

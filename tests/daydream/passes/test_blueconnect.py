@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daydream.communication import hierarchical_all_reduce_us
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.simulate import simulate
+from daydream.passes.basis.communication import hierarchical_all_reduce_us
 from daydream.passes.blueconnect import blueconnect
 from daydream.passes.ddp import ddp
-from daydream.simulate import simulate
-from hal.errors import InputError
+from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, STREAM2, graph, launched, pairs, task
 
 LEVELS = {"factors": "4x2", "bandwidths": "100x10", "latencies_us": "1"}

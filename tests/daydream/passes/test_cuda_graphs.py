@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import Dependency, Phase, TaskKind
+from daydream.graph.graph import Dependency, Phase, TaskKind
+from daydream.graph.simulate import simulate
 from daydream.passes.cuda_graphs import cuda_graphs
-from daydream.simulate import simulate
-from hal.errors import InputError
+from hal.support.errors import InputError
 from tests.daydream.graphs import AUTOGRAD, MAIN, STREAM2, graph, launched, pairs, task
 
 

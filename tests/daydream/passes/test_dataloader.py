@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import NONE, Dependency, Mark, TaskKind, ThreadKind
+from daydream.graph.graph import Dependency, Mark, TaskKind, ThreadKind
+from daydream.graph.simulate import simulate
 from daydream.passes.dataloader import dataloader
-from daydream.simulate import simulate
-from hal.errors import InputError
+from daydream.trace.trace import NONE
+from hal.support.errors import InputError
 from tests.daydream.graphs import AUTOGRAD, MAIN, graph, task
 from tests.daydream.passes.traced import traced
 

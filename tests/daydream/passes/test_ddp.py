@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daydream.build import build_graph
-from daydream.communication import all_reduce_us, all_reduces
-from daydream.gradients import Gradient
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind
-from daydream.kineto import read_trace
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.simulate import simulate
 from daydream.passes import registered
+from daydream.passes.basis.communication import all_reduce_us, all_reduces
+from daydream.passes.basis.gradients import Gradient
 from daydream.passes.ddp import buckets, ddp
-from daydream.simulate import simulate
-from hal.errors import InputError
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
+from hal.support.errors import InputError
 from tests.daydream.graphs import STREAM2, graph, launched, pairs
 from tests.daydream.traces import Builder
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from daydream.build import build_graph
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind
-from daydream.kineto import read_trace
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.simulate import simulate
 from daydream.passes.dgc import dgc, elementwise_rate
-from daydream.simulate import simulate
-from hal.errors import InputError
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
+from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, STREAM, STREAM2, graph, launched, pairs, task
 from tests.daydream.traces import Builder
 

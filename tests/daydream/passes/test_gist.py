@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import Dependency, Phase
+from daydream.graph.graph import Dependency, Phase
+from daydream.graph.simulate import simulate
 from daydream.passes.gist import gist
-from daydream.simulate import simulate
-from hal.errors import InputError
+from hal.support.errors import InputError
 from tests.daydream.graphs import graph, launched, pairs
 
 FORWARD = [("fprop", "conv1", 20), ("relu", "relu1", 4), ("fprop", "conv2", 20), ("relu", "relu2", 6)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import Phase
+from daydream.graph.graph import Phase
+from daydream.graph.simulate import simulate
 from daydream.passes.metaflow import metaflow
-from daydream.simulate import simulate
-from hal.errors import InputError
+from hal.support.errors import InputError
 from tests.daydream.graphs import graph, launched, pairs
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daydream.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.simulate import simulate
 from daydream.passes.p3 import p3
-from daydream.simulate import simulate
-from hal.errors import InputError
+from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, graph, launched, pairs, task
 
 MIB_IN_30_US = 2**20 / 30 / 1e3

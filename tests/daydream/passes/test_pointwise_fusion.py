@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import NONE, Dependency, Phase
+from daydream.graph.graph import Dependency, Phase
+from daydream.graph.simulate import simulate
 from daydream.passes.pointwise_fusion import pointwise_fusion
-from daydream.simulate import simulate
-from hal.errors import InputError
+from daydream.trace.trace import NONE
+from hal.support.errors import InputError
 from tests.daydream.graphs import MAIN, STREAM2, graph, launched, pairs, task
 from tests.daydream.passes.traced import traced
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from daydream.build import build_graph
-from daydream.graph import TaskGraph, TaskKind
-from daydream.kineto import read_trace
+from daydream.graph.graph import TaskGraph, TaskKind
+from daydream.graph.simulate import simulate
 from daydream.passes import registered
-from daydream.simulate import simulate
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
 
 TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 RESNET, DISTRIBUTED, RECOMMENDER = "resnet50_v100_nw0", "ns_resolution_v100", "trace_diff_control_a100"

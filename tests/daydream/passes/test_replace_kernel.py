@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from daydream.graph.simulate import simulate
 from daydream.passes import registered
 from daydream.passes.replace_kernel import replace_kernel
-from daydream.simulate import simulate
-from hal import InputError, load_device
+from hal.catalog import load_device
+from hal.support.errors import InputError
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, task
 from tests.daydream.recorded import TRACES, operator, recorded
@@ -129,8 +130,8 @@ def test_the_pass_is_registered():
 
 @pytest.mark.skipif(not RESNET.exists(), reason="needs the real traces")
 def test_a_real_trace_keeps_no_convolution_unpriced():
-    from daydream.build import build_graph
-    from daydream.kineto import read_trace
+    from daydream.tasks.build import build_graph
+    from daydream.trace.kineto import read_trace
 
     baseline = build_graph(read_trace(RESNET))
     outcome = replace_kernel(baseline, device="v100", implementation="library")

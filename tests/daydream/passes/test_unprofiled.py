@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from daydream.build import build_graph
-from daydream.graph import TaskGraph
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import simulate
 from daydream.passes.unprofiled import unprofiled
-from daydream.simulate import simulate
-from hal import InputError
+from daydream.tasks.build import build_graph
+from hal.support.errors import InputError
 from tests.daydream.traces import Builder, written
 
 

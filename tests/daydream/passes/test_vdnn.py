@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.graph import NONE, Dependency, Phase, TaskKind
+from daydream.graph.graph import Dependency, Phase, TaskKind
+from daydream.graph.simulate import simulate
 from daydream.passes.vdnn import vdnn
-from daydream.simulate import simulate
-from hal.errors import InputError
+from daydream.trace.trace import NONE
+from hal.support.errors import InputError
 from tests.daydream.graphs import graph, launched, pairs
 from tests.daydream.passes.traced import traced
 

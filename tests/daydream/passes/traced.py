@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.trace import NONE, Category, ThreadName, Trace
+from daydream.trace.trace import NONE, Category, ThreadName, Trace
 
 
 def traced(

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hal import DeviceSpec, InputError, leaves, load_device, provenance_of
-from hal.microbench import Run, Settings, json_text, known_board, measure_gpu, number_at, spec_from, toml_text
+from hal.catalog import known_board, load_device, provenance_of
+from hal.microbench import Run, Settings, json_text, measure_gpu, number_at, spec_from, toml_text
 from hal.microbench.assemble import device_name
+from hal.spec.device import DeviceSpec
+from hal.spec.numbers import leaves
+from hal.support.errors import InputError
 from tests.hal.microbench.fake_board import NEW_BOARD, V100, FakeLauncher, Truth
 
 QUICK = Settings(repeats=3, long_seconds=12.0)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hal import InputError
 from hal.microbench.cupy_launcher import CupyLauncher
 from hal.microbench.launcher import KernelText, Launch, MicrobenchError, scalar
+from hal.support.errors import InputError
 
 _ATTRIBUTES = {
     "MultiProcessorCount": 80, "WarpSize": 32, "MaxThreadsPerBlock": 1024, "MaxThreadsPerMultiProcessor": 2048,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.device_compiler import compile_cuda, supported_architectures
+from codegen.gpu.source.nvrtc import compile_cuda, supported_architectures
 from hal.microbench import kernel_texts
 
 _TYPICAL = (50, 61, 70, 75, 80, 90)

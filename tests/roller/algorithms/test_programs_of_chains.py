@@ -10,20 +10,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from codegen import BuildRequest, BuiltKernel, Verification, read_manifest
-from codegen.bundle_reader import read_bundle
-from hal import InputError, load_device
+from codegen.bundle.manifest import read_manifest
+from codegen.bundle.reader import read_bundle
+from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.verify.result import Verification
+from hal.catalog import load_device
+from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS, ChainProgram, parse_algorithms
-from roller.bundles import write_bundle
 from roller.cli import main
-from roller.construct import RProgram
-from roller.estimate import Item, SchedulePart, estimate_items
-from roller.explain import explain
-from roller.pipeline import compile_operators, verify_operators
+from roller.command.tables import compiled_json, print_compiled
+from roller.compile.bundles import write_bundle
+from roller.compile.pipeline import compile_operators, verify_operators
+from roller.construct.program import RProgram
+from roller.estimate.operators import Item, SchedulePart, estimate_items
+from roller.explain.page import explain
 from roller.programs import find_programs, ranked
-from roller.show import compiled_json, print_compiled
-from sokoban import kernel_form
-from sokoban.operators import operator_from_data
+from sokoban.kernel.form import kernel_form
+from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100")
 TALL = {"op": "matmul", "m": 64, "n": 64, "k": 65536, "name": "tall"}

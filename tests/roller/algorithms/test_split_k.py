@@ -7,17 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.chain import tensors_of
-from codegen.verify import verify, verify_chain
-from hal import load_device
+from codegen.verify.gpu import verify, verify_chain
+from hal.catalog import load_device
 from roller.algorithms.chain import ChainProgram
-from roller.algorithms.split_k import Slices, consider
-from roller.construct import construct
-from roller.gradients import gradients
-from sokoban import KernelForm, TileSchedule, kernel_form, statement_text
-from sokoban.operators import operator_from_data
-from sokoban.reference import evaluate, random_inputs
-from sokoban.regions import storage_order
+from roller.algorithms.slices import Slices
+from roller.algorithms.split_k import consider
+from roller.construct.construct import construct
+from roller.estimate.gradients import gradients
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.problem import tensors_of
+from sokoban.kernel.regions import storage_order
+from sokoban.language.expression import statement_text
+from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate, random_inputs
+from sokoban.schedule.tile import TileSchedule
 
 V100 = load_device("v100")
 

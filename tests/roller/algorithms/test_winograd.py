@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.verification import TOLERANCE
-from codegen.verify import verify_chain
-from hal import load_device
+from codegen.verify.gpu import verify_chain
+from codegen.verify.result import TOLERANCE
+from hal.catalog import load_device
 from roller.algorithms.chain import Considered
-from roller.algorithms.winograd import MATRICES, Tiles, amplification, consider, convolution_of
-from roller.construct import construct
-from roller.gradients import gradients
-from sokoban import KernelForm, kernel_form
-from sokoban.operators import operator_from_data
+from roller.algorithms.convolution import convolution_of
+from roller.algorithms.winograd import MATRICES, Tiles, amplification, consider
+from roller.construct.construct import construct
+from roller.estimate.gradients import gradients
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100")
 RESNET = {

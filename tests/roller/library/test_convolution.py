@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hal import load_device
+from hal.catalog import load_device
 from roller.library.convolution import convolution_seconds, forward_algorithms
 from roller.library.convolution_algorithms import Problem, gemm_rate, tiled_seconds
 

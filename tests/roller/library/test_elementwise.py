@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hal import InputError, load_device
+from hal.catalog import load_device
+from hal.support.errors import InputError
 from roller.library.elementwise import OPERATORS, elementwise_seconds, reuse
 
 BOARDS = ["v100-pcie-16gb", "p100-pcie-16gb", "p4", "t4", "a100-pcie-40gb", "h100-sxm-80gb", "l4"]

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from bench.suites import load_suite, suite_names
-from hal import InputError, load_device
+from hal.catalog import load_device
+from hal.support.errors import InputError
 from roller.library import library_calls, library_time, library_times
 from roller.library.calls import KINDS, price
 from roller.library.gemm import choose_gemm
 from roller.library.named_calls import named_calls
 from roller.library.recognise import recognise
-from sokoban.operators import operator_from_data
+from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100-pcie")
 SUITES = [operator for name in suite_names() for operator in json.loads(load_suite(name))]

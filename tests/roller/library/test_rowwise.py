@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hal import load_device
+from hal.catalog import load_device
 from roller.library.elementwise import LibraryTime
 from roller.library.rowwise import layer_norm_seconds, softmax_block_threads, softmax_seconds
 

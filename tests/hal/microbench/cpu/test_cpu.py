@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from hal import InputError
 from hal.microbench import Measurement, MicrobenchError, Settings, cpu, json_text, toml_text
 from hal.microbench.cpu import CpuDescription, beside_numpy, describe, measure_cpu, numpy_products, topology
 from hal.microbench.cpu.bandwidth import level_sets
@@ -19,6 +18,7 @@ from hal.microbench.cpu.cores import Cores
 from hal.microbench.cpu.numpy_products import NumpyProducts
 from hal.microbench.cpu.topology import Cache, Topology, read_topology
 from hal.microbench.cpu.vector_ir import chains, module, tile_rows
+from hal.support.errors import InputError
 
 TWO_CORES = Topology(
     title="A processor",

@@ -1,0 +1,284 @@
+"""Any operator as plain CUDA C, to check its kernels on the device that runs them.
+
+A kernel per statement, in float64 throughout and with no tiling at all: a thread computes an element of the
+statement's tensor with loops over the reduction. Where there are few elements and much to reduce, a block shares one.
+The text comes from the operator as its author wrote it, so it shares nothing with the kernels that it judges, and it
+includes no headers, so that every NVRTC compiles it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from codegen.bundle.manifest import ReferenceLaunch, ReferenceRecord
+from codegen.verify.result import tolerance_of
+from sokoban.language.expression import (
+    AffineIndex,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Statement,
+    Tensor,
+    TensorExpr,
+    Value,
+    loads,
+)
+from sokoban.language.reference import input_ranges
+
+#: Name of the file in a bundle.
+SOURCE = "reference.cu"
+
+#: Threads of a block.
+THREADS = 256
+
+#: A block shares an element where there are fewer elements than a GPU keeps threads busy and at least so many points.
+FEW_ELEMENTS = 2**14
+SHARED_POINTS = 4 * THREADS
+
+_ELEMENTS = {
+    "float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float", "float64": "double",
+    "int8": "signed char", "int32": "int", "float8_e4m3fn": "unsigned char", "float8_e5m2": "unsigned char",
+}  # fmt: skip
+_WIDEN = {
+    "float16": "from_half({})", "bfloat16": "from_bfloat16({})", "float32": "(double){}", "float64": "{}",
+    "int8": "(double){}", "int32": "(double){}", "float8_e4m3fn": "from_e4m3({})", "float8_e5m2": "from_half({} << 8)",
+}  # fmt: skip
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
+    "ne": "!=", "and": "&&", "or": "||",
+}  # fmt: skip
+_NAMES = {
+    "pow": "pow", "min": "smaller", "max": "larger", "abs": "fabs", "exp": "exp", "log": "log", "sqrt": "sqrt",
+    "rsqrt": "inverse_root", "tanh": "tanh", "sigmoid": "logistic", "erf": "erf", "sin": "sin", "cos": "cos",
+    "floor": "floor", "ceil": "ceil", "relu": "positive_part", "gelu": "gelu", "silu": "silu",
+}  # fmt: skip
+_COMBINE = {"sum": "{} + {}", "prod": "{} * {}", "max": "larger({}, {})", "min": "smaller({}, {})"}
+_IDENTITY = {"sum": "0.0", "prod": "1.0", "max": "-INFINITE", "min": "INFINITE"}
+
+_HEAD = """\
+// The operator in float64, statement by statement, for checking kernels against it.
+#define INFINITE (1e308 * 10.0)
+#define FUNCTION static __device__ __forceinline__ double
+FUNCTION from_bfloat16(unsigned short bits) {
+  union { unsigned u; float f; } value;
+  value.u = (unsigned)bits << 16;
+  return value.f;
+}
+FUNCTION from_half(unsigned short bits) {
+  int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  double size = exponent == 31 ? (fraction ? INFINITE - INFINITE : INFINITE)
+              : exponent ? ldexp(1024.0 + fraction, exponent - 25) : ldexp((double)fraction, -24);
+  return bits >> 15 ? -size : size;
+}
+FUNCTION from_e4m3(unsigned char bits) {
+  int exponent = bits >> 3 & 15, fraction = bits & 7;
+  double size = exponent == 15 && fraction == 7 ? INFINITE - INFINITE
+              : exponent ? ldexp(8.0 + fraction, exponent - 10) : ldexp((double)fraction, -9);
+  return bits >> 7 ? -size : size;
+}
+FUNCTION larger(double a, double b) { return a > b || a != a ? a : b; }
+FUNCTION smaller(double a, double b) { return a < b || a != a ? a : b; }
+FUNCTION inverse_root(double a) { return 1.0 / sqrt(a); }
+FUNCTION positive_part(double a) { return larger(a, 0.0); }
+FUNCTION logistic(double a) { return 0.5 * (1.0 + tanh(0.5 * a)); }
+FUNCTION silu(double a) { return a * logistic(a); }
+FUNCTION gelu(double a) { return 0.5 * a * (1.0 + erf(a * 0.70710678118654752440)); }
+"""
+
+
+@dataclass(frozen=True)
+class ReferenceKernel:
+    """``reference.cu`` and what the manifest says of it."""
+
+    source: str
+    record: ReferenceRecord
+
+
+def reference_kernel(expr: TensorExpr, entry: str) -> ReferenceKernel:
+    """The reference of an operator.
+
+    Args:
+        entry: first part of the kernels' names; statement 0 becomes ``<entry>_reference_0``.
+
+    Raises:
+        ValueError: a tensor has a dtype without a meaning here.
+    """
+    unknown = [tensor.dtype for tensor in expr.tensors if tensor.dtype not in _ELEMENTS]
+    if unknown:
+        raise ValueError(f"no reference for {unknown[0]}")
+    written = {statement.tensor for statement in expr.statements}
+    kernels = [_Kernel(expr, statement, written) for statement in expr.statements]
+    names = [f"{entry}_reference_{number}" for number in range(len(kernels))]
+    source = "\n".join([_HEAD, *(kernel.text(name) for kernel, name in zip(kernels, names, strict=True))])
+    return ReferenceKernel(
+        source,
+        ReferenceRecord(
+            source=SOURCE,
+            launches=[
+                ReferenceLaunch(
+                    entry=name,
+                    grid=(kernel.blocks, 1, 1),
+                    block=(THREADS, 1, 1),
+                    tensors=[*kernel.reads, kernel.statement.tensor],
+                )
+                for kernel, name in zip(kernels, names, strict=True)
+            ],
+            workspace={
+                name: expr.tensor_by_name[name].element_count for name in expr.tensor_by_name if name in written
+            },
+            tolerance=tolerance_of(expr),
+            ranges={name: list(pair) for name, pair in input_ranges(expr).items()},
+        ),
+    )
+
+
+class _Kernel:
+    """The kernel of one statement."""
+
+    def __init__(self, expr: TensorExpr, statement: Statement, written: set[str]) -> None:
+        self.expr, self.statement, self.written = expr, statement, written
+        self.reads = list(dict.fromkeys(load.tensor for load in loads(statement.value)))
+        self.elements = math.prod(expr.sizes[axis] for axis in statement.axes)
+        reduction = statement.reduction
+        self.points = math.prod(expr.sizes[axis] for axis in reduction.axes) if reduction else 1
+        self.shared = self.elements < FEW_ELEMENTS and self.points >= SHARED_POINTS
+        self.blocks = self.elements if self.shared else -(-self.elements // THREADS)
+        # 64-bit indices cost a device several times as much, so only where they are needed.
+        counts = (self.elements, self.points, *(expr.tensor_by_name[name].element_count for name in self.reads))
+        self.index = "long long" if max(counts) >= 2**30 else "int"
+
+    def text(self, name: str) -> str:
+        """The kernel's definition."""
+        parameters = [f"const {self._element(tensor)}* __restrict__ {_variable(tensor)}" for tensor in self.reads]
+        parameters.append(f"double* __restrict__ {_variable(self.statement.tensor)}")
+        body = self._shared_body() if self.shared else self._body()
+        return "\n".join(
+            [
+                f'extern "C" __global__ void __launch_bounds__({THREADS}) {name}({", ".join(parameters)}) {{',
+                *(f"  {line}" for line in body),
+                "}",
+                "",
+            ]
+        )
+
+    def _element(self, tensor: str) -> str:
+        return "double" if tensor in self.written else _ELEMENTS[self.expr.tensor_by_name[tensor].dtype]
+
+    def _body(self) -> list[str]:
+        """A thread per element."""
+        lines = [
+            f"const long long element = (long long)blockIdx.x * {THREADS} + threadIdx.x;",
+            f"if (element >= {self.elements}) return;",
+            *self._decoded("element", self.statement.axes),
+        ]
+        reduction = self.statement.reduction
+        if reduction is None:
+            return [*lines, f"{self._output('element')} = {self._value(self.statement.value)};"]
+        lines.append(f"double total = {_IDENTITY[reduction.function]};")
+        for axis in reduction.axes:
+            name = _variable(axis)
+            lines.append(f"for ({self.index} {name} = 0; {name} < {self.expr.sizes[axis]}; ++{name})")
+        lines += [f"  {self._accumulate(reduction)}", f"{self._output('element')} = total;"]
+        return lines
+
+    def _shared_body(self) -> list[str]:
+        """A block per element: every thread reduces its share, then the threads halve until one is left."""
+        reduction = self.statement.reduction
+        assert reduction is not None
+        combined = _COMBINE[reduction.function].format("part[threadIdx.x]", "part[threadIdx.x + half]")
+        return [
+            f"__shared__ double part[{THREADS}];",
+            *self._decoded("blockIdx.x", self.statement.axes),
+            f"double total = {_IDENTITY[reduction.function]};",
+            f"for ({self.index} point = threadIdx.x; point < {self.points}; point += {THREADS}) {{",
+            *(f"  {line}" for line in self._decoded("point", reduction.axes)),
+            f"  {self._accumulate(reduction)}",
+            "}",
+            "part[threadIdx.x] = total;",
+            f"for (int half = {THREADS // 2}; half > 0; half /= 2) {{",
+            "  __syncthreads();",
+            f"  if (threadIdx.x < half) part[threadIdx.x] = {combined};",
+            "}",
+            f"if (threadIdx.x == 0) {self._output('blockIdx.x')} = part[0];",
+        ]
+
+    def _accumulate(self, reduction: Reduction) -> str:
+        return f"total = {_COMBINE[reduction.function].format('total', self._value(reduction.body))};"
+
+    def _output(self, element: str) -> str:
+        return f"{_variable(self.statement.tensor)}[{element}]"
+
+    def _decoded(self, number: str, axes: tuple[str, ...]) -> list[str]:
+        """Declarations that take a row-major element number apart into axes."""
+        lines, below = [], 1
+        for axis in reversed(axes):
+            size = self.expr.sizes[axis]
+            lines.append(f"const {self.index} {_variable(axis)} = {number} / {below} % {size};")
+            below *= size
+        return lines
+
+    def _value(self, value: Value) -> str:
+        """A value as a C expression, fully bracketed."""
+        if isinstance(value, Constant):
+            return _number(value.value)
+        if isinstance(value, AxisValue):
+            return f"(double)({_index(value.index)})"
+        if isinstance(value, Load):
+            return self._load(value)
+        assert isinstance(value, Call), "a normalised statement has no inner reduction"
+        arguments = [self._value(argument) for argument in value.arguments]
+        if value.function in _INFIX:
+            return f"({arguments[0]} {_INFIX[value.function]} {arguments[1]})"
+        special: Mapping[str, Callable[..., str]] = {
+            "neg": lambda a: f"(-{a})",
+            "not": lambda a: f"(!{a})",
+            "select": lambda condition, yes, no: f"({condition} ? {yes} : {no})",
+        }
+        if value.function in special:
+            return special[value.function](*arguments)
+        return f"{_NAMES[value.function]}({', '.join(arguments)})"
+
+    def _load(self, load: Load) -> str:
+        tensor = self.expr.tensor_by_name[load.tensor]
+        element = f"{_variable(load.tensor)}[{_offset(load, tensor)}]"
+        value = element if load.tensor in self.written else _WIDEN[tensor.dtype].format(element)
+        if load.pad is None:
+            return value
+        inside = []
+        for index, extent in zip(load.indices, tensor.shape, strict=True):
+            low, high = index.bounds(self.expr.sizes)
+            inside += [f"{_index(index)} >= 0"] if low < 0 else []
+            inside += [f"{_index(index)} < {extent}"] if high >= extent else []
+        return f"({' && '.join(inside)} ? {value} : {_number(load.pad)})" if inside else value
+
+
+def _variable(name: str) -> str:
+    """A name of the user's as one of C, apart from C's own words and from the names above."""
+    return f"v_{name}"
+
+
+def _number(value: float) -> str:
+    """A constant to the last bit."""
+    if math.isnan(value):
+        return "(INFINITE - INFINITE)"
+    if math.isinf(value):
+        return "INFINITE" if value > 0 else "(-INFINITE)"
+    return f"({value!r})"
+
+
+def _index(index: AffineIndex) -> str:
+    terms = [_variable(axis) if factor == 1 else f"{factor} * {_variable(axis)}" for axis, factor in index.terms]
+    return f"({' + '.join([*terms, str(index.offset)] if index.offset or not terms else terms)})"
+
+
+def _offset(load: Load, tensor: Tensor) -> str:
+    """Row-major element number of a load: ``((m) * 17 + (k))``; unsigned nowhere, so negative parts cancel."""
+    total = ""
+    for index, extent in zip(load.indices, tensor.shape, strict=True):
+        total = f"({total} * {extent} + {_index(index)})" if total else _index(index)
+    return total or "0"

@@ -1,0 +1,1 @@
+"""One request to one finished kernel, in a worker process."""

@@ -1,0 +1,163 @@
+"""One schedule to one finished kernel: source, binary, resources, proof. Runs in a worker process of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.generators import GENERATORS, engine_for
+from codegen.verify.chain import ChainCheck
+from codegen.verify.result import Verification
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.problem import tensors_of
+from sokoban.language.expression import DTYPE_BYTES
+from sokoban.schedule.tile import TileSchedule
+
+if TYPE_CHECKING:
+    from codegen.tir.lowered import Lowered
+
+
+def build_kernel(request: BuildRequest) -> BuiltKernel:
+    """Lower, compile and (on request) verify one schedule. Never raises for a schedule that does not build: the
+    result carries the reason."""
+    from codegen.gpu.source.nvrtc import CompileError
+    from codegen.tir.lowered import LoweringError
+
+    try:
+        built = _BUILDERS[request.generator](request)
+    except (LoweringError, CompileError, ValueError) as error:
+        return BuiltKernel(request.entry, "", None, (0, 0, 0), (0, 0, 0), 0, 0, None, None, None, str(error))
+    if not request.verify:
+        return built
+    form, schedule = request.form, request.schedule
+    assert isinstance(form, KernelForm) and isinstance(schedule, TileSchedule)
+    engine = engine_for(GENERATORS[request.generator].lane)
+    return replace(built, verification=verify_schedule(form, schedule, engine, request.architecture, request.lanes))
+
+
+def _build_cuda(request: BuildRequest) -> BuiltKernel:
+    """Source and cubin."""
+    from codegen.gpu.lower import lower_problem
+    from codegen.gpu.source.nvrtc import compile_cuda
+    from codegen.gpu.source.prelude import strip_prelude
+    from codegen.gpu.source.residency import squeezed
+    from codegen.gpu.source.text import cuda_source, own_architecture
+
+    own = own_architecture(request.schedule, request.architecture)
+    architecture = own or request.architecture
+    lowered = lower_problem(request.form, request.schedule, entry=request.entry)
+    source = strip_prelude(cuda_source(lowered, architecture, _parameters(request)))
+    compiled = compile_cuda(source, architecture, name=request.entry)
+    if lowered.has_barriers:
+        # Other kernels are bound by memory, or their registers are no matter of choice.
+        threads, shared = math.prod(lowered.block), compiled.shared_bytes + lowered.dynamic_shared_bytes
+        source, compiled = squeezed(source, compiled, threads, shared, architecture, name=request.entry)
+    kernel = _source_kernel(request, lowered, source, own)
+    return replace(
+        kernel,
+        binary=compiled.cubin,
+        registers=compiled.registers,
+        spill_bytes=compiled.spill_bytes,
+        shared_bytes=compiled.shared_bytes + lowered.dynamic_shared_bytes,
+    )
+
+
+def _build_cuda_source(request: BuildRequest) -> BuiltKernel:
+    from codegen.gpu.lower import lower_problem
+    from codegen.gpu.source.prelude import strip_prelude
+    from codegen.gpu.source.text import cuda_source, own_architecture
+
+    own = own_architecture(request.schedule, request.architecture)
+    lowered = lower_problem(request.form, request.schedule, entry=request.entry)
+    source = strip_prelude(cuda_source(lowered, own or request.architecture, _parameters(request)))
+    return _source_kernel(request, lowered, source, own)
+
+
+def _build_opencl_source(request: BuildRequest) -> BuiltKernel:
+    from codegen.gpu.lower import lower_problem
+    from codegen.gpu.source.text import opencl_source
+
+    lowered = lower_problem(request.form, request.schedule, entry=request.entry, dynamic_shared=False)
+    return _source_kernel(request, lowered, opencl_source(lowered, _parameters(request), request.lanes))
+
+
+def _parameters(request: BuildRequest) -> list[str]:
+    return [tensor.name for tensor in tensors_of(request.form)]
+
+
+def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: str | None = None) -> BuiltKernel:
+    """A kernel as source alone."""
+    from codegen.gpu.source.text import KERNEL_SUFFIX, static_shared_bytes
+
+    return BuiltKernel(
+        request.entry + KERNEL_SUFFIX,
+        source,
+        None,
+        lowered.grid,
+        lowered.block,
+        static_shared_bytes(source) + lowered.dynamic_shared_bytes,
+        lowered.dynamic_shared_bytes,
+        None,
+        None,
+        None,
+        architecture=own,
+    )
+
+
+def _build_llvm(request: BuildRequest) -> BuiltKernel:
+    """Assembly and shared library."""
+    from codegen.cpu.library import build_library
+    from codegen.cpu.lower import lower_cpu
+    from codegen.tir.lowered import LoweringError
+
+    form, schedule = request.form, request.schedule
+    if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
+        raise LoweringError(f"{request.entry}: shared libraries hold operators, no transforms between kernels")
+    vector_bytes = DTYPE_BYTES["float32"] * request.lanes
+    lowered = lower_cpu(form, schedule, entry=f"{request.entry}_blocks", vector_bytes=vector_bytes)
+    built = build_library(lowered, request.architecture, len(form.expr.inputs) + 1)
+    return BuiltKernel(
+        built.entry,
+        built.assembly,
+        built.library,
+        (built.blocks, 1, 1),
+        (1, 1, 1),
+        built.scratch_bytes,
+        built.scratch_bytes,
+        None,
+        None,
+        None,
+    )
+
+
+#: Generator -> what builds with it.
+_BUILDERS: Mapping[str, Callable[[BuildRequest], BuiltKernel]] = {
+    "cuda": _build_cuda,
+    "cuda-source": _build_cuda_source,
+    "opencl-source": _build_opencl_source,
+    "llvm": _build_llvm,
+}
+
+
+def verify_schedule(
+    form: KernelForm, schedule: TileSchedule, engine: str = "opencl", architecture: str = "", lanes: int = 1
+) -> Verification:
+    """Run one schedule against the reference; see :func:`codegen.verify.gpu.verify`, and for the engine ``"native"``,
+    which alone needs to know the processor, :func:`codegen.verify.cpu.verify_native`."""
+    if engine == "native":
+        from codegen.verify.cpu import verify_native
+
+        return verify_native(form, schedule, architecture=architecture, lanes=lanes)
+    from codegen.verify.gpu import verify
+
+    return verify(form, schedule, engine=engine)
+
+
+def verify_chain(check: ChainCheck, engine: str = "opencl") -> Verification:
+    """Run the kernels of a chain against the reference; see :func:`codegen.verify.gpu.verify_chain`."""
+    from codegen.verify.gpu import verify_chain
+
+    return verify_chain(check, engine=engine)

@@ -1,0 +1,87 @@
+"""What a worker process is asked to build, and what it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from codegen.verify.result import Verification
+from sokoban.kernel.problem import Problem
+from sokoban.schedule.patches import Schedule
+
+if TYPE_CHECKING:
+    pass
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        form: the operator in canonical form, or what a kernel of a chain computes.
+        schedule: the schedule to lower.
+        entry: name of the kernel function.
+        generator: ``"cuda"`` (source and cubin), ``"cuda-source"``, ``"opencl-source"`` or ``"llvm"`` (shared library).
+        architecture: ``"sm_70"``, ``"icelake-server"`` and the like.
+        lanes: of a TEU: work-items of a wavefront for OpenCL, float32 elements of a vector for LLVM.
+        verify: run the schedule on a cut-down problem too; of a chain's kernels only all together are verified.
+    """
+
+    form: Problem
+    schedule: Schedule
+    entry: str
+    generator: str
+    architecture: str
+    lanes: int
+    verify: bool
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A kernel as text and machine code.
+
+    Attributes:
+        entry: name of the function in the source.
+        source: CUDA C++, OpenCL C or assembly.
+        binary: cubin or shared library; None where only source can be made.
+        grid, block: launch extents (x, y, z); of a shared library the number of blocks, each taken by one thread.
+        shared_bytes: shared memory of a block, all of it; of a shared library the scratch memory of a thread.
+        dynamic_shared_bytes: the part of it to give at launch.
+        registers: registers per thread as compiled; None without a binary.
+        spill_bytes: bytes per thread spilled to local memory, stores and loads; None without a binary.
+        verification: the proof; None where none was asked for.
+        error: why there is no kernel; empty where there is one.
+        architecture: what it is compiled for where that is not the request's,
+        :func:`codegen.gpu.source.text.own_architecture`.
+    """
+
+    entry: str
+    source: str
+    binary: bytes | None
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    registers: int | None
+    spill_bytes: int | None
+    verification: Verification | None
+    error: str = ""
+    architecture: str | None = None
+
+
+@dataclass(frozen=True)
+class BuiltChain:
+    """The kernels of a chain, in the order of their launches."""
+
+    launches: tuple[BuiltKernel, ...]
+    verification: Verification | None
+
+    @property
+    def error(self) -> str:
+        """Why one of them cannot be built; empty where all are."""
+        return next((kernel.error for kernel in self.launches if kernel.error), "")
+
+    @property
+    def spill_bytes(self) -> int | None:
+        """Of the kernel that spills most; None without binaries."""
+        return max((kernel.spill_bytes for kernel in self.launches if kernel.spill_bytes is not None), default=None)

@@ -1,0 +1,1 @@
+"""Tile schedules to shared libraries for processors."""

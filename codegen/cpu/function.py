@@ -1,0 +1,78 @@
+"""The function that every CPU kernel is: pointers to tensors and scratch memory, and a range of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from codegen.cpu.cuts import position
+from codegen.tir.lowered import identifier
+from codegen.tir.reads import guarded_read
+from codegen.tir.statements import named
+from codegen.tir.values import Expr
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import Load, Tensor
+
+
+@dataclass(frozen=True)
+class LoweredCpu:
+    """A TVM module and what a caller needs to run it.
+
+    Attributes:
+        module: one PrimFunc ``entry``: pointers to the inputs in order, the output and scratch memory, then the first
+            block to run and the one to stop before (64-bit integers).
+        entry: the function's name.
+        blocks: how many blocks there are; they may run in any order and at the same time.
+        scratch_bytes: scratch memory that every thread needs for itself, aligned to 64 bytes.
+        vector_bytes: width of the vectors that it computes with.
+    """
+
+    module: Any
+    entry: str
+    blocks: int
+    scratch_bytes: int
+    vector_bytes: int
+
+
+class CpuFunction:
+    """The PrimFunc around a kernel's loops: flat buffers of the tensors, scratch memory, a range of blocks."""
+
+    def __init__(self, form: KernelForm, entry: str) -> None:
+        self.form, self.entry = form, entry
+
+    def build(self, scratch_elements: int, block: Callable[[Mapping[str, Any], Any, Any, Expr], None]) -> Any:
+        """The module; ``block(sources, output, scratch, number)`` writes the loops of one block."""
+        expr = self.form.expr
+        with IRBuilder() as builder, T.prim_func(s_tir=True):
+            T.func_name(self.entry)
+            # An entry point already, by TVM's numbers: it makes no function of its own calling convention of it.
+            T.func_attr({"global_symbol": self.entry, "tirx.noalias": True, "calling_conv": 1})
+            tensors = [*expr.inputs, expr.output]
+            handles = [T.arg(identifier(tensor.name), T.handle(tensor.dtype)) for tensor in tensors]
+            scratch_handle = T.arg("scratch", T.handle(expr.accumulate))
+            begin, end = T.arg("begin", T.int64()), T.arg("end", T.int64())
+            flat = [
+                T.decl_buffer((max(1, tensor.element_count),), tensor.dtype, data=handle)
+                for tensor, handle in zip(tensors, handles, strict=True)
+            ]
+            scratch = T.decl_buffer((max(1, scratch_elements),), expr.accumulate, data=scratch_handle)
+            sources = {tensor.name: buffer for tensor, buffer in zip(expr.inputs, flat, strict=False)}
+            with named(T.serial, end - begin, "number") as number:
+                block(sources, flat[-1], scratch, (begin + number).astype("int32"))
+        return tvm.IRModule({self.entry: builder.get()})
+
+
+def read_flat(
+    load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int], dtype: str
+) -> Expr:
+    """An element of a tensor that lies flat in ``source``, in ``dtype``; the pad value outside."""
+
+    def element(*indices: Expr) -> Expr:
+        return source[position(indices, tensor.shape or (1,))]
+
+    return guarded_read(load, tensor, element, axes, ranges).astype(dtype)

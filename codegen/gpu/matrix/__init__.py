@@ -1,0 +1,1 @@
+"""Tensor Cores: wmma, mma.sync, wgmma."""

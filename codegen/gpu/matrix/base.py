@@ -1,0 +1,261 @@
+"""What kernels of matrix instructions have in common: blocks, the way into shared memory, the way of results out.
+
+Both operands are staged in shared memory as matrices, rows m or k by columns k or n, whatever the tensors' other
+dimensions are: those are one element wide. A warp owns a sub-matrix of the block's output and keeps it in accumulators
+whose elements lie scattered over its lanes. Results pass through a strip of shared memory therefore: warps store
+sixteen rows each at a time, and then all threads of the block together apply the final statement to that strip and
+write it, element by element where it exists.
+
+The kernels are written directly as statements rather than scheduled from a tensor expression: TVM's matching of matrix
+intrinsics would need every operand in the shape of its pattern, and loading its intrinsics takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from codegen.gpu.raster import block_places
+from codegen.tir.function import parameter, written
+from codegen.tir.lowered import Lowered
+from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.values import Expr, evaluate
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, matrix_roles
+from sokoban.language.expression import FLOAT8_DTYPES, Load, Tensor
+from sokoban.schedule.accesses import fetch_vector, store_vector
+from sokoban.schedule.tile import TileSchedule
+
+WARP = 32
+#: Results per thread and turn on their way out: vectors of more than four floats do not compile.
+RESULT_VECTOR = 4
+
+
+def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
+    """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
+    roles = matrix_roles(form)
+    if roles is None:
+        return "is no product of matrices that an instruction multiplies"
+    for axis, block in schedule.block:
+        warp = schedule.thread_of[axis]
+        if axis in (roles.m, roles.n):
+            if warp % FRAGMENT or block % warp or warp <= 0:
+                return f"block {block} and warp {warp} of axis {axis} are no multiples of {FRAGMENT} and each other"
+        elif block != 1 or warp != 1:
+            return f"axis {axis} runs beside the product and takes a tile of one"
+        if schedule.vthreads_of[axis] != 1:
+            return "warps have no virtual copies"
+    for axis, step in schedule.step:
+        if (step % roles.depth or step <= 0) if axis == roles.k else step != 1:
+            return f"step {step} of axis {axis}: the product's depth takes multiples of {roles.depth}, others one"
+    if roles.k not in schedule.step_of:
+        return f"axis {roles.k} has no step"
+    if schedule.reduce_threads:
+        return "warps do not share a reduction"
+    if {roles.a.tensor, roles.b.tensor} != set(schedule.cached):
+        return "both operands, and nothing else, are staged in shared memory"
+    if schedule.threads_per_block > 1024:
+        return f"{schedule.threads_per_block} threads are more than a block has"
+    return None
+
+
+#: What makes a :class:`MatrixLowering`, of operator, schedule, roles, entry and whether shared memory is dynamic.
+Lowering = Callable[[KernelForm, TileSchedule, MatrixRoles, str, bool], "MatrixLowering"]
+
+
+def lower_product(
+    lowering: Lowering, problem: str | None, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool
+) -> Lowered:
+    """The kernel of a matrix product.
+
+    Raises:
+        ValueError: there is a ``problem``.
+    """
+    if problem is not None:
+        raise ValueError(f"{form.expr.name}: {problem}")
+    roles = matrix_roles(form)
+    assert roles is not None
+    return lowering(form, schedule, roles, entry, dynamic_shared).run()
+
+
+def outer_inner(roles: MatrixRoles, load: Load) -> tuple[str, str]:
+    """The axes of an operand's rows and columns in shared memory: columns are the tensor's innermost dimension."""
+    if load == roles.a:
+        return (roles.m, roles.k) if roles.a_layout == "row" else (roles.k, roles.m)
+    return (roles.k, roles.n) if roles.b_layout == "row" else (roles.n, roles.k)
+
+
+def shared_shape(roles: MatrixRoles, schedule: TileSchedule, load: Load) -> tuple[int, int]:
+    """Rows and columns (with padding) of an operand's tile in shared memory, in elements."""
+    tile = {**schedule.block_of, **schedule.step_of}
+    outer, inner = outer_inner(roles, load)
+    return tile[outer], tile[inner] + schedule.padding_of.get(load.tensor, 0)
+
+
+def strip_shape(roles: MatrixRoles, schedule: TileSchedule) -> tuple[int, int]:
+    """Rows and columns (with padding) of the strip in which results leave the warps, in sums of 32 bits."""
+    return schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n] + roles.strip_padding
+
+
+def strip_bytes(roles: MatrixRoles, schedule: TileSchedule) -> int:
+    """Shared memory in which results leave the warps: sixteen rows of every warp at a time."""
+    return 4 * math.prod(strip_shape(roles, schedule))
+
+
+class MatrixLowering(ABC):
+    """One kernel. A subclass writes the statements of :meth:`kernel` and says how much shared memory they take.
+
+    Attributes:
+        has_barriers: its statements have all barriers that they need; TVM adds none.
+        has_interleaved_rows: the upper half of a fragment's rows in the strip are its even rows, the lower half the odd
+            ones.
+    """
+
+    has_barriers = False
+    has_interleaved_rows = False
+
+    def __init__(self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str) -> None:
+        self.form, self.schedule, self.roles, self.entry = form, schedule, roles, entry
+        self.dtype = form.expr.accumulate
+        self.tensors = {name: _stored(tensor) for name, tensor in form.expr.tensor_by_name.items()}
+        self.padded = padded_sizes(form, schedule)
+        self.tile = {**schedule.block_of, **schedule.step_of}
+        self.warps_n = schedule.threads_of[roles.n]
+        self.warps = schedule.threads_of[roles.m] * self.warps_n
+        self.fragments_m = schedule.thread_of[roles.m] // FRAGMENT
+        self.fragments_n = schedule.thread_of[roles.n] // FRAGMENT
+
+    @abstractmethod
+    def kernel(self) -> None:
+        """The statements of a block; ``origin``, ``warp``, ``lane`` and ``thread`` are set."""
+
+    @abstractmethod
+    def memory(self) -> tuple[int, int]:
+        """Bytes of shared memory, and how many of them are dynamic."""
+
+    def run(self) -> Lowered:
+        shared_bytes, dynamic_bytes = self.memory()
+        blocks = self.schedule.grid_blocks(self.form.sizes)
+        module = written(self.entry, lambda: self._function(blocks))
+        grid, threads = (blocks, 1, 1), (WARP, self.warps, 1)
+        return Lowered(module, self.entry, grid, threads, shared_bytes, dynamic_bytes, self.has_barriers)
+
+    def _function(self, blocks: int) -> None:
+        # Eight-bit floats are bytes to TVM: the tensors as they are stored, not as the operator has them.
+        self.buffers = {tensor.name: parameter(self.tensors[tensor.name]) for tensor in self.form.expr.inputs}
+        self.output = parameter(self.form.expr.output)
+        with (
+            T.launch_thread("blockIdx.x", blocks) as block,
+            T.launch_thread("threadIdx.y", self.warps) as warp,
+            T.launch_thread("threadIdx.x", WARP) as lane,
+        ):
+            places = block_places(block, self.form, self.schedule)
+            self.origin = {axis: place * self.schedule.block_of[axis] for axis, place in places.items()}
+            self.warp, self.lane, self.thread = warp, lane, warp * WARP + lane
+            self.kernel()
+
+    def fetch_width(self, load: Load) -> int:
+        """Elements that a thread copies at once to the shared tile of ``load``."""
+        padding = self.schedule.padding_of.get(load.tensor, 0)
+        given = self.schedule.vector_of.get(load.tensor, VECTOR_ANY)
+        return math.gcd(given, fetch_vector(self.form, self.schedule, load, padding))
+
+    def share_out(self, rows: int, columns: int, vector: int, body: Callable[[Expr, Expr], None]) -> None:
+        """``body(row, column)`` for every element of a matrix, dealt to all threads in vectors along the rows."""
+
+        def vectors(row: Expr, column: Expr) -> None:
+            if vector == 1:
+                body(row, column)
+                return
+            with named(T.vectorized, vector, "lane") as lane:
+                body(row, column + lane)
+
+        self.share_out_vectors(rows, columns, vector, vectors)
+
+    def share_out_vectors(
+        self, rows: int, columns: int, vector: int, body: Callable[[Expr, Expr], None], unroll: bool = False
+    ) -> None:
+        """``body(row, column)`` for every vector of a matrix, by its first element."""
+        threads = self.warps * WARP
+        count = rows * columns // vector
+        per_row = columns // vector
+        with named(T.unroll if unroll else T.serial, -(-count // threads), "turn") as turn:
+            index = turn * threads + self.thread
+            if count % threads:
+                with T.If(index < count), T.Then():
+                    body(index // per_row, index % per_row * vector)
+            else:
+                body(index // per_row, index % per_row * vector)
+
+    def store_strip(self, strip: Any, row: Expr) -> None:
+        """Fragment row ``row`` of every warp, which ``strip`` holds, through the final statement to the output."""
+        roles, schedule = self.roles, self.schedule
+        width = strip_shape(roles, schedule)[1]
+        vector = math.gcd(
+            schedule.vector_of.get(self.form.expr.output.name, RESULT_VECTOR), store_vector(self.form, schedule)
+        )
+        vector = math.gcd(vector, RESULT_VECTOR)
+
+        def store(strip_row: Expr, column: Expr) -> None:
+            within = strip_row % FRAGMENT
+            if self.has_interleaved_rows:
+                within = within % 8 * 2 + within // 8
+            m = strip_row // FRAGMENT * schedule.thread_of[roles.m] + row * FRAGMENT + within
+            axes = {**self.origin, roles.m: self.origin[roles.m] + m, roles.n: self.origin[roles.n] + column}
+            value = self._final(axes, strip[strip_row * width + column])
+            inside = [axes[axis] < self.form.sizes[axis] for axis in (roles.m, roles.n) if self._is_padded(axis)]
+            if not inside:
+                T.buffer_store(self.output, value, [axes[axis] for axis in self.form.final.axes])
+                return
+            with T.If(tirx.all(*inside)), T.Then():
+                T.buffer_store(self.output, value, [axes[axis] for axis in self.form.final.axes])
+
+        self.share_out(schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n], vector, store)
+
+    def _is_padded(self, axis: str) -> bool:
+        return self.padded[axis] > self.form.sizes[axis]
+
+    def _final(self, axes: Mapping[str, Expr], result: Expr) -> Expr:
+        """The final statement at one element of the output, its guarded loads read only where they exist."""
+        form, dtype = self.form, self.form.expr.final_dtype
+
+        def read(load: Load) -> Expr:
+            if load.tensor == form.reductions[0].tensor:
+                return result.astype(dtype)
+            value = guarded_read(load, self.tensors[load.tensor], self.source(load), axes, form.sizes)
+            return value.astype(dtype)
+
+        return evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
+
+    def source(self, load: Load) -> Callable[..., Expr]:
+        """The tensor of ``load`` as a function of its indices."""
+        buffer = self.buffers[load.tensor]
+        return lambda *indices: buffer[indices]
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """A tensor as kernels see it: eight-bit floats are their bits, numbers to nothing but matrix instructions."""
+    return replace(tensor, dtype="uint8") if tensor.dtype in FLOAT8_DTYPES else tensor
+
+
+def allocate(name: str, elements: int, dtype: str, scope: str, align: int = -1) -> Any:
+    """A buffer of a kernel, by a name of its own in the source; ``align`` bytes where its start is to be a multiple."""
+    buffer = T.alloc_buffer((elements,), dtype, scope=scope, align=align)
+    IRBuilder.name(name, buffer)
+    return buffer
+
+
+@contextmanager
+def named(loop: Callable[[int], Any], extent: int, name: str) -> Iterator[Expr]:
+    """A loop whose variable has a name of its own in the source."""
+    with loop(extent) as variable:
+        IRBuilder.name(name, variable)
+        yield variable

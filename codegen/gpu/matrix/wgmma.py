@@ -1,0 +1,185 @@
+"""Tensor Core kernels of sm_90a: warp groups multiply from shared memory (``wgmma``) over a pipeline of copies.
+
+The copies are those of :mod:`codegen.gpu.matrix.mma`, ``cp.async`` of 16 bytes each with zeros at the edges. What
+differs is where an element goes, and who reads it: the instruction finds its operands itself, by the descriptor of a
+tile in 128-byte swizzle. A tile is a row of panels, each 64 elements (128 bytes) wide and as long as the tile; eight
+rows of a panel make an atom of 1024 bytes, within which pieces of 16 bytes are permuted by an exclusive or with the
+row's number.
+
+Products are asynchronous. A step waits for its copies, makes them visible to the asynchronous proxy, meets all warps at
+one barrier and issues its products; then it starts the copies into the buffer that the step before the last has left,
+and waits for the products of the last step only. Tensor cores so have the next products before they finish.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.gpu.matrix import wgmma_functions as device
+from codegen.gpu.matrix.base import allocate, lower_product, named, outer_inner, warp_tile_problem
+from codegen.gpu.matrix.mma import MmaLowering
+from codegen.tir.lowered import Lowered
+from codegen.tir.values import Expr
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import WGMMA, MatrixRoles, matrix_roles
+from sokoban.language.expression import Load
+from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.warp_groups import (
+    DTYPES,
+    ELEMENT_BYTES,
+    GROUP_ROWS,
+    LEAST_STAGES,
+    MOST_STAGES,
+    PANEL_BYTES,
+    STEP,
+    WARP_ROWS,
+    WIDTHS,
+    is_aligned,
+)
+
+#: Elements of a panel's row, and of the pieces that are permuted within it.
+PANEL, PIECE = PANEL_BYTES // ELEMENT_BYTES, 16 // ELEMENT_BYTES
+
+#: Depth of one instruction.
+DEPTH = 16
+
+
+def lower_wgmma(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
+    """Lower a matrix product with instruction ``wgmma_64xNx16``.
+
+    Raises:
+        ValueError: the operator or the schedule does not fit the instruction; :func:`wgmma_problem` says why.
+    """
+    problem = wgmma_problem(form, schedule)
+    return lower_product(_WarpGroupLowering, problem, form, schedule, entry, dynamic_shared=True)
+
+
+def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
+    """Why a schedule cannot be lowered to ``wgmma``; None when it can."""
+    problem = warp_tile_problem(form, schedule)
+    if problem is not None:
+        return problem
+    roles = matrix_roles(form)
+    assert roles is not None
+    rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
+    if roles.dtype not in DTYPES:
+        return f"instruction {WGMMA} takes {' and '.join(DTYPES)}, not {roles.dtype}"
+    if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
+        return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
+    if schedule.thread_of[roles.n] != width or width not in WIDTHS:
+        return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, WIDTHS))} columns"
+    if schedule.step_of[roles.k] % STEP:
+        return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
+    if any(amount for _, amount in schedule.padding):
+        return "padding: tiles of warp groups are swizzled instead"
+    if not LEAST_STAGES <= schedule.stages <= MOST_STAGES:
+        return f"{schedule.stages} pipeline stages: warp groups take {LEAST_STAGES} to {MOST_STAGES}"
+    if not is_aligned(form, schedule):
+        return "rows of an operand are no multiples of 16 bytes"
+    return None
+
+
+@dataclass(frozen=True)
+class PanelTile:
+    """The staged tile of one operand, as descriptors can tell of it.
+
+    Attributes:
+        turned: the depth runs down the rows rather than along them (PTX: MN-major rather than K-major).
+        rows: of the tile; m or n, or the depth where it is turned.
+        start: byte where the tile starts within its stage.
+    """
+
+    turned: bool
+    rows: int
+    start: int
+
+    @property
+    def panel_bytes(self) -> int:
+        return self.rows * PANEL_BYTES
+
+    def offset(self, stage: Expr, row: Expr, column: Expr) -> Expr:
+        """Byte of an element in shared memory, of the stage that starts at byte ``stage``."""
+        piece = column % PANEL // PIECE ^ (row % 8)
+        first = stage + self.start + column // PANEL * self.panel_bytes + row * PANEL_BYTES
+        return first + (piece * PIECE + column % PIECE) * ELEMENT_BYTES
+
+    def described(self, stage: Expr, spatial: Expr, depth: int) -> tuple[Expr, int, int]:
+        """Start, leading and stride byte offsets of what one product reads: from ``spatial`` (m or n, a multiple of 64)
+        and step ``depth`` of the product's depth on.
+
+        Eight rows after eight others are an atom apart (the stride). The leading offset is from one panel to the next
+        where columns of the tile are m or n; otherwise there is but one, and it is not used (1 after encoding).
+        """
+        start = stage + self.start
+        if self.turned:
+            start = start + spatial // PANEL * self.panel_bytes + depth * PANEL_BYTES
+            return start, self.panel_bytes, device.ATOM_BYTES
+        within = depth // PANEL * self.panel_bytes + depth % PANEL * ELEMENT_BYTES
+        return start + within + spatial * PANEL_BYTES, 16, device.ATOM_BYTES
+
+
+class _WarpGroupLowering(MmaLowering):
+    """One kernel: copies and the results' way out are those of ``mma.sync``, the steps are its own."""
+
+    def __init__(
+        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
+    ) -> None:
+        super().__init__(form, schedule, roles, entry, dynamic_shared)
+        #: Static memory need not start where the swizzle repeats.
+        self.is_dynamic = True
+        #: Steps whose copies are under way while one is multiplied: two buffers belong to products.
+        self.ahead = self.stages - 2
+        self.panels: dict[Load, PanelTile] = {}
+        start = 0
+        for load in (roles.a, roles.b):
+            outer, inner = outer_inner(roles, load)
+            self.panels[load] = PanelTile(roles.is_turned(load), self.tile[outer], start)
+            start += self.tile[outer] * self.tile[inner] * ELEMENT_BYTES
+        width = schedule.block_of[roles.n]
+        self.product = device.product_name(roles.dtype, width, roles.is_turned(roles.a), roles.is_turned(roles.b))
+
+    def place(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
+        return self.panels[load].offset(stage * self.stage_bytes, row, column)
+
+    def kernel(self) -> None:
+        self.shared = allocate("shared", self.shared_bytes // 4, "float32", "shared.dyn", align=device.ATOM_BYTES)
+        count = self.schedule.block_of[self.roles.n] // 2
+        self.sums = allocate("sums", count, "float32", "local")
+        self.warp_n: Expr = tirx.const(0, "int32")
+        with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
+            with named(T.unroll, count, "position") as position:
+                T.buffer_store(self.sums, T.float32(0), [position])
+            self._pipeline()
+            self._leave(0)
+
+    def _pipeline(self) -> None:
+        for step in range(self.ahead):
+            if step < self.steps:
+                self._fetch(tirx.const(step, "int32"), step)
+            self._call("copy_async_commit")
+        with named(T.serial, self.steps, "step") as step:
+            self._call(f"copy_async_wait_{self.ahead - 1}")
+            self._call(device.PROXY_FENCE)
+            self._barrier()
+            self._multiply_by_group(step % self.stages)
+            self._fetch_later(step)
+            self._call(device.WAIT_FOR_EARLIER)
+        self._call(device.finish_name(self.schedule.block_of[self.roles.n]), self.sums.data)
+        self._call("copy_async_wait_0")
+
+    def _multiply_by_group(self, stage: Expr) -> None:
+        """All products of a step, as one group."""
+        roles, start = self.roles, stage * self.stage_bytes
+        self._call(device.ARRIVE)
+        for depth in range(0, self.step, DEPTH):
+            a = self.panels[roles.a].described(start, self.warp // 4 * GROUP_ROWS, depth)
+            b = self.panels[roles.b].described(start, tirx.const(0, "int32"), depth)
+            self._call(self.product, self.sums.data, self._descriptor(a), self._descriptor(b))
+        self._call(device.COMMIT)
+
+    def _descriptor(self, described: tuple[Any, ...]) -> Expr:
+        return T.call_extern("uint64", device.DESCRIPTOR, self.shared.data, *described)

@@ -1,0 +1,123 @@
+"""The device functions of kernels whose warp groups multiply: ``wgmma`` by inline assembly, for sm_90a alone.
+
+As those of :mod:`codegen.gpu.matrix.mma_functions`, each is one PTX instruction by name. The four warps of a group
+multiply 64 rows by ``n`` columns together; operands are not in registers but described, by a 64-bit matrix descriptor
+each (PTX ISA, "Asynchronous warpgroup level matrix instructions", "Matrix descriptor format"). Descriptors are put
+together by ordinary arithmetic, which the CUDA emulator executes as it stands; what it has functions of its own for is
+in ``codegen/emulator/wgmma_on_cpu.h``.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from sokoban.schedule.warp_groups import WIDTHS
+
+#: Rows of a tile in 128-byte swizzle repeat after so many bytes: eight rows of 128.
+ATOM_BYTES = 1024
+
+#: By element type: the name in PTX, and in the emulator's C++.
+_TYPES = {"float16": ("f16", "half"), "bfloat16": ("bf16", "nv_bfloat16")}
+
+DESCRIPTOR = "matrix_descriptor"
+ARRIVE, COMMIT, PROXY_FENCE = "warp_group_arrive", "warp_group_commit", "async_proxy_fence"
+
+#: Waits until all products but those committed last are done.
+WAIT_FOR_EARLIER = "warp_group_wait_1"
+
+
+def finish_name(width: int) -> str:
+    """The function that waits until all products are done. It names the sums, so that no compiler reads them before."""
+    return f"warp_group_finish_{width}"
+
+
+def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
+    """The function that multiplies 64 rows of 16 elements by 16 rows of ``width``; *turned* operands have rows (of A)
+    or columns (of B) rather than the depth in adjacent places: ``wgmma_64x128x16_f16_kn``."""
+    return f"wgmma_64x{width}x16_{_TYPES[dtype][0]}_{'m' if a_turned else 'k'}{'n' if b_turned else 'k'}"
+
+
+def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
+    ptx, cpu = _TYPES[dtype]
+    count = width // 2
+    registers = _lines([f"%{i}" for i in range(count)], '"', ' "')
+    # Scales of the sums and of both operands are 1: sums are added to, signs stay.
+    return f"""\
+static __device__ __forceinline__ void {product_name(dtype, width, a_turned, b_turned)}(
+    float* d, unsigned long long a, unsigned long long b) {{
+#ifdef CUDA_ON_CPU
+  emulator::multiply_by_warp_group<{cpu}, {width}, {int(a_turned)}, {int(b_turned)}>(d, a, b);
+#else
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx}.{ptx} {{"
+{registers}
+               "}}, %{count}, %{count + 1}, 1, 1, 1, {int(a_turned)}, {int(b_turned)};"
+               : {_sums(width)}
+               : "l"(a), "l"(b));
+#endif
+}}"""
+
+
+def _sums(width: int) -> str:
+    """The sums of a thread as operands that an instruction reads and writes."""
+    return _lines([f'"+f"(d[{i}])' for i in range(width // 2)], "", "").strip()
+
+
+def _finish(width: int) -> str:
+    return f"""\
+static __device__ __forceinline__ void {finish_name(width)}(float* d) {{
+#ifdef CUDA_ON_CPU
+  emulator::wait_for_products(0);
+#else
+  asm volatile("wgmma.wait_group.sync.aligned 0;"
+               : {_sums(width)}
+               :: "memory");
+#endif
+}}"""
+
+
+def _lines(items: list[str], opening: str, closing: str) -> str:
+    """Items eight to a line, separated by commas throughout."""
+    rows = [", ".join(items[i : i + 8]) for i in range(0, len(items), 8)]
+    last = len(rows) - 1
+    indent = " " * 15
+    return "\n".join(f"{indent}{opening}{row}{'' if i == last else ','}{closing}" for i, row in enumerate(rows))
+
+
+def _instruction(name: str, text: str, emulated: str) -> str:
+    return f"""\
+static __device__ __forceinline__ void {name}() {{
+#ifdef CUDA_ON_CPU
+  emulator::{emulated};
+#else
+  asm volatile("{text}" ::: "memory");
+#endif
+}}"""
+
+
+#: Start address, leading and stride byte offsets without their lowest four bits at bits 0, 16 and 32; 1 at bit 62 is
+#: 128-byte swizzle. The base offset (bits 49 to 51) is 0, as tiles start at multiples of 1024 bytes.
+_DESCRIPTOR = """\
+static __device__ __forceinline__ unsigned long long matrix_descriptor(const void* shared, int offset, int leading,
+                                                                       int stride) {
+  unsigned long long start = (shared_address(shared, offset) & 0x3FFFF) >> 4;
+  return start | (unsigned long long)(leading >> 4) << 16 | (unsigned long long)(stride >> 4) << 32 | 1ULL << 62;
+}"""
+
+_FUNCTIONS = {
+    DESCRIPTOR: _DESCRIPTOR,
+    PROXY_FENCE: _instruction(PROXY_FENCE, "fence.proxy.async.shared::cta;", "show_copies_to_warp_groups()"),
+    ARRIVE: _instruction(ARRIVE, "wgmma.fence.sync.aligned;", "arrive_at_warp_group()"),
+    COMMIT: _instruction(COMMIT, "wgmma.commit_group.sync.aligned;", "commit_products()"),
+    WAIT_FOR_EARLIER: _instruction(WAIT_FOR_EARLIER, "wgmma.wait_group.sync.aligned 1;", "wait_for_products(1)"),
+    **{finish_name(width): _finish(width) for width in WIDTHS},
+    **{
+        product_name(dtype, width, a, b): _product(dtype, width, a, b)
+        for dtype, width, a, b in product(_TYPES, WIDTHS, (False, True), (False, True))
+    },
+}
+
+
+def device_functions(used: set[str]) -> str:
+    """The text of the functions among the names ``used``, empty where there are none; ``shared_address`` of
+    :mod:`codegen.gpu.matrix.mma_functions` stands before it."""
+    return "\n".join(text for name, text in _FUNCTIONS.items() if name in used)

@@ -1,0 +1,194 @@
+"""Tensor Core kernels of sm_70 and sm_75: matrix products by the 16x16x16 instructions of ``nvcuda::wmma``.
+
+A fragment's elements are scattered over the warp in an order that the hardware keeps to itself; only whole fragments
+can be loaded and stored. :mod:`codegen.gpu.matrix.base` has what is not about fragments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.gpu.matrix.base import (
+    MatrixLowering,
+    allocate,
+    lower_product,
+    named,
+    outer_inner,
+    shared_shape,
+    strip_bytes,
+    strip_shape,
+    warp_tile_problem,
+)
+from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.reads import guarded_read
+from codegen.tir.values import Expr
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
+from sokoban.language.expression import Load
+from sokoban.schedule.tile import TileSchedule
+
+#: Shared rows start at multiples of 16 bytes: what ``load_matrix_sync`` asks of a leading dimension.
+OPERAND_PADDING_STEP = 8
+
+
+def lower_wmma(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_shared: bool = True) -> Lowered:
+    """Lower a matrix product with instruction ``wmma_16x16x16``.
+
+    Raises:
+        ValueError: the operator or the schedule does not fit the instruction; :func:`wmma_problem` says why.
+    """
+    problem = wmma_problem(form, schedule)
+    return lower_product(_WmmaLowering, problem, form, schedule, entry, dynamic_shared)
+
+
+def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
+    """Why a schedule cannot be lowered to matrix instructions; None when it can."""
+    problem = warp_tile_problem(form, schedule)
+    if problem is not None:
+        return problem
+    roles = matrix_roles(form)
+    assert roles is not None
+    for load in (roles.a, roles.b):
+        padding = schedule.padding_of.get(load.tensor, 0)
+        if padding % OPERAND_PADDING_STEP or padding < 0:
+            return f"padding {padding} of {load.tensor} is no multiple of {OPERAND_PADDING_STEP} elements"
+    if schedule.stages != 1:
+        return f"{schedule.stages} pipeline stages: wmma fetches a step, then computes on it"
+    strip = strip_bytes(roles, schedule)
+    if strip > STATIC_SHARED_BYTES:
+        return f"results on their way out take {strip} bytes, static shared memory has {STATIC_SHARED_BYTES}"
+    return None
+
+
+def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
+    """Shared memory of a block: both staged tiles, and beside them the strip in which results leave the fragments.
+
+    Beyond 48 KiB the staged tiles move to dynamic shared memory; the strip, of another type, stays static.
+    """
+    roles = matrix_roles(form)
+    assert roles is not None
+    staged = sum(2 * math.prod(shared_shape(roles, schedule, load)) for load in (roles.a, roles.b))
+    return staged + strip_bytes(roles, schedule)
+
+
+class _WmmaLowering(MatrixLowering):
+    """One kernel, its statements in the order in which :meth:`kernel` writes them."""
+
+    def __init__(
+        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
+    ) -> None:
+        super().__init__(form, schedule, roles, entry)
+        self.shared_bytes = wmma_shared_bytes(form, schedule)
+        self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
+
+    def memory(self) -> tuple[int, int]:
+        strip = strip_bytes(self.roles, self.schedule)
+        return self.shared_bytes, self.shared_bytes - strip if self.is_dynamic else 0
+
+    def kernel(self) -> None:
+        roles, schedule = self.roles, self.schedule
+        a_shape, b_shape = (shared_shape(roles, schedule, load) for load in (roles.a, roles.b))
+        operand = self.tensors[roles.a.tensor].dtype
+        scope = "shared.dyn" if self.is_dynamic else "shared"
+        self.a_shared = allocate("a_shared", math.prod(a_shape), operand, scope)
+        self.b_shared = allocate("b_shared", math.prod(b_shape), operand, scope)
+        self.strip = allocate("strip", strip_bytes(roles, schedule) // 4, "float32", "shared")
+        area = FRAGMENT * FRAGMENT
+        self.accumulators = allocate(
+            "accumulators", self.fragments_m * self.fragments_n * area, "float32", "wmma.accumulator"
+        )
+        self.a_fragments = allocate("a_fragments", self.fragments_m * area, operand, "wmma.matrix_a")
+        self.b_fragments = allocate("b_fragments", self.fragments_n * area, operand, "wmma.matrix_b")
+        # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: one store at
+        # the start makes the strip live throughout.
+        with T.If(self.thread < 1), T.Then():
+            T.buffer_store(self.strip, T.float32(0), [0])
+        with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
+            with named(T.unroll, self.fragments_m * self.fragments_n, "position") as position:
+                T.evaluate(T.tvm_fill_fragment(*_fragment(self.accumulators, position), T.float32(0)))
+            self._steps(list(self.form.reduced), {})
+            with named(T.unroll, self.fragments_m, "row") as row:
+                self._leave(row)
+
+    # ---- the product
+
+    def _steps(self, remaining: list[str], at: dict[str, Expr]) -> None:
+        """The loops over reduction steps, and inside them one step."""
+        if not remaining:
+            self._step(at)
+            return
+        axis = remaining[0]
+        step = self.schedule.step_of[axis]
+        with named(T.serial, self.padded[axis] // step, f"{identifier(axis)}_step") as index:
+            self._steps(remaining[1:], {**at, axis: index * step})
+
+    def _step(self, at: Mapping[str, Expr]) -> None:
+        roles = self.roles
+        first = {**self.origin, **at}
+        self._fetch(roles.a, self.a_shared, first)
+        self._fetch(roles.b, self.b_shared, first)
+        warp_m = self.warp // self.warps_n * self.schedule.thread_of[roles.m]
+        warp_n = self.warp % self.warps_n * self.schedule.thread_of[roles.n]
+        with named(T.unroll, self.schedule.step_of[roles.k] // FRAGMENT, "depth") as depth:
+            with named(T.unroll, self.fragments_m, "i") as i:
+                corner = {roles.m: warp_m + i * FRAGMENT, roles.k: depth * FRAGMENT}
+                self._load(self.a_fragments, i, roles.a, self.a_shared, corner, roles.a_layout)
+            with named(T.unroll, self.fragments_n, "j") as j:
+                corner = {roles.n: warp_n + j * FRAGMENT, roles.k: depth * FRAGMENT}
+                self._load(self.b_fragments, j, roles.b, self.b_shared, corner, roles.b_layout)
+            with (
+                named(T.unroll, self.fragments_m, "i") as i,
+                named(T.unroll, self.fragments_n, "j") as j,
+            ):
+                position = i * self.fragments_n + j
+                T.evaluate(
+                    T.tvm_mma_sync(
+                        self.accumulators.data, position, self.a_fragments.data, i,
+                        self.b_fragments.data, j, self.accumulators.data, position,
+                    )
+                )  # fmt: skip
+
+    def _load(
+        self, fragments: Any, index: Expr, load: Load, shared: Any, corner: Mapping[str, Expr], layout: str
+    ) -> None:
+        outer, inner = outer_inner(self.roles, load)
+        row = shared_shape(self.roles, self.schedule, load)[1]
+        pointer = shared.access_ptr("r", offset=corner[outer] * row + corner[inner])
+        T.evaluate(T.tvm_load_matrix_sync(*_fragment(fragments, index), pointer, row, f"{layout}_major"))
+
+    def _fetch(self, load: Load, shared: Any, first: Mapping[str, Expr]) -> None:
+        """All threads copy the data tile of ``load``, zero where the tensor or the product ends."""
+        outer, inner = outer_inner(self.roles, load)
+        width = self.tile[inner]
+        padding = self.schedule.padding_of.get(load.tensor, 0)
+        tensor = self.tensors[load.tensor]
+
+        def copy(row: Expr, column: Expr) -> None:
+            axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
+            value = guarded_read(load, tensor, self.source(load), axes, {**self.form.sizes, **self.padded})
+            T.buffer_store(shared, value, [row * (width + padding) + column])
+
+        self.share_out(self.tile[outer], width, self.fetch_width(load), copy)
+
+    # ---- the results
+
+    def _leave(self, row: Expr) -> None:
+        """One row of every warp's fragments: to shared memory, through the final statement, to the output."""
+        width = strip_shape(self.roles, self.schedule)[1]
+        warp_row = self.warp // self.warps_n * FRAGMENT
+        warp_column = self.warp % self.warps_n * self.schedule.thread_of[self.roles.n]
+        with named(T.unroll, self.fragments_n, "j") as j:
+            pointer = self.strip.access_ptr("w", offset=warp_row * width + warp_column + j * FRAGMENT)
+            source = _fragment(self.accumulators, row * self.fragments_n + j)
+            T.evaluate(T.tvm_store_matrix_sync(*source, pointer, width, "row_major"))
+        self.store_strip(self.strip, row)
+
+
+def _fragment(fragments: Any, index: Expr) -> tuple[Any, int, int, int, Expr]:
+    """The arguments by which every wmma intrinsic names a fragment."""
+    return fragments.data, FRAGMENT, FRAGMENT, FRAGMENT, index

@@ -1,0 +1,331 @@
+"""Reductions shared among the threads of a block: softmax, layer norm, and large reductions with few outputs.
+
+Blocks own whole rows, ``threads`` of them side by side; the columns of a row are dealt to ``reduce_threads`` threads,
+whose partial results TVM combines by warp shuffles (CUDA) or a tree in shared memory (OpenCL).
+
+Written directly as statements, like :mod:`codegen.gpu.staged.kernel`: TVM's schedules read what several statements
+share once per statement, element by element, and every combined value from shared memory again for every column. Here a
+thread loads its part of the row as vectors, once where it has registers for it
+(:func:`sokoban.schedule.rows.row_plan`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.tir.function import parameter, written
+from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.reads import guarded_read, padded_sizes
+from codegen.tir.statements import local_buffer, named, vector_read, vector_write
+from codegen.tir.values import Expr, affine, combine, evaluate, identity
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import Load, Reduction
+from sokoban.language.names import fresh_name
+from sokoban.schedule.rows import LEAST_COLUMNS, LEAST_LOADS, REMEMBERED, row_columns, row_plan
+from sokoban.schedule.tile import TileSchedule
+
+#: The element of a load, as a value to compute with.
+Read = Callable[[Load], Expr]
+
+
+def lower_rows(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
+    """Lower a ``rows`` kernel, or a ``tile`` kernel whose reduction is shared among threads."""
+    return _RowsLowering(form, schedule, entry).run()
+
+
+class _RowsLowering:
+    """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
+
+    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str) -> None:
+        self.form, self.schedule, self.entry = form, schedule, entry
+        self.dtype = form.expr.accumulate
+        self.tensors = form.expr.tensor_by_name
+        self.padded = padded_sizes(form, schedule)
+        self.row_threads = math.prod(schedule.threads_of.values())
+        self.column_threads = math.prod(schedule.reduce_threads_of.values())
+        self.columns_on_x = form.reduces_contiguously
+        self.columns = row_columns(form)
+        self.plan = row_plan(form, self.column_threads)
+        self.names = set(self.tensors)
+
+    def run(self) -> Lowered:
+        form, schedule = self.form, self.schedule
+        module = written(self.entry, self._function)
+        element_bytes = 8 if self.dtype == "float64" else 4
+        block = (self.column_threads, self.row_threads, 1)
+        return Lowered(
+            module,
+            self.entry,
+            (schedule.grid_blocks(form.sizes), 1, 1),
+            block if self.columns_on_x else (block[1], block[0], 1),
+            len(form.reductions) * self.row_threads * element_bytes,
+            0,
+        )
+
+    def _function(self) -> None:
+        # Tensors as one run of elements each.
+        expr = self.form.expr
+        self.sources = {tensor.name: parameter(tensor, (math.prod(tensor.shape),)) for tensor in expr.inputs}
+        self.output = parameter(expr.output, (math.prod(expr.output.shape),))
+        self._kernel()
+
+    def _name(self, wanted: str) -> str:
+        name = fresh_name(wanted, self.names)
+        self.names.add(name)
+        return name
+
+    # ---- the kernel
+
+    def _kernel(self) -> None:
+        across, along = ("y", "x") if self.columns_on_x else ("x", "y")
+        extents = {across: self.row_threads, along: self.column_threads}
+        with (
+            T.launch_thread("blockIdx.x", self.schedule.grid_blocks(self.form.sizes)) as block,
+            T.launch_thread("threadIdx.x", extents["x"]) as x,
+            T.launch_thread("threadIdx.y", extents["y"]) as y,
+            T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
+        ):
+            row_thread, self.lane = (y, x) if self.columns_on_x else (x, y)
+            self.kept = {load: self._buffer(load.tensor, self.plan.turns * self.plan.vector) for load in self.plan.kept}
+            produced = [statement.tensor for statement in self.form.reductions]
+            self.results = {tensor: position for position, tensor in enumerate(produced)}
+            # All in one buffer, of two elements at least: TVM would take one of a single element for another name of
+            # what it combines the threads in, which is shared memory that is read anew for every column.
+            self.result = local_buffer(self._name("result"), max(2, len(produced)), self.dtype)
+            if self.plan.remembered is not None:
+                columns = self.plan.turns * self.plan.vector
+                self.kept[REMEMBERED] = local_buffer(self._name("remembered"), columns, self.dtype)
+            self._rows(self._first_row(block, row_thread), list(self.form.spatial), {})
+
+    def _buffer(self, name: str, elements: int) -> Any:
+        return local_buffer(self._name(f"{identifier(name)}_row"), elements, self.tensors[name].dtype)
+
+    def _first_row(self, block: Expr, thread: Expr) -> dict[str, Expr]:
+        """First row of a thread along every spatial axis; blocks and threads count the last axis fastest."""
+        first: dict[str, Expr] = {}
+        axes = self.form.spatial
+        for axis in reversed(axes):
+            blocks, threads = self.padded[axis] // self.schedule.block_of[axis], self.schedule.threads_of[axis]
+            outermost = axis == axes[0]
+            here = block if outermost else tirx.floormod(block, blocks)
+            own = thread if outermost else tirx.floormod(thread, threads)
+            first[axis] = (here * threads + own) * self.schedule.register_tile[axis]
+            block, thread = tirx.floordiv(block, blocks), tirx.floordiv(thread, threads)
+        return first
+
+    def _rows(self, first: Mapping[str, Expr], axes: list[str], row: dict[str, Expr]) -> None:
+        """A thread's rows, one after the other: all threads come to every barrier."""
+        if not axes:
+            self._row(row)
+            return
+        axis, own = axes[0], self.schedule.register_tile[axes[0]]
+        if own == 1:
+            self._rows(first, axes[1:], {**row, axis: first[axis]})
+            return
+        with named(T.serial, own, identifier(axis)) as index:
+            self._rows(first, axes[1:], {**row, axis: first[axis] + index})
+
+    def _row(self, row: Mapping[str, Expr]) -> None:
+        form = self.form
+        padded = [axis for axis in form.spatial if self.padded[axis] > form.sizes[axis]]
+        exists = [row[axis] < form.sizes[axis] for axis in padded]
+        # A row that does not exist is computed as the last one that does, and never stored.
+        self.row = {axis: tirx.min(at, form.sizes[axis] - 1) if axis in padded else at for axis, at in row.items()}
+        self.unread = set(self.plan.kept)
+        for position, statement in enumerate(form.reductions):
+            self._reduce(position, statement.tensor)
+        if not form.columns:
+            exists = exists + ([self.lane == 0] if self.column_threads > 1 else [])
+        if not exists:
+            self._finish()
+            return
+        with T.If(tirx.all(*exists)), T.Then():
+            self._finish()
+
+    # ---- along a row
+
+    def _reduce(self, position: int, tensor: str) -> None:
+        """One reduction: a thread's columns into its partial result, those of all threads into the result."""
+        reduction = self.plan.values[position]
+        assert isinstance(reduction, Reduction)
+        partial = local_buffer(self._name("partial"), 1, self.dtype)
+        T.buffer_store(partial, identity(reduction.function, self.dtype), [0])
+        remembers = reduction.body == self.plan.remembered
+
+        def add(axes: Mapping[str, Expr], read: Read, vector: _Vector, lane: Expr) -> None:
+            value = evaluate(reduction.body, axes, read, self.dtype)
+            if remembers:
+                T.buffer_store(self.kept[REMEMBERED], value, [vector.turn * self.plan.vector + lane])
+                value = self.kept[REMEMBERED][vector.turn * self.plan.vector + lane]
+            T.buffer_store(partial, combine(reduction.function, partial[0], value), [0])
+
+        self._walk(position, lambda vector: vector.each(add, self.dtype))
+        total = partial[0] if self.column_threads == 1 else self._combined(reduction, partial)
+        T.buffer_store(self.result, total, [self.results[tensor]])
+
+    def _combined(self, reduction: Reduction, partial: Any) -> Expr:
+        """The partial results of the threads of a row, combined for all of them."""
+        together = local_buffer(self._name("together"), 1, self.dtype)
+        function = reduction.function
+        reducer = T.comm_reducer(lambda a, b: combine(function, a, b), [identity(function, self.dtype)])
+        with T.attr(reducer, "reduce_scope", T.reinterpret("handle", T.uint64(0))):
+            T.evaluate(T.tvm_thread_allreduce(T.uint32(1), partial[0], True, together[0], self.lane))
+        return together[0]
+
+    def _finish(self) -> None:
+        """The final statement: once per row, or for every column."""
+        form = self.form
+        if not form.columns:
+            dtype = form.expr.final_dtype
+            value = evaluate(self.plan.values[-1], self.row, self.reader({}, self.row, dtype), dtype)
+            T.buffer_store(
+                self.output, value.astype(form.expr.output.dtype), [self._address(form.final.axes, self.row)]
+            )
+            return
+        self._walk(len(form.reductions), self._store)
+
+    def _store(self, vector: _Vector) -> None:
+        """The results of a vector of columns."""
+        form, lanes, dtype = self.form, self.plan.vector, self.form.expr.final_dtype
+        wide = self.plan.stores_wide
+        results = local_buffer(self._name("results"), lanes, form.expr.output.dtype) if wide else None
+
+        def put(axes: Mapping[str, Expr], read: Read, _: _Vector, lane: Expr) -> None:
+            value = evaluate(self.plan.values[-1], axes, read, dtype).astype(form.expr.output.dtype)
+            if results is not None:
+                T.buffer_store(results, value, [lane])
+            else:
+                T.buffer_store(self.output, value, [self._address(form.final.axes, axes)])
+
+        vector.each(put, dtype)
+        if results is not None:
+            first = self._address(form.final.axes, vector.axes(tirx.const(0, "int32")))
+            vector_write(self.output, first, lanes, vector_read(results, 0, lanes))
+
+    def _walk(self, statement: int, body: Callable[[_Vector], None]) -> None:
+        """``body`` for every vector of columns of a thread.
+
+        What the statement reads along the row lies in registers then: those that keep it for others, or those of a few
+        vectors, loaded before the first of them is used.
+        """
+        plan, reads = self.plan, self.plan.reads[statement]
+        new = [load for load in reads if load in self.unread]
+        self.unread -= set(new)
+        if new:
+
+            def keep(first: Expr, turns: int) -> None:
+                with named(T.unroll, turns, "turn") as turn:
+                    for load in new:
+                        self._load(load, self.kept[load], first + turn, first + turn)
+
+            self._in_turns(plan.turns, keep)
+        together = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector)
+        buffers = {load: self._buffer(load.tensor, together * plan.vector) for load in reads if load not in self.kept}
+
+        def some(first: Expr, turns: int) -> None:
+            for load, buffer in buffers.items():
+                with named(T.unroll, turns, "turn") as turn:
+                    self._load(load, buffer, turn, first + turn)
+            with named(T.unroll, turns, "turn") as turn:
+                body(_Vector(self, first + turn, turn, buffers))
+
+        self._in_turns(together, some, unrolled=bool(self.kept))
+
+    def _in_turns(self, together: int, body: Callable[[Expr, int], None], *, unrolled: bool = False) -> None:
+        """``body(first, turns)`` for all turns of a thread, ``together`` at a time; the last one may leave it out."""
+        plan, threads = self.plan, self.column_threads
+        whole = plan.vectors // threads
+        groups, rest = divmod(whole, together)
+        if groups == 1:
+            body(tirx.const(0, "int32"), together)
+        elif groups:
+            with named(T.unroll if unrolled else T.serial, groups, "group") as group:
+                body(group * together, together)
+        if rest:
+            body(tirx.const(groups * together, "int32"), rest)
+        if plan.turns > whole:
+            with T.If(whole * threads + self.lane < plan.vectors), T.Then():
+                body(tirx.const(whole, "int32"), 1)
+
+    def column(self, turn: Expr, lane: Expr) -> dict[str, Expr]:
+        """A column of the thread, by axis."""
+        *outer, last = self.columns
+        sizes, rest = self.form.sizes, turn * self.column_threads + self.lane
+        if not outer:
+            return {last: rest * self.plan.vector + lane}
+        count = sizes[last] // self.plan.vector
+        found = {last: tirx.floormod(rest, count) * self.plan.vector + lane}
+        rest = tirx.floordiv(rest, count)
+        for axis in reversed(outer):
+            found[axis] = tirx.floormod(rest, sizes[axis]) if axis != outer[0] else rest
+            rest = tirx.floordiv(rest, sizes[axis])
+        return found
+
+    def _load(self, load: Load, to: Any, position: Expr, turn: Expr) -> None:
+        """A vector of columns from memory to the registers ``to``, as they are stored."""
+        lanes = self.plan.vector
+        if load in self.plan.wide:
+            axes = {**self.row, **self.column(turn, tirx.const(0, "int32"))}
+            first = self._place(load.tensor, [affine(index, axes) for index in load.indices])
+            vector_write(to, position * lanes, lanes, vector_read(self.sources[load.tensor], first, lanes))
+            return
+        with named(T.unroll, lanes, "lane") as lane:
+            value = self._read(load, {**self.row, **self.column(turn, lane)})
+            T.buffer_store(to, value, [position * lanes + lane])
+
+    def _read(self, load: Load, axes: Mapping[str, Expr]) -> Expr:
+        """An element from memory."""
+        source = self.sources[load.tensor]
+
+        def at(*indices: Expr) -> Expr:
+            return source[self._place(load.tensor, indices)]
+
+        return guarded_read(load, self.tensors[load.tensor], at, axes, self.form.sizes)
+
+    def reader(self, loaded: Mapping[Load, Expr], axes: Mapping[str, Expr], dtype: str) -> Read:
+        """How a statement reads, as values of ``dtype``: results of reductions, what is ``loaded``, else memory."""
+
+        def read(load: Load) -> Expr:
+            if load.tensor in self.results:
+                return self.result[self.results[load.tensor]].astype(dtype)
+            value = loaded[load] if load in loaded else self._read(load, axes)
+            return value.astype(dtype)
+
+        return read
+
+    def _address(self, names: Sequence[str], axes: Mapping[str, Expr]) -> Expr:
+        """Where an element of the output lies."""
+        return self._place(self.form.expr.output.name, [axes[name] for name in names])
+
+    def _place(self, tensor: str, indices: Sequence[Expr]) -> Expr:
+        shape = self.tensors[tensor].shape
+        total: Expr = tirx.const(0, "int32")
+        for position, index in enumerate(indices):
+            total = total + index * math.prod(shape[position + 1 :])
+        return total
+
+
+class _Vector:
+    """Adjacent columns of a thread whose elements lie in registers."""
+
+    def __init__(self, lowering: _RowsLowering, turn: Expr, position: Expr, loaded: Mapping[Load, Any]) -> None:
+        """``turn`` counts the thread's vectors, ``position`` those in the buffers ``loaded``."""
+        self.lowering, self.turn, self.position, self.loaded = lowering, turn, position, loaded
+
+    def axes(self, lane: Expr) -> dict[str, Expr]:
+        """Row and column of one of them."""
+        return {**self.lowering.row, **self.lowering.column(self.turn, lane)}
+
+    def each(self, body: Callable[[Mapping[str, Expr], Read, _Vector, Expr], None], dtype: str) -> None:
+        """``body(axes, read, self, lane)`` for every column; reads give values of ``dtype``."""
+        lanes, kept = self.lowering.plan.vector, self.lowering.kept
+        with named(T.unroll, lanes, "lane") as lane:
+            elements = {load: buffer[self.position * lanes + lane] for load, buffer in self.loaded.items()}
+            elements |= {load: buffer[self.turn * lanes + lane] for load, buffer in kept.items()}
+            axes = self.axes(lane)
+            body(axes, self.lowering.reader(elements, axes, dtype), self, lane)

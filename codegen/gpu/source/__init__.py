@@ -1,0 +1,1 @@
+"""Lowered module to CUDA/OpenCL text to cubin."""

@@ -1,0 +1,72 @@
+"""One more resident block where the compiler took registers without need.
+
+A compiler that is told no more than the size of a block takes what one block may have, often a few registers too many
+for another block to fit beside it. RATIONAL counts on what the tile needs; this asks the compiler for the same.
+"""
+
+from __future__ import annotations
+
+import re
+
+from codegen.gpu.source.nvrtc import CompiledKernel, CompileError, compile_cuda
+
+#: 32-bit registers of a unit, and how many a warp's are rounded to: the same on every NVIDIA board since compute
+#: capability 5.0 (CUDA C++ Programming Guide, technical specifications per compute capability).
+UNIT_REGISTERS = 65536
+REGISTER_GRANULARITY = 256
+WARP_LANES = 32
+
+#: Shared memory of a unit of compute capability 7.0 that blocks can have: the least of those that we tune for.
+UNIT_SHARED_BYTES = 96 * 1024
+
+#: Share of the registers that has to be left: with fewer the compiler would compute addresses anew.
+LEAST_LEFT = 0.75
+
+
+def resident_blocks(registers: int, threads: int) -> int:
+    """Blocks of ``threads`` threads that the register file of a unit holds."""
+    per_warp = -(-registers * WARP_LANES // REGISTER_GRANULARITY) * REGISTER_GRANULARITY
+    return UNIT_REGISTERS // (per_warp * -(-threads // WARP_LANES))
+
+
+def squeezed(
+    source: str, compiled: CompiledKernel, threads: int, shared_bytes: int, architecture: str, *, name: str
+) -> tuple[str, CompiledKernel]:
+    """The kernel compiled for one resident block more, if little is missing and nothing spills; for fewer where it
+    spills as it is and not for those; else as it is."""
+    if compiled.spill_bytes:
+        return _relaxed(source, compiled, threads, architecture, name=name)
+    blocks = resident_blocks(compiled.registers, threads) + 1
+    allowed = UNIT_REGISTERS // (blocks * -(-threads // WARP_LANES) * WARP_LANES)
+    fits = blocks * shared_bytes <= UNIT_SHARED_BYTES
+    if blocks < 2 or not fits or allowed < LEAST_LEFT * compiled.registers:
+        return source, compiled
+    bounded = _bounded(source, threads, blocks)
+    try:
+        tight = compile_cuda(bounded, architecture, name=name)
+    except CompileError:
+        return source, compiled
+    if tight.spill_bytes or tight.stack_bytes > compiled.stack_bytes:
+        return source, compiled
+    return (bounded, tight) if resident_blocks(tight.registers, threads) >= blocks else (source, compiled)
+
+
+def _relaxed(
+    source: str, compiled: CompiledKernel, threads: int, architecture: str, *, name: str
+) -> tuple[str, CompiledKernel]:
+    """A kernel that spills compiled for half as many resident blocks as it has, or one: left to itself the compiler may
+    spill a few registers to fit more small blocks than anybody asked for."""
+    for blocks in dict.fromkeys((max(1, resident_blocks(compiled.registers, threads) // 2), 1)):
+        bounded = _bounded(source, threads, blocks)
+        try:
+            relaxed = compile_cuda(bounded, architecture, name=name)
+        except CompileError:
+            continue
+        if not relaxed.spill_bytes:
+            return bounded, relaxed
+    return source, compiled
+
+
+def _bounded(source: str, threads: int, blocks: int) -> str:
+    """The source with a number of blocks that are to be resident."""
+    return re.sub(rf"__launch_bounds__\({threads}\)", f"__launch_bounds__({threads}, {blocks})", source)

@@ -1,0 +1,153 @@
+"""Lowered kernels as source text: CUDA C++ for NVIDIA, OpenCL C for AMD and for the CPU that verifies everything."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import tvm
+
+from codegen.gpu.source.opencl_functions import with_device_functions
+from codegen.tir.lowered import Lowered, LoweringError, reason_of
+from sokoban.kernel.matrix import WGMMA
+from sokoban.schedule.tile import TileSchedule
+
+#: TVM writes this suffix behind the name of every device function it splits off.
+KERNEL_SUFFIX = "_kernel"
+
+
+@lru_cache(maxsize=16)
+def _target(kind: str, architecture: str, warp_size: int) -> Any:
+    fields: dict[str, Any] = {
+        "kind": kind,
+        "max_num_threads": 1024,
+        "thread_warp_size": warp_size,
+        "host": {"kind": "c"},
+    }
+    if kind == "cuda":
+        fields |= {"arch": architecture, "max_shared_memory_per_block": 49152, "max_threads_per_block": 1024}
+    return tvm.target.Target(fields)
+
+
+def own_architecture(schedule: Any, architecture: str) -> str | None:
+    """What a kernel has to be compiled for where ``architecture``, the device's, has not all of its instructions: those
+    of warp groups are in ``sm_90a`` alone. None for any other."""
+    is_wgmma = isinstance(schedule, TileSchedule) and schedule.instruction == WGMMA
+    return f"{architecture}a" if is_wgmma and not architecture.endswith("a") else None
+
+
+def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) -> str:
+    """CUDA source of a lowered kernel with TVM's prelude, its parameters in the order of ``parameters``."""
+    return _whole_warps(_source(lowered, _target("cuda", architecture, 32), parameters), lowered)
+
+
+def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
+    """OpenCL C source of a lowered kernel, its parameters in the order of ``parameters``."""
+    source = _exact_constants(_source(lowered, _target("opencl", "", wavefront), parameters), lowered)
+    return with_device_functions(source)
+
+
+#: A floating-point constant as TVM's own language writes it, with all digits.
+_SCRIPT_CONSTANT = re.compile(r"T\.float(?:32|64)\((-?\d[\d.e+-]*)\)")
+
+
+def _exact_constants(source: str, lowered: Lowered) -> str:
+    """Floating-point constants in full: TVM prints seven digits in OpenCL C, too few for float64.
+
+    ``7.071068e-01`` -> ``0x1.6a09e667f3bcdp-1``, wherever one constant of the kernel alone prints so.
+    """
+    printed: dict[str, set[str]] = {}
+    for text in _SCRIPT_CONSTANT.findall(lowered.module.script()):
+        value = abs(float(text))
+        if value != float(f"{value:e}"):
+            printed.setdefault(f"{value:e}", set()).add(value.hex())
+    exact = {text: next(iter(values)) for text, values in printed.items() if len(values) == 1}
+    return re.sub(r"(?<![\w.])\d\.\d{6}e[+-]\d\d+", lambda match: exact.get(match.group(), match.group()), source)
+
+
+def _source(lowered: Lowered, target: Any, parameters: Sequence[str]) -> str:
+    try:
+        with tvm.transform.PassContext(disabled_pass=[_BARRIER_PASS] if lowered.has_barriers else []):
+            executable = tvm.compile(lowered.module, target)
+    except Exception as error:
+        raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error
+    source: str = executable.mod.imports[0].inspect_source()
+    dtypes = {str(var.name): str(var.dtype) for var in lowered.module[lowered.entry].params}
+    pointer = _OPENCL_POINTER if target.kind.name == "opencl" else _CUDA_POINTER
+    declared = {name: pointer.format(_C_TYPES[dtypes[name]], f"{name}_ptr") for name in parameters if name in dtypes}
+    return _order_parameters(source, lowered.entry + KERNEL_SUFFIX, parameters, declared)
+
+
+#: What places barriers around shared memory. It takes any write for a conflict with any read of the same buffer, also
+#: where they are to different stages: its mark for such buffers is lost when passes before it rename them.
+_BARRIER_PASS = "s_tir.ThreadSync"
+
+#: Pointer parameters as TVM declares them, and its names of the element types.
+_CUDA_POINTER = "{}* __restrict__ {}"
+_OPENCL_POINTER = "__global {}* restrict {}"
+_C_TYPES = {
+    "float16": "half", "bfloat16": "unsigned short", "float32": "float", "float64": "double",
+    "int8": "signed char", "uint8": "unsigned char", "int32": "int",
+}  # fmt: skip
+
+
+def _order_parameters(source: str, kernel: str, parameters: Sequence[str], declared: Mapping[str, str]) -> str:
+    """The kernel with the operator's parameters: the inputs in order, then the output.
+
+    TVM sorts a device function's parameters by name, and leaves out a tensor that turns out to be read nowhere (all of
+    it multiplied away, or outside every access); a caller passes it all the same. ``declared`` spells such a one.
+    """
+    names = [f"{name}_ptr" for name in parameters]
+
+    def ordered(match: re.Match[str]) -> str:
+        given = {part.split()[-1].lstrip("*"): part.strip() for part in match.group(2).split(",") if part.strip()}
+        if not given.keys() <= set(names):
+            raise LoweringError(f"{kernel}: parameters {sorted(given)} are not the operator's {names}")
+        parts = [given.get(f"{name}_ptr") or declared[name] for name in parameters]
+        return match.group(1) + ", ".join(parts) + ")"
+
+    return re.sub(rf"(\b{re.escape(kernel)}\()([^)]*)\)", ordered, source)
+
+
+def static_shared_bytes(source: str) -> int:
+    """Shared memory that the source of one kernel declares with a size, CUDA and OpenCL alike.
+
+    What a device compiler reports too; here for kernels that are handed over as source.
+    """
+    end = 0
+    for alignment, dtype, count in _SHARED_ARRAY.findall(source):
+        boundary = int(alignment or 1)
+        end = -(-end // boundary) * boundary + _C_BYTES[dtype] * int(count)
+    return end
+
+
+_SHARED_ARRAY = re.compile(
+    r"^\s*(?:__shared__|__local)\s+(?:alignas\((\d+)\)\s+)?((?:signed\s+)?\w+)\s+\w+\[(\d+)\];", re.MULTILINE
+)
+_SCALAR_BYTES = {
+    "half": 2,
+    "nv_bfloat16": 2,
+    "ushort": 2,
+    "float": 4,
+    "double": 8,
+    "int": 4,
+    "char": 1,
+    "signed char": 1,
+}
+_C_BYTES = _SCALAR_BYTES | {
+    f"{name}{lanes}": size * lanes for name, size in {"half": 2, "float": 4, "double": 8}.items() for lanes in (2, 4, 8)
+}
+
+
+def _whole_warps(source: str, lowered: Lowered) -> str:
+    """Warp shuffles that name the whole warp.
+
+    TVM asks ``__activemask()`` who takes part, which after a branch may leave out lanes that have not come back yet
+    (CUDA C++ Programming Guide, warp vote functions). Every thread of our blocks reaches every shuffle.
+    """
+    if math.prod(lowered.block) % 32:
+        return source
+    return source.replace("__activemask()", "0xffffffffu")

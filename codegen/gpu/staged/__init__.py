@@ -1,0 +1,1 @@
+"""Tiles with every operand in shared memory."""

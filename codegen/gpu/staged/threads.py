@@ -1,0 +1,180 @@
+"""What one thread owns of a block's tile, and how it reads its operands of that from shared memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.gpu.staged.tiles import StagedTile
+from codegen.tir.lowered import identifier
+from codegen.tir.statements import local_buffer, named, vector_read, vector_write, wide
+from codegen.tir.values import Expr
+from sokoban.schedule.accesses import VECTOR_BYTES
+from sokoban.schedule.tile import TileSchedule
+
+#: What is done for some of a thread's elements: number of the virtual copy and place in it, by axis.
+Body = Callable[[Mapping[str, Expr], Mapping[str, Expr]], None]
+
+
+def step_loops(reduced: Sequence[str], schedule: TileSchedule) -> list[tuple[str, int, int, bool]]:
+    """Loops over the points of a step, outermost first: axis, trips, elements per trip, unrolled."""
+    room = max(1, schedule.unroll // math.prod(schedule.register_tile.values()))
+    inner: list[tuple[str, int, int, bool]] = []
+    outer: list[tuple[str, int, int, bool]] = []
+    for axis in reversed(reduced):
+        size = schedule.step_of[axis]
+        own = size if size <= room else math.gcd(size, 1 << (room.bit_length() - 1)) if not outer else 1
+        inner.insert(0, (axis, own, 1, True))
+        if own < size:
+            outer.insert(0, (axis, size // own, own, False))
+        room //= own
+    return outer + inner
+
+
+class ThreadTile:
+    """The elements of one thread: adjacent ones in each of several virtual copies, along the output's axes."""
+
+    def __init__(self, axes: Sequence[str], schedule: TileSchedule) -> None:
+        self.axes, self.schedule = axes, schedule
+
+    def places(self, thread: Expr) -> dict[str, Expr]:
+        """First element of a thread along every axis of its block: threads count the output's last axis fastest."""
+        places: dict[str, Expr] = {}
+        rest = thread
+        for axis in reversed(self.axes):
+            count = self.schedule.threads_of[axis]
+            own = tirx.floormod(rest, count) if axis != self.axes[0] else rest
+            places[axis] = own * self.schedule.thread_of[axis]
+            rest = tirx.floordiv(rest, count)
+        return places
+
+    def local(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> dict[str, Expr]:
+        """Where an element lies behind the thread's first one, by axis."""
+        apart = {axis: self.schedule.threads_of[axis] * self.schedule.thread_of[axis] for axis in own}
+        return {axis: copies[axis] * apart[axis] + own[axis] for axis in own}
+
+    def element(self, copies: Mapping[str, Expr], own: Mapping[str, Expr], axes: Sequence[str] | None = None) -> Expr:
+        """The number of an element among the thread's, along some axes; all of them by default."""
+        total: Expr = tirx.const(0, "int32")
+        for axis in self.axes if axes is None else axes:
+            place = copies[axis] * self.schedule.thread_of[axis] + own[axis]
+            total = total * self.schedule.register_tile[axis] + place
+        return total
+
+    def walk(self, body: Body, width: int = 1, axes: Sequence[str] | None = None) -> None:
+        """``body`` for all elements along some axes, ``width`` adjacent ones along the last axis at a time."""
+        axes = self.axes if axes is None else axes
+        loops = [(axis, "copy", self.schedule.vthreads_of[axis]) for axis in axes]
+        loops += [(axis, "own", self.schedule.thread_of[axis]) for axis in axes]
+
+        def enter(level: int, copies: dict[str, Expr], own: dict[str, Expr]) -> None:
+            if level == len(loops):
+                body(copies, own)
+                return
+            axis, kind, extent = loops[level]
+            elements = width if level == len(loops) - 1 else 1
+            target = copies if kind == "copy" else own
+            if extent // elements == 1:
+                target[axis] = tirx.const(0, "int32")
+                enter(level + 1, copies, own)
+                return
+            with named(T.unroll, extent // elements, f"{identifier(axis)}_{kind}") as index:
+                target[axis] = index * elements
+                enter(level + 1, copies, own)
+
+        enter(0, {}, {})
+
+
+class Operand:
+    """A thread's reads of one staged tile."""
+
+    def __init__(
+        self,
+        tile: StagedTile,
+        shared: Any,
+        thread_tile: ThreadTile,
+        places: Mapping[str, Expr],
+        stage_elements: int,
+        turns: Sequence[tuple[str, int]],
+        names: Sequence[str],
+    ) -> None:
+        """``places`` is where the thread starts in its block, ``stage_elements`` how far the buffers of ``shared`` lie
+        apart (0 where there is one); ``turns`` are the loops that are not unrolled, as a reduction axis and elements
+        per turn; ``names`` are those of the base address, of fragments, and of the address that loops go on with."""
+        self.tile, self.shared, self.thread_tile = tile, shared, thread_tile
+        self.schedule = thread_tile.schedule
+        # In stored order.
+        terms = [axis for position in tile.order for axis, _ in tile.dimensions[position].terms]
+        self.axes = [axis for axis in terms if axis in self.schedule.thread_of]
+        self.width = self._width(stage_elements)
+        self._fragment_name = names[1]
+        # Where the thread starts, worked out once: what comes on top of it fits into an instruction. In units of what
+        # all such addresses are multiples of, so that compilers see how wide aligned reads can be.
+        own = {axis: place for axis, place in places.items() if self.schedule.threads_of[axis] > 1}
+        starts = [tile.apart(axis) * self.schedule.thread_of[axis] for axis in own]
+        ways = [tile.apart(axis) * elements for axis, elements in turns]
+        self.unit = math.gcd(
+            VECTOR_BYTES // min(VECTOR_BYTES, tile.tensor.element_bytes),
+            *(tile.start + tile.lowest, stage_elements), *starts, *ways,
+        )  # fmt: skip
+        self.base = local_buffer(names[0], 1, "int32")
+        T.buffer_store(self.base, tirx.floordiv(tile.address(own) + tile.start, self.unit), [0])
+        self.here = local_buffer(names[2], 1, "int32")
+
+    def _width(self, stage_elements: int) -> int:
+        """Adjacent elements that a thread reads at a time; 1 where they are not known to be aligned."""
+        tile = self.tile
+        dimension = tile.dimensions[tile.order[-1]]
+        if len(dimension.terms) != 1 or dimension.terms[0][1] != 1 or tile.tensor.element_bytes < 4:
+            return 1
+        axis = dimension.terms[0][0]
+        if axis not in self.schedule.thread_of:
+            return 1
+        widest = VECTOR_BYTES // tile.tensor.element_bytes
+        row = tile.extents[tile.order[-1]] + tile.padding if len(tile.order) > 1 else 0
+        return math.gcd(widest, self.schedule.thread_of[axis], row, tile.start % widest, stage_elements)
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether a thread's operands of one point are read together: every element by one axis of its own."""
+        return self.width > 1 and len(self.axes) == len(set(self.axes))
+
+    def position(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> Expr:
+        """Where an element stands in a fragment."""
+        return self.thread_tile.element(copies, own, self.axes)
+
+    def start(self, at: Expr) -> None:
+        """Begin a step, whose buffer starts at ``at``."""
+        T.buffer_store(self.here, self.base[0] + tirx.floordiv(at, self.unit), [0])
+
+    def advance(self, axis: str, elements: int) -> None:
+        """Go on by some elements along a reduction axis: a loop over it then adds one number per turn."""
+        by = self.tile.apart(axis) * elements // self.unit
+        if by:
+            T.buffer_store(self.here, self.here[0] + by, [0])
+
+    def element(self, local: Mapping[str, Expr]) -> Expr:
+        """The element at ``local``, positions behind the thread's first and in the step as far as loops have come."""
+        return self.shared[self._index(local)]
+
+    def _index(self, local: Mapping[str, Expr]) -> Expr:
+        """Where the element at ``local`` stands in the shared buffer."""
+        behind = self.tile.address({axis: wide(place) for axis, place in local.items()}, lowest=False)
+        return wide(self.here[0]) * self.unit + behind
+
+    def fragment(self, point: Mapping[str, Expr]) -> Any:
+        """A thread's operands of one point of the reduction, read as vectors."""
+        elements = math.prod(self.schedule.register_tile[axis] for axis in self.axes)
+        fragment = local_buffer(self._fragment_name, elements, self.tile.tensor.dtype)
+
+        def read(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
+            local = {**self.thread_tile.local(copies, own), **point}
+            first = self._index(local)
+            vector_write(fragment, self.position(copies, own), self.width, vector_read(self.shared, first, self.width))
+
+        self.thread_tile.walk(read, self.width, self.axes)
+        return fragment

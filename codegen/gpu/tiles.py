@@ -1,0 +1,290 @@
+"""Tile schedule -> TVM: the operator as staged tensor expressions over padded tiles, then scheduled step by step.
+
+Boundaries need no code in the inner loop. The operator is written over axes padded to whole tiles: a staged data tile
+is a tensor expression of its own that reads its tensor where it exists and the neutral value elsewhere, so that global
+traffic ends at the tensor's edge, the inner loops run without conditions and only real outputs are stored (thesis
+6.4, "Tensor padding": padding lives in the upper layers only).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import te, tirx
+
+from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.values import Expr, affine, constant, evaluate, identity, reducer
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import STATIC_SHARED_BYTES
+from sokoban.kernel.regions import DataDimension, data_dimension
+from sokoban.language.expression import AffineIndex, Call, Constant, Load, Reduction, Value
+from sokoban.language.names import fresh_name
+from sokoban.schedule.accesses import fetch_vector, store_vector
+from sokoban.schedule.tile import TileSchedule
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A data tile staged in shared memory: the load it serves and its coordinates over the padded axes."""
+
+    load: Load
+    tensor: Any
+    name: str
+    dimensions: tuple[DataDimension, ...]
+    shifts: tuple[int, ...]
+    vector: int
+    padding: int
+
+
+class TileLowering:
+    """One ``tile`` kernel: the steps in the order of :meth:`run`."""
+
+    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool) -> None:
+        self.form = form
+        self.schedule = schedule
+        self.entry = entry
+        self.dynamic_shared = dynamic_shared
+        self.dtype = form.expr.accumulate
+        self.tensors = form.expr.tensor_by_name
+        self.padded = padded_sizes(form, schedule)
+        self.sources = placeholders(form)
+        self.stages: list[_Stage] = []
+        # Block and buffer names appear in the source: the output by its own name, nothing twice.
+        self.names = {"store": identifier(form.expr.output.name)}
+        self.names["acc"] = self._fresh("accumulator")
+
+    def run(self) -> Lowered:
+        output = self._write_expressions()
+        function = te.create_prim_func([*self.sources.values(), output]).with_attr("global_symbol", self.entry)
+        self.sch = tvm.s_tir.Schedule(tvm.IRModule({self.entry: function}))
+        self.sch.work_on(self.entry)
+        main = self.sch.get_sblock(self.names["acc" if self.form.reduction else "store"])
+        thread_loop, steps = self._tile_loops(main)
+        shared_bytes = self._fetch(steps[-1] if steps else thread_loop)
+        if self.form.reduction is not None:
+            self._store(thread_loop)
+            self.sch.decompose_reduction(
+                self.sch.get_sblock(self.names["acc"]), steps[0] if steps else self.inner_loops[0]
+            )
+        self._unroll()
+        return Lowered(
+            self.sch.mod,
+            self.entry,
+            (self.schedule.grid_blocks(self.form.sizes), 1, 1),
+            (self.schedule.threads_per_block, 1, 1),
+            shared_bytes,
+            shared_bytes if self._is_dynamic(shared_bytes) else 0,
+        )
+
+    def _fresh(self, name: str) -> str:
+        """``name``, numbered where a tensor or another block has it."""
+        return fresh_name(name, {*self.tensors, *self.names.values()})
+
+    # ---- expressions
+
+    def _write_expressions(self) -> Any:
+        form, schedule = self.form, self.schedule
+        staged = {load: self._stage(load) for load in form.body_loads if load.tensor in schedule.cached}
+
+        def read(load: Load, axes: Mapping[str, Expr], ranges: Mapping[str, int], dtype: str = self.dtype) -> Expr:
+            stage = staged.get(load)
+            if stage is not None:
+                return stage.tensor(*self._stage_coordinates(stage, axes)).astype(dtype)
+            value = guarded_read(load, self.tensors[load.tensor], self.sources[load.tensor], axes, ranges)
+            return value.astype(dtype)
+
+        final_axes, final_dtype = form.final.axes, form.expr.final_dtype
+        accumulator = None
+        if form.reduction is not None:
+            accumulator = self._accumulate(form.reduction, read)
+
+        def store(*variables: Expr) -> Expr:
+            axes = dict(zip(final_axes, variables, strict=True))
+
+            def final_read(load: Load) -> Expr:
+                if accumulator is not None and load.tensor == form.reductions[0].tensor:
+                    return accumulator(*variables).astype(final_dtype)
+                return read(load, axes, form.sizes, final_dtype)
+
+            return evaluate(form.final.value, axes, final_read, final_dtype).astype(form.expr.output.dtype)
+
+        return te.compute(form.expr.output.shape, store, name=self.names["store"])
+
+    def _accumulate(self, reduction: Reduction, read: Callable[..., Expr]) -> Any:
+        form = self.form
+        final_axes = form.final.axes
+        reduce_axes = {axis: te.reduce_axis((0, self.padded[axis]), name=identifier(axis)) for axis in reduction.axes}
+        guarded = [axis for axis in reduction.axes if self.padded[axis] > form.sizes[axis]]
+        guarded = [axis for axis in guarded if not padding_is_neutral(form, axis, reduction)]
+
+        def accumulate(*variables: Expr) -> Expr:
+            axes = {**dict(zip(final_axes, variables, strict=True)), **reduce_axes}
+            body = evaluate(reduction.body, axes, lambda load: read(load, axes, self.padded), self.dtype)
+            if guarded:
+                inside = tirx.all(*(axes[axis] < form.sizes[axis] for axis in guarded))
+                body = tirx.if_then_else(inside, body, identity(reduction.function, self.dtype))
+            return reducer(reduction.function)(body, axis=list(reduce_axes.values()))
+
+        return te.compute(tuple(self.padded[axis] for axis in final_axes), accumulate, name=self.names["acc"])
+
+    def _stage(self, load: Load) -> _Stage:
+        tensor = self.tensors[load.tensor]
+        dimensions = tuple(data_dimension(index) for index in load.indices)
+        shifts = tuple(
+            sum(-c * (self.padded[axis] - 1) for axis, c in dimension.terms if c < 0) for dimension in dimensions
+        )
+        extents = tuple(dimension.extent(self.padded) for dimension in dimensions)
+
+        def fetch(*coordinates: Expr) -> Expr:
+            conditions, indices = [], []
+            parts = zip(dimensions, shifts, extents, coordinates, tensor.shape, strict=True)
+            for dimension, shift, extent, coordinate, size in parts:
+                low = dimension.offset - shift * dimension.stride
+                index = coordinate * dimension.stride + low
+                if low < 0:
+                    conditions.append(index >= 0)
+                if low + (extent - 1) * dimension.stride >= size:
+                    conditions.append(index < size)
+                indices.append(index)
+            value = self.sources[load.tensor](*indices)
+            if not conditions:
+                return value
+            return tirx.if_then_else(tirx.all(*conditions), value, constant(load.pad or 0.0, tensor.dtype))
+
+        name = self._fresh(f"{identifier(load.tensor)}_shared")
+        self.names[f"stage {len(self.stages)}"] = name
+        stage_tensor = te.compute(extents, fetch, name=name)
+        padding = self.schedule.padding_of.get(load.tensor, 0) if len(extents) > 1 else 0
+        allowed = fetch_vector(self.form, self.schedule, load, padding)
+        vector = math.gcd(self.schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed)
+        stage = _Stage(load, stage_tensor, name, dimensions, shifts, vector, padding)
+        self.stages.append(stage)
+        return stage
+
+    def _stage_coordinates(self, stage: _Stage, axes: Mapping[str, Expr]) -> list[Expr]:
+        return [
+            affine(AffineIndex(dimension.terms, shift), axes)
+            for dimension, shift in zip(stage.dimensions, stage.shifts, strict=True)
+        ]
+
+    # ---- loops
+
+    def _tile_loops(self, block: Any) -> tuple[Any, list[Any]]:
+        """Cut all loops, order them, bind blocks, virtual threads and threads. Returns the thread loop and the loops
+        over reduction steps; leaves the loops inside them in ``inner_loops``, spatial ones last."""
+        sch, schedule = self.sch, self.schedule
+        loops = sch.get_loops(block)
+        spatial = loops[: len(self.form.final.axes)]
+        cuts = []
+        for loop, axis in zip(spatial, self.form.final.axes, strict=True):
+            factors = [None, schedule.vthreads_of[axis], schedule.threads_of[axis], schedule.thread_of[axis]]
+            cuts.append(sch.split(loop, factors))
+        step_loops, in_step = [], []
+        for loop, axis in zip(loops[len(cuts) :], self.form.reduced, strict=True):
+            outer, inner = sch.split(loop, [None, schedule.step_of[axis]])
+            step_loops.append(outer)
+            in_step.append(inner)
+        blocks, virtual, threads, inner_spatial = ([cut[level] for cut in cuts] for level in range(4))
+        sch.reorder(*blocks, *virtual, *threads, *step_loops, *in_step, *inner_spatial)
+        block_loop = sch.fuse(*blocks)
+        sch.bind(block_loop, "blockIdx.x")
+        virtual_loop = sch.fuse(*virtual)
+        if math.prod(schedule.vthreads_of.values()) > 1:
+            sch.bind(virtual_loop, "vthread.x")
+        thread_loop = sch.fuse(*threads)
+        sch.bind(thread_loop, "threadIdx.x")
+        if self.form.reduction is None:
+            self._vectorize_last(block, inner_spatial[-1])
+        else:
+            sch.set_scope(block, 0, "local")
+        self.block_loop = block_loop
+        self.inner_loops = [*in_step, *inner_spatial]
+        return thread_loop, step_loops
+
+    def _fetch(self, at: Any) -> int:
+        """Compute every staged tile at loop ``at``, fetched by all threads of the block together."""
+        sch = self.sch
+        tile = {**self.schedule.block_of, **self.schedule.step_of}
+        sizes_bytes = []
+        for stage in self.stages:
+            shape = [dimension.extent(tile) for dimension in stage.dimensions]
+            shape[-1] += stage.padding
+            sizes_bytes.append(math.prod(shape) * self.tensors[stage.load.tensor].element_bytes)
+        scope = "shared.dyn" if self._is_dynamic(sum(sizes_bytes)) else "shared"
+        for stage in reversed(self.stages):
+            block = sch.get_sblock(stage.name)
+            sch.set_scope(block, 0, scope)
+            sch.compute_at(block, at, preserve_unit_loops=True)
+            data_loops = sch.get_loops(block)[-len(stage.dimensions) :]
+            if stage.padding:
+                row = stage.dimensions[-1].extent(tile)
+                sch.storage_align(block, 0, len(stage.dimensions) - 2, row + stage.padding, 0)
+            fused = sch.fuse(*data_loops)
+            _, threads, vector = sch.split(fused, [None, self.schedule.threads_per_block, stage.vector])
+            sch.bind(threads, "threadIdx.x")
+            if stage.vector > 1:
+                sch.vectorize(vector)
+        return sum(sizes_bytes)
+
+    def _store(self, thread_loop: Any) -> None:
+        block = self.sch.get_sblock(self.names["store"])
+        self.sch.reverse_compute_at(block, thread_loop)
+        self._vectorize_last(block, self.sch.get_loops(block)[-1])
+
+    def _vectorize_last(self, block: Any, loop: Any) -> None:
+        width = math.gcd(
+            self.schedule.vector_of.get(self.form.expr.output.name, VECTOR_ANY), store_vector(self.form, self.schedule)
+        )
+        if width <= 1:
+            return
+        _, inner = self.sch.split(loop, [None, width])
+        self.sch.vectorize(inner)
+
+    def _unroll(self) -> None:
+        if self.schedule.unroll > 0:
+            self.sch.annotate(self.block_loop, "pragma_auto_unroll_max_step", self.schedule.unroll)
+            # `#pragma unroll` in the source: the device compiler unrolls, the source stays short.
+            self.sch.annotate(self.block_loop, "pragma_unroll_explicit", 0)
+
+    def _is_dynamic(self, shared_bytes: int) -> bool:
+        return self.dynamic_shared and shared_bytes > STATIC_SHARED_BYTES
+
+
+def placeholders(form: KernelForm) -> dict[str, Any]:
+    """TVM placeholders of the inputs, by name, in argument order."""
+    return {t.name: te.placeholder(t.shape or (1,), t.dtype, name=t.name) for t in form.expr.inputs}
+
+
+def padding_is_neutral(form: KernelForm, axis: str, reduction: Reduction) -> bool:
+    """Beyond the end of ``axis`` the body is zero anyway: a sum of products with a factor that ends there.
+
+    Loads and numbers alone count as factors: zero times ``1 / B[k]`` is not zero where ``B[k]`` is.
+    """
+    factors = _factors(reduction.body)
+    if reduction.function != "sum" or factors is None:
+        return False
+    return any(
+        not factor.pad
+        and any(
+            index == AffineIndex.axis(axis) and extent == form.sizes[axis]
+            for index, extent in zip(factor.indices, form.expr.tensor_by_name[factor.tensor].shape, strict=True)
+        )
+        for factor in factors
+    )
+
+
+def _factors(value: Value) -> list[Load] | None:
+    """The loads of a product of loads and finite numbers: ``A * (B * 2)`` gives A and B. None for anything else."""
+    if isinstance(value, Load):
+        return [value]
+    if isinstance(value, Constant) and math.isfinite(value.value):
+        return []
+    if isinstance(value, Call) and value.function == "mul":
+        left, right = (_factors(argument) for argument in value.arguments)
+        return None if left is None or right is None else left + right
+    return None

@@ -1,0 +1,1 @@
+"""Bundles run: standard library, NumPy, CuPy/PyTorch only."""

@@ -1,0 +1,44 @@
+"""What a lowering returns, and the error of one that does not apply."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+class LoweringError(RuntimeError):
+    """TVM could not lower a schedule; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A scheduled TVM module and what a caller needs to launch it.
+
+    Attributes:
+        module: one PrimFunc named ``entry``; its parameters are the inputs in order, then the output.
+        entry: the kernel's name.
+        grid, block: launch extents (x, y, z).
+        shared_bytes: shared memory of a block, static and dynamic together.
+        dynamic_shared_bytes: the part to be given at launch.
+        has_barriers: the module says itself where threads wait for each other; TVM adds no barriers of its own.
+    """
+
+    module: Any
+    entry: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    dynamic_shared_bytes: int
+    has_barriers: bool = False
+
+
+def reason_of(error: Exception) -> str:
+    """The line of a TVM error that says what is wrong: the last with the word, of at most 300 characters."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")[:300]
+
+
+def identifier(name: str) -> str:
+    """A name with every character that C does not allow in an identifier replaced."""
+    safe = "".join(character if character.isascii() and character.isalnum() else "_" for character in name)
+    return safe if safe and not safe[0].isdigit() else f"op_{safe}"

@@ -1,0 +1,47 @@
+"""Guarded reads of tensors: padding, partial tiles, widths of vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+
+from codegen.tir.values import Expr, affine, constant
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import Load, Tensor
+from sokoban.schedule.tile import TileSchedule
+
+#: Requested store width when the schedule names none: whatever is legal.
+VECTOR_ANY = 64
+
+
+def padded_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
+    """Axis sizes rounded up to whole blocks (spatial) and whole steps (reduction)."""
+    tiles = {**schedule.block_of, **schedule.step_of}
+    return {axis: -(-size // tiles.get(axis, 1)) * tiles.get(axis, 1) for axis, size in form.sizes.items()}
+
+
+def read_conditions(load: Load, tensor: Tensor, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> list[Expr]:
+    """What makes the indices of ``load`` lie inside its tensor, as far as interval algebra cannot prove it."""
+    conditions = []
+    for index, extent in zip(load.indices, tensor.shape, strict=True):
+        low, high = index.bounds(ranges)
+        if low < 0:
+            conditions.append(affine(index, axes) >= 0)
+        if high >= extent:
+            conditions.append(affine(index, axes) < extent)
+    return conditions
+
+
+def guarded_read(load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> Expr:
+    """``source[indices]`` where the indices are inside the tensor, the pad value elsewhere; ``ranges`` are axis sizes.
+
+    Only the bounds that interval algebra cannot prove become conditions.
+    """
+    indices = [affine(index, axes) for index in load.indices]
+    conditions = read_conditions(load, tensor, axes, ranges)
+    value = source(*(indices or [tirx.const(0, "int32")]))
+    if not conditions:
+        return value
+    return tirx.if_then_else(tirx.all(*conditions), value, constant(load.pad or 0.0, tensor.dtype))

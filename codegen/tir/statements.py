@@ -1,0 +1,63 @@
+"""Statements that several lowerings write: buffers, vector reads and writes, totals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+from codegen.tir.values import Expr
+
+
+def wide(value: Expr) -> Expr:
+    """An index as 64 bits. The device compiler then takes constants out of the sums of an unrolled loop and into the
+    instructions' offsets; with 32 bits, whose sums might wrap around, it adds anew for every access."""
+    return value.astype("int64")
+
+
+def vector_read(buffer: Any, first: Expr, lanes: int) -> Expr:
+    """``lanes`` adjacent elements."""
+    return buffer[first] if lanes == 1 else tirx.BufferLoad(buffer, [tirx.Ramp(first, 1, lanes)])
+
+
+def vector_write(buffer: Any, first: Expr, lanes: int, value: Expr) -> None:
+    """Store ``lanes`` adjacent elements."""
+    T.buffer_store(buffer, value, [first if lanes == 1 else tirx.Ramp(first, 1, lanes)])
+
+
+def local_buffer(name: str, elements: int, dtype: str) -> Any:
+    """Registers of a thread."""
+    return allocate(name, elements, dtype, "local")
+
+
+def allocate(name: str, elements: int, dtype: str, scope: str) -> Any:
+    """A one-dimensional buffer with a name in the source."""
+    buffer = T.alloc_buffer((elements,), dtype, scope=scope)
+    IRBuilder.name(name, buffer)
+    return buffer
+
+
+class named:
+    """A loop whose variable has a name of its own in the source."""
+
+    def __init__(self, loop: Callable[[int], Any], extent: int, name: str) -> None:
+        self._loop, self._name = loop(extent), name
+
+    def __enter__(self) -> Expr:
+        variable = self._loop.__enter__()
+        IRBuilder.name(self._name, variable)
+        return variable
+
+    def __exit__(self, *error: Any) -> None:
+        self._loop.__exit__(*error)
+
+
+def total_of(terms: Sequence[Expr], offset: int = 0) -> Expr:
+    """The sum of some terms and a constant."""
+    total: Expr = tirx.const(offset, "int32")
+    for term in terms:
+        total = total + term
+    return total

@@ -1,0 +1,136 @@
+"""Tensor-expression values as TVM expressions, with one meaning for every target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm import te, tirx
+
+from sokoban.language.expression import (
+    REDUCTION_IDENTITY,
+    AffineIndex,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Value,
+)
+
+#: A TVM expression; its classes differ between versions and carry no useful type here.
+Expr = Any
+
+_COMPARISONS: Mapping[str, Callable[[Expr, Expr], Expr]] = {
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: tirx.EQ(a, b),
+    "ne": lambda a, b: tirx.NE(a, b),
+    "and": lambda a, b: tirx.all(a, b),
+    "or": lambda a, b: tirx.any(a, b),
+}
+
+_ARITHMETIC: Mapping[str, Callable[..., Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "neg": lambda a: -a,
+    "not": lambda a: tirx.Not(a),
+    "min": tirx.min,
+    "max": tirx.max,
+    "abs": tirx.abs,
+    "exp": tirx.exp,
+    "log": tirx.log,
+    "sqrt": tirx.sqrt,
+    "tanh": tirx.tanh,
+    "erf": tirx.erf,
+    "sin": tirx.sin,
+    "cos": tirx.cos,
+    "floor": tirx.floor,
+    "ceil": tirx.ceil,
+}
+
+#: Functions that need constants of their argument's dtype: (argument, constant maker) -> value.
+_WITH_CONSTANTS: Mapping[str, Callable[[Expr, Callable[[float], Expr]], Expr]] = {
+    "rsqrt": lambda a, c: c(1.0) / tirx.sqrt(a),
+    "relu": lambda a, c: tirx.max(a, c(0.0)),
+    "sigmoid": lambda a, c: c(1.0) / (c(1.0) + tirx.exp(-a)),
+    "silu": lambda a, c: a / (c(1.0) + tirx.exp(-a)),
+    "gelu": lambda a, c: c(0.5) * a * (c(1.0) + tirx.erf(a * c(math.sqrt(0.5)))),
+}
+
+
+def affine(index: AffineIndex, axes: Mapping[str, Expr]) -> Expr:
+    """The integer expression of an affine index."""
+    total: Expr = tirx.const(index.offset, "int32")
+    for axis, coefficient in index.terms:
+        term = axes[axis] if coefficient == 1 else axes[axis] * coefficient
+        total = total + term
+    return total
+
+
+def identity(function: str, dtype: str) -> Expr:
+    """The constant that changes nothing under a reduction, within the dtype's finite range for max and min."""
+    if function == "max":
+        return tirx.min_value(dtype)
+    if function == "min":
+        return tirx.max_value(dtype)
+    return tirx.const(REDUCTION_IDENTITY[function], dtype)
+
+
+def constant(value: float, dtype: str) -> Expr:
+    """A constant; infinities become the dtype's largest finite values, which every target can print."""
+    if math.isinf(value):
+        return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
+    return tirx.const(value, dtype)
+
+
+def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr], dtype: str) -> Expr:
+    """``value`` over axis variables ``axes``; ``read`` gives the element of a load, already in ``dtype``."""
+    if isinstance(value, Constant):
+        return constant(value.value, dtype)
+    if isinstance(value, AxisValue):
+        return affine(value.index, axes).astype(dtype)
+    if isinstance(value, Load):
+        return read(value)
+    if isinstance(value, Reduction):
+        raise TypeError("a reduction has no point-wise value")
+    if value.function == "pow" and value.arguments[1] == Constant(2.0):
+        base = evaluate(value.arguments[0], axes, read, dtype)
+        return base * base
+    arguments = [evaluate(argument, axes, read, dtype) for argument in value.arguments]
+    return _call(value, arguments, dtype)
+
+
+def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
+    if call.function in _COMPARISONS:
+        return _COMPARISONS[call.function](*arguments)
+    if call.function == "select":
+        # if_then_else evaluates one side only, so that a guarded load never leaves its tensor.
+        return tirx.if_then_else(*arguments)
+    if call.function in _WITH_CONSTANTS:
+        return _WITH_CONSTANTS[call.function](arguments[0], lambda number: tirx.const(number, dtype))
+    if call.function == "pow":
+        # Not tirx.power, which prints a warning for every exponent from 3 up.
+        return tirx.call_intrin(dtype, "tirx.pow", *arguments)
+    return _ARITHMETIC[call.function](*arguments)
+
+
+def combine(function: str, total: Expr, value: Expr) -> Expr:
+    """One more value under a reduction function."""
+    if function == "sum":
+        return total + value
+    if function == "prod":
+        return total * value
+    return tirx.max(total, value) if function == "max" else tirx.min(total, value)
+
+
+def reducer(function: str) -> Callable[..., Expr]:
+    """TVM's reducer of a reduction function."""
+    if function == "prod":
+        return te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1.0, dtype), name="prod")
+    return {"sum": te.sum, "max": te.max, "min": te.min}[function]

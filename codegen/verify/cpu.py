@@ -1,0 +1,120 @@
+"""Proof that a schedule for processors computes the right thing: its library run on this one and compared.
+
+Small operators run whole, others cut down as :mod:`codegen.verify.gpu` cuts them. What was compiled for another
+processor is verified by a twin: the same schedule with vectors of the same width, compiled for the one at hand.
+"""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from codegen.cpu.library import BuiltLibrary, build_library
+from codegen.cpu.lower import lower_cpu
+from codegen.generators import linker
+from codegen.tir.lowered import LoweringError
+from codegen.verify.guards import guarded
+from codegen.verify.result import Verification, judge, tolerance_of
+from hal.microbench.cpu.native import host_architecture
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import DTYPE_BYTES
+from sokoban.language.reference import evaluate, random_inputs
+from sokoban.schedule.cutting import cut_down
+from sokoban.schedule.tile import TileSchedule
+
+#: Points of an operator's loops up to which it is run whole.
+WHOLE_POINTS = 2**21
+
+#: Bytes before and behind the scratch memory of a thread that no kernel may touch.
+_GUARD_BYTES = 1 << 16
+
+#: At most so many portions of a kernel's blocks, and so many threads whose scratch memory they use in turn.
+_PORTIONS, _WORKERS = 64, 2
+
+#: Every byte of scratch memory and guards: NaN in every float type.
+_POISON = 0xFF
+
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def verify_native(
+    form: KernelForm, schedule: TileSchedule, *, architecture: str, lanes: int, seed: int = 0, full_size: bool = False
+) -> Verification:
+    """Run one schedule on this processor and compare with the reference.
+
+    Args:
+        architecture: the processor that it is for, by LLVM's name.
+        lanes: float32 elements of a vector.
+        full_size: run the whole problem however large it is.
+    """
+    whole = full_size or math.prod(form.sizes.values()) <= WHOLE_POINTS
+    small = form if whole else cut_down(form, schedule, vector=lanes)
+    accepted, sizes = tolerance_of(form.expr), dict(small.sizes)
+    if linker() is None:
+        reason = "not run: there is no C compiler to link with; install gcc or clang"
+        return Verification(False, "none", None, accepted, sizes, reason)
+    here = host_architecture()
+    method = "native" if architecture == here else f"native (compiled for {here})"
+    inputs = random_inputs(small.expr, seed)
+    try:
+        library = _built(small, schedule, here, DTYPE_BYTES["float32"] * lanes)
+        flat, problem = _run(small, library, inputs)
+    except LoweringError as refused:
+        return Verification(False, method, None, accepted, sizes, str(refused))
+    output = small.expr.output
+    if not problem and not np.isnan(flat[output.element_count :]).all():
+        problem = "written behind the end of the output"
+    if problem:
+        return Verification(False, method, float("inf"), accepted, sizes, problem)
+    error, reason = judge(flat[: output.element_count], evaluate(small.expr, inputs), accepted)
+    return Verification(not reason, method, error, accepted, sizes, reason)
+
+
+def _built(form: KernelForm, schedule: TileSchedule, architecture: str, vector_bytes: int) -> BuiltLibrary:
+    lowered = lower_cpu(form, schedule, entry="verify_blocks", vector_bytes=vector_bytes)
+    # LLVM splits vectors that are wider than the processor's: it has whatever such a kernel needs.
+    return build_library(replace(lowered, vector_bytes=0), architecture, len(form.expr.inputs) + 1)
+
+
+def _run(form: KernelForm, library: BuiltLibrary, inputs: dict[str, Any]) -> tuple[Any, str]:
+    """The output with its guard, and what was wrong on the way.
+
+    The blocks run in this thread, last ones first, as if several threads had taken them.
+    """
+    output = form.expr.output
+    arrays = [guarded(inputs[tensor.name], tensor) for tensor in form.expr.inputs]
+    arrays.append(guarded(np.full(output.shape, np.nan), output))
+    room = _WORKERS * library.scratch_bytes
+    scratch = np.full(room + 2 * _GUARD_BYTES + 64, _POISON, np.uint8)
+    start = _GUARD_BYTES + -(scratch.ctypes.data + _GUARD_BYTES) % 64
+    pointers = (ctypes.c_void_p * (len(arrays) + 1))(
+        *(array.ctypes.data for array in arrays), scratch.ctypes.data + start
+    )
+    with tempfile.TemporaryDirectory(prefix="roller-verify-") as folder:
+        path = Path(folder) / "kernel.so"
+        path.write_bytes(library.library)
+        loaded = ctypes.CDLL(str(path))
+        try:
+            function = loaded[library.entry]
+            function.argtypes, function.restype = (_PARALLEL_FOR, ctypes.c_void_p), ctypes.c_int32
+            function(_PARALLEL_FOR(_in_turn), pointers)
+        finally:
+            # No thread of its pool was started.
+            _ctypes.dlclose(loaded._handle)
+    untouched = (scratch[:start] == _POISON).all() and (scratch[start + room :] == _POISON).all()
+    return arrays[-1], "" if untouched else "written outside the scratch memory"
+
+
+def _in_turn(task: int, state: int, count: int) -> None:
+    run = _TASK(task)
+    portion = -(-count // _PORTIONS)
+    for number in reversed(range(-(-count // portion))):
+        run(state, number % _WORKERS, number * portion, min(count, (number + 1) * portion))

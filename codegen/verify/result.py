@@ -1,0 +1,83 @@
+"""The result of a verification, and how outputs are judged; :mod:`codegen.verify.gpu`, which obtains one, needs TVM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sokoban.language.expression import TensorExpr
+
+#: Largest accepted relative error by dtype of the output (narrowest dtype that takes part). Sums of integers are exact.
+#: Products of eight-bit floats are, too, but matrix units keep no more than some 13 bits of their sums.
+TOLERANCE = {
+    "float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2, "int8": 0.0, "int32": 0.0,
+    "float8_e4m3fn": 2e-2, "float8_e5m2": 2e-2,
+}  # fmt: skip
+
+#: What rounding operands to the ten bits of TensorFloat-32 may add: half a unit in the last place of each of two
+#: factors is 2**-10 of a product, whose errors add up as the products themselves do; some deviations of that.
+TF32_TOLERANCE = 8 * 2.0**-10
+
+
+def tolerance_of(expr: TensorExpr) -> float:
+    """The largest relative error that a kernel of ``expr`` may have, by what takes part in it."""
+    dtypes = {tensor.dtype for tensor in (*expr.inputs, expr.output)}
+    return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
+
+
+#: What stands for infinity in the narrowest dtype.
+LARGEST_HALF = 65504.0
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was run and what came out.
+
+    Attributes:
+        passed: the outputs agree and the guards are untouched.
+        method: how the kernel was run: the target, and the twin where there was one.
+        relative_error: largest |out - reference| / (|reference| + rms(reference)); None where nothing ran.
+        tolerance: the bound it was held to.
+        axis_sizes: sizes of the problem that ran.
+        reason: why it did not pass or did not run; empty otherwise.
+    """
+
+    passed: bool
+    method: str
+    relative_error: float | None
+    tolerance: float
+    axis_sizes: Mapping[str, int]
+    reason: str = ""
+
+
+def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:
+    """Relative error of an output, and what is wrong with it (empty where nothing is)."""
+    result = values.reshape(expected.shape).astype(np.float64)
+    unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
+    if unwritten > 0:
+        return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
+    error = relative_error(result, expected)
+    return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"
+
+
+def relative_error(result: Array, expected: Array) -> float:
+    """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others.
+
+    Infinities have to be infinite or the largest finite number of the same sign, which kernels write for them; what
+    the reference finds undefined is not judged.
+    """
+    finite = np.isfinite(expected)
+    infinite = np.isinf(expected)
+    if not (np.isfinite(result) | ~finite).all():
+        return float("inf")
+    if not (np.sign(expected[infinite]) * result[infinite] > LARGEST_HALF / 2).all():
+        return float("inf")
+    scale = float(np.sqrt(np.mean(np.square(expected[finite])))) if finite.any() else 0.0
+    denominator = np.abs(expected[finite]) + max(scale, 1e-30)
+    return float(np.max(np.abs(result[finite] - expected[finite]) / denominator, initial=0.0))

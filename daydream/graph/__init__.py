@@ -1,0 +1,1 @@
+"""The task graph: columns, edits, simulation."""

@@ -1,0 +1,310 @@
+"""Runtime simulation (thesis 4.4.1, algorithm 1) and the timeline it gives."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daydream.graph.graph import Mark, TaskGraph
+from daydream.trace.trace import NONE, Floats, Ints
+
+COMPILED_FROM = 100_000
+"""Tasks from which compiling the simulation pays: below, loading the compiler takes longer than it saves."""
+
+Schedule = Callable[[TaskGraph, list[int], list[float]], int]
+"""Picks from the frontier: graph, ready tasks, earliest start of each (µs); returns a position in that list."""
+
+
+class CycleError(ValueError):
+    """The dependencies contradict each other, so some tasks can never start."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """When each task of `graph` starts and ends, microseconds.
+
+    `cause` is the task whose end let a task start when it did: its last dependency, or the task before it on its
+    thread; -1 where nothing held it back.
+    """
+
+    graph: TaskGraph
+    start_us: Floats
+    end_us: Floats
+    cause: Ints
+
+    @cached_property
+    def makespan_us(self) -> float:
+        """End of the last task, polling aside; 0 without tasks."""
+        return float(self.end_us.max(initial=0.0, where=self.graph.working))
+
+    @cached_property
+    def step_us(self) -> Floats:
+        """Simulated length of every step of `graph.steps`; the makespan where the graph marks none."""
+        return step_lengths(self.graph, self.start_us)
+
+    @cached_property
+    def completed_us(self) -> Floats:
+        """When every step had ended on its CPU thread and all its work on streams and channels; NaN without mark."""
+        last = np.full(len(self.graph.steps), -np.inf)
+        # Other CPU threads may only poll, by the clock and whatever becomes of the step.
+        mine = (self.graph.step != NONE) & (~self.graph.on_cpu | (self.graph.mark == Mark.STEP_END))
+        np.maximum.at(last, self.graph.step[mine], self.end_us[mine])
+        return np.where(np.isfinite(last), last, np.nan)
+
+    @cached_property
+    def sustained_us(self) -> float:
+        """Mean time between the completions of full steps; NaN with fewer than two, or where all work is the CPU's.
+
+        A step is measured on the CPU, which may run ahead of the GPU by a full launch queue: a recording that begins
+        with an empty queue then shows steps that are shorter than a long training's. Completions do not run ahead.
+        """
+        if self.graph.on_cpu.all():
+            return np.nan
+        full = np.array([step.full for step in self.graph.steps], np.bool_)
+        ends = np.sort(self.completed_us[full & np.isfinite(self.completed_us)])
+        return float((ends[-1] - ends[0]) / (len(ends) - 1)) if len(ends) > 1 else np.nan
+
+    @cached_property
+    def critical_path(self) -> Ints:
+        """Tasks up to the one that ends last, polling aside, each starting when the one before it lets it."""
+        if not self.graph.working.any():
+            return np.empty(0, np.int64)
+        return self.path_to(int(np.where(self.graph.working, self.end_us, -np.inf).argmax()))
+
+    def path_to(self, row: int) -> Ints:
+        """The tasks that decided when task `row` started, earliest first, `row` last."""
+        cause = self.cause
+        path = [row]
+        while (row := int(cause[row])) != NONE:
+            path.append(row)
+        return np.array(path[::-1])
+
+
+def step_lengths(graph: TaskGraph, start_us: Floats) -> Floats:
+    """Time between the marks of every step, given a start for each task; NaN where a mark is missing."""
+    if not (graph.mark != Mark.NONE).any():
+        ends = start_us + graph.duration_us
+        return np.full(len(graph.steps), ends.max(initial=0.0, where=graph.working) - start_us.min(initial=0.0))
+    lengths = np.full(len(graph.steps), np.nan)
+    begins = np.flatnonzero(graph.mark == Mark.STEP_BEGIN)
+    finishes = np.flatnonzero(graph.mark == Mark.STEP_END)
+    lengths[graph.step[finishes]] = start_us[finishes]
+    lengths[graph.step[begins]] -= start_us[begins]
+    return lengths
+
+
+def simulate(graph: TaskGraph, schedule: Schedule | None = None, *, compiled: bool | None = None) -> Timeline:
+    """Runs algorithm 1 over a graph.
+
+    A task starts when its thread is free and all its dependencies are met; its thread is busy until its duration
+    and gap are over. Unlike the printed algorithm, which lets every child wait for the gap too, only the thread
+    does: a kernel does not wait for what the CPU does after launching it.
+
+    Tasks of an ordered thread run in row order. Among the ready tasks of a channel the one that can start first
+    goes first, of several the one with the highest priority, then the lowest row. `schedule` replaces that choice
+    among all ready tasks (4.4.4); it is called once a task, so it is slow. `compiled` forces or forbids the
+    machine code version, which otherwise serves graphs of 100,000 tasks and more; results are the same.
+
+    Raises:
+        CycleError: the dependencies contain a cycle; the message names a task in it.
+    """
+    if schedule is not None:
+        return _simulate_with(graph, schedule)
+    following, first, target, lag, waits = _successors(graph)
+    channel = ~np.array([thread.ordered for thread in graph.threads], np.bool_)
+    columns: list[Any] = [following, first, target, lag, waits, graph.duration_us, graph.gap_us]
+    columns += [graph.thread, graph.priority, channel]
+    columns += [np.zeros(len(graph)), np.full(len(graph), NONE)]
+    columns += [np.zeros(len(channel)), np.full(len(channel), NONE)]
+    if compiled is None:
+        compiled = len(graph) >= COMPILED_FROM
+    if compiled:
+        done = _compiled_run()(*columns)
+    else:
+        # Python counts and adds lists several times faster than single elements of arrays.
+        columns = [column.tolist() for column in columns]
+        done = _run(*columns)
+    start, cause = columns[-4:-2]
+    return _timeline(graph, np.asarray(start, np.float64), np.asarray(cause, np.int64), done)
+
+
+def _timeline(graph: TaskGraph, start: Floats, cause: Ints, done: int) -> Timeline:
+    if done < len(graph):
+        raise CycleError(f"{len(graph) - done} tasks wait for each other in a circle{_culprit(graph)}")
+    return Timeline(graph, start, start + graph.duration_us, cause)
+
+
+def _culprit(graph: TaskGraph) -> str:
+    """Names a task of a cycle: whoever still waits when every task that can run has been taken away."""
+    source, target, _, _ = graph.dependencies()
+    waits = np.bincount(target, minlength=len(graph))
+    ready = list(np.flatnonzero(waits == 0))
+    order = np.argsort(source, kind="stable")
+    first = np.searchsorted(source[order], np.arange(len(graph) + 1))
+    while ready:
+        row = ready.pop()
+        for child in target[order[first[row] : first[row + 1]]]:
+            waits[child] -= 1
+            if not waits[child]:
+                ready.append(child)
+    stuck = np.flatnonzero(waits > 0)
+    return f"; one of them is {graph.text(int(stuck[0]))!r}" if len(stuck) else ""
+
+
+def _successors(graph: TaskGraph) -> tuple[Ints, Ints, Ints, Floats, Ints]:
+    """Next task on the thread, and the stored edges grouped by source: offsets, targets, lags, number awaited."""
+    held_by, held = graph.queue
+    source = np.concatenate([graph.edge_source, held_by])
+    target = np.concatenate([graph.edge_target, held])
+    lag = np.concatenate([graph.edge_lag_us, np.zeros(len(held))])
+    order = np.argsort(source, kind="stable")
+    first = np.zeros(len(graph) + 1, np.int64)
+    np.cumsum(np.bincount(source, minlength=len(graph)), out=first[1:])
+    waits = np.bincount(target, minlength=len(graph))
+    waits[graph.following[graph.following != NONE]] += 1
+    return graph.following, first, target[order], lag[order], waits
+
+
+def _run(
+    following: Any,
+    first: Any,
+    target: Any,
+    lag: Any,
+    missing: Any,
+    duration: Any,
+    gap: Any,
+    thread: Any,
+    priority: Any,
+    channel: Any,
+    start: Any,
+    cause: Any,
+    free: Any,
+    last: Any,
+) -> int:
+    """Algorithm 1. Plain loops over lists or arrays: also compiled by Numba as it stands, hence in one piece.
+
+    Tasks of ordered threads start at a time that does not depend on the order in which they are visited, so they
+    are taken from a stack; those of channels by earliest start, once nothing else can run. Fills in
+    `start` and `cause` (per task), `free` and `last` (per thread), uses up `missing` (dependencies left), and
+    returns the number of tasks that ran.
+    """
+    ready = [0]
+    ready.pop()
+    # Per channel: tasks by the time at which they become ready, and those that are by priority.
+    coming = [[(0.0, 0)] for _ in channel]
+    present = [[(0, 0)] for _ in channel]
+    for lane in range(len(channel)):
+        coming[lane].pop()
+        present[lane].pop()
+    for row in range(len(following)):
+        if missing[row] == 0:
+            if channel[thread[row]]:
+                heapq.heappush(coming[thread[row]], (0.0, row))
+            else:
+                ready.append(row)
+    done = 0
+    while True:
+        if len(ready) > 0:
+            row = ready.pop()
+            lane = thread[row]
+        else:
+            # The channel that can start a task first; what is ready by then competes for it.
+            lane = -1
+            at = np.inf
+            for other in range(len(channel)):
+                while len(coming[other]) > 0 and coming[other][0][0] <= free[other]:
+                    _, row = heapq.heappop(coming[other])
+                    heapq.heappush(present[other], (-priority[row], row))
+                if len(present[other]) > 0 and free[other] < at:
+                    lane, at = other, free[other]
+                elif len(present[other]) == 0 and len(coming[other]) > 0 and coming[other][0][0] < at:
+                    lane, at = other, coming[other][0][0]
+            if lane < 0:
+                break
+            while len(coming[lane]) > 0 and coming[lane][0][0] <= at:
+                _, row = heapq.heappop(coming[lane])
+                heapq.heappush(present[lane], (-priority[row], row))
+            _, row = heapq.heappop(present[lane])
+        done += 1
+        if free[lane] > start[row]:
+            start[row] = free[lane]
+            cause[row] = last[lane]
+        end = start[row] + duration[row]
+        free[lane] = end + gap[row]
+        last[lane] = row
+        for edge in range(first[row], first[row + 1]):
+            child = target[edge]
+            arrival = end + lag[edge]
+            # At equal times a dependency on another thread says more than none at all.
+            if arrival > start[child] or cause[child] < 0:
+                start[child] = max(arrival, start[child])
+                cause[child] = row
+            missing[child] -= 1
+            if missing[child] == 0:
+                if channel[thread[child]]:
+                    heapq.heappush(coming[thread[child]], (start[child], child))
+                else:
+                    ready.append(child)
+        after = following[row]
+        if after >= 0:
+            missing[after] -= 1
+            if missing[after] == 0:
+                ready.append(after)
+    return done
+
+
+@cache
+def _compiled_run() -> Any:
+    """The same function as machine code, kept on disk between processes."""
+    import numba
+
+    return numba.njit(cache=True)(_run)
+
+
+def _simulate_with(graph: TaskGraph, schedule: Schedule) -> Timeline:
+    """Algorithm 1 as printed, line by line, with somebody's `schedule` (line 9)."""
+    following, first, target, lag, waits = _successors(graph)
+    missing = waits.copy()
+    start = np.zeros(len(graph))
+    cause = np.full(len(graph), NONE)
+    free = np.zeros(len(graph.threads))
+    last = np.full(len(graph.threads), NONE)
+    frontier = [int(row) for row in np.flatnonzero(missing == 0)]
+    done = 0
+    while frontier:
+        earliest = [max(float(start[row]), float(free[graph.thread[row]])) for row in frontier]
+        row = frontier.pop(schedule(graph, frontier, earliest))
+        done += 1
+        lane = graph.thread[row]
+        if free[lane] > start[row]:
+            start[row], cause[row] = free[lane], last[lane]
+        end = start[row] + graph.duration_us[row]
+        free[lane], last[lane] = end + graph.gap_us[row], row
+        for edge in range(first[row], first[row + 1]):
+            child, arrival = int(target[edge]), end + lag[edge]
+            if arrival > start[child] or cause[child] == NONE:
+                start[child], cause[child] = max(arrival, start[child]), row
+            missing[child] -= 1
+            if not missing[child]:
+                frontier.append(child)
+        after = int(following[row])
+        if after != NONE:
+            missing[after] -= 1
+            if not missing[after]:
+                frontier.append(after)
+    return _timeline(graph, start, cause, done)
+
+
+def lower_bound_us(graph: TaskGraph) -> NDArray[np.float64]:
+    """For every thread the time its tasks and the gaps between them need at least, microseconds."""
+    load = np.bincount(graph.thread, graph.duration_us + graph.gap_us, minlength=len(graph.threads))
+    largest = np.zeros(len(graph.threads))
+    # The gap behind a thread's last task is not part of anybody's time, whichever that task is.
+    np.maximum.at(largest, graph.thread, graph.gap_us)
+    return load - largest

@@ -1,0 +1,1 @@
+"""What recorded operators compute, and what Roller says they take."""

@@ -1,0 +1,255 @@
+"""Recorded convolutions as operators of Roller: which sizes, which gradient, and what the trace does not say.
+
+Traces without "Concrete Inputs" (2021) name neither stride nor padding. The output's size settles both as far as the
+price goes, and stands elsewhere: it is the gradient that the backward operator of the same call takes, or the input of
+the operator behind it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from daydream.operators.shapes import DTYPES, ITEM_BYTES, Dims, Direction, Inputs, Part, Work, inputs_of, pair
+from daydream.trace.trace import NONE, Ints, Trace
+
+LOOK_AHEAD = 40
+"""Operators behind a convolution among which its consumer is looked for."""
+
+# Operator -> where stride, padding, dilation and groups stand among its arguments.
+_FORWARD: dict[str, tuple[int, int, int, int]] = {
+    "cudnn_convolution": (3, 2, 4, 5),
+    "cudnn_convolution_relu": (3, 4, 5, 6),
+    "cudnn_convolution_add_relu": (5, 6, 7, 8),
+    "miopen_convolution": (4, 3, 5, 6),
+    "convolution": (3, 4, 5, 8),
+    "_convolution": (3, 4, 5, 8),
+    "conv1d": (3, 4, 5, 6),
+    "conv2d": (3, 4, 5, 6),
+    "_conv_depthwise2d": (4, 5, 6, 99),
+    "_slow_conv2d_forward": (4, 5, 99, 99),
+    "thnn_conv2d": (4, 5, 99, 99),
+}
+
+# Operator -> where input, gradient and weights stand, then as above.
+_BACKWARD: dict[str, tuple[int, int, int, int, int, int, int]] = {
+    "convolution_backward": (1, 0, 2, 4, 5, 6, 9),
+    "convolution_backward_overrideable": (1, 0, 2, 3, 4, 5, 8),
+    "cudnn_convolution_backward": (0, 1, 2, 4, 3, 5, 6),
+    "miopen_convolution_backward": (0, 1, 2, 4, 3, 5, 6),
+    "_slow_conv2d_backward": (1, 0, 2, 4, 5, 99, 99),
+    "thnn_conv2d_backward": (1, 0, 2, 4, 5, 99, 99),
+}
+_MASK_AT = {"convolution_backward": 10}
+
+_CHILDREN: dict[str, Direction] = {
+    "backward_input": "backward data",
+    "backward_data": "backward data",
+    "backward_weight": "backward weights",
+}
+
+_TRANSPOSED_AT = {"convolution": 6, "_convolution": 6, "convolution_backward": 7}
+
+
+def is_convolution(name: str) -> bool:
+    """Whether an operator of this name launches a convolution's kernels."""
+    stem = name.removeprefix("aten::")
+    return name.startswith("aten::") and (stem in _FORWARD or stem in _BACKWARD or _child(stem) is not None)
+
+
+def _child(stem: str) -> Direction | None:
+    """The gradient that an operator such as ``cudnn_convolution_backward_weight`` makes."""
+    for suffix, direction in _CHILDREN.items():
+        if stem.endswith(suffix) and "convolution" in stem:
+            return direction
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Convolutions:
+    """The convolutions of a trace; ``enclosing`` gives for each row the innermost CPU event around it."""
+
+    trace: Trace
+    enclosing: Ints
+
+    def describe(self, row: int) -> Work | str:
+        """The work of this operator, or in words why it is unknown.
+
+        The work of a whole backward operator has the parts ``backward data`` and ``backward weights``, in the order
+        in which PyTorch launches them; the first is missing where the operator says that nobody needs it.
+        """
+        stem = self.trace.text(row).removeprefix("aten::")
+        direction = _child(stem)
+        if direction is not None:
+            parent = self._backward_around(row)
+            work = self.describe(parent) if parent != NONE else "no operator around it says the sizes"
+            return work if isinstance(work, str) else only(work, direction) or f"its operator makes no {direction}"
+        inputs = inputs_of(self.trace, row)
+        if inputs is None:
+            return "input sizes not recorded; record with record_shapes=True"
+        if inputs.value(_TRANSPOSED_AT.get(stem, 99)) is True:
+            return "a transposed convolution"
+        return self._backward(stem, inputs) if stem in _BACKWARD else self._forward(stem, row, inputs)
+
+    def _forward(self, stem: str, row: int, inputs: Inputs) -> Work | str:
+        data, weights = inputs.tensor(0), inputs.tensor(1)
+        if data is None or weights is None:
+            return "sizes of its operands not recorded"
+        stride, padding, dilation, groups = (inputs.value(position) for position in _FORWARD[stem])
+        output, how = (None, "") if stride is not None else self._output(row, data.dims, weights.dims)
+        return _work(data.dims, weights.dims, data.dtype, output, how, _key((stride, padding, dilation, groups)))
+
+    def _backward(self, stem: str, inputs: Inputs) -> Work | str:
+        places = _BACKWARD[stem]
+        data, gradient, weights = (inputs.tensor(place) for place in places[:3])
+        if data is None or gradient is None or weights is None:
+            return "sizes of its operands not recorded"
+        given = _key(tuple(inputs.value(place) for place in places[3:]))
+        work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", given)
+        if isinstance(work, str):
+            return work
+        mask = inputs.value(_MASK_AT.get(stem, 99))
+        wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
+        ways: tuple[Direction, Direction] = ("backward data", "backward weights")
+        parts = tuple(Part(work.parts[0].data, way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted)
+        if not parts:
+            return "a gradient of the bias alone"
+        return replace(work, parts=parts, flops=work.flops * len(parts), bytes=work.bytes * len(parts))
+
+    def _backward_around(self, row: int) -> int:
+        at = int(self.enclosing[row]) if row < len(self.enclosing) else NONE
+        while at != NONE and self.trace.text(at).removeprefix("aten::") not in _BACKWARD:
+            at = int(self.enclosing[at])
+        return at
+
+    def _output(self, row: int, data: Dims, weights: Dims) -> tuple[Dims | None, str]:
+        """Dimensions of the output and where they were found."""
+        known = self._outputs.get((data, weights))
+        if known:
+            mine = known.get(self._sequence(row))
+            return mine or Counter(known.values()).most_common(1)[0][0], "gradient"
+        follower = self._consumer(row, data, weights)
+        return follower, "consumer" if follower is not None else ""
+
+    @cached_property
+    def _outputs(self) -> dict[tuple[Dims, Dims], dict[int, Dims]]:
+        """Input and weights -> autograd's sequence number -> output, from every backward operator."""
+        found: dict[tuple[Dims, Dims], dict[int, Dims]] = {}
+        stems = [name.removeprefix("aten::") for name in self.trace.names]
+        for code in (code for code, stem in enumerate(stems) if stem in _BACKWARD):
+            for row in np.flatnonzero(self.trace.name == code).tolist():
+                inputs = inputs_of(self.trace, row)
+                if inputs is None:
+                    continue
+                data, gradient, weights = (inputs.tensor(place) for place in _BACKWARD[stems[code]][:3])
+                if data is not None and gradient is not None and weights is not None:
+                    calls = found.setdefault((data.dims, weights.dims), {})
+                    calls[self._sequence(row)] = gradient.dims
+        return found
+
+    def _sequence(self, row: int) -> int:
+        at = row
+        while at != NONE and self.trace.sequence[at] == NONE:
+            at = int(self.enclosing[at]) if at < len(self.enclosing) else NONE
+        return int(self.trace.sequence[at]) if at != NONE else NONE
+
+    def _consumer(self, row: int, data: Dims, weights: Dims) -> Dims | None:
+        """The first input behind the call that has its images and as many channels as it has filters."""
+        trace, seen = self.trace, 0
+        end = trace.start_us[row] + trace.duration_us[row]
+        for after in range(row + 1, len(trace)):
+            if trace.thread[after] != trace.thread[row] or trace.start_us[after] < end:
+                continue
+            seen += 1
+            if seen > LOOK_AHEAD:
+                return None
+            inputs = inputs_of(trace, after)
+            first = inputs.tensor(0) if inputs is not None else None
+            if first is not None and len(first.dims) == len(data) and first.dims[:2] == (data[0], weights[0]):
+                return first.dims
+        return None
+
+
+def only(work: Work, direction: Direction) -> Work | None:
+    """The part of a convolution's backward work that makes this gradient; None where there is none."""
+    parts = tuple(part for part in work.parts if part.direction == direction)
+    share = len(parts) / len(work.parts)
+    return replace(work, parts=parts, flops=work.flops * share, bytes=work.bytes * share) if parts else None
+
+
+def _key(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+
+
+@lru_cache(maxsize=65536)
+def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, given: tuple[Any, ...]) -> Work | str:
+    """The forward work of a convolution from its tensors and the values given (None where not recorded)."""
+    dtype = DTYPES.get(kind)
+    if dtype is None:
+        return f"elements of type {kind or 'unknown'}"
+    if len(data) == 3 and len(weights) == 3:
+        data, weights = (*data[:2], 1, data[2]), (*weights[:2], 1, weights[2])
+        output = (*output[:2], 1, output[2]) if output is not None and len(output) == 3 else output
+    if len(data) != 4 or len(weights) != 4:
+        return f"a convolution over {max(len(data) - 2, 0)} dimensions"
+    (n, c, h, w), (f, per_group, kh, kw) = data, weights
+    if not n * c * h * w * f * per_group * kh * kw or c % per_group:
+        return f"operands of {list(data)} and {list(weights)} do not make a convolution"
+    groups = c // per_group
+    stride, padding, dilation = (pair(value) for value in given[:3])
+    dilation = dilation or (1, 1)
+    assumed = ""
+    if stride is None:
+        out = output if output is not None and len(output) == 4 else None
+        sides = [
+            infer_side(size, taps, out[2 + i] if out else None) for i, (size, taps) in enumerate(((h, kh), (w, kw)))
+        ]
+        if any(side is None for side in sides):
+            return f"no stride and padding make {list(out or ())} of {list(data)} and {list(weights)}"
+        (sy, top), (sx, left) = (side for side in sides if side is not None)
+        stride, padding = (sy, sx), (top, left)
+        assumed = (
+            f"stride and padding from the size of its {how}" if how else "stride 1 and padding that keeps the size"
+        )
+    top, left = padding or (0, 0)
+    oh = (h + 2 * top - dilation[0] * (kh - 1) - 1) // stride[0] + 1 if stride[0] else 0
+    ow = (w + 2 * left - dilation[1] * (kw - 1) - 1) // stride[1] + 1 if stride[1] else 0
+    if oh < 1 or ow < 1 or f % groups:
+        return f"operands of {list(data)} and {list(weights)} do not make a convolution"
+    sizes = {"n": n, "c": c, "h": h, "w": w}
+    # Written as people write them, so that derived names are those of their op.json.
+    window: dict[str, Any] = {"kh": kh, "kw": kw, "stride": _plain(stride), "dilation": _plain(dilation)}
+    window |= {"padding": top if top == left else [top, left, top, left], "dtype": dtype}
+    if groups == c == f > 1:
+        operator: dict[str, Any] = {"op": "depthwise_conv2d", **sizes, **window}
+    else:
+        operator = {"op": "conv2d", **sizes, "f": f, "groups": groups, **window}
+    flops = 2.0 * n * f * oh * ow * per_group * kh * kw
+    moved = (n * c * h * w + f * per_group * kh * kw + n * f * oh * ow) * ITEM_BYTES[dtype]
+    return Work("convolution", (Part(operator),), flops, float(moved), dtype, assumed)
+
+
+def _plain(values: tuple[int, int]) -> int | list[int]:
+    return values[0] if values[0] == values[1] else list(values)
+
+
+def infer_side(size: int, taps: int, output: int | None) -> tuple[int, int] | None:
+    """Stride and padding (the same at both ends, no dilation) by which a window makes ``output`` of ``size``.
+
+    output = floor((size + 2 padding - taps) / stride) + 1. Of several pairs the one whose padding is nearest to
+    floor(taps / 2), then the smaller padding, then the smaller stride; without output stride 1. None if there is none.
+    """
+    if output is None:
+        return 1, taps // 2
+    near = sorted(range(taps), key=lambda padding: (abs(padding - taps // 2), padding))
+    guess = max(size // max(output, 1), 1)
+    for padding in near:
+        for stride in range(max(guess - 1, 1), guess + 3):
+            span = size + 2 * padding - taps
+            if span >= 0 and span // stride + 1 == output:
+                return stride, padding
+    return None

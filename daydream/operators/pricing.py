@@ -1,0 +1,424 @@
+"""What Roller predicts for the kernels of a recorded graph.
+
+The kernels that one operator call launched are priced together, as what the operator computes: how many kernels the
+library made of it, and which, is its own affair (index tables, changes of layout, Winograd's transforms, sums of
+split-K). ``best`` is the best kernel that Roller knows how to build, ``library`` its models of cuBLAS, cuDNN and
+PyTorch. Prices are device time with all launches of kernels counted, never the host's share.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from daydream.graph.graph import Mark, TaskGraph, TaskKind
+from daydream.operators.convolutions import Convolutions, is_convolution, only
+from daydream.operators.shapes import PRODUCTS, Direction, Part, Work, describe, inputs_of
+from daydream.trace.trace import NONE, Floats, Ints
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from hal.spec.device import DeviceSpec
+    from roller.estimate.operators import OperatorEstimate
+    from roller.library import Call
+
+Implementation = Literal["best", "library"]
+
+_AUXILIARY = re.compile(
+    r"offsets?kernel|nchwtonhwc|nhwctonchw|tensortransform|scalepackedtensor|splitkreduce|reduce_wgrad|convertTensor"
+    r"|generatewinogradtiles|winograd\w*(data|filter|output|delta)\d|copy_device_to_device|elementwise|memset",
+    re.IGNORECASE,
+)
+
+_WEIGHTS = re.compile(r"wgrad|backward_filter|bprop_weights", re.IGNORECASE)
+
+
+@lru_cache(maxsize=65536)
+def is_auxiliary(kernel: str) -> bool:
+    """Whether a kernel of this name serves another one of its call: index tables, layouts, transforms, sums."""
+    return _AUXILIARY.search(kernel) is not None
+
+
+@lru_cache(maxsize=65536)
+def _of_weights(kernel: str) -> bool:
+    """Whether a kernel of this name belongs to a convolution's gradient of the weights."""
+    return _WEIGHTS.search(kernel) is not None
+
+
+@dataclass(frozen=True, eq=False)
+class CallPrice:
+    """The kernels of one operator call, or of one of the gradients that it makes, and what they would take.
+
+    Attributes:
+        operator: the operator's row in the trace, -1 without.
+        rows: GPU tasks in row order.
+        main: the one that does the work; the others serve it.
+        work: what is computed; None where that is unknown.
+        recorded_us: their durations in the graph.
+        price_us: predicted, NaN where unknown.
+        text: the operator as Roller names it.
+        bound: ``compute`` or ``memory`` by the roofline of the device, empty where unknown.
+        kernel: what was assumed to run: the library's kernel or algorithm, or how Roller found its schedule.
+        reason: why it has no price.
+    """
+
+    operator: int
+    rows: Ints
+    main: int
+    work: Work | None
+    recorded_us: float
+    price_us: float
+    text: str = ""
+    bound: str = ""
+    kernel: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Prices:
+    """Prices of GPU tasks: one entry per task in every column, in the order in which they were asked for.
+
+    `microseconds` is the call's price, spread over its tasks in proportion to their durations (NaN unpriced);
+    `call` indexes `calls`.
+    """
+
+    rows: Ints
+    calls: tuple[CallPrice, ...]
+    call: Ints
+    microseconds: Floats
+
+    @cached_property
+    def operator(self) -> tuple[str, ...]:
+        return tuple(self.calls[each].text for each in self.call.tolist())
+
+    @cached_property
+    def bound(self) -> tuple[str, ...]:
+        return tuple(self.calls[each].bound for each in self.call.tolist())
+
+    @cached_property
+    def reason(self) -> tuple[str, ...]:
+        return tuple(self.calls[each].reason for each in self.call.tolist())
+
+
+# Devices
+
+
+def device_of(graph: TaskGraph, name: str = "auto") -> tuple[DeviceSpec, str]:
+    """The board of that name, or the one the trace was recorded on, and a sentence where it stands in for another.
+
+    A recorded board without a file of its own is taken for the shipped one whose name or alias says the most of
+    its words: "Tesla V100-DGXS-32GB" for "v100".
+
+    Raises:
+        InputError: there is no such board, or the trace names none that is known.
+    """
+    from hal.catalog import device_aliases, device_names, load_device
+
+    if name and name != "auto":
+        return load_device(name), ""
+    devices = graph.trace.devices if graph.trace is not None else ()
+    recorded = next((str(entry["name"]) for entry in devices if entry.get("name")), "")
+    if not recorded:
+        raise InputError("device", "the trace does not say which board it was recorded on", "name one: device=v100")
+    try:
+        return load_device(recorded), ""
+    except InputError:
+        pass
+    words = set(_words(recorded))
+    names = {**device_aliases(), **{each: each for each in device_names()}}
+    known = [alias for alias in names if words.issuperset(_words(alias))]
+    if not known:
+        raise InputError("device", f"there is no device file for {recorded}, which the trace names", "name a device")
+    spec = load_device(max(known, key=lambda alias: (len(_words(alias)), alias)))
+    return spec, f"recorded on {recorded}, taken for {spec.title}"
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s_-]+", text.casefold()) if word]
+
+
+def bound_of(work: Work, device: DeviceSpec) -> str:
+    """``compute`` where arithmetic at the sustained rate takes longer than moving each tensor once, else ``memory``."""
+    from sokoban.language.expression import DTYPE_BYTES
+
+    products = work.kind in ("convolution", "matrix product")
+    instruction = device.best_matrix_instruction(work.dtype) if products else None
+    # Halves are multiplied in float32 where there are no matrix units for them.
+    dtype = work.dtype if DTYPE_BYTES[work.dtype] > 2 and work.dtype in device.dtypes else "float32"
+    rate = instruction.sustained_flops if instruction is not None else device.sustained_flops(dtype)
+    return "compute" if work.flops / rate > work.bytes / device.dram.bandwidth_bytes_per_second else "memory"
+
+
+# Calls
+
+
+class _Group(NamedTuple):
+    operator: int
+    rows: Ints
+    work: Work | str
+
+
+def is_heavy(name: str) -> bool:
+    """Whether an operator of this name is a convolution or a matrix product."""
+    return name in PRODUCTS or is_convolution(name)
+
+
+def heavy_rows(graph: TaskGraph) -> Ints:
+    """Kernels and memory sets that convolutions and matrix products launched, auxiliary ones included."""
+    if graph.trace is None:
+        return np.empty(0, np.int64)
+    heavy = np.array([is_heavy(name) for name in graph.trace.names], np.bool_)
+    rows = _device_work(graph)
+    rows = rows[graph.operator[rows] != NONE]
+    return rows[heavy[graph.trace.name[graph.operator[rows]]]]
+
+
+def _device_work(graph: TaskGraph) -> Ints:
+    kinds = (graph.kind == TaskKind.KERNEL) | (graph.kind == TaskKind.MEMSET)
+    return np.flatnonzero(kinds & graph.on_gpu & (graph.mark == Mark.NONE))
+
+
+def work_of(graph: TaskGraph, convolutions: Convolutions, operator: int) -> Work | str:
+    """What an operator (a row of the trace) computes, or why that is unknown."""
+    assert graph.trace is not None
+    name = graph.trace.text(operator)
+    if is_convolution(name):
+        return convolutions.describe(operator)
+    inputs = inputs_of(graph.trace, operator)
+    return describe(name, inputs) if inputs is not None else "input sizes not recorded; record with record_shapes=True"
+
+
+def _groups(graph: TaskGraph, rows: Ints) -> list[_Group]:
+    """The tasks by operator call; a convolution's whole backward operator falls apart into its two gradients."""
+    if graph.trace is None:
+        return [_Group(NONE, rows[i : i + 1], "the graph was not made from a trace") for i in range(len(rows))]
+    convolutions = Convolutions(graph.trace, graph.enclosing)
+    operators = graph.operator[rows]
+    order = np.lexsort((rows, operators))
+    starts = np.flatnonzero(np.diff(operators[order], prepend=NONE - 1))
+    groups = []
+    for members in np.split(rows[order], starts[1:]) if len(rows) else []:
+        operator = int(graph.operator[members[0]])
+        if operator == NONE:
+            groups += [_Group(NONE, members[i : i + 1], "no operator launched it") for i in range(len(members))]
+            continue
+        groups += _split(graph, _Group(operator, members, work_of(graph, convolutions, operator)))
+    return groups
+
+
+def _split(graph: TaskGraph, group: _Group) -> list[_Group]:
+    """Gradients of data and weights apart, where the names tell: PyTorch launches those of the data first."""
+    work = group.work
+    if isinstance(work, str) or {part.direction for part in work.parts} != {"backward data", "backward weights"}:
+        return [group]
+    marked = [_of_weights(graph.text(row)) for row in group.rows.tolist()]
+    if True not in marked:
+        return [group]
+    at = marked.index(True)
+    data, weights = only(work, "backward data"), only(work, "backward weights")
+    assert data is not None and weights is not None
+    parts = [_Group(group.operator, group.rows[:at], data), _Group(group.operator, group.rows[at:], weights)]
+    return [part for part in parts if len(part.rows)]
+
+
+def _main_of(graph: TaskGraph, rows: Ints) -> int:
+    """The longest kernel that is no auxiliary one; the longest of all where every one is."""
+    likely = [row for row in rows.tolist() if not is_auxiliary(graph.text(row))]
+    return max(likely or rows.tolist(), key=lambda row: float(graph.duration_us[row]))
+
+
+# Prices
+
+
+def price(
+    graph: TaskGraph,
+    rows: Ints,
+    device: DeviceSpec,
+    implementation: Implementation = "best",
+    *,
+    search: str = "roller",
+    dtype: str = "",
+) -> Prices:
+    """What Roller predicts for these GPU tasks.
+
+    A call counts as a whole even where only some of its tasks are asked for: name them all, as :func:`heavy_rows` does.
+
+    Args:
+        graph: with the trace it was built from; other graphs have no prices.
+        rows: GPU tasks.
+        device: the board to predict for.
+        implementation: Roller's own best kernels, or the vendor's library.
+        search: ``best`` alone: ``roller`` constructs in some hundredths of a second per distinct operator,
+            ``both`` also searches, about a second each.
+        dtype: the element type to price in, in place of the recorded one.
+
+    Raises:
+        InputError: the board has no such library, or there is no such search. Operators without a price raise nothing.
+    """
+    described = describe_calls(graph, rows, device)
+    works = [call.work for call in described.calls if call.work is not None]
+    known = _parts_priced(works, device, implementation, search, dtype)
+    calls = []
+    for call in described.calls:
+        if call.work is None:
+            calls.append(call)
+            continue
+        found = [known[_part_key(part, dtype)] for part in call.work.parts]
+        reason = next((each.reason for each in found if each.reason), "")
+        total = np.nan if reason else sum(each.microseconds for each in found)
+        kernel = " + ".join(dict.fromkeys(each.kernel for each in found if each.kernel))
+        calls.append(replace(call, price_us=total, text=found[0].text, kernel=kernel, reason=reason))
+    return _spread(graph, described.rows, calls)
+
+
+def describe_calls(graph: TaskGraph, rows: Ints, device: DeviceSpec) -> Prices:
+    """These GPU tasks by operator call, with what bounds each, but without prices: that takes no model at all."""
+    rows = np.asarray(rows, np.int64)
+    bounds: dict[int, str] = {}
+    calls = []
+    for group in _groups(graph, rows):
+        recorded = float(graph.duration_us[group.rows].sum())
+        main = _main_of(graph, group.rows) if len(group.rows) > 1 else int(group.rows[0])
+        if isinstance(group.work, str):
+            calls.append(CallPrice(group.operator, group.rows, main, None, recorded, np.nan, reason=group.work))
+            continue
+        if id(group.work) not in bounds:
+            bounds[id(group.work)] = bound_of(group.work, device)
+        bound = bounds[id(group.work)]
+        calls.append(CallPrice(group.operator, group.rows, main, group.work, recorded, np.nan, bound=bound))
+    return _spread(graph, rows, calls)
+
+
+def _spread(graph: TaskGraph, rows: Ints, calls: Sequence[CallPrice]) -> Prices:
+    of_row = np.full(len(graph), NONE)
+    share = np.full(len(graph), np.nan)
+    for position, call in enumerate(calls):
+        of_row[call.rows] = position
+        weight = graph.duration_us[call.rows] / call.recorded_us if call.recorded_us > 0 else 1 / len(call.rows)
+        share[call.rows] = call.price_us * weight
+    return Prices(rows, tuple(calls), of_row[rows], share[rows])
+
+
+@dataclass(frozen=True)
+class PartPrice:
+    """One of Roller's operators priced: microseconds, its name, what was assumed to run; or why there is no price."""
+
+    microseconds: float
+    text: str = ""
+    kernel: str = ""
+    reason: str = ""
+
+
+_KNOWN: dict[tuple[Any, ...], PartPrice] = {}
+"""Prices of this process: construction takes hundredths of a second per operator, and networks repeat themselves."""
+
+
+def _part_key(part: Part, dtype: str) -> tuple[str, Direction]:
+    data = part.data | {"dtype": dtype} if dtype else part.data
+    return json.dumps(data), part.direction
+
+
+def _parts_priced(
+    works: Sequence[Work], device: DeviceSpec, implementation: Implementation, search: str, dtype: str
+) -> dict[tuple[str, Direction], PartPrice]:
+    if implementation not in ("best", "library"):
+        raise InputError("implementation", f"there is no {implementation!r}", "use best or library")
+    distinct = {id(work): work for work in works}
+    keys = dict.fromkeys(_part_key(part, dtype) for work in distinct.values() for part in work.parts)
+    how = (device, implementation, search if implementation == "best" else "")
+    missing = [key for key in keys if (how, key) not in _KNOWN]
+    if implementation == "library":
+        found = _by_library(missing, device)
+    else:
+        from roller.programs import METHODS
+
+        if search not in METHODS:
+            raise InputError("search", f"there is no {search!r}", f"use one of {', '.join(METHODS)}")
+        found = [_by_best(*key, device, search) for key in missing]
+    _KNOWN.update({(how, key): result for key, result in zip(missing, found, strict=True)})
+    return {key: _KNOWN[how, key] for key in keys}
+
+
+def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> list[PartPrice]:
+    from roller.library import library_calls, priced
+    from roller.library.named_calls import named_stem
+
+    found: list[PartPrice | None] = [None] * len(keys)
+    called: list[list[Call]] = []
+    gradients: list[tuple[int, Call]] = []
+    places: list[int] = []
+    for place, (text, direction) in enumerate(keys):
+        data = json.loads(text)
+        try:
+            calls = library_calls(data, "backward" if direction == "backward" else "forward")
+        except InputError as error:
+            found[place] = PartPrice(np.nan, reason=str(error))
+            continue
+        if direction.startswith("backward ") and calls[0].kind == "convolution":
+            gradients.append((place, calls[0]))
+        elif direction.startswith("backward "):
+            found[place] = PartPrice(np.nan, str(named_stem(data)), reason=f"no model of it in {calls[0].dtype}")
+        else:
+            called.append(calls)
+            places.append(place)
+    for place, result in zip(places, priced(called, device), strict=True):
+        stem = named_stem(json.loads(keys[place][0])) or ""
+        found[place] = PartPrice(result.seconds * 1e6, stem, result.kernel)
+    stems = {place: named_stem(json.loads(keys[place][0])) or "" for place, _ in gradients}
+    for kind in {(keys[place][1], call.dtype) for place, call in gradients}:
+        mine = [(place, call) for place, call in gradients if (keys[place][1], call.dtype) == kind]
+        times = _gradient_times([call for _, call in mine], device, *kind)
+        for (place, _), (microseconds, kernel) in zip(mine, times, strict=True):
+            found[place] = PartPrice(microseconds, stems[place], kernel)
+    return [each for each in found if each is not None]
+
+
+def _gradient_times(
+    calls: Sequence[Call], device: DeviceSpec, direction: Direction, dtype: str
+) -> list[tuple[float, str]]:
+    """Microseconds and algorithm of one gradient of convolutions: its stages among those of the backward pass."""
+    from roller.library.calls import KINDS
+    from roller.library.convolution import convolution_seconds
+    from sokoban.language.expression import DTYPE_BYTES
+
+    columns = zip(*(call.sizes for call in calls), strict=True)
+    sizes: dict[str, Any] = dict(zip(KINDS["convolution"], columns, strict=True))
+    times = convolution_seconds(**sizes, pad=0, device=device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
+    prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
+    seconds = np.sum([stage for name, stage in times.stages.items() if name.startswith(prefix)], axis=0)
+    kernels = [str(algorithm).split("+")[which] for algorithm in times.algorithm.tolist()]
+    return list(zip((seconds * 1e6).tolist(), kernels, strict=True))
+
+
+def _by_best(text: str, direction: Direction, device: DeviceSpec, search: str) -> PartPrice:
+    """Roller's best kernels for an operator; of a convolution's backward pass those of one gradient."""
+    try:
+        result = _best_estimate(text, "forward" if direction == "forward" else "backward", device, search)
+    except InputError as error:
+        return PartPrice(np.nan, reason=str(error))
+    label = {"backward data": "gradient of X", "backward weights": "gradient of W"}.get(direction, "")
+    parts = [part for part in result.parts if part.label.startswith(label)]
+    if not parts:
+        return PartPrice(np.nan, result.name, reason="Roller has no kernel of its own for it")
+    longest = max(parts, key=lambda part: part.seconds)
+    count = f", {len(parts)} kernels" if len(parts) > 1 else ""
+    # Of our own kernels, not of library calls, every part says who found it.
+    found_by = getattr(longest, "found_by", "construction")
+    total = sum(part.seconds for part in parts)
+    return PartPrice(total * 1e6, result.name, f"{found_by}, bound by {longest.bound}{count}")
+
+
+@lru_cache(maxsize=4096)
+def _best_estimate(
+    text: str, direction: Literal["forward", "backward"], device: DeviceSpec, search: str
+) -> OperatorEstimate:
+    """All kernels of a pass: both gradients of a convolution are wanted as a rule, and are found together."""
+    from roller.estimate.operators import Item, estimate_items
+
+    return estimate_items([Item("operator", json.loads(text), direction)], device, "best", search)[0]

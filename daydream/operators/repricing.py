@@ -1,0 +1,152 @@
+"""Recorded against predicted durations, layer by layer: how far Roller's models are from a trace."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from daydream.graph.graph import TaskGraph
+from daydream.operators.pricing import CallPrice, Implementation, heavy_rows, is_auxiliary, price
+from daydream.trace.trace import NONE, Ints
+
+if TYPE_CHECKING:
+    from hal.spec.device import DeviceSpec
+
+FAMILIES = (
+    ("non-fused Winograd", r"winograd_nonfused"),
+    ("fused Winograd", r"winograd"),
+    ("FFT", r"fft"),
+    ("older engines", r"(im|ex)plicit_convolve_sgemm|wgrad_alg[01]|dgrad_engine"),
+    ("TF32", r"tf32|s1688gemm|s16816gemm(?!_f16|_bf16)"),
+    ("half precision", r"h884|h1688|h16816|s884gemm|s16816gemm|hgemm|fp16|bf16"),
+    ("split-K", r"splitk"),
+    ("GEMM", r"gemm"),
+    ("implicit GEMM", r"scudnn|fprop|dgrad|wgrad|implicit"),
+)
+"""Algorithm families by what the names of a call's kernels contain; the first that fits counts."""
+
+
+@dataclass(frozen=True)
+class RepricedRow:
+    """One layer's operator in one direction, mean over its calls of all full steps.
+
+    Attributes:
+        layer: the layer's name; the operator's where the graph knows no layers.
+        operator: as Roller names it, or the trace's name where it has no price.
+        direction: ``forward``, ``backward``, ``backward data`` or ``backward weights``.
+        calls: per step.
+        recorded_us, priced_us: of one call; the price is NaN where there is none.
+        algorithm: one of :data:`FAMILIES`, by the recorded kernels.
+        kernel: the recorded main kernel, shortened.
+        assumed: what the prediction supposes to run.
+        reason: why there is no price.
+    """
+
+    layer: str
+    operator: str
+    direction: str
+    calls: float
+    recorded_us: float
+    priced_us: float
+    algorithm: str
+    kernel: str
+    assumed: str
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over recorded."""
+        return self.priced_us / self.recorded_us if self.recorded_us > 0 else np.nan
+
+
+def repriced_table(
+    graph: TaskGraph,
+    device: DeviceSpec,
+    implementation: Implementation = "library",
+    *,
+    search: str = "roller",
+    rows: Ints | None = None,
+) -> list[RepricedRow]:
+    """Recorded and predicted duration of every convolution and matrix product, in order of first execution.
+
+    Tasks outside full steps do not count, unless the graph has none. `rows` asks for other GPU tasks.
+
+    Raises:
+        InputError: as :func:`daydream.operators.pricing.price`.
+    """
+    asked = heavy_rows(graph) if rows is None else rows
+    full = np.array([step.full for step in graph.steps] + [False], np.bool_)
+    steps = max(int(full.sum()), 1)
+    if full.any():
+        asked = asked[full[graph.step[asked]]]
+    grouped: dict[tuple[str, str, str], list[CallPrice]] = {}
+    for call in sorted(price(graph, asked, device, implementation, search=search).calls, key=lambda c: int(c.main)):
+        grouped.setdefault(_key(graph, call), []).append(call)
+    return [_row(graph, key, calls, steps) for key, calls in grouped.items()]
+
+
+def _key(graph: TaskGraph, call: CallPrice) -> tuple[str, str, str]:
+    layer = int(graph.layer[call.main])
+    name = graph.trace.text(call.operator) if graph.trace is not None and call.operator != NONE else ""
+    direction = call.work.direction if call.work is not None else ""
+    return graph.layers[layer] if layer != NONE else name, call.text or name, direction
+
+
+def _row(graph: TaskGraph, key: tuple[str, str, str], calls: Sequence[CallPrice], steps: int) -> RepricedRow:
+    algorithms = Counter(algorithm_of([graph.text(row) for row in call.rows.tolist()]) for call in calls)
+    kernels = Counter(short_name(graph.text(call.main)) for call in calls)
+    return RepricedRow(
+        *key,
+        calls=len(calls) / steps,
+        recorded_us=float(np.mean([call.recorded_us for call in calls])),
+        priced_us=float(np.mean([call.price_us for call in calls])),
+        algorithm=algorithms.most_common(1)[0][0],
+        kernel=kernels.most_common(1)[0][0],
+        assumed=calls[0].kernel,
+        reason=calls[0].reason,
+    )
+
+
+def algorithm_of(kernels: Sequence[str]) -> str:
+    """The algorithm family that a call's kernels belong to; ``other`` where none fits."""
+    text = " ".join(kernels).lower()
+    main = " ".join(name for name in kernels if not is_auxiliary(name)).lower() or text
+    for family, pattern in FAMILIES:
+        # Only Winograd and split-K show in the auxiliary kernels.
+        if re.search(pattern, text if "winograd" in pattern or "split" in pattern else main):
+            return family
+    return "other"
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without return type, namespaces, template arguments and parameters."""
+    # CUTLASS has one kernel, whose template argument says which.
+    plain = re.sub(r".*cutlass::Kernel<", "", kernel.replace("(anonymous namespace)::", ""))
+    words = re.sub(r"[<(>].*", "", plain).split()
+    return words[-1].rpartition("::")[2] if words else kernel
+
+
+def totals(rows: Sequence[RepricedRow]) -> dict[str, tuple[float, float, float]]:
+    """Direction -> recorded and predicted milliseconds of a step, and the geometric mean of predicted over recorded.
+
+    Matrix products count as ``matrix product``; rows without price are left out.
+    """
+    out = {}
+    for direction in dict.fromkeys(_kind(row) for row in rows):
+        mine = [row for row in rows if _kind(row) == direction and np.isfinite(row.priced_us) and row.recorded_us > 0]
+        if mine:
+            weights = np.array([row.calls for row in mine])
+            logs = np.log([row.ratio for row in mine])
+            recorded = sum(row.calls * row.recorded_us for row in mine) / 1e3
+            predicted = sum(row.calls * row.priced_us for row in mine) / 1e3
+            out[direction] = (recorded, predicted, float(np.exp(np.average(logs, weights=weights))))
+    return out
+
+
+def _kind(row: RepricedRow) -> str:
+    return "matrix product" if row.operator.startswith(("matmul", "batch_matmul")) else row.direction

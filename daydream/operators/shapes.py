@@ -1,0 +1,409 @@
+"""What a recorded operator computed: its input sizes and types as an operator that Roller can price.
+
+A profiler that was told to (``record_shapes=True``) writes "Input Dims" and "Input type" beside every CPU operator,
+newer ones also "Input Strides" and, with the values of what is no tensor, "Concrete Inputs". From these an operator
+becomes a :class:`Work`: named operators of Roller with a direction, its arithmetic and the bytes it cannot avoid.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+
+from daydream.trace.trace import Trace, argument
+
+Dims = tuple[int, ...]
+Direction = Literal["forward", "backward", "backward data", "backward weights"]
+"""Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart."""
+
+BYTES = {
+    "double": 8, "float": 4, "c10::Half": 2, "half": 2, "c10::BFloat16": 2, "bfloat16": 2, "long int": 8, "long": 8,
+    "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "signed char": 1, "char": 1, "byte": 1, "bool": 1,
+    "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
+}  # fmt: skip
+"""Element types of tensors in any generation's spelling. What is no tensor has another type: Int, Scalar, Double..."""
+
+DTYPES = {
+    "double": "float64", "float": "float32", "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16",
+    "bfloat16": "bfloat16",
+}  # fmt: skip
+"""Those that Roller prices."""
+
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A recorded input; ``dtype`` as the profiler spells it, ``strides`` in elements, empty where not recorded."""
+
+    dims: Dims
+    dtype: str
+    strides: Dims = ()
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dims)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * BYTES.get(self.dtype, 4)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """An operator's arguments in order: tensors (None where it is none), and values as text ("" where not recorded)."""
+
+    tensors: tuple[Tensor | None, ...]
+    values: tuple[str, ...] = ()
+
+    def tensor(self, position: int) -> Tensor | None:
+        return self.tensors[position] if position < len(self.tensors) else None
+
+    def value(self, position: int) -> Any:
+        """The recorded value of an argument that is no tensor, or None."""
+        text = self.values[position] if position < len(self.values) else ""
+        try:
+            return ast.literal_eval(text) if text else None
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            return None
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of Roller's operators, as in op.json, and the direction to price it in."""
+
+    data: dict[str, Any]
+    direction: Direction = "forward"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one call of an operator computes.
+
+    Attributes:
+        kind: ``convolution``, ``matrix product``, ``element-wise``...
+        parts: Roller's operators, run one after the other.
+        flops: arithmetic operations, a multiply-add being two.
+        bytes: of all tensors read and written, each once.
+        dtype: element type.
+        assumed: what had to be guessed, in words; empty where the trace says everything.
+    """
+
+    kind: str
+    parts: tuple[Part, ...]
+    flops: float
+    bytes: float
+    dtype: str = "float32"
+    assumed: str = field(default="", compare=False)
+
+    @property
+    def direction(self) -> Direction:
+        """That of the parts; ``backward`` where they differ."""
+        ways = {part.direction for part in self.parts}
+        return ways.pop() if len(ways) == 1 else "backward"
+
+
+# What is recorded
+
+
+def inputs_of(trace: Trace, row: int) -> Inputs | None:
+    """The recorded arguments of an operator; None without "Input Dims"."""
+    arguments = trace.arguments[row]
+    dims = argument(arguments, "Input Dims", "Input dims", "input_dims")
+    types = argument(arguments, "Input type", "Input types", "input_types")
+    if not isinstance(dims, list):
+        return None
+    strides = argument(arguments, "Input Strides", "Input strides")
+    values = argument(arguments, "Concrete Inputs", "Concrete inputs")
+    return _inputs(
+        repr(dims), repr(types if isinstance(types, list) else []), repr(strides if isinstance(strides, list) else []),
+        tuple(str(value) for value in values) if isinstance(values, list) else (),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=65536)
+def _inputs(dims: str, types: str, strides: str, values: tuple[str, ...]) -> Inputs:
+    """The arguments from their JSON as Python text, in which equal ones are found again at once."""
+    try:
+        parts = [ast.literal_eval(text) for text in (dims, types, strides)]
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return Inputs(())  # NaN, or nested without end
+    return Inputs(tuple(_tensors(*parts)), values)
+
+
+def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[Tensor | None]:
+    found: list[Tensor | None] = []
+    for position, sizes in enumerate(dims):
+        kind = types[position] if position < len(types) else ""
+        given = strides[position] if position < len(strides) else ()
+        # Scalars have the dims [] too; of them only zero-dimensional tensors have a tensor's type.
+        known = isinstance(kind, str) and kind in BYTES
+        is_tensor = _is_sizes(sizes) and (known or (bool(sizes) and not types))
+        if not is_tensor:
+            found.append(None)
+            continue
+        apart = tuple(given) if _is_sizes(given) and len(given) == len(sizes) else ()
+        found.append(Tensor(tuple(sizes), str(kind), apart))
+    return found
+
+
+def _is_sizes(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(type(size) is int and 0 <= size < 2**48 for size in value)
+
+
+def tensor_bytes(trace: Trace, row: int) -> float:
+    """Bytes of all recorded tensors among an operator's inputs, tensors of lists included.
+
+    NaN where no sizes were recorded. Elements of a list have no type of their own in the trace; they count 4 bytes
+    each. A tensor that is passed twice counts twice.
+    """
+    inputs = inputs_of(trace, row)
+    if inputs is None:
+        return math.nan
+    total = sum(tensor.bytes for tensor in inputs.tensors if tensor is not None)
+    for sizes in argument(trace.arguments[row], "Input Dims", "Input dims", "input_dims"):
+        if isinstance(sizes, list) and sizes and not _is_sizes(sizes):
+            total += sum(4 * math.prod(each) for each in sizes if _is_sizes(each))
+    return float(total)
+
+
+# Operators but convolutions
+
+
+PRODUCTS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "linear", "bmm", "baddbmm", "mv", "addmv")
+)
+"""Operators whose main kernel is a matrix product."""
+
+_UNARY = {
+    "abs": "abs", "ceil": "ceil", "cos": "cos", "erf": "erf", "exp": "exp", "floor": "floor", "gelu": "gelu",
+    "log": "log", "neg": "neg", "relu": "relu", "rsqrt": "rsqrt", "sigmoid": "sigmoid", "silu": "silu", "sin": "sin",
+    "sqrt": "sqrt", "tanh": "tanh", "clamp": "relu", "clamp_min": "relu", "clamp_max": "relu", "threshold": "relu",
+    "hardtanh": "relu", "leaky_relu": "relu", "dropout": "relu", "nan_to_num": "relu", "copy": "neg", "clone": "neg",
+    "_to_copy": "neg", "contiguous": "neg", "fill": "neg", "reciprocal": "sqrt", "square": "relu",
+}  # fmt: skip
+"""PyTorch's functions of one tensor to Roller's that streams alike; a copy moves what a negation does."""
+
+_BINARY = {
+    "add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div", "pow": "pow", "minimum": "min",
+    "maximum": "max",
+}  # fmt: skip
+
+_DERIVATIVES = {
+    "threshold_backward": "relu", "sigmoid_backward": "sigmoid", "tanh_backward": "tanh", "gelu_backward": "gelu",
+    "silu_backward": "silu", "hardtanh_backward": "relu", "leaky_relu_backward": "relu",
+}  # fmt: skip
+
+_SOFTMAX = {"_softmax": "forward", "_log_softmax": "forward", "softmax": "forward", "log_softmax": "forward",
+            "_softmax_backward_data": "backward", "_log_softmax_backward_data": "backward"}  # fmt: skip
+
+_NORMS = ("cudnn_batch_norm", "native_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit", "batch_norm")
+_POOLS = ("max_pool2d_with_indices", "max_pool2d", "avg_pool2d")
+
+
+@lru_cache(maxsize=65536)
+def describe(name: str, inputs: Inputs) -> Work | str:
+    """The work of any operator but a convolution, or in words why it is unknown.
+
+    Names are those of the operators that launch kernels (``aten::addmm``), in place or not. Assumptions: what is
+    written has the size of the largest input; log-softmax costs what softmax costs; batch norm reads its input twice
+    forward and five times over in all backward; integer tensors have no price.
+    """
+    stem = name.removeprefix("aten::").removesuffix("_")
+    if name in PRODUCTS:
+        return _product(stem, inputs)
+    if stem in _UNARY or stem in _BINARY or stem in _DERIVATIVES:
+        return _elementwise(stem, inputs)
+    if stem in _SOFTMAX:
+        way: Direction = "backward" if _SOFTMAX[stem] == "backward" else "forward"
+        return _along_rows("softmax", inputs, 2 if stem.endswith("backward_data") else 1, way)
+    if stem in ("native_layer_norm", "layer_norm"):
+        return _along_rows("layer_norm", inputs, None, "forward")
+    if stem == "native_layer_norm_backward":
+        return _along_rows("layer_norm", inputs, None, "backward")
+    if stem in _NORMS or stem.removesuffix("_backward") in _NORMS:
+        return _batch_norm(inputs, backward=stem.endswith("_backward"))
+    if stem in _POOLS or stem.removesuffix("_backward") in _POOLS:
+        return _pool(stem, inputs)
+    if stem in ("sum", "mean"):
+        return _reduction(stem, inputs)
+    if stem == "embedding":
+        return _embedding(inputs)
+    return f"no rule for {name}"
+
+
+def _main(inputs: Inputs) -> tuple[Tensor, str] | str:
+    """The largest tensor and its type as Roller names it."""
+    tensors = [tensor for tensor in inputs.tensors if tensor is not None]
+    if not tensors:
+        return "no tensor among the recorded inputs"
+    largest = max(tensors, key=lambda tensor: tensor.elements)
+    dtype = DTYPES.get(largest.dtype)
+    if dtype is None:
+        return f"elements of type {largest.dtype or 'unknown'}"
+    return (largest, dtype) if largest.elements else "an empty tensor"
+
+
+def _product(stem: str, inputs: Inputs) -> Work | str:
+    biased = stem in ("addmm", "_addmm_activation", "baddbmm", "addmv")
+    left, right = inputs.tensor(int(biased)), inputs.tensor(int(biased) + 1)
+    if left is None or right is None:
+        return "sizes of its operands not recorded"
+    dtype = DTYPES.get(left.dtype)
+    if dtype is None:
+        return f"elements of type {left.dtype or 'unknown'}"
+    a, b = left.dims, right.dims
+    transposed = stem == "linear"
+    if transposed and len(a) >= 1 and len(b) == 2:
+        a, b = (math.prod(a[:-1]), a[-1]), b[::-1]
+    elif stem in ("mv", "addmv") and len(a) == 2 and len(b) == 1:
+        b = (b[0], 1)
+    batched = stem in ("bmm", "baddbmm")
+    if len(a) != 2 + batched or len(b) != 2 + batched or a[-1] != b[-2] or a[:-2] != b[:-2]:
+        return f"operands of {list(left.dims)} and {list(right.dims)} do not make a product"
+    (m, k), n, count = a[-2:], b[-1], a[0] if batched else 1
+    if not m * n * k * count:
+        return "an empty tensor"
+    data: dict[str, Any] = {"op": "batch_matmul" if batched else "matmul", **({"b": count} if batched else {})}
+    data |= {"m": m, "n": n, "k": k, "dtype": dtype}
+    if _column_major(left):
+        data["transpose_a"] = True
+    if transposed or _column_major(right):
+        data["transpose_b"] = True
+    bias = inputs.tensor(0 if biased else 2) if biased or stem == "linear" else None
+    if bias is not None and not batched and bias.elements == n > 1:
+        data["epilogue"] = [{"function": "bias_add", "axis": "n"}]
+    moved = count * (m * k + k * n + m * n) * ITEM_BYTES[dtype]
+    return Work("matrix product", (Part(data),), 2.0 * count * m * n * k, float(moved), dtype)
+
+
+def _column_major(tensor: Tensor) -> bool:
+    """Whether a matrix is the transpose of how it is stored."""
+    strides = tensor.strides
+    return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
+
+
+def _streamed(kind: str, shape: Dims, dtype: str, passes: float, operations: float, *parts: Part) -> Work:
+    """Work that moves a tensor of this shape so many times."""
+    count = math.prod(shape)
+    return Work(kind, parts, operations * count, passes * count * ITEM_BYTES[dtype], dtype)
+
+
+def _flat(shape: Dims) -> list[int]:
+    # One dimension is as good as many to a kernel that streams, and cheaper to read.
+    return [math.prod(shape)]
+
+
+def _elementwise(stem: str, inputs: Inputs) -> Work | str:
+    main = _main(inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    data: dict[str, Any] = {"op": "elementwise", "shape": _flat(tensor.dims), "dtype": dtype}
+    if stem in _DERIVATIVES:
+        part = Part(data | {"function": _DERIVATIVES[stem]}, "backward")
+        return _streamed("element-wise", tensor.dims, dtype, 3, 2, part)
+    if stem in _UNARY:
+        return _streamed("element-wise", tensor.dims, dtype, 2, 1, Part(data | {"function": _UNARY[stem]}))
+    others = [other for other in inputs.tensors[:2] if other is not None and other.elements * 4 > tensor.elements]
+    data["function"] = _BINARY[stem]
+    if len(others) < 2:
+        data["scalar"] = True
+    return _streamed("element-wise", tensor.dims, dtype, 1 + max(len(others), 1), 1, Part(data))
+
+
+def _along_rows(op: str, inputs: Inputs, axis_at: int | None, direction: Direction) -> Work | str:
+    main = _main(inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    axis = inputs.value(axis_at) if axis_at is not None else None
+    at = axis if type(axis) is int and -len(tensor.dims) <= axis < len(tensor.dims) else -1
+    columns = tensor.dims[at] if tensor.dims else 1
+    if op == "layer_norm":
+        # Gamma has the shape of what is normalised.
+        trailing = {tensor.dims[start:] for start in range(1, len(tensor.dims))}
+        gammas = [each.elements for each in inputs.tensors if each is not None and each.dims in trailing]
+        columns = gammas[0] if gammas else columns
+    data = {"op": op, "shape": [tensor.elements // columns, columns], "dtype": dtype}
+    passes = 2 if direction == "forward" else 3
+    return _streamed(op.replace("_", " "), tensor.dims, dtype, passes, 8, Part(data, direction))
+
+
+def _batch_norm(inputs: Inputs, *, backward: bool) -> Work | str:
+    main = _main(inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    if len(tensor.dims) < 2:
+        return "an input of fewer than two dimensions"
+    n, c, rest = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:])
+    reduce = Part({"op": "reduce", "function": "sum", "shape": [n, c, rest], "axes": [0, 2], "dtype": dtype})
+    apply = {"op": "elementwise", "shape": _flat(tensor.dims), "dtype": dtype}
+    if not backward:
+        scale = Part(apply | {"function": "mul", "scalar": True})
+        return _streamed("batch norm", tensor.dims, dtype, 3, 6, reduce, scale)
+    return _streamed(
+        "gradient of batch norm", tensor.dims, dtype, 5, 10, reduce, reduce, Part(apply | {"function": "add"})
+    )
+
+
+def _pool(stem: str, inputs: Inputs) -> Work | str:
+    backward = stem.endswith("_backward")
+    tensor = inputs.tensor(int(backward))
+    if tensor is None or len(tensor.dims) != 4:
+        return "sizes of its operands not recorded"
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        return f"elements of type {tensor.dtype or 'unknown'}"
+    window, stride, padding = (pair(inputs.value(1 + backward + i)) for i in range(3))
+    if window is None:
+        return "its window was not recorded"
+    stride = stride or window
+    op = "avg_pool2d" if stem.startswith("avg") else "max_pool2d"
+    n, c, h, w = tensor.dims
+    rows, columns = padding or (0, 0)
+    data = {
+        "op": op, "n": n, "c": c, "h": h, "w": w, "kh": window[0], "kw": window[1], "stride": list(stride),
+        "padding": [rows, columns, rows, columns], "dtype": dtype,
+    }  # fmt: skip
+    passes = 1 + 1 / (stride[0] * stride[1])
+    return _streamed("pooling", tensor.dims, dtype, passes, 1, Part(data, "backward" if backward else "forward"))
+
+
+def pair(value: Any) -> tuple[int, int] | None:
+    """``[2, 2]``, ``[2]`` or ``2`` as two numbers; None for anything else."""
+    numbers = value if isinstance(value, list | tuple) else [value]
+    if not numbers or len(numbers) > 2 or not all(type(number) is int and number >= 0 for number in numbers):
+        return None
+    return int(numbers[0]), int(numbers[-1])
+
+
+def _reduction(stem: str, inputs: Inputs) -> Work | str:
+    main = _main(inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    axes = inputs.value(1)
+    rank = len(tensor.dims)
+    given = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
+    if not tensor.dims:
+        return "a single number"
+    data = {"op": "reduce", "function": stem, "shape": list(tensor.dims), "axes": given or list(range(rank))}
+    return _streamed("reduction", tensor.dims, dtype, 1, 1, Part(data | {"dtype": dtype}))
+
+
+def _embedding(inputs: Inputs) -> Work | str:
+    table, index = inputs.tensor(0), inputs.tensor(1)
+    if table is None or index is None or len(table.dims) != 2:
+        return "sizes of its operands not recorded"
+    dtype = DTYPES.get(table.dtype)
+    if dtype is None or not table.elements * index.elements:
+        return f"elements of type {table.dtype or 'unknown'}" if dtype is None else "an empty tensor"
+    shape = (index.elements, table.dims[1])
+    part = Part({"op": "elementwise", "function": "neg", "shape": _flat(shape), "dtype": dtype})
+    return _streamed("embedding", shape, dtype, 2, 0, part)

@@ -1,0 +1,1 @@
+"""What several passes know: kernels by name, gradients, collectives, checks of options."""

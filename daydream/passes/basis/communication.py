@@ -1,0 +1,247 @@
+"""What communication costs: one function a primitive, and the collectives that a trace already holds.
+
+Everywhere sizes are bytes, bandwidths GB/s (1e9 bytes a second, so 1 GB/s is 1000 bytes a microsecond), times
+microseconds. Bandwidths are those of one worker's link in one direction: the *bus bandwidth* of nccl-tests
+(``doc/PERFORMANCE.md``), which does not depend on the number of workers. To each bandwidth term comes one of
+latency, `latency_us` for every step of the ring that has to wait for the one before it. One worker communicates
+nothing, in no time. The formulas are the ones by which the thesis (4.4.2, 4.5) sizes communication tasks; its
+figure 4.9 found real NCCL calls 34 % slower on average where they compete with kernels, which is no matter of
+the formula: see the parameter `interference` of the passes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from daydream.graph.graph import Mark, TaskGraph, TaskKind, ThreadKind, matching
+from daydream.trace.trace import NONE, Floats, Ints, argument
+from hal.support.errors import InputError
+
+BYTES_PER_US = 1e3
+"""Bytes a microsecond in one GB/s."""
+
+MEBIBYTE = float(2**20)
+"""What PyTorch calls a megabyte in `bucket_cap_mb`."""
+
+ELEMENT_BYTES = {
+    "double": 8,
+    "float": 4,
+    "float32": 4,
+    "float64": 8,
+    "int": 4,
+    "long": 8,
+    "long int": 8,
+    "c10::half": 2,
+    "half": 2,
+    "float16": 2,
+    "c10::bfloat16": 2,
+    "bfloat16": 2,
+    "c10::float8_e4m3fn": 1,
+    "c10::float8_e5m2": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "char": 1,
+    "bool": 1,
+}
+"""Bytes an element, by the profiler's "Input type" or a dtype's name, in lower case."""
+
+
+def element_bytes(type_name: object, otherwise: int = 4) -> int:
+    """Bytes of an element of a type as the profiler or PyTorch spells it (``c10::Half``, ``torch.float16``)."""
+    return ELEMENT_BYTES.get(str(type_name).lower().removeprefix("torch."), otherwise)
+
+
+# Point to point
+
+
+def transfer_us(size: float, bandwidth: float, latency_us: float = 0.0) -> float:
+    """One message over one link."""
+    return latency_us + size / (bandwidth * BYTES_PER_US)
+
+
+# Collectives (nccl-tests, PERFORMANCE.md)
+
+
+def all_reduce_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """Ring all-reduce of `size` bytes on every worker: 2 (n-1)/n S / B (section AllReduce).
+
+    The ring has 2 (n-1) steps one after another: n-1 that reduce, n-1 that gather.
+    """
+    return reduce_scatter_us(size, workers, bandwidth, latency_us) + all_gather_us(size, workers, bandwidth, latency_us)
+
+
+def reduce_scatter_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """Ring reduce-scatter: (n-1)/n S / B and n-1 steps (section ReduceScatter); S is the whole array."""
+    if workers <= 1:
+        return 0.0
+    return transfer_us(size * (workers - 1) / workers, bandwidth, (workers - 1) * latency_us)
+
+
+def all_gather_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """Ring all-gather: (n-1)/n S / B and n-1 steps (section AllGather); S is the gathered array."""
+    return reduce_scatter_us(size, workers, bandwidth, latency_us)
+
+
+def broadcast_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """Broadcast: S / B, since all must leave the root (section Broadcast); the last of a ring is n-1 steps away."""
+    return transfer_us(size, bandwidth, (workers - 1) * latency_us) if workers > 1 else 0.0
+
+
+def all_to_all_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """All-to-all: (n-1)/n S / B (section Summary), n-1 messages one after another."""
+    return reduce_scatter_us(size, workers, bandwidth, latency_us)
+
+
+def hierarchical_all_reduce_us(
+    size: float, workers: Sequence[int], bandwidths: Sequence[float], latencies_us: Sequence[float] = ()
+) -> float:
+    """All-reduce by levels, innermost first: reduce-scatter inwards out, all-gather back (BlueConnect, section 3).
+
+    Level i has `workers[i]` members and works on what the levels before it have left of the array, S / (p1...p(i-1)).
+    The stages of one array follow each other, so the times add up.
+    """
+    latencies = [*latencies_us, *[0.0] * (len(workers) - len(latencies_us))]
+    stages = zip(stage_bytes(size, workers), workers, bandwidths, latencies, strict=True)
+    return sum(all_reduce_us(*stage) for stage in stages)
+
+
+def stage_bytes(size: float, workers: Sequence[int]) -> list[float]:
+    """Array of each level of a hierarchical all-reduce, bytes: S, S / p1, S / (p1 p2)..."""
+    return [float(size / np.prod(workers[:level], initial=1.0)) for level in range(len(workers))]
+
+
+# Parameter server (Li et al., OSDI 2014: a worker pushes gradients and pulls parameters)
+
+
+def push_us(size: float, workers: int, servers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """Every worker sends `size` bytes to servers on machines of their own, evenly spread.
+
+    The worker's link carries S, a server's n S / k for k servers; the longer of both decides.
+    """
+    return transfer_us(size * max(1.0, workers / servers), bandwidth, latency_us)
+
+
+def pull_us(size: float, workers: int, servers: int, bandwidth: float, latency_us: float = 0.0) -> float:
+    """Every worker fetches `size` bytes from such servers: the same links, the other way round."""
+    return push_us(size, workers, servers, bandwidth, latency_us)
+
+
+# What users write
+
+
+def check(pass_name: str, *, workers: int | None = None, **positive: float) -> None:
+    """Refuses what no formula can take.
+
+    Raises:
+        InputError: fewer than one worker, or another number that is not finite and above 0.
+    """
+    if workers is not None and workers < 1:
+        raise InputError(f"{pass_name}: workers", f"{workers} is no number of workers", "write 1 or more")
+    for name, value in positive.items():
+        if not (np.isfinite(value) and value > 0):
+            raise InputError(f"{pass_name}: {name.replace('_', '-')}", f"{value} is not above 0", "write a number > 0")
+
+
+def check_not_negative(pass_name: str, **numbers: float) -> None:
+    """Refuses numbers below 0 or not finite.
+
+    Raises:
+        InputError: one of them is.
+    """
+    for name, value in numbers.items():
+        if not (np.isfinite(value) and value >= 0):
+            raise InputError(f"{pass_name}: {name.replace('_', '-')}", f"{value} is below 0", "write 0 or more")
+
+
+def numbers(field: str, text: str) -> list[float]:
+    """Numbers above 0 joined by x: ``8x4``, ``150x12.5``.
+
+    Raises:
+        InputError: something else stands there.
+    """
+    try:
+        found = [float(part) for part in text.lower().split("x")]
+    except ValueError:
+        raise InputError(field, f"{text!r} is not numbers joined by x", "write for example 8x4") from None
+    if not all(np.isfinite(found)) or min(found) <= 0:
+        raise InputError(field, f"{text!r} holds a number that is not above 0", "write for example 8x4")
+    return found
+
+
+# Collectives in the graph
+
+_ALL_REDUCE = r"all_?reduce"
+_COLLECTIVE_CALL = re.compile(r"(nccl|rccl|c10d|gloo)::?|record_param_comms")
+
+
+def all_reduces(graph: TaskGraph) -> Ints:
+    """Rows of all-reduce tasks, recorded (kernels on a stream) and inserted (on a channel) alike."""
+    chosen = (graph.kind == TaskKind.COMMUNICATION) & (graph.mark == Mark.NONE) & (graph.thread_kinds[graph.thread] > 0)
+    return np.flatnonzero(chosen & matching(graph.names, _ALL_REDUCE)[graph.name])
+
+
+def recorded_collectives(graph: TaskGraph) -> Ints:
+    """Rows of collectives that ran on a stream when the trace was recorded, of every kind."""
+    on_stream = graph.thread_kinds[graph.thread] == ThreadKind.STREAM
+    return np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) & on_stream & (graph.mark == Mark.NONE))
+
+
+def message_bytes(graph: TaskGraph, rows: Ints) -> Floats:
+    """Bytes that each of these collectives works on, NaN where nothing says.
+
+    From the task where a pass wrote it, else from the kernel's own "In msg nelems" and "dtype" (newer profilers),
+    else from the input dimensions that the calls around its launch recorded (``nccl:all_reduce``,
+    ``record_param_comms``), the innermost first.
+    """
+    sizes = graph.bytes[rows].copy()
+    for position, row in enumerate(rows):
+        if np.isnan(sizes[position]):
+            sizes[position] = _recorded_bytes(graph, int(row))
+    return sizes
+
+
+def _recorded_bytes(graph: TaskGraph, row: int) -> float:
+    trace = graph.trace
+    if trace is None:
+        return np.nan
+    if graph.event[row] != NONE:
+        arguments = trace.arguments[graph.event[row]]
+        elements = argument(arguments, "In msg nelems", "in msg nelems")
+        if elements:
+            return float(elements) * element_bytes(argument(arguments, "dtype"))
+    call = int(graph.launch[row])
+    above = int(graph.event[call]) if call != NONE else int(graph.operator[row])
+    while above != NONE:
+        if _COLLECTIVE_CALL.match(trace.text(above)) and (size := sum(tensor_bytes(trace.arguments[above]))):
+            return float(size)
+        above = int(graph.enclosing[above])
+    return np.nan
+
+
+def tensor_bytes(arguments: dict[str, object]) -> list[int]:
+    """Bytes of every input that an operator recorded as a tensor; 0 for other inputs."""
+    return [elements * size for elements, size in zip(*tensor_elements(arguments), strict=True)]
+
+
+def tensor_elements(arguments: dict[str, object]) -> tuple[list[int], list[int]]:
+    """Elements of every input of an operator (0 where it is no plain tensor), and bytes of an element of each."""
+    dims = argument(arguments, "Input Dims", "Input dims")
+    types = argument(arguments, "Input type")
+    if not isinstance(dims, list):
+        return [], []
+    types = types if isinstance(types, list) and len(types) == len(dims) else ["float"] * len(dims)
+    counts = [_elements(shape) if _is_tensor(name) else 0 for shape, name in zip(dims, types, strict=True)]
+    return counts, [element_bytes(name) for name in types]
+
+
+def _is_tensor(type_name: object) -> bool:
+    return str(type_name) not in ("", "Scalar", "ScalarList", "TensorList", "GenericList", "None")
+
+
+def _elements(shape: object) -> int:
+    if not isinstance(shape, list) or not all(isinstance(side, int) for side in shape):
+        return 0
+    return int(np.prod(shape, dtype=np.int64)) if shape else 1

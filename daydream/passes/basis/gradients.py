@@ -1,0 +1,435 @@
+"""Gradients of a recorded training step: how large each is, which task completes it, which call hands it over.
+
+Data-parallel training exchanges a gradient as soon as the backward pass has made it (wait-free backpropagation,
+thesis 4.4.2 "Communication"). The thesis instruments the framework for sizes and order; here they come from what
+the trace has, the best source first (:func:`find_gradients`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind
+from daydream.passes.basis.communication import MEBIBYTE, element_bytes, tensor_bytes
+from daydream.trace.trace import NONE, Category, Floats, Ints, Trace, argument
+from hal.support.errors import InputError
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+"""Autograd's operator that receives one parameter's finished gradient."""
+
+_BUCKET_COPY = "torch::distributed::reducer::mul_out"
+"""DDP's copy of a gradient into its bucket: one element-wise kernel a gradient."""
+
+_ELEMENTS_PER_THREAD = 4
+"""Of PyTorch's vectorised element-wise kernels, whose grid so tells the tensor's size."""
+
+_WEIGHTS: dict[str, tuple[int, ...]] = {
+    "aten::convolution": (1, 2),
+    "aten::_convolution": (1, 2),
+    "aten::cudnn_convolution": (1,),
+    "aten::linear": (1, 2),
+    "aten::addmm": (0, 2),
+    "aten::batch_norm": (1, 2),
+    "aten::layer_norm": (2, 3),
+    "aten::group_norm": (2, 3),
+    "aten::embedding": (0,),
+}
+"""Operators with weights, and which of their inputs those are."""
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """A parameter's gradient in one step.
+
+    `ready` is the row of the GPU task whose end completes it, `hook` that of the CPU task which then hands it over;
+    -1 where there is none. `layer` is an index of the graph's layers, -1 without.
+    """
+
+    name: str
+    bytes: float
+    step: int
+    ready: int
+    hook: int
+    layer: int = NONE
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The gradients of every step in the order in which they become ready, and where that was read."""
+
+    source: str
+    steps: dict[int, tuple[Gradient, ...]]
+
+    def bytes_of(self, step: int) -> float:
+        """Bytes of all gradients of a step."""
+        return sum(gradient.bytes for gradient in self.steps[step])
+
+    @property
+    def largest_step(self) -> int:
+        """The step with most bytes: a complete one if any is."""
+        return max(self.steps, key=self.bytes_of)
+
+    def told(self) -> str:
+        """One sentence on their number, size and source."""
+        of_step = self.steps[self.largest_step]
+        size = self.bytes_of(self.largest_step) / 1e6
+        return f"{len(of_step)} gradients of {size:.1f} MB a step, {self.source}"
+
+
+def find_gradients(graph: TaskGraph, gradient_mb: float = 0.0) -> Gradients:
+    """The gradients of every step, from the best source that this graph has.
+
+    In order of preference: what the user says (`gradient_mb` mebibytes for all of a step, spread over the layers by
+    their backward GPU time); what ``daydream record`` wrote; the shapes that AccumulateGrad recorded; the grids of
+    DDP's copies into its buckets; the shapes of weights of forward operators.
+
+    A gradient is complete when the GPU task that autograd's thread launched last before its hook ends: that is what
+    DDP's event on the compute stream waits for.
+
+    Raises:
+        InputError: no source says anything, or the given size is negative.
+    """
+    if not (np.isfinite(gradient_mb) and gradient_mb >= 0):
+        raise InputError("gradient-mb", f"{gradient_mb} is below 0", "write the size of all gradients in MiB")
+    if gradient_mb:
+        found = _spread(graph, gradient_mb * MEBIBYTE)
+        if not found:
+            raise InputError("gradients", "no step has GPU tasks of a backward pass", "record a step of training")
+        return Gradients("a total given by the user, spread by backward GPU time", found)
+    if graph.trace is not None:
+        anchors = _Anchors(graph, graph.trace)
+        for source, read in _SOURCES.items():
+            found = read(anchors)
+            if found and any(gradient.bytes for one in found.values() for gradient in one):
+                return Gradients(source, found)
+    raise InputError(
+        "gradients", "the trace does not say how large they are", "set gradient-mb, or record with daydream record"
+    )
+
+
+def consumers(graph: TaskGraph, step: int, ready: Ints) -> list[int]:
+    """The tasks that must wait until a step's gradients are exchanged.
+
+    On each stream that completes gradients (`ready`), and on each that updates parameters later, the first task of
+    the step behind them that is not part of the backward pass; the next step's first one where the step has none.
+    Where no stream goes on, the mark that ends the step.
+    """
+    found = []
+    gpu = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
+    last = int(ready.max(initial=NONE))
+    updating = np.unique(graph.thread[gpu & (graph.phase == Phase.UPDATE) & (graph.step == step)])
+    for thread in np.union1d(np.unique(graph.thread[ready]), updating):
+        mine = ready[graph.thread[ready] == thread]
+        behind = int(mine.max()) if len(mine) else last
+        later = np.flatnonzero(gpu & (graph.thread == thread) & (graph.phase != Phase.BACKWARD))
+        later = later[(later > behind) & ((graph.step[later] >= step) | (graph.step[later] == NONE))]
+        if behind == NONE:
+            # Nothing says where the backward pass ended.
+            later = later[graph.phase[later] == Phase.UPDATE]
+        if len(later):
+            found.append(int(later[0]))
+    if not found:
+        found = [int(row) for row in np.flatnonzero((graph.mark == Mark.STEP_END) & (graph.step == step))]
+    return found
+
+
+def tied(graph: TaskGraph, rows: Ints) -> TaskGraph:
+    """The graph in which these recorded all-reduces wait for gradients, and parameter updates wait for them.
+
+    A trace shows a wait between streams only where something did wait. What may become slower needs the others too:
+    DDP lets an all-reduce wait for all that its thread launched on compute streams before, and whatever follows the
+    backward pass wait for all all-reduces. Nothing is added against the recorded times.
+    """
+    edges = {
+        edge for row in rows.tolist() for edge in ((_launched_before(graph, row), row), *_updates_behind(graph, row))
+    }
+    there = set(zip(graph.edge_source.tolist(), graph.edge_target.tolist(), strict=True))
+    new = np.array(sorted(edge for edge in edges - there if NONE not in edge), np.int64).reshape(-1, 2)
+    return replace(
+        graph,
+        edge_source=np.concatenate([graph.edge_source, new[:, 0]]),
+        edge_target=np.concatenate([graph.edge_target, new[:, 1]]),
+        edge_kind=np.concatenate([graph.edge_kind, np.full(len(new), Dependency.COMMUNICATION)]),
+        edge_lag_us=np.concatenate([graph.edge_lag_us, np.zeros(len(new))]),
+    )
+
+
+def _launched_before(graph: TaskGraph, row: int) -> int:
+    """The last GPU task on another stream whose call stands before this one's on the same thread, -1 without."""
+    call = int(graph.launch[row])
+    if call == NONE:
+        return NONE
+    others = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & (graph.launch != NONE)
+    others &= (graph.launch < call) & (graph.thread[graph.launch] == graph.thread[call])
+    found = np.flatnonzero(others & (graph.step == graph.step[row]))
+    if not len(found):
+        return NONE
+    last = int(found[np.argmax(graph.launch[found])])
+    ends = graph.recorded_us[last] + _recorded_length(graph, last)
+    return last if not ends > graph.recorded_us[row] else NONE
+
+
+def _updates_behind(graph: TaskGraph, row: int) -> list[tuple[int, int]]:
+    """Edges from an all-reduce to the first update of its step on every stream that starts after it ended."""
+    ends = graph.recorded_us[row] + _recorded_length(graph, row)
+    updates = graph.on_gpu & (graph.phase == Phase.UPDATE) & (graph.step == graph.step[row])
+    updates &= (graph.kind != TaskKind.COMMUNICATION) & (graph.recorded_us >= ends)
+    found = np.flatnonzero(updates)
+    _, first = np.unique(graph.thread[found], return_index=True)
+    return [(row, int(later)) for later in found[first]]
+
+
+def _recorded_length(graph: TaskGraph, row: int) -> float:
+    """Microseconds that a task took when it was recorded, whatever passes made of it."""
+    if graph.trace is None or graph.event[row] == NONE:
+        return float(graph.duration_us[row])
+    return float(graph.trace.duration_us[graph.event[row]])
+
+
+def last_of_threads(graph: TaskGraph, rows: Iterable[int]) -> list[int]:
+    """Of these tasks the last of each ordered thread: those before it are done by then."""
+    last: dict[int, int] = {}
+    for row in rows:
+        if row != NONE:
+            thread = int(graph.thread[row])
+            last[thread] = max(last.get(thread, NONE), int(row))
+    return sorted(last.values())
+
+
+# Where trace rows stand in the graph
+
+
+class _Anchors:
+    """For points of time on a thread of the trace: the last launched GPU task, its layer, and the last CPU task."""
+
+    def __init__(self, graph: TaskGraph, trace: Trace) -> None:
+        self.graph = graph
+        self.trace = trace
+        recorded = np.flatnonzero(graph.on_cpu & (graph.event != NONE) & (graph.mark == Mark.NONE))
+        self._cpu = recorded
+        self._thread = trace.thread[graph.event[recorded]]
+        edges = graph.edge_kind == Dependency.LAUNCH
+        calls, tasks = graph.edge_source[edges], graph.edge_target[edges]
+        fit = (graph.event[calls] != NONE) & graph.on_gpu[tasks] & (graph.kind[tasks] != TaskKind.COMMUNICATION)
+        order = np.argsort(trace.start_us[graph.event[calls[fit]]], kind="stable")
+        self._calls, self._tasks = calls[fit][order], tasks[fit][order]
+
+    def rows(self, *names: str) -> Ints:
+        """Operators of these names, in order of start."""
+        chosen = np.array([name in names for name in self.trace.names], np.bool_)
+        return np.flatnonzero(chosen[self.trace.name] & (self.trace.category == Category.OPERATOR))
+
+    def around(self, row: int, name: str) -> int:
+        """The event of this name right around a row, else the row itself."""
+        parent = int(self.graph.enclosing[row]) if len(self.graph.enclosing) else NONE
+        return parent if parent != NONE and name in self.trace.text(parent) else row
+
+    def gradients(self, rows: Ints, sizes: Floats, names: Sequence[str] | None = None) -> dict[int, Any]:
+        """Gradients that are complete when these rows of the trace end, by step."""
+        trace, graph = self.trace, self.graph
+        ends = trace.start_us[rows] + trace.duration_us[rows]
+        ready, hook = np.full(len(rows), NONE), np.full(len(rows), NONE)
+        layer = np.full(len(rows), NONE)
+        for thread in np.unique(trace.thread[rows]):
+            mine = np.flatnonzero(trace.thread[rows] == thread)
+            cpu = self._cpu[self._thread == thread]
+            hook[mine] = _last_before(trace.start_us[graph.event[cpu]], cpu, ends[mine])
+            launches = trace.thread[graph.event[self._calls]] == thread
+            calls, tasks = self._calls[launches], self._tasks[launches]
+            start = trace.start_us[graph.event[calls]]
+            ready[mine] = _last_before(start, tasks, ends[mine])
+            layered = graph.layer[tasks] != NONE
+            behind = _last_before(start[layered], tasks[layered], ends[mine])
+            layer[mine] = np.where(behind == NONE, NONE, graph.layer[behind])
+        found: dict[int, list[Gradient]] = defaultdict(list)
+        for at in np.argsort(ends, kind="stable"):
+            step = int(graph.step[hook[at]]) if hook[at] != NONE else NONE
+            if step == NONE or sizes[at] <= 0:
+                continue
+            # What an earlier step launched says nothing about this one's gradients.
+            source = int(ready[at]) if ready[at] != NONE and graph.step[ready[at]] == step else NONE
+            of_layer = int(layer[at]) if source != NONE else NONE
+            name = names[at] if names else (graph.layers[of_layer] if of_layer != NONE else f"gradient {at}")
+            found[step].append(Gradient(name, float(sizes[at]), step, source, int(hook[at]), of_layer))
+        return {step: tuple(found[step]) for step in sorted(found)}
+
+
+def _last_before(times: Floats, rows: Ints, at: Floats) -> Ints:
+    """For each time the last of `rows` (sorted by `times`) that starts before it, -1 without."""
+    if not len(rows):
+        return np.full(len(at), NONE)
+    order = np.argsort(times, kind="stable")
+    place = np.searchsorted(times[order], at, side="left") - 1
+    return np.where(place < 0, NONE, rows[order][place])
+
+
+# Sources
+
+
+def _from_record(anchors: _Anchors) -> dict[int, Any]:
+    """Sizes from ``daydream record``, in the order in which its hooks saw them; readiness from AccumulateGrad."""
+    listed = anchors.trace.metadata.get("gradients")
+    if not isinstance(listed, list) or not listed or not all(isinstance(one, dict) for one in listed):
+        return {}
+    listed = [one for _, one in sorted(enumerate(listed), key=lambda pair: (pair[1].get("order", pair[0]), pair[0]))]
+    sizes = np.array([_listed_bytes(one) for one in listed])
+    names = [str(one.get("name", f"gradient {i}")) for i, one in enumerate(listed)]
+    rows = anchors.rows(ACCUMULATE)
+    if not len(rows):
+        return _of_layers(anchors.graph, listed, sizes, names)
+    # Number the calls within each step, so that the n-th meets the n-th size.
+    by_step = anchors.gradients(_hooks(anchors, rows), np.ones(len(rows)))
+    first = min(by_step, default=0)
+    found = {}
+    for step, seen in by_step.items():
+        # A step whose beginning was not recorded has its last gradients, one whose end was not its first ones.
+        shift = max(len(sizes) - len(seen), 0) if step == first else 0
+        pairs = zip(seen, sizes[shift:], names[shift:], strict=False)
+        found[step] = tuple(
+            Gradient(name, float(size), step, one.ready, one.hook, one.layer) for one, size, name in pairs
+        )
+    return found
+
+
+def _listed_bytes(one: dict[str, Any]) -> float:
+    size = one.get("bytes")
+    if isinstance(size, (int, float)):
+        return float(size)
+    elements = one.get("elements")
+    return float(elements) * element_bytes(one.get("dtype")) if isinstance(elements, (int, float)) else 0.0
+
+
+def _of_layers(graph: TaskGraph, listed: list[dict[str, Any]], sizes: Floats, names: list[str]) -> dict[int, Any]:
+    """Gradients of modules at the last backward GPU task of the layer of that name."""
+    ends = _layer_ends(graph)
+    index = {text: i for i, text in enumerate(graph.layers)}
+    found: dict[int, list[Gradient]] = defaultdict(list)
+    for one, size, name in zip(listed, sizes, names, strict=True):
+        layer = index.get(str(one.get("module", "")), NONE)
+        for step in sorted({step for step, _ in ends}):
+            if (step, layer) in ends:
+                row = ends[step, layer]
+                found[step].append(Gradient(name, float(size), step, row, int(graph.launch[row]), layer))
+    return {step: tuple(sorted(found[step], key=lambda g: g.ready)) for step in sorted(found)}
+
+
+def _from_accumulation(anchors: _Anchors) -> dict[int, Any]:
+    """Recorded shapes of what AccumulateGrad received; a call without shape received nothing."""
+    rows = anchors.rows(ACCUMULATE)
+    if not len(rows):
+        return {}
+    sizes = np.array([sum(tensor_bytes(anchors.trace.arguments[row])[:1]) for row in rows], np.float64)
+    return anchors.gradients(_hooks(anchors, rows), sizes)
+
+
+def _from_copies(anchors: _Anchors) -> dict[int, Any]:
+    """Sizes from the grids of DDP's copies into its buckets, a copy a gradient; 4 bytes an element.
+
+    A copy's last block may be only partly used, so sizes come out up to 2 KiB too large each.
+    """
+    graph, trace = anchors.graph, anchors.trace
+    rows = anchors.rows(_BUCKET_COPY)
+    copies = graph.select(name="vectorized_elementwise_kernel", gpu=True)
+    launches = graph.launch[copies]
+    fit = (launches != NONE) & (graph.event[copies] != NONE)
+    copies, launches = copies[fit], launches[fit]
+    if not len(rows) or not len(copies):
+        return {}
+    order = np.argsort(launches, kind="stable")
+    copies, launches = copies[order], launches[order]
+    starts = trace.start_us[graph.event[launches]]
+    sizes = np.zeros(len(rows))
+    for at, row in enumerate(rows):
+        place = int(np.searchsorted(starts, trace.start_us[row]))
+        inside = place < len(copies) and starts[place] <= trace.start_us[row] + trace.duration_us[row]
+        if inside:
+            sizes[at] = _grid_threads(trace.arguments[graph.event[copies[place]]]) * _ELEMENTS_PER_THREAD * 4
+    return anchors.gradients(rows, sizes)
+
+
+def _grid_threads(arguments: dict[str, Any]) -> float:
+    grid, block = argument(arguments, "grid"), argument(arguments, "block")
+    if not isinstance(grid, list) or not isinstance(block, list):
+        return 0.0
+    return float(math.prod(grid) * math.prod(block))
+
+
+def _from_forward(anchors: _Anchors) -> dict[int, Any]:
+    """Shapes of the weights of forward operators; ready when the operator's backward counterpart ends.
+
+    A weight that several operators share counts once for each.
+    """
+    graph, trace = anchors.graph, anchors.trace
+    owner: dict[int, int] = {}
+    for forward, backward in trace.forward_backward:
+        row, found = int(forward), NONE
+        while row != NONE:
+            # The outermost of nested ones, so that a convolution and its parts count once.
+            found = row if trace.text(row) in _WEIGHTS else found
+            row = int(graph.enclosing[row])
+        if found != NONE:
+            owner[found] = max(owner.get(found, NONE), int(backward))
+    if not owner:
+        return {}
+    rows, sizes = [], []
+    for forward, backward in owner.items():
+        inputs = tensor_bytes(trace.arguments[forward])
+        wanted = _WEIGHTS[trace.text(forward)]
+        rows.append(anchors.around(backward, "evaluate_function"))
+        sizes.append(float(sum(inputs[place] for place in wanted if place < len(inputs))))
+    return anchors.gradients(np.array(rows, np.int64), np.array(sizes))
+
+
+_SOURCES = {
+    "as daydream record saw them": _from_record,
+    "from the shapes that AccumulateGrad recorded": _from_accumulation,
+    "from the grids of DDP's copies into its buckets": _from_copies,
+    "from the shapes of forward operators' weights": _from_forward,
+}
+
+
+def _hooks(anchors: _Anchors, rows: Ints) -> Ints:
+    """The events around AccumulateGrad in which DDP's hooks run, where the trace has them."""
+    return np.array([anchors.around(int(row), "evaluate_function") for row in rows], np.int64)
+
+
+def _layer_ends(graph: TaskGraph) -> dict[tuple[int, int], int]:
+    """The last backward GPU task of each layer in each step."""
+    rows = graph.select(phase=Phase.BACKWARD, gpu=True)
+    rows = rows[(graph.layer[rows] != NONE) & (graph.kind[rows] != TaskKind.COMMUNICATION)]
+    return {(int(graph.step[row]), int(graph.layer[row])): int(row) for row in rows}
+
+
+def _spread(graph: TaskGraph, total: float) -> dict[int, Any]:
+    """A total spread over each step's layers by their backward GPU time, or its GPU tasks where they have none.
+
+    Without any phases all GPU tasks of a step count as its backward pass.
+    """
+    wanted = graph.on_gpu & (graph.mark == Mark.NONE) & (graph.kind != TaskKind.COMMUNICATION) & (graph.step != NONE)
+    if (wanted & (graph.phase == Phase.BACKWARD)).any():
+        wanted &= graph.phase == Phase.BACKWARD
+    ends = _layer_ends(graph)
+    found = {}
+    for step in np.unique(graph.step[wanted]):
+        rows = np.flatnonzero(wanted & (graph.step == step))
+        shares: dict[int, float] = defaultdict(float)
+        for row in rows:
+            end = ends.get((int(step), int(graph.layer[row])), int(row))
+            shares[end] += float(graph.duration_us[row])
+        time = sum(shares.values()) or 1.0
+        parts = [(row, total * share / time) for row, share in sorted(shares.items()) if share]
+        found[int(step)] = tuple(
+            Gradient(_layer_name(graph, row), size, int(step), row, int(graph.launch[row]), int(graph.layer[row]))
+            for row, size in parts
+        )
+    return found
+
+
+def _layer_name(graph: TaskGraph, row: int) -> str:
+    return graph.layers[graph.layer[row]] if graph.layer[row] != NONE else graph.text(row)

@@ -1,0 +1,1 @@
+"""A timeline told: breakdowns, tables, HTML, Chrome trace."""

@@ -1,0 +1,179 @@
+"""Everything that the tables and the report say about one timeline, worked out once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.simulate import Timeline
+from daydream.report.breakdown import (
+    Busy,
+    LayerTimes,
+    PhaseTimes,
+    Resource,
+    Share,
+    StepBreakdown,
+    layer_times,
+    path_tasks,
+    phase_times,
+    recorded_busy,
+    step_breakdowns,
+    top_kernels,
+)
+from daydream.report.idle import Idle, idle_times
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A timeline and what it shows within some of its steps. Times are microseconds, means of these steps."""
+
+    timeline: Timeline
+    steps: tuple[int, ...]
+    step_times: list[StepBreakdown]
+    recorded: list[Busy] | None
+    """The breakdown of the recorded times, where every step has some; not for a graph that passes changed."""
+    phases: list[PhaseTimes]
+    layers: list[LayerTimes]
+    kernels: list[Share]
+    idle: Idle
+    path: list[tuple[Resource, Share]]
+
+    @property
+    def mean_us(self) -> float:
+        """Length of a step."""
+        return float(np.mean([step.length_us for step in self.step_times]))
+
+    @property
+    def measured_us(self) -> float:
+        """Length of a step in the trace."""
+        return float(np.mean([self.timeline.graph.steps[index].measured_us for index in self.steps]))
+
+    @property
+    def busy(self) -> Busy:
+        """Mean breakdown of a step."""
+        return mean_busy([step.busy for step in self.step_times])
+
+    @property
+    def critical_us(self) -> tuple[float, ...]:
+        """Time on the critical path within a step, by :class:`Resource`."""
+        return tuple(np.mean([step.critical_us for step in self.step_times], axis=0).tolist())
+
+    @property
+    def bottleneck(self) -> Resource:
+        """The resource that most of the critical path runs on, over all these steps."""
+        return Resource(int(np.argmax(self.critical_us)))
+
+
+def analyse(timeline: Timeline, steps: Sequence[int], *, recorded: bool = False, rows: int = 15) -> Analysis:
+    """Works everything out; tables have up to `rows` rows. `recorded` also breaks the recorded times down."""
+    graph = timeline.graph
+    return Analysis(
+        timeline,
+        tuple(steps),
+        step_breakdowns(timeline, steps),
+        recorded_busy(graph, steps) if recorded else None,
+        phase_times(timeline, steps),
+        layer_times(graph, steps, rows),
+        top_kernels(graph, steps, rows),
+        idle_times(timeline, steps, rows),
+        path_tasks(timeline, steps, rows),
+    )
+
+
+def mean_busy(parts: Sequence[Busy]) -> Busy:
+    """The mean of some steps' breakdowns."""
+    return Busy(*(float(np.mean([getattr(part, field.name) for part in parts])) for field in fields(Busy)))
+
+
+def ratio(before_us: float, after_us: float) -> float:
+    """How many times as fast; infinite where nothing is left of something."""
+    return before_us / after_us if after_us else 1.0 if not before_us else math.inf
+
+
+# For programs: seconds, and words instead of numbers
+
+
+def step_record(analysis: Analysis, step: StepBreakdown) -> dict[str, Any]:
+    """One step of a report as JSON."""
+    measured = analysis.timeline.graph.steps[step.index].measured_us
+    return {
+        "name": step.name,
+        "measured_seconds": seconds(measured),
+        "simulated_seconds": seconds(step.length_us),
+        "breakdown_seconds": _busy_record(step.busy),
+        "critical_path_seconds": critical_record(step.critical_us),
+        "bottleneck": step.bottleneck.label,
+    }
+
+
+def report_record(analysis: Analysis) -> dict[str, Any]:
+    """The whole report as JSON."""
+    return {
+        "measured_seconds": seconds(analysis.measured_us),
+        "simulated_seconds": seconds(analysis.mean_us),
+        "bottleneck": analysis.bottleneck.label,
+        "breakdown_seconds": _busy_record(analysis.busy),
+        "recorded_breakdown_seconds": _busy_record(mean_busy(analysis.recorded)) if analysis.recorded else None,
+        "critical_path_seconds": critical_record(analysis.critical_us),
+        "critical_path": [{"resource": kind.label, **_share_record(share)} for kind, share in analysis.path],
+        "steps": [step_record(analysis, step) for step in analysis.step_times],
+        "phases": [
+            {
+                "name": phase.name,
+                "cpu_seconds": seconds(phase.cpu_us),
+                "gpu_seconds": seconds(phase.gpu_us),
+                "gpu_tasks": phase.gpu_tasks,
+            }
+            for phase in analysis.phases
+        ],
+        "layers": [_layer_record(layer) for layer in analysis.layers],
+        "kernels": [_share_record(kernel) for kernel in analysis.kernels],
+        "idle": [
+            {
+                "name": lane.name,
+                "seconds": seconds(lane.idle_us),
+                "pauses": lane.pauses,
+                "by_reason_seconds": {reason: seconds(amount) for reason, amount in lane.by_reason.items()},
+            }
+            for lane in analysis.idle.lanes
+        ],
+        "idle_operators": [_share_record(share) for share in analysis.idle.operators],
+    }
+
+
+def seconds(microseconds: float) -> float | None:
+    """Seconds to the nanosecond; None for a time that is not known."""
+    return round(microseconds * 1e-6, 9) if np.isfinite(microseconds) else None
+
+
+def critical_record(critical_us: Sequence[float]) -> dict[str, float | None]:
+    """Time on the critical path by resource."""
+    return {resource.label: seconds(critical_us[resource]) for resource in Resource}
+
+
+def _busy_record(busy: Busy) -> dict[str, float | None]:
+    return {field.name.removesuffix("_us"): seconds(getattr(busy, field.name)) for field in fields(Busy)}
+
+
+def _share_record(share: Share) -> dict[str, Any]:
+    return {
+        "name": share.name,
+        "count": round(share.count, 3),
+        "seconds": seconds(share.total_us),
+        "share": round(share.share, 6),
+    }
+
+
+def _layer_record(layer: LayerTimes) -> dict[str, Any]:
+    forward, backward, update, other = (seconds(amount) for amount in layer.gpu_us)
+    parts = {"forward": forward, "backward": backward, "update": update, "other": other}
+    return {
+        "name": layer.name,
+        "gpu_seconds": parts,
+        "cpu_seconds": seconds(layer.cpu_us),
+        "gpu_tasks": layer.gpu_tasks,
+    }

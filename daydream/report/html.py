@@ -1,0 +1,358 @@
+"""The report: one HTML file without scripts or anything to load, to open with a double click."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from daydream.report.analysis import Analysis, mean_busy, ratio
+from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_times, path_tasks, top_kernels
+from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
+from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
+from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, table, tile
+from daydream.whatif import Applied
+
+ROWS = 15
+"""Lines of a table, at most."""
+
+ALL = 1_000_000
+
+LONGEST_NAME = 120
+"""Characters of a name; the tooltip has all of it."""
+
+_BUSY = (("both", "CPU and GPU"), ("compute", "GPU only"), ("cpu", "CPU only"), ("idle", "neither"))
+_REASONS = {
+    LAUNCH: "cpu",
+    SYNCHRONISED: "forward",
+    LOADING: "loading",
+    COPY: "copy",
+    COMMUNICATION: "comm",
+    STREAM: "compute",
+    OWN: "other",
+}
+
+Named = list[tuple[str, Analysis]]
+
+
+def write_report(path: Path, before: Analysis, after: Analysis | None, applied: Sequence[Applied] = ()) -> None:
+    """Writes the report of one timeline, or of a baseline and a prediction; it appears whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from hal.support.atomic import write_atomic
+
+    write_atomic(path, report(before, after, applied))
+
+
+def report(before: Analysis, after: Analysis | None = None, applied: Sequence[Applied] = ()) -> str:
+    """The report as HTML. All text from the trace and from passes is escaped."""
+    graph = before.timeline.graph
+    named: Named = [("baseline", before), ("predicted", after)] if after else [("simulated", before)]
+    source = Path(graph.trace.path).name if graph.trace is not None else "a task graph"
+    sections = [
+        _headline(before, after),
+        _passes(applied) if after else "",
+        _warnings([*graph.warnings, *(after.timeline.graph.warnings if after else ())]),
+        _steps(before, after),
+        _timelines(named),
+        _who_works(before, named),
+        _critical(named),
+        _phases(named),
+        _kernels(named),
+        _layers(named),
+        _idle(named),
+    ]
+    title = f"Daydream: {esc(source)}"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{CSS}</style></head><body><main><h1>{esc(source)}</h1>"
+        f'<p class="faint">{esc(_subtitle(before))}</p>{"".join(sections)}</main></body></html>\n'
+    )
+
+
+def _subtitle(before: Analysis) -> str:
+    graph = before.timeline.graph
+    devices = graph.trace.devices if graph.trace is not None else ()
+    boards = list(dict.fromkeys(str(device.get("name", "")) for device in devices if device.get("name")))
+    parts = [*boards[:2], f"{len(graph):,} tasks", _steps_text(before)]
+    return " · ".join(parts)
+
+
+def _steps_text(analysis: Analysis) -> str:
+    steps = analysis.timeline.graph.steps
+    names = [steps[index].name for index in analysis.steps]
+    left_out = len(steps) - len(names)
+    text = names[0] if len(names) == 1 else f"mean of {len(names)} steps ({names[0]} to {names[-1]})"
+    return text + (f", {left_out} of {len(steps)} left out" if left_out else "")
+
+
+# Sections
+
+
+def _headline(before: Analysis, after: Analysis | None) -> str:
+    measured, simulated = before.measured_us, before.mean_us
+    error = f"{100 * (simulated / measured - 1):+.1f} % of measured" if measured else ""
+    tiles = [
+        tile("measured step", f"{ms(measured)} ms"),
+        tile("simulated baseline" if after else "simulated step", f"{ms(simulated)} ms", error),
+    ]
+    if after:
+        faster = ratio(simulated, after.mean_us)
+        kind = "good" if faster > 1.005 else "bad" if faster < 0.995 else ""
+        saved = simulated - after.mean_us
+        word = "saved" if saved >= 0 else "lost"
+        tiles.append(tile("predicted step", f"{ms(after.mean_us)} ms", f"{ms(abs(saved))} ms {word}"))
+        tiles.append(tile("speed-up", f"{faster:.2f} ×", "baseline ÷ predicted", kind))
+    tiles.append(tile("bottleneck" + (" before" if after else ""), before.bottleneck.label, _of_path(before), "word"))
+    if after:
+        tiles.append(tile("bottleneck after", after.bottleneck.label, _of_path(after), "word"))
+    return f'<div class="tiles">{"".join(tiles)}</div>'
+
+
+def _of_path(analysis: Analysis) -> str:
+    whole = sum(analysis.critical_us)
+    return f"{100 * max(analysis.critical_us) / whole:.0f} % of the critical path" if whole else ""
+
+
+def _passes(applied: Sequence[Applied]) -> str:
+    parts = []
+    for number, one in enumerate(applied, start=1):
+        notes = "".join(f"<li>{esc(note)}</li>" for note in one.notes)
+        parts.append(f"<h3>{number}. {esc(one.name)} <code>{esc(one.settings.strip())}</code></h3><ul>{notes}</ul>")
+    return f"<h2>What was changed</h2>{''.join(parts)}"
+
+
+def _warnings(warnings: Sequence[str]) -> str:
+    items = "".join(f"<li>{esc(warning)}</li>" for warning in dict.fromkeys(warnings))
+    return f'<h2>Warnings</h2><ul class="warnings">{items}</ul>' if items else ""
+
+
+def _steps(before: Analysis, after: Analysis | None) -> str:
+    steps = before.timeline.graph.steps
+    predicted = after.step_times if after else before.step_times
+    longest = max((max(a.length_us, b.length_us) for a, b in zip(before.step_times, predicted, strict=True)), default=0)
+    rows = []
+    for old, new in zip(before.step_times, predicted, strict=True):
+        kind = RESOURCE_CLASSES[new.bottleneck]
+        cells = [esc(old.name), ms(steps[old.index].measured_us), ms(old.length_us)]
+        cells += [ms(new.length_us), f"{ratio(old.length_us, new.length_us):.3f}"] if after else []
+        bars = bar([(kind, new.length_us, f"{ms(new.length_us)} ms")], longest, thin=True)
+        if after:
+            bars = bar([("idle", old.length_us, f"baseline {ms(old.length_us)} ms")], longest, thin=True) + bars
+        rows.append([*cells, esc(new.bottleneck.label), bars])
+    if len(rows) > 1:
+        cells = ["mean", ms(before.measured_us), ms(before.mean_us)]
+        cells += [ms(after.mean_us), f"{ratio(before.mean_us, after.mean_us):.3f}"] if after else []
+        rows.append([*cells, esc((after or before).bottleneck.label), ""])
+    simulated = ["baseline, ms", "predicted, ms", "speed-up"] if after else ["simulated, ms"]
+    columns = ["step", "measured, ms", *simulated, "bottleneck", ""]
+    classes = [*[""] * (len(columns) - 2), "left", "wide left"]
+    return "<h2>Steps</h2>" + table(columns, rows, classes, "mean" if len(rows) > 1 else "")
+
+
+def _timelines(named: Named) -> str:
+    shown = min(named[0][1].step_times, key=lambda step: abs(step.length_us - named[0][1].mean_us))
+    place = named[0][1].step_times.index(shown)
+    longest = max(analysis.step_times[place].length_us for _, analysis in named)
+    used = _colours_used(named)
+    parts = [
+        f"<h2>Timeline of {esc(shown.name)}</h2>",
+        '<p class="faint small">Colour: what most of the time goes to; height: how much of it the row is busy. '
+        "A red line below a row: the critical path runs there. Same scale in both pictures.</p>"
+        if len(named) > 1
+        else '<p class="faint small">Colour: what most of the time goes to; height: how much of it the row is busy. '
+        "A red line below a row: the critical path runs there.</p>",
+        legend([(kind, text) for kind, text in zip(CLASSES, TEXTS, strict=True) if kind in used]),
+        legend([(RESOURCE_CLASSES[kind], f"path: {kind.label}") for kind in Resource if _on_path(named, kind)]),
+    ]
+    for name, analysis in named:
+        if len(named) > 1:
+            parts.append(f"<h3>{esc(name)}, {ms(analysis.step_times[place].length_us)} ms</h3>")
+        parts.append(f'<div class="scroll">{picture(analysis.timeline, shown.index, longest)}</div>')
+    return "".join(parts)
+
+
+def _colours_used(named: Named) -> set[str]:
+    return set().union(*(kinds_used(analysis.timeline.graph) for _, analysis in named))
+
+
+def _on_path(named: Named, kind: Resource) -> bool:
+    return any(analysis.critical_us[kind] > 0 for _, analysis in named)
+
+
+def _bars(rows: Sequence[tuple[str, Sequence[tuple[str, float, str]], float]]) -> str:
+    """Stacked bars with a name before and a time behind each: (name, parts, time)."""
+    longest = max((total for _, _, total in rows), default=0.0)
+    cells = [
+        f"<div>{esc(name)}</div>{bar([(k, v, f'{text}: {ms(v)} ms') for k, v, text in parts], longest)}"
+        f'<div class="num">{ms(total)} ms</div>'
+        for name, parts, total in rows
+    ]
+    return f'<div class="rows">{"".join(cells)}</div>'
+
+
+def _busy_parts(busy: Busy) -> list[tuple[str, float, str]]:
+    """As in figure 4.6; time in which only the network works is told from time in which nothing does."""
+    amounts = (busy.both_us, busy.gpu_only_us, busy.cpu_only_us)
+    parts = [(kind, amount, text) for (kind, text), amount in zip(_BUSY[:3], amounts, strict=True)]
+    parts.append(("comm", busy.communication_us, "only the network"))
+    parts.append(("idle", busy.neither_us - busy.communication_us, "neither"))
+    return parts
+
+
+def _who_works(before: Analysis, named: Named) -> str:
+    busy = [(name, analysis.busy) for name, analysis in named]
+    if before.recorded:
+        busy.insert(0, ("recorded", mean_busy(before.recorded)))
+    bars = _bars([(name, _busy_parts(one), one.total_us) for name, one in busy])
+    columns = ["ms per step", "CPU and GPU", "GPU only", "CPU only", "neither", "of it network"]
+    rows = [
+        [esc(name), *(ms(x) for x in (b.both_us, b.gpu_only_us, b.cpu_only_us, b.neither_us, b.communication_us))]
+        for name, b in busy
+    ]
+    used = [*_BUSY, ("comm", "only the network")] if any(b.communication_us for _, b in busy) else _BUSY
+    about = (
+        '<p class="faint small">The CPU works in its tasks and in the untraced time between them, not while it waits; '
+        "the GPU works when any stream runs a kernel or a copy.</p>"
+    )
+    return "<h2>Who works</h2>" + about + bars + legend(used) + table(columns, rows)
+
+
+def _critical(named: Named) -> str:
+    bars = []
+    for name, analysis in named:
+        parts = [(RESOURCE_CLASSES[kind], analysis.critical_us[kind], kind.label) for kind in Resource]
+        bars.append((name, parts, sum(analysis.critical_us)))
+    used = [(RESOURCE_CLASSES[kind], kind.label) for kind in Resource if _on_path(named, kind)]
+    lists = []
+    for name, analysis in named:
+        rows = [
+            [
+                _name(share.name),
+                f'<span class="small faint">{esc(kind.label)}</span>',
+                f"{share.count:.1f}",
+                ms(share.total_us),
+                f"{100 * share.share:.1f} %",
+            ]
+            for kind, share in path_tasks(analysis.timeline, analysis.steps, ROWS)
+        ]
+        title = f"Longest on the path, {name}, per step" if len(named) > 1 else "Longest on the path, per step"
+        columns = ["task", "on", "count", "ms", "share"]
+        lists.append(f"<div><h3>{esc(title)}</h3>{table(columns, rows, ['name', 'left'])}</div>")
+    about = (
+        '<p class="faint small">The chain of tasks that each waited for the one before: only what shortens it '
+        "shortens the step.</p>"
+    )
+    columns_of = f'<div class="columns">{"".join(lists)}</div>'
+    return "<h2>Critical path</h2>" + about + _bars(bars) + legend(used) + columns_of
+
+
+def _phases(named: Named) -> str:
+    rows = []
+    names = list(dict.fromkeys(phase.name for _, analysis in named for phase in analysis.phases))
+    tables = [{phase.name: phase for phase in analysis.phases} for _, analysis in named]
+    for name in names:
+        found = [one.get(name) for one in tables]
+        cells = [
+            [ms(f.cpu_us) if f else "–", ms(f.gpu_us) if f else "–", f"{f.gpu_tasks:.0f}" if f else "–"] for f in found
+        ]
+        rows.append([esc(name), *(" → ".join(dict.fromkeys(column)) for column in zip(*cells, strict=True))])
+    return "<h2>Phases</h2>" + table(["phase", "CPU, ms per step", "GPU, ms per step", "GPU tasks"], rows)
+
+
+def _merged(named: Named) -> list[tuple[str, list[Share | None]]]:
+    """The largest kernels of any variant, with what each variant has of them."""
+    tables = [{s.name: s for s in top_kernels(a.timeline.graph, a.steps, ALL)} for _, a in named]
+    names = dict.fromkeys(name for one in tables for name in one)
+    rows = [(name, [one.get(name) for one in tables]) for name in names]
+    rows.sort(key=lambda row: -max(share.total_us for share in row[1] if share))
+    return rows[:ROWS]
+
+
+def _kernels(named: Named) -> str:
+    merged = _merged(named)
+    longest = max((share.total_us for _, shares in merged for share in shares if share), default=0.0)
+    rows = []
+    for name, shares in merged:
+        counts = dict.fromkeys(f"{share.count:.0f}" if share else "0" for share in shares)
+        times = [share.total_us if share else 0.0 for share in shares]
+        kinds = ("idle", "compute") if len(times) > 1 else ("compute",)
+        bars = "".join(bar([(k, t, f"{ms(t)} ms")], longest, thin=True) for k, t in zip(kinds, times, strict=True))
+        first = shares[0]
+        part = f"{100 * first.share:.1f} %" if first else "–"
+        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, bars])
+    heads = [f"{name}, ms" for name, _ in named] if len(named) > 1 else ["ms"]
+    share = "share before" if len(named) > 1 else "share"
+    columns = ["kernel or copy", "count", *heads, share, ""]
+    return "<h2>GPU tasks per step</h2>" + table(columns, rows, ["name", *[""] * (len(columns) - 2), "wide left"])
+
+
+def _layers(named: Named) -> str:
+    tables = [{x.name: x for x in layer_times(a.timeline.graph, a.steps, ALL)} for _, a in named]
+    names = {name: max(one[name].total_us for one in tables if name in one) for one in tables for name in one}
+    rows = []
+    largest = sorted(names, key=lambda name: -names[name])[:ROWS]
+    longest = max((names[name] for name in largest), default=0.0)
+    for name in largest:
+        found = [one.get(name) for one in tables]
+        totals = [layer.total_us if layer else 0.0 for layer in found]
+        cpu = " → ".join(dict.fromkeys(ms(layer.cpu_us) if layer else "–" for layer in found))
+        bars = "".join(_layer_bar(layer, longest) for layer in found)
+        rows.append([_name(name), *(ms(total) for total in totals), cpu, bars])
+    if not rows:
+        return ""
+    heads = [f"GPU, {name}, ms" for name, _ in named] if len(named) > 1 else ["GPU, ms"]
+    columns = ["layer", *heads, "CPU, ms", "GPU time by phase" + (", before above after" if len(named) > 1 else "")]
+    shown = legend(list(zip(CLASSES[:4], TEXTS[:4], strict=True)))
+    classes = ["name", *[""] * (len(columns) - 2), "wide left"]
+    return "<h2>Layers per step</h2>" + shown + table(columns, rows, classes)
+
+
+def _layer_bar(layer: LayerTimes | None, longest: float) -> str:
+    amounts = layer.gpu_us if layer else (0.0, 0.0, 0.0, 0.0)
+    parts = zip(CLASSES[:4], amounts, TEXTS[:4], strict=True)
+    return bar([(kind, amount, f"{text}: {ms(amount)} ms") for kind, amount, text in parts], longest, thin=True)
+
+
+def _idle(named: Named) -> str:
+    lanes: list[tuple[str, LaneIdle]] = [
+        (f"{lane.name}, {name}" if len(named) > 1 else lane.name, lane)
+        for place in range(max((len(a.idle.lanes) for _, a in named), default=0))
+        for name, a in named
+        for lane in a.idle.lanes[place : place + 1]
+    ]
+    if not lanes:
+        return ""
+    bars = _bars(
+        [
+            (name, [(_REASONS[why], amount, why) for why, amount in lane.by_reason.items()], lane.idle_us)
+            for name, lane in lanes
+        ]
+    )
+    used = {why for _, lane in lanes for why in lane.by_reason}
+    lists = []
+    for name, analysis in named:
+        rows = [
+            [_name(share.name), f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %"]
+            for share in analysis.idle.operators[:ROWS]
+        ]
+        if rows:
+            title = "What the GPU waited for on the CPU" + (f", {name}" if len(named) > 1 else "")
+            heads = ["operator", "count", "ms", "share"]
+            lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(heads, rows, ['name'])}</div>")
+    about = (
+        '<p class="faint small">Pauses of a whole device, and of a stream between its first and last task of a step, '
+        "by what ended them.</p>"
+    )
+    shown = legend([(kind, why) for why, kind in _REASONS.items() if why in used])
+    return f'<h2>GPU idle time per step</h2>{about}{bars}{shown}<div class="columns">{"".join(lists)}</div>'
+
+
+def _name(name: str) -> str:
+    """A name as code, cut if very long, whole in its tooltip. What a kernel returns says nothing."""
+    shown = name.removeprefix("void ")
+    if len(shown) <= LONGEST_NAME:
+        return f"<code>{esc(shown)}</code>"
+    return f'<code title="{esc(name)}">{esc(shown[: LONGEST_NAME - 1])}…</code>'

@@ -1,0 +1,69 @@
+"""Compiled operators by what they compute: which bundle of a folder does the work of a recorded call, and how fast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from codegen.bundle.manifest import read_manifest
+from codegen.bundle.reader import choose_kernel, read_bundle
+from hal.support.errors import InputError
+from sokoban.language.expression import TensorExpr, statement_text
+
+Identity = tuple[Any, ...]
+"""What an operator computes, whatever it is called: statements, sizes, tensors, and how values are accumulated."""
+
+
+@dataclass(frozen=True)
+class CompiledOperator:
+    """A bundle: its folder, what it is called, how long its best kernel takes, and whether that was measured."""
+
+    folder: Path
+    name: str
+    seconds: float
+    profiled: bool
+    input_count: int
+
+
+def identity(expr: TensorExpr) -> Identity:
+    """The identity of an operator."""
+    tensors = tuple((tensor.name, tensor.dtype, tensor.caller_shape) for tensor in (*expr.inputs, expr.output))
+    statements = tuple(statement_text(statement) for statement in expr.statements)
+    return statements, tuple(sorted(expr.sizes.items())), tensors, expr.accumulate
+
+
+def read_bundles(folder: Path) -> Mapping[Identity, CompiledOperator]:
+    """The operators compiled into a folder, or the one whose folder it is. Of equal ones the fastest.
+
+    Raises:
+        InputError: there is no bundle, or a damaged one.
+    """
+    found: dict[Identity, CompiledOperator] = {}
+    paths = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
+    for path in paths:
+        if path.is_file():
+            key, compiled = _read(path.parent)
+            known = found.get(key)
+            if known is None or compiled.seconds < known.seconds:
+                found[key] = compiled
+    if not found:
+        raise InputError("bundle", f"{folder} holds no manifest.json", "give a folder that roller compile wrote")
+    return found
+
+
+def _read(folder: Path) -> tuple[Identity, CompiledOperator]:
+    try:
+        manifest = read_manifest(folder)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InputError(os.fspath(folder), f"is no bundle: {error}", "compile the operator again") from None
+    tensors = tuple((argument.name, argument.dtype, tuple(argument.shape)) for argument in manifest.arguments)
+    key = (tuple(manifest.statements), tuple(sorted(manifest.axes.items())), tensors, manifest.accumulate)
+    kernel = choose_kernel(read_bundle(folder), None)
+    measured = kernel.profiled_seconds
+    seconds = kernel.seconds if measured is None else measured
+    return key, CompiledOperator(folder, manifest.name, seconds, measured is not None, len(tensors) - 1)

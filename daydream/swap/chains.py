@@ -1,0 +1,228 @@
+"""Calls that one kernel can take the place of: an operator, with what follows it point by point as its epilogue.
+
+`conv2d, batch_norm, add_, relu_` is a convolution whose weights and bias hold the batch norm, with a residual and an
+activation. That each call takes the result of the one before it, no trace says: they count as a chain where they follow
+each other at once and their sizes fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from daydream.graph.graph import TaskGraph
+from daydream.operators.convolutions import Convolutions
+from daydream.operators.shapes import DTYPES, Dims, Inputs, Tensor, describe
+from daydream.swap.calls import OperatorCall
+from hal.support.errors import InputError
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operators_from_json
+
+_CONVOLUTIONS = ("aten::conv2d",)
+_PRODUCTS = ("aten::linear", "aten::addmm", "aten::mm", "aten::bmm")
+_NORMS = ("aten::batch_norm",)
+_ADDS = ("aten::add", "aten::add_")
+_ACTIVATIONS = {"aten::relu": "relu", "aten::relu_": "relu", "aten::gelu": "gelu", "aten::sigmoid": "sigmoid",
+                "aten::tanh": "tanh", "aten::silu": "silu", "aten::silu_": "silu"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Calls that follow each other, and the one operator that computes the same, as in op.json.
+
+    `normed` says that weights and bias of the operator hold a batch norm of running statistics.
+    """
+
+    calls: tuple[OperatorCall, ...]
+    data: dict[str, Any]
+    normed: bool = False
+
+    @property
+    def expression(self) -> TensorExpr:
+        return expression(msgspec.json.encode(self.data))
+
+    @property
+    def duration_us(self) -> float:
+        """From the beginning of the first call to the end of the last one."""
+        return sum(call.duration_us for call in self.calls) + sum(call.tail_us for call in self.calls[:-1])
+
+
+@lru_cache(maxsize=4096)
+def expression(data: bytes) -> TensorExpr:
+    """The operator of a JSON object."""
+    return operators_from_json(data, "trace")[0]
+
+
+class Chains:
+    """The chains that begin at each call of a graph."""
+
+    def __init__(self, graph: TaskGraph, calls: Sequence[OperatorCall]) -> None:
+        self.calls = calls
+        self._convolutions = Convolutions(graph.trace, graph.enclosing) if graph.trace is not None else None
+
+    def at(self, position: int) -> list[Chain]:
+        """All chains from the call at this position on, the longest first; empty where nothing of ours computes it."""
+        data = self._head(self.calls[position])
+        if data is None:
+            return []
+        try:
+            output = expression(msgspec.json.encode(data)).output.caller_shape
+        except InputError:
+            return []
+        found = [Chain((self.calls[position],), data)]
+        if data["op"] in _FUSING:
+            self._follow(found, position, output)
+        return found[::-1]
+
+    def _head(self, call: OperatorCall) -> dict[str, Any] | None:
+        """The call alone as an operator, None where there is none or its tensors are not as ours have to be."""
+        inputs = call.inputs
+        if inputs is None or call.name not in _HEADS or not _plain(inputs):
+            return None
+        if call.name in _CONVOLUTIONS:
+            assert self._convolutions is not None
+            work = self._convolutions.describe(call.event)
+            if isinstance(work, str) or work.assumed:
+                return None
+            data = work.parts[0].data
+            return _biased(data, _CHANNELS[data["op"]], inputs.tensor(2))
+        return _HEADS[call.name](call.name, inputs)
+
+    def _follow(self, found: list[Chain], position: int, output: Dims) -> None:
+        """Appends the chain with one more call at a time, as long as there is one that fits."""
+        stage = 0
+        for call in self.calls[position + 1 : position + 4]:
+            chain = found[-1]
+            if call.step != chain.calls[0].step or call.inputs is None or not _plain(call.inputs):
+                return
+            follower = _follower(call, chain, output)
+            if follower is None or follower[0] <= stage:
+                return
+            stage, steps, normed = follower
+            data = {**chain.data, "epilogue": steps}
+            found.append(Chain((*chain.calls, call), data, normed or chain.normed))
+
+
+def _follower(call: OperatorCall, chain: Chain, output: Dims) -> tuple[int, list[Any], bool] | None:
+    """Where in an epilogue a call stands (batch norm, residual, activation), and the epilogue with it."""
+    inputs = call.inputs
+    assert inputs is not None
+    first, second = inputs.tensor(0), inputs.tensor(1)
+    steps = list(chain.data.get("epilogue", []))
+    if first is None or not _same(first.dims, output):
+        return None
+    channels = _CHANNELS.get(chain.data["op"])
+    if call.name in _NORMS and channels is not None and inputs.value(5) is False:
+        return 1, steps or [{"function": "bias_add", "axis": channels}], True
+    if call.name in _ADDS and second is not None and second.dims == first.dims and inputs.value(2) in (1, None):
+        return 2, [*steps, {"function": "residual_add"}], False
+    if call.name in _ACTIVATIONS and _exact(call.name, inputs):
+        return 3, [*steps, _ACTIVATIONS[call.name]], False
+    return None
+
+
+def _same(dims: Dims, output: Dims) -> bool:
+    """Whether a tensor has the elements of an output in its order: leading dimensions may be cut otherwise."""
+    elements = Tensor(dims, "float").elements
+    return elements == Tensor(output, "float").elements and bool(dims) and dims[-1] == output[-1]
+
+
+def _plain(inputs: Inputs) -> bool:
+    """float32 and dense, in the order of dimensions or with the last two turned around."""
+    tensors = [tensor for tensor in inputs.tensors if tensor is not None and tensor.dims]
+    return bool(tensors) and all(DTYPES.get(tensor.dtype) == "float32" and is_dense(tensor) for tensor in tensors)
+
+
+def is_dense(tensor: Tensor, *, turned: bool = True) -> bool:
+    """Whether a tensor is row-major without holes, or with `turned` its last two dimensions are column-major.
+
+    Traces without strides count as row-major.
+    """
+    if not tensor.strides:
+        return True
+    order = list(range(len(tensor.dims)))
+    orders = [order, [*order[:-2], *order[-1:], *order[-2:-1]]] if turned and len(order) > 1 else [order]
+    return any(_strides(tensor, each) for each in orders)
+
+
+def _strides(tensor: Tensor, order: Sequence[int]) -> bool:
+    expected = 1
+    for dimension in reversed(order):
+        if tensor.dims[dimension] != 1 and tensor.strides[dimension] != expected:
+            return False
+        expected *= tensor.dims[dimension]
+    return True
+
+
+# Single calls
+
+
+def _biased(data: dict[str, Any], axis: str, bias: Tensor | None) -> dict[str, Any]:
+    return data if bias is None else {**data, "epilogue": [{"function": "bias_add", "axis": axis}]}
+
+
+def _product(name: str, inputs: Inputs) -> dict[str, Any] | None:
+    work = describe(name, inputs)
+    if isinstance(work, str):
+        return None
+    data = work.parts[0].data
+    if name == "aten::addmm" and "epilogue" not in data:
+        return None
+    return data
+
+
+def _elementwise(name: str, inputs: Inputs) -> dict[str, Any] | None:
+    tensor = inputs.tensor(0)
+    if tensor is None or not is_dense(tensor, turned=False) or not _exact(name, inputs) or not tensor.dims:
+        return None
+    return {"op": "elementwise", "function": _ACTIVATIONS[name], "shape": list(tensor.dims)}
+
+
+def _exact(name: str, inputs: Inputs) -> bool:
+    """Whether an activation is the one of ours: PyTorch has an approximate GELU beside the exact one."""
+    approximate = inputs.values[1] if len(inputs.values) > 1 else ""
+    return name != "aten::gelu" or approximate in ("", "none")
+
+
+def _add(_: str, inputs: Inputs) -> dict[str, Any] | None:
+    left, right = inputs.tensor(0), inputs.tensor(1)
+    if left is None or right is None or left.dims != right.dims or not left.dims or inputs.value(2) not in (1, None):
+        return None
+    if not (is_dense(left, turned=False) and is_dense(right, turned=False)):
+        return None
+    return {"op": "elementwise", "function": "add", "shape": list(left.dims)}
+
+
+def _softmax(_: str, inputs: Inputs) -> dict[str, Any] | None:
+    tensor, axis = inputs.tensor(0), inputs.value(1)
+    if tensor is None or type(axis) is not int or not is_dense(tensor, turned=False):
+        return None
+    return {"op": "softmax", "shape": list(tensor.dims), "axis": axis}
+
+
+def _layer_norm(_: str, inputs: Inputs) -> dict[str, Any] | None:
+    tensor, gamma, beta, eps = inputs.tensor(0), inputs.tensor(2), inputs.tensor(3), inputs.value(4)
+    if tensor is None or gamma is None or beta is None or not isinstance(eps, float):
+        return None
+    if gamma.dims != tensor.dims[-1:] or not is_dense(tensor, turned=False):
+        return None
+    return {"op": "layer_norm", "shape": list(tensor.dims), "axis": -1, "eps": eps}
+
+
+_CHANNELS = {"conv2d": "f", "depthwise_conv2d": "c"}
+"""Convolutions, and the axis of their output's channels."""
+
+_FUSING = (*_CHANNELS, "matmul", "batch_matmul")
+_HEADS: dict[str, Callable[[str, Inputs], dict[str, Any] | None]] = {
+    **dict.fromkeys(_CONVOLUTIONS, lambda name, inputs: None),
+    **dict.fromkeys(_PRODUCTS, _product),
+    **dict.fromkeys(_ACTIVATIONS, _elementwise),
+    "aten::add": _add,
+    "aten::softmax": _softmax,
+    "aten::layer_norm": _layer_norm,
+}
+"""How a call alone becomes an operator. In-place additions only follow others."""

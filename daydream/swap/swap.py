@@ -1,0 +1,197 @@
+"""A model with compiled kernels in place of its own operators: what a prediction is held against.
+
+The model is traced by `torch.fx` and run once, node by node, under the profiler, so that the plan is made from a trace
+as for a simulation. Here, the graph of the model also says whether each call takes the result of the one before it.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from codegen.bundle.reader import ArgumentEntry, read_bundle
+from daydream.graph.graph import TaskGraph
+from daydream.swap.bundles import CompiledOperator, Identity
+from daydream.swap.operands import Operands, operands_of
+from daydream.swap.plan import Replacement, replacements
+from daydream.tasks.build import build_graph
+from daydream.trace.kineto import read_trace
+from daydream.trace.trace import NONE
+from hal.support.errors import InputError
+
+_NODE = "node: "
+_UNFIT = re.compile(r"\W", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """A model with kernels of ours.
+
+    Attributes:
+        model: a `torch.fx.GraphModule`; its parameters are those of the original, where no batch norm is folded in.
+        replaced: what was replaced, in the order in which it runs.
+        kept: why some of the plan was left as it was, a sentence each.
+    """
+
+    model: Any
+    replaced: tuple[Replacement, ...]
+    kept: tuple[str, ...]
+
+
+def swap(
+    model: Any,
+    inputs: Sequence[Any],
+    kernels: Mapping[Identity, CompiledOperator],
+    *,
+    match: str = "",
+    namespace: str = "roller",
+) -> Swapped:
+    """The model with a kernel in place of every chain of operators that one of `kernels` computes.
+
+    Args:
+        model: a module in evaluation mode, on the CPU, whose control flow does not depend on values.
+        inputs: of the sizes that it will be called with.
+        kernels: what :func:`daydream.swap.bundles.read_bundles` found.
+        match: regular expression over the bundles' names; empty is all.
+        namespace: of the operators of PyTorch that the bundles become. PyTorch keeps an operator as long as the
+            process, so that other bundles of the same names need another one.
+
+    Raises:
+        InputError: the model is in training mode, `torch.fx` cannot trace it, or an operator's name is taken.
+    """
+    torch, fx = import_module("torch"), import_module("torch.fx")
+    if model.training:
+        raise InputError("model", "is in training mode", "call model.eval(); kernels have no backward pass")
+    try:
+        traced = fx.symbolic_trace(model)
+    except Exception as error:
+        raise InputError("model", f"cannot be traced by torch.fx: {error}", "take its untraceable part out") from None
+    graph = _recorded(torch, fx, traced, inputs)
+    found, _ = replacements(graph, kernels, match)
+    owners = _nodes_by_call(graph, traced)
+    replaced, kept = [], []
+    for one in found:
+        nodes = list(dict.fromkeys(owners[call.event] for call in one.chain.calls))
+        reason = _objection(one, nodes, owners)
+        operands = reason or operands_of(traced, one, nodes)
+        if isinstance(operands, str):
+            kept.append(f"{one.kernel.name}: {operands}")
+            continue
+        _put(traced, one, nodes, operands, _operator(one.kernel, namespace))
+        replaced.append(one)
+    traced.graph.lint()
+    traced.recompile()
+    return Swapped(traced, tuple(replaced), tuple(kept))
+
+
+def operator_name(kernel: CompiledOperator, namespace: str) -> str:
+    """What a kernel is called as an operator of PyTorch, and in traces of it."""
+    return f"{namespace}::{_UNFIT.sub('_', kernel.name)}"
+
+
+def _operator(kernel: CompiledOperator, namespace: str) -> Any:
+    from codegen.runtime.load import torch_op
+
+    return torch_op(kernel.folder, operator_name(kernel, namespace))
+
+
+# The model's own trace
+
+
+def _recorded(torch: Any, fx: Any, traced: Any, inputs: Sequence[Any]) -> TaskGraph:
+    """One run of the model with a range around each node."""
+    from daydream.record.record import record
+
+    class Interpreter(fx.Interpreter):  # type: ignore[misc]
+        def run_node(self, n: Any) -> Any:
+            with torch.profiler.record_function(f"{_NODE}{n.name}"):
+                return super().run_node(n)
+
+    run = Interpreter(traced).run
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        path = Path(folder) / "model.json"
+        with record(path, steps=1, warmup=1, with_modules=False) as recorder:
+            for _ in range(2):
+                run(*inputs)
+                recorder.step()
+        return build_graph(read_trace(path))
+
+
+def _nodes_by_call(graph: TaskGraph, traced: Any) -> dict[int, Any]:
+    """The node that each operator of the trace belongs to, by the operator's row."""
+    trace = graph.trace
+    assert trace is not None
+    by_name = {f"{_NODE}{node.name}": node for node in traced.graph.nodes}
+    found: dict[int, Any] = {}
+    for row in range(len(trace)):
+        node = by_name.get(trace.text(row))
+        above = int(graph.enclosing[row])
+        # Ranges stand before what is inside them.
+        found[row] = node if node is not None else found.get(above) if above != NONE else None
+    return found
+
+
+def _objection(one: Replacement, nodes: Sequence[Any], owners: Mapping[int, Any]) -> str:
+    """Why the graph of the model does not allow a replacement that its trace suggests; empty where it does."""
+    if None in nodes or len(nodes) != len(one.chain.calls):
+        return "calls and nodes of the model do not match one to one"
+    for before, after in pairwise(nodes):
+        if list(before.users) != [after]:
+            return f"{before.name} has other users than {after.name}"
+    for call, node, before in zip(one.chain.calls, nodes, [None, *nodes[:-1]], strict=True):
+        if not call.name.endswith("_"):
+            continue
+        written = node.args[0]
+        if written is not before and list(getattr(written, "users", ())) != [node]:
+            return f"{node.name} writes to a tensor that others read"
+    return ""
+
+
+# Nodes
+
+
+def _put(traced: Any, one: Replacement, nodes: Sequence[Any], operands: Operands, op: Any) -> None:
+    """A call of the kernel where the chain ended, and the chain's nodes gone."""
+    graph, last = traced.graph, nodes[-1]
+    arguments = read_bundle(one.kernel.folder).inputs
+    fixed = {name: value for name, value in operands.values.items() if hasattr(value, "data_ptr")}
+    moving = [argument for argument in arguments if argument.name not in fixed]
+    kernel = _bound(op, [fixed.get(argument.name) for argument in arguments], f"kernel_{last.name}")
+    with graph.inserting_before(last):
+        new = graph.call_function(kernel, tuple(_shaped(graph, operands, argument) for argument in moving))
+        shape = operands.output
+        result = new if shape is None else graph.call_method("reshape", (new, shape))
+    last.replace_all_uses_with(result)
+    for node in reversed(nodes):
+        graph.erase_node(node)
+    for node in operands.dead:
+        if not node.users:
+            graph.erase_node(node)
+
+
+def _shaped(graph: Any, operands: Operands, argument: ArgumentEntry) -> Any:
+    """The operand in the shape that the kernel takes."""
+    value, shape = operands.values[argument.name], operands.shapes.get(argument.name)
+    if shape is None or shape == argument.shape:
+        return value
+    return graph.call_method("reshape", (value, argument.shape))
+
+
+def _bound(op: Any, places: Sequence[Any], name: str) -> Any:
+    """The kernel as a function of what is None among its inputs: parameters are looked up once, here."""
+    free = [place for place, value in enumerate(places) if value is None]
+
+    def kernel(*tensors: Any) -> Any:
+        given = list(places)
+        for place, tensor in zip(free, tensors, strict=True):
+            given[place] = tensor
+        return op(*given)
+
+    kernel.__name__ = kernel.__qualname__ = name
+    return kernel

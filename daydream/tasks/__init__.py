@@ -1,0 +1,1 @@
+"""Trace to graph."""

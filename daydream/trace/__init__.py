@@ -1,0 +1,1 @@
+"""A recording as columns, and Kineto files read into it."""

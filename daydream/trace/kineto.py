@@ -1,0 +1,183 @@
+"""Reader of PyTorch-profiler (Kineto) traces of every generation, from 2021's spelling to today's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from daydream.trace.events import ON_DEVICE, Clock, Numbers, Places, places_of, sort_out
+from daydream.trace.links import Ends, launch_correlations, operator_arrows
+from daydream.trace.text import Document, Event, Notes, no_collection, read_document
+from daydream.trace.trace import NONE, Category, Floats, Ints, Trace
+from hal.support.errors import InputError
+
+_LONGEST_US = 1e15
+"""A longer duration, 30 years, is damage."""
+
+_CORRELATION = ("correlation", "correlation id", "Correlation ID")
+_EXTERNAL = ("External id", "external id", "External Id")
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a Kineto file: JSON, or JSON compressed with gzip, whatever the file's name.
+
+    A file that is cut off or partly damaged gives what is left of it, and `Trace.warnings` says what is missing.
+
+    Raises:
+        InputError: there is no such file, it cannot be read, or no usable event is in it.
+    """
+    path = Path(path)
+    notes = Notes()
+    try:
+        with no_collection():
+            return _build(path, read_document(path, notes), notes)
+    except MemoryError:
+        raise InputError(str(path), "needs more memory than there is", "record fewer steps") from None
+
+
+def _build(path: Path, document: Document, notes: Notes) -> Trace:
+    numbers, clock = Numbers(), Clock(document.exact)
+    found = sort_out(document, numbers, notes)
+    tasks, categories, raw = _timed(found.tasks, found.categories, clock, notes)
+    if not tasks:
+        reasons = ". ".join(notes.sentences()[:3])
+        raise InputError(
+            str(path),
+            "has no usable event" + (f" ({reasons})" if reasons else ""),
+            "give a trace that the PyTorch profiler exported",
+        )
+    duration = _durations(tasks, notes)
+    order = np.lexsort((-duration, raw))
+    tasks = [tasks[row] for row in order.tolist()]
+    categories = [categories[row] for row in order.tolist()]
+    origin, raw, duration = raw.min(), raw[order], duration[order]
+    start = clock.since(origin, raw)
+    places = places_of(tasks, categories, found.labels, numbers)
+    category, line = np.array(categories, np.int64), np.array(places.line, np.int64)
+    arguments = tuple([{} if event.args is None else event.args for event in tasks])
+    names: dict[str, int] = {}
+    name = [names.setdefault(event.name or "", len(names)) for event in tasks]
+
+    calls = np.flatnonzero((category == Category.RUNTIME) | np.isin(category, list(ON_DEVICE)))
+    operators = np.flatnonzero(category == Category.OPERATOR)
+    correlation = _positive(_integers(arguments, calls, *_CORRELATION))
+    if found.launches and (correlation[calls] == NONE).any():
+        ends = _ends(found.launches, places, clock, origin, numbers)
+        launch_correlations(ends, correlation, calls, line, start)
+    external = _positive(_integers(arguments, np.arange(len(tasks)), *_EXTERNAL))
+    # From 2022 to 2024 a CUDA call or kernel outside every operator repeats its own correlation here, a number
+    # that may also be an operator's.
+    external[calls] = np.where(external[calls] == correlation[calls], NONE, external[calls])
+    sequence = _integers(arguments, operators, "Sequence number")
+    ends = _ends(found.forward_backward, places, clock, origin, numbers)
+    arrows = operator_arrows(ends, category, line, start, start + duration, sequence, notes)
+    return Trace(
+        path=str(path),
+        names=tuple(names),
+        threads=places.threads,
+        name=np.array(name, np.int64),
+        category=category,
+        start_us=start,
+        duration_us=duration,
+        thread=np.array(places.thread, np.int64),
+        correlation=correlation,
+        external=external,
+        sequence=sequence,
+        forward_thread=_integers(arguments, operators, "Fwd thread id"),
+        bytes=_floats(arguments, calls, "bytes"),
+        arguments=arguments,
+        forward_backward=arrows,
+        devices=tuple(entry for entry in _of_type(document, "deviceProperties", list) if isinstance(entry, dict)),
+        distributed=_of_type(document, "distributedInfo", dict),
+        metadata=_of_type(document, "daydream", dict),
+        origin_us=float(origin) / (1000.0 if document.exact else 1.0),
+        warnings=notes.sentences(),
+    )
+
+
+def _timed(
+    tasks: list[Event], categories: list[int], clock: Clock, notes: Notes
+) -> tuple[list[Event], list[int], NDArray[Any]]:
+    """The tasks that have a usable time, their categories and these times."""
+    raw, usable = clock.raw([event.ts for event in tasks])
+    if not usable.all():
+        notes.add("{} without a usable time, left out", int((~usable).sum()))
+        rows = np.flatnonzero(usable).tolist()
+        tasks, categories, raw = [tasks[row] for row in rows], [categories[row] for row in rows], raw[rows]
+    return tasks, categories, raw
+
+
+def _durations(tasks: list[Event], notes: Notes) -> Floats:
+    duration = np.array([event.dur for event in tasks], np.float64)  # None becomes NaN
+    negative, unusable = duration < 0, ~(duration <= _LONGEST_US)
+    notes.add("{} with a negative duration, taken as 0", int(negative.sum()))
+    notes.add("{} without a usable duration, taken as 0", int(unusable.sum()))
+    return np.where(negative | unusable, 0.0, duration)
+
+
+def _ends(arrows: list[Event], places: Places, clock: Clock, origin: Any, numbers: Numbers) -> Ends:
+    raw, usable = clock.raw([event.ts for event in arrows])
+    times = np.where(usable, clock.since(origin, raw), math.nan)
+    where = [(numbers[event.pid], numbers[event.tid]) for event in arrows]
+    return Ends(
+        is_start=[event.ph == "s" for event in arrows],
+        id=[event.id for event in arrows],
+        process=[process for process, _ in where],
+        line=[places.lines.get(line, NONE) for line in where],
+        time_us=times.tolist(),
+    )
+
+
+def _positive(column: Ints) -> Ints:
+    # 0 is what Kineto writes for "none", and would join events that have nothing in common.
+    return np.where(column > 0, column, NONE)
+
+
+def _integers(arguments: Sequence[dict[str, Any]], rows: Ints, *spellings: str) -> Ints:
+    """One argument of the events in `rows`, under the first of the spellings that each has.
+
+    NONE in all other rows, and for what is no whole number or below NONE.
+    """
+    column = np.full(len(arguments), NONE, np.int64)
+    for spelling in spellings:
+        values: list[Any] = [arguments[row].get(spelling, NONE) for row in rows.tolist()]
+        if not set(map(type, values)) <= {int}:
+            values = [_integer(value) for value in values]
+        try:
+            column[rows] = values
+        except OverflowError:
+            column[rows] = [value if abs(value) < 2**63 else NONE for value in values]
+        rows = rows[column[rows] == NONE]
+    return np.maximum(column, NONE)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            return int(value[:20], 0)
+        except ValueError:
+            return NONE
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NONE
+    return int(value) if math.isfinite(value) and value == int(value) else NONE
+
+
+def _floats(arguments: Sequence[dict[str, Any]], rows: Ints, spelling: str) -> Floats:
+    """The same for a number that is not negative; NaN elsewhere."""
+    column = np.full(len(arguments), math.nan)
+    for row in rows.tolist():
+        value = arguments[row].get(spelling)
+        # Ints beyond a float's range are possible, and as useless as other types.
+        if type(value) in (int, float) and 0 <= value < 1e18:
+            column[row] = value
+    return column
+
+
+def _of_type(document: Document, entry: str, kind: type) -> Any:
+    value = document.head.get(entry)
+    return value if isinstance(value, kind) else kind()

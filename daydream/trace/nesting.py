@@ -1,0 +1,64 @@
+"""Which CPU event stands inside which: the call structure of every thread."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from daydream.trace.trace import NONE, Category, Flags, Ints, Trace
+
+CPU_CATEGORIES = (Category.OPERATOR, Category.ANNOTATION, Category.PYTHON, Category.RUNTIME)
+
+
+def enclosing_events(trace: Trace) -> Ints:
+    """For each row the innermost CPU event around it on its thread, -1 for others and at the outermost level.
+
+    Profilers round times, so an event may seem to outlast its parent; whatever starts before the parent ends is
+    inside.
+    """
+    on_stream = np.array([thread.is_stream for thread in trace.threads], np.bool_)
+    rows = np.flatnonzero(np.isin(trace.category, CPU_CATEGORIES) & ~on_stream[trace.thread])
+    parent = np.full(len(trace), NONE)
+    rows = rows[np.argsort(trace.thread[rows], kind="stable")]
+    starts = trace.start_us[rows].tolist()
+    ends = (trace.start_us[rows] + trace.duration_us[rows]).tolist()
+    found = []
+    open_rows: list[int] = []
+    open_ends: list[float] = []
+    lane = NONE
+    for row, thread, start, end in zip(rows.tolist(), trace.thread[rows].tolist(), starts, ends, strict=True):
+        if thread != lane:
+            open_rows, open_ends, lane = [], [], thread
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+            open_rows.pop()
+        found.append(open_rows[-1] if open_rows else NONE)
+        open_rows.append(row)
+        open_ends.append(end)
+    parent[rows] = found
+    return parent
+
+
+def outermost(enclosing: Ints, inside: Flags) -> Ints:
+    """For each row flagged in `inside` the outermost flagged row reached over flagged parents, itself at least."""
+    owner = np.arange(len(enclosing))
+    # Parents start before their children and so stand before them.
+    for row in np.flatnonzero(inside):
+        above = enclosing[row]
+        if above != NONE and inside[above]:
+            owner[row] = owner[above]
+    return owner
+
+
+def innermost_of(enclosing: Ints, chosen: Flags) -> Ints:
+    """For each row the innermost chosen row among itself and those around it, -1 without."""
+    found = np.where(chosen, np.arange(len(enclosing)), NONE)
+    # One level of nesting at a time: as many rounds as events are deep.
+    waiting = np.flatnonzero((found == NONE) & (enclosing != NONE))
+    above = enclosing[waiting]
+    while len(waiting):
+        hit = chosen[above]
+        found[waiting[hit]] = above[hit]
+        above = enclosing[above]
+        on = ~hit & (above != NONE)
+        waiting, above = waiting[on], above[on]
+    return found

@@ -1,0 +1,289 @@
+"""What-if passes as the command line writes them: ``amp``, ``ddp:workers=8,overlap=no``, ``my.py:halve:factor=2``."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from hal.support.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from daydream.graph.graph import TaskGraph
+    from daydream.passes import Parameter, WhatIf
+
+_OPTION = "--pass"
+
+_KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "text"}
+_YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A pass that the user asked for. `source` is the file of a pass of their own, None for one of ours."""
+
+    text: str
+    name: str
+    function: Callable[..., Any]
+    parameters: dict[str, Any]
+    """What the user set, by the function's keyword."""
+    defaults: dict[str, Any]
+    """Defaults of all parameters, in the function's order."""
+    source: Path | None = None
+
+
+@dataclass(frozen=True)
+class Applied:
+    """A pass that was applied: its name, every parameter with its value, and what it says it did."""
+
+    name: str
+    parameters: dict[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def settings(self) -> str:
+        """`` (workers=8, bandwidth=12.5)``; empty without parameters."""
+        inside = ", ".join(f"{name.replace('_', '-')}={written(value)}" for name, value in self.parameters.items())
+        return f" ({inside})" if inside else ""
+
+
+def written(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def parse_pass(text: str) -> Request:
+    """Reads one ``--pass``.
+
+    ``NAME[:KEY=VALUE,...]`` names a registered pass, ``FILE.py[:FUNCTION][:KEY=VALUE,...]`` a function
+    ``f(graph, *, key: type = default, ...)`` of the user's. A part without ``=`` continues the value before it, so
+    values may hold commas. Keys may be written with ``-`` or ``_``.
+
+    Raises:
+        InputError: an unknown pass, function or key, a value of another type, a parameter missing, or a file that
+            cannot be read or run.
+    """
+    file = re.match(r"(.+?\.py)(?=:|$)", text)
+    if file:
+        rest = file.string[file.end() + 1 :]
+        head, _, tail = rest.partition(":")
+        function, options = ("", rest) if "=" in head else (head, tail)
+        return _own(text, Path(file[1]), function, options)
+    name, _, options = text.partition(":")
+    found = find_pass(_OPTION, name)
+    parameters, defaults = _values(f"{_OPTION} {name}", options, found.parameters)
+    return Request(text, name, found.function, parameters, defaults)
+
+
+def find_pass(field: str, name: str) -> WhatIf:
+    """The registered pass of this name.
+
+    Raises:
+        InputError: there is none; names similar ones.
+    """
+    from daydream.passes import registered
+
+    known = registered()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        near = f"did you mean {listed(close)}? " if close else ""
+        raise InputError(field, f"no pass is called {name!r}", f"{near}`daydream passes` lists all")
+    return known[name]
+
+
+def describe(found: WhatIf) -> dict[str, Any]:
+    """A registered pass as JSON."""
+    parameters = [
+        {"name": p.name, "type": p.type.__name__, "default": p.default, "required": p.required}
+        for p in found.parameters
+    ]
+    return {"name": found.name, "summary": found.summary, "parameters": parameters}
+
+
+def parameter_text(parameter: Parameter) -> str:
+    """``workers=8``; without default what kind of value it takes."""
+    return f"{parameter.name}={_KINDS[parameter.type].upper() if parameter.required else written(parameter.default)}"
+
+
+def _values(where: str, options: str, known: Sequence[Parameter]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters set, and the defaults of all."""
+    by_name = {parameter.name: parameter for parameter in known}
+    found: dict[str, Any] = {}
+    for key, value in _pairs(where, options):
+        parameter = by_name.get(key.strip().replace("_", "-"))
+        if parameter is None:
+            keys = f"its keys are {listed(list(by_name))}" if by_name else "it takes none"
+            raise InputError(where, f"there is no key {key!r}", keys)
+        found[parameter.name.replace("-", "_")] = _value(where, parameter, value)
+    for parameter in known:
+        if parameter.required and parameter.name.replace("-", "_") not in found:
+            raise InputError(
+                where, f"needs {parameter.name}", f"write {where.removeprefix(_OPTION).strip()}:{parameter.name}=..."
+            )
+    return found, {parameter.name.replace("-", "_"): parameter.default for parameter in known}
+
+
+def _pairs(where: str, options: str) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for part in options.split(",") if options else []:
+        key, equals, value = part.partition("=")
+        if equals and (not found or re.fullmatch(r"\s*[A-Za-z][\w-]*\s*", key)):
+            found.append((key, value))
+        elif found:
+            found[-1] = (found[-1][0], f"{found[-1][1]},{part}")
+        else:
+            raise InputError(where, f"{part!r} sets nothing", "write key=value,key=value")
+    return found
+
+
+def _value(where: str, parameter: Parameter, text: str) -> Any:
+    text = text.strip() if parameter.type is not str else text
+    try:
+        if parameter.type is bool:
+            if text.lower() not in _YES + _NO:
+                raise ValueError
+            return text.lower() in _YES
+        value = parameter.type(text)
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError
+    except ValueError:
+        raise InputError(
+            f"{where}: {parameter.name}", f"{text!r} is not {_KINDS[parameter.type]}", _example(parameter)
+        ) from None
+    return value
+
+
+def _example(parameter: Parameter) -> str:
+    if parameter.type is bool:
+        return f"write {parameter.name}=yes or {parameter.name}=no"
+    usual = {int: 4, float: 1.5, str: "x"}[parameter.type] if parameter.required else parameter.default
+    return f"write {parameter.name}={written(usual)}"
+
+
+# Passes of the user's own
+
+
+def _own(text: str, path: Path, function: str, options: str) -> Request:
+    from daydream.passes import parameters_of
+
+    candidates = _functions(path)
+    if not candidates:
+        raise InputError(str(path), "has no function whose first parameter is called graph", "write def f(graph): ...")
+    if not function and len(candidates) > 1:
+        raise InputError(str(path), f"has several passes: {listed(list(candidates))}", f"write {path}:NAME")
+    name = function or next(iter(candidates))
+    if name not in candidates:
+        raise InputError(str(path), f"has no pass {name!r}", f"it has {listed(list(candidates))}")
+    try:
+        parameters = parameters_of(candidates[name])
+    except TypeError as error:
+        raise InputError(f"{path}:{candidates[name].__code__.co_firstlineno}", str(error)) from None
+    values, defaults = _values(f"{_OPTION} {path}:{name}", options, parameters)
+    return Request(text, name, candidates[name], values, defaults, path)
+
+
+def _functions(path: Path) -> dict[str, Any]:
+    """Functions defined in a file whose first parameter is the graph."""
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise InputError(str(path), error.strerror or "cannot be read", "give a Python file") from None
+    # Dataclasses look their module up by name.
+    module = sys.modules[f"daydream_pass_{path.stem}"] = ModuleType(f"daydream_pass_{path.stem}")
+    module.__file__ = str(path)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with redirect_stdout(sys.stderr):
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise _failed(error, path) from None
+    finally:
+        sys.path.pop(0)
+    found = {}
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and value.__code__.co_filename == str(path) and not name.startswith("_"):
+            first = next(iter(inspect.signature(value).parameters), "")
+            if first == "graph":
+                found[name] = value
+    return found
+
+
+def _failed(error: BaseException, path: Path) -> InputError:
+    """Their exception as one line with the place in their file."""
+    line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else None
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == str(path):
+            line = frame.lineno
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return InputError(f"{path}:{line or 1}", f"{type(error).__name__}" + (f": {message}" if message else ""))
+
+
+# Applying them
+
+
+def apply_passes(graph: TaskGraph, requests: Sequence[Request]) -> tuple[TaskGraph, list[Applied]]:
+    """Applies passes one after another, each to what the one before it made.
+
+    Raises:
+        InputError: a pass refuses its parameters or this graph, or fails; what it returns is no usable graph.
+    """
+    applied = []
+    for request in requests:
+        graph, notes = _apply(graph, request)
+        applied.append(Applied(request.name, {**request.defaults, **request.parameters}, notes))
+    return graph, applied
+
+
+def _apply(graph: TaskGraph, request: Request) -> tuple[TaskGraph, tuple[str, ...]]:
+    from daydream.graph.graph import TaskGraph
+    from daydream.passes import Outcome
+
+    where = f"{_OPTION} {request.name}" if request.source is None else f"{request.source}: {request.name}"
+    try:
+        # Standard output is for our JSON.
+        with redirect_stdout(sys.stderr):
+            made = request.function(graph, **request.parameters)
+    except InputError as error:
+        raise InputError(f"{where}: {error.field}", error.problem, error.remedy) from None
+    except (Exception, SystemExit) as error:
+        if request.source is None:
+            raise
+        raise _failed(error, request.source) from None
+    outcome = Outcome(made) if isinstance(made, TaskGraph) else made
+    if not isinstance(outcome, Outcome) or not isinstance(outcome.graph, TaskGraph):
+        raise InputError(where, f"returned {type(made).__name__}", "return the changed graph, or an Outcome with notes")
+    _check(where, outcome.graph)
+    if len(outcome.graph.steps) != len(graph.steps):
+        count = len(outcome.graph.steps)
+        raise InputError(where, f"made {count} steps of {len(graph.steps)}", "keep the steps as they are")
+    return outcome.graph, tuple(str(note) for note in outcome.notes)
+
+
+def _check(where: str, graph: TaskGraph) -> None:
+    """What would otherwise end in a wrong answer, or deep inside the simulation."""
+    import numpy as np
+
+    for name in ("duration_us", "gap_us"):
+        column = getattr(graph, name)
+        if column.shape != (len(graph),):
+            raise InputError(where, f"{name} has shape {column.shape}, the graph {len(graph)} tasks", "use Edit")
+        wrong = np.flatnonzero(~(np.isfinite(column) & (column >= 0)))
+        if len(wrong):
+            task = graph.text(int(wrong[0]))
+            raise InputError(
+                where, f"{name} of {task!r} became {column[wrong[0]]:g}", "give finite microseconds, 0 or more"
+            )
+    ends = (graph.edge_source, graph.edge_target)
+    if any(len(rows) and not (rows.min() >= 0 and rows.max() < len(graph)) for rows in ends):
+        raise InputError(where, "an edge leads to a task that does not exist", "change edges with Edit")

@@ -1,0 +1,116 @@
+"""What the compiler knows of an accelerator: its memory layers, execution units, limits and rates, as one frozen value.
+
+The thesis calls this the hardware abstraction layer (6.3.4, and 5.5.3 for RATIONAL's view of the same hardware): a
+device is a stack of memory layers with equal interfaces, and many rTile execution units (TEUs) at the top of it. A
+device is data: nothing in the project asks for a device by name.
+
+Bytes are bytes, seconds are seconds, and rates are per second; one fused multiply-add counts as two FLOP.
+"""
+
+from __future__ import annotations
+
+from hal.spec.checks import check
+from hal.spec.parts import (
+    TYPICAL_FRAMEWORK,
+    DeviceFields,
+    Framework,
+    MatrixInstruction,
+    MemoryLayer,
+    Throughput,
+)
+from hal.support.errors import InputError, listed
+
+
+class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One accelerator. Building one checks it whole: an impossible device raises ``InputError``.
+
+    :class:`~hal.spec.parts.DeviceFields` lists the attributes.
+    """
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def __hash__(self) -> int:
+        # The generated hash would fail on the provenance dict; equal devices still hash equally.
+        return hash((self.name, self.unit_count, self.layers, self.limits, self.clocks, self.throughput))
+
+    @property
+    def l2(self) -> MemoryLayer | None:
+        """The cache of the whole device in front of DRAM, or None."""
+        return next((layer for layer in self.layers[:-1] if layer.shared_by == "device"), None)
+
+    @property
+    def dram(self) -> MemoryLayer:
+        """The bottom layer: DRAM, or all remote tile memories of an IPU."""
+        return self.layers[-1]
+
+    @property
+    def framework_calls(self) -> Framework:
+        """The costs of framework calls: the board's own, or typical ones when it has none."""
+        return self.framework or TYPICAL_FRAMEWORK
+
+    @property
+    def warp_lanes(self) -> int:
+        """Threads in one TEU: one where its lanes are elements of vectors."""
+        return self.teu.lanes if self.teu.lane == "thread" else 1
+
+    @property
+    def teu_count(self) -> int:
+        """TEUs that issue at the same time on the whole device."""
+        return self.unit_count * self.teu.group_size
+
+    def sustained_flops(self, dtype: str) -> float:
+        """FLOP/s of the ordinary pipelines under a long load."""
+        return self._rate(dtype).sustained_flops
+
+    def peak_flops(self, dtype: str) -> float:
+        """FLOP/s of the ordinary pipelines as the datasheet counts them."""
+        return self._rate(dtype).peak_flops
+
+    def best_flops(self, dtype: str) -> float:
+        """FLOP/s of the best library GEMM; where it was not measured, the sustained rate."""
+        rate = self._rate(dtype)
+        return rate.best_flops or rate.sustained_flops
+
+    def power_limited_flops(self, dtype: str) -> float | None:
+        """FLOP/s that the power limit leaves large GEMMs for good, or None where it does not bind."""
+        return self._rate(dtype).power_limited_flops
+
+    def limited_flops(self, dtype: str) -> float | None:
+        """FLOP/s of the ordinary pipelines under the board's power limit, or None where it lowers no clock.
+
+        Where nobody measured it for GEMMs it is what the clock left by a long float32 load gives busy lanes. The
+        sustained rate is no measure of it: there a library's own losses come on top.
+        """
+        clocks = self.clocks
+        limit = self.power_limited_flops(dtype)
+        if limit is None and clocks.sustained_hz < clocks.boost_hz:
+            limit = self.peak_flops(dtype) * clocks.sustained_hz / clocks.boost_hz
+        return limit
+
+    def matrix_instruction(self, input_dtype: str, accumulate_dtype: str | None = None) -> MatrixInstruction | None:
+        """The first matrix instruction of single warps with these types (any accumulator when not given), or None."""
+        for instruction in self.matrix_instructions:
+            types = instruction.input_dtype == input_dtype and accumulate_dtype in (None, instruction.accumulate_dtype)
+            if types and not instruction.is_by_groups:
+                return instruction
+        return None
+
+    def warp_group_instruction(self, input_dtype: str) -> MatrixInstruction | None:
+        """The matrix instruction of warp groups for a type, or None."""
+        found = (each for each in self.matrix_instructions if each.is_by_groups and each.input_dtype == input_dtype)
+        return next(found, None)
+
+    def best_matrix_instruction(self, input_dtype: str) -> MatrixInstruction | None:
+        """The matrix instruction that a library uses for a type: of warp groups where there is one; or None."""
+        return self.warp_group_instruction(input_dtype) or self.matrix_instruction(input_dtype)
+
+    def _rate(self, dtype: str) -> Throughput:
+        for rate in self.throughput:
+            if rate.dtype == dtype:
+                return rate
+        raise InputError(
+            f"device.throughput.{dtype}",
+            f"{self.name} has no arithmetic rate for this data type",
+            f"it has {listed(self.dtypes)}",
+        )

@@ -1,0 +1,303 @@
+"""The records a device is made of: memory layers, execution units, limits, clocks, rates, units in the names."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from hal.support.errors import InputError, listed
+
+Dtype = Literal[
+    "float64", "float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int8"
+]
+"""Names of element types, as everywhere in the project."""
+
+Kind = Literal["gpu", "ipu", "cpu"]
+CodeGenerator = Literal["cuda", "cuda-source", "opencl-source", "llvm"]
+SharedBy = Literal["thread", "unit", "device"]
+ManagedBy = Literal["program", "hardware"]
+Lane = Literal["thread", "element"]
+
+# The bounds are for readers of the JSON Schema; ``hal/spec/checks.py`` enforces them, with the key path in its message.
+Count = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1})]
+CountOrZero = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
+Positive = Annotated[float, msgspec.Meta(extra_json_schema={"exclusiveMinimum": 0})]
+Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
+
+
+class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One layer of the memory hierarchy.
+
+    Attributes:
+        name: ``registers``, ``shared``, ``l2`` or ``dram``; on an IPU ``registers``, ``local`` or ``exchange``; on a
+            CPU ``registers``, ``l1``, ``l2``, ``l3`` or ``dram``.
+        capacity_bytes: bytes one sharer holds: of a thread for registers, of a unit for shared and local memory, of
+            the whole device for the rest.
+        shared_by: who shares one copy of the layer: ``thread``, ``unit`` or ``device``.
+        bandwidth_bytes_per_second: sustained rate, all units of the device together.
+        transaction_bytes: the smallest transfer; a request for less moves this much.
+        bank_count: ports that serve one request together; absent when the layer has no banks we plan around.
+        bank_width_bytes: bytes one bank delivers per cycle; absent together with ``bank_count``.
+        latency_seconds: from a dependent load to its value on an idle device; absent where nobody published it.
+        scattered_bytes_per_second: rate of reads of ``transaction_bytes`` each, far apart, so that every one activates
+            another DRAM row; absent where nobody measured it.
+        translation_reach_bytes: how much memory a unit can read at a time with the address translations it keeps (its
+            TLB); absent where reads do not wait for translations, or nobody measured it.
+        translation_miss_seconds: time between two misses of a unit's translations; absent together with
+            ``translation_reach_bytes``.
+        managed_by: who decides what lies in it: the ``program``, by copies, or the ``hardware``, as a cache. Absent
+            where the layer's name says so: shared and local memory are the program's, ``l2`` of a GPU is a cache.
+        associativity: lines whose addresses fall together that a cache keeps at a time; absent where nobody plans
+            around it.
+    """
+
+    name: Text
+    capacity_bytes: Count
+    shared_by: SharedBy
+    bandwidth_bytes_per_second: Positive
+    transaction_bytes: Count
+    bank_count: Count | None = None
+    bank_width_bytes: Count | None = None
+    latency_seconds: Positive | None = None
+    scattered_bytes_per_second: Positive | None = None
+    translation_reach_bytes: Count | None = None
+    translation_miss_seconds: Positive | None = None
+    managed_by: ManagedBy | None = None
+    associativity: Count | None = None
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether the hardware decides what lies in it, as far as the spec says so."""
+        return self.managed_by == "hardware"
+
+
+class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The rTile execution unit: the lanes that execute one instruction together (thesis 6.3.4 and 6.4).
+
+    Attributes:
+        name: ``warp``, ``wavefront``, ``hardware thread`` or ``SIMD unit``.
+        lanes: threads in one TEU, or float32 elements of its vectors.
+        group_size: TEUs of one unit that can issue in the same cycle, e.g. the warp schedulers of an SM.
+        resident_per_unit: TEUs one unit keeps in flight at most.
+        lane: what a lane is: a ``thread`` with registers and addresses of its own, or an ``element`` of vectors that
+            one thread computes with.
+        chain_cycles: cycles from one multiply-add to the next that needs its result; absent where nobody plans by it.
+        issue_per_cycle: instructions that a unit starts in a cycle, of whatever kind; absent where TEUs start one each.
+    """
+
+    name: Text
+    lanes: Count
+    group_size: Count
+    resident_per_unit: Count
+    lane: Lane = "thread"
+    chain_cycles: Positive | None = None
+    issue_per_cycle: Positive | None = None
+
+
+#: Name of the matrix instructions that four warps execute together.
+WARP_GROUPS = "wgmma"
+
+
+class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A matrix multiply-accumulate that one TEU executes as a whole: D[m,n] = A[m,k] B[k,n] + C[m,n].
+
+    Attributes:
+        name: the programming interface: ``wgmma`` is for warp groups, any other for single warps.
+        shape: (m, n, k) in elements.
+        input_dtype: type of A and B.
+        accumulate_dtype: type of C and D.
+        peak_flops: datasheet FLOP/s of the device at boost clock, dense operands.
+        sustained_flops: FLOP/s that a long-running kernel written with this interface reaches.
+    """
+
+    name: Text
+    shape: tuple[int, int, int]
+    input_dtype: Dtype
+    accumulate_dtype: Dtype
+    peak_flops: Positive
+    sustained_flops: Positive
+
+    @property
+    def key(self) -> str:
+        """How key paths name this instruction: ``float16-float32`` is float16 inputs, float32 accumulators; warp
+        groups' are ``float16-float32-wgmma``."""
+        return f"{self.input_dtype}-{self.accumulate_dtype}" + (f"-{WARP_GROUPS}" if self.is_by_groups else "")
+
+    @property
+    def is_by_groups(self) -> bool:
+        """Whether four warps execute it together."""
+        return self.name == WARP_GROUPS
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Arithmetic rate of the ordinary (not matrix) pipelines for one element type.
+
+    Attributes:
+        dtype: the element type.
+        peak_flops: FLOP/s of the device at boost clock with every lane doing a fused multiply-add each cycle.
+        sustained_flops: FLOP/s that long-running library GEMMs reach, with the clock that load leaves.
+        best_flops: FLOP/s of the best library GEMM, of any length: the clock has not fallen yet; absent where nobody
+            measured it.
+        power_limited_flops: FLOP/s of a GEMM with the largest tiles and an idle DRAM once the board has been at its
+            power limit for long and lowered its clock for good; absent where the limit does not bind.
+    """
+
+    dtype: Dtype
+    peak_flops: Positive
+    sustained_flops: Positive
+    best_flops: Positive | None = None
+    power_limited_flops: Positive | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one launch, block, thread and unit may use. A unit is an SM, a CU or a tile; a register has 32 bits.
+
+    Attributes:
+        threads_per_block: threads in one block (work-group).
+        threads_per_unit: resident threads.
+        blocks_per_unit: resident blocks.
+        registers_per_unit: the register file of a unit.
+        registers_per_thread: what the instruction set can name in one thread.
+        registers_per_thread_usable: what a tile may plan to fill with accumulators and operands, so that the
+            compiler's own registers still fit and nothing spills (thesis 5.5.3 and 6.4).
+        register_allocation_granularity: registers are given to a TEU in multiples of this.
+        shared_bytes_per_block: shared memory a block gets without asking for more.
+        shared_bytes_per_block_opt_in: shared memory a block gets when the launch asks for it.
+        shared_bytes_per_unit: shared memory of a unit, for all its resident blocks together.
+        shared_bytes_reserved_per_block: taken by the system from ``shared_bytes_per_unit`` for every resident block.
+        grid_x: blocks along x in one launch.
+        grid_y: blocks along y.
+        grid_z: blocks along z.
+    """
+
+    threads_per_block: Count
+    threads_per_unit: Count
+    blocks_per_unit: Count
+    registers_per_unit: Count
+    registers_per_thread: Count
+    registers_per_thread_usable: Count
+    register_allocation_granularity: Count
+    shared_bytes_per_block: Count
+    shared_bytes_per_block_opt_in: Count
+    shared_bytes_per_unit: Count
+    shared_bytes_reserved_per_block: CountOrZero
+    grid_x: Count
+    grid_y: Count
+    grid_z: Count
+
+
+class Clocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Clock of the arithmetic units.
+
+    Attributes:
+        base_hz: guaranteed within the board's power limit.
+        boost_hz: the highest, which datasheet peaks assume.
+        sustained_hz: what a long float32 GEMM load leaves.
+    """
+
+    base_hz: Positive
+    boost_hz: Positive
+    sustained_hz: Positive
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one call of a deep-learning framework costs however small its tensors are, host and device together.
+
+    GPU events right before and right after the call, nothing else in flight: the host prepares and launches while the
+    device waits. It depends on the host of the board as much as on the board.
+
+    Attributes:
+        call_seconds: an element-wise operator, one kernel; median over sizes too small to take time themselves.
+        matmul_call_seconds: a batched matrix multiplication without bias; likewise.
+        linear_call_seconds: a linear layer with bias (addmm); likewise.
+        softmax_call_seconds: softmax; absent where it follows from ``call_seconds`` (the same host measured both).
+        layer_norm_call_seconds: layer norm; likewise.
+    """
+
+    call_seconds: Positive
+    matmul_call_seconds: Positive
+    linear_call_seconds: Positive
+    softmax_call_seconds: Positive | None = None
+    layer_norm_call_seconds: Positive | None = None
+
+
+TYPICAL_FRAMEWORK = Framework(call_seconds=30e-6, matmul_call_seconds=34e-6, linear_call_seconds=58e-6)
+"""Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1)."""
+
+
+class DeviceFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a device, unchecked: what :mod:`hal.spec.checks` and :mod:`hal.spec.numbers` read.
+
+    Attributes:
+        name: short name, lower case, also the file name: ``v100-sxm2-16gb``.
+        title: marketing name.
+        vendor: ``NVIDIA``, ``AMD``, ``Graphcore``.
+        kind: ``gpu``, ``ipu`` or ``cpu``; decides which memory layers there are.
+        architecture: ``sm_70``, ``gfx906``, ``ipu-mk1``; of a CPU its name in LLVM, ``icelake-server``.
+        compute_capability: (major, minor) of an NVIDIA device, otherwise absent.
+        code_generator: ``cuda`` and ``llvm`` compile and run, ``cuda-source`` and ``opencl-source`` stop at source
+            text, absent means estimates only.
+        code_generator_reason: why it is neither ``cuda`` nor ``llvm``; empty when it is.
+        aliases: other names ``load_device`` accepts, among them the name the driver reports.
+        unit_name: what the vendor calls a unit: ``SM``, ``SMX``, ``CU``, ``tile``, ``core``.
+        unit_count: units of the device.
+        teu: the rTile execution unit.
+        layers: memory layers, registers first.
+        limits: what a launch, block, thread and unit may use.
+        clocks: clock rates.
+        throughput: arithmetic rates, one entry per element type.
+        matrix_instructions: matrix multiply-accumulate instructions; may be empty.
+        launch_overhead_seconds: device time between two dependent kernels of one stream that do nothing.
+        block_launch_seconds: time between the starts of two blocks, the whole device together.
+        framework: what a call of a deep-learning framework costs; absent where nobody measured it.
+        provenance: where the numbers come from: key path (``layers.dram.bandwidth_bytes_per_second``) or the start
+            of one (``limits`` covers all below it) to the source in words. Every number is covered; the longest
+            start that fits counts.
+    """
+
+    name: Text
+    title: Text
+    vendor: Text
+    kind: Kind
+    architecture: Text
+    unit_name: Text
+    unit_count: Count
+    teu: Teu
+    layers: tuple[MemoryLayer, ...]
+    limits: Limits
+    clocks: Clocks
+    throughput: tuple[Throughput, ...]
+    launch_overhead_seconds: Positive
+    block_launch_seconds: Positive
+    provenance: dict[str, str]
+    matrix_instructions: tuple[MatrixInstruction, ...] = ()
+    framework: Framework | None = None
+    compute_capability: tuple[int, int] | None = None
+    code_generator: CodeGenerator | None = None
+    code_generator_reason: str = ""
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def registers(self) -> MemoryLayer:
+        """The top layer."""
+        return self.layer("registers")
+
+    @property
+    def shared(self) -> MemoryLayer:
+        """The layer in which a unit keeps data tiles: shared memory of a GPU, local memory of an IPU tile, the last
+        cache that a core has for itself."""
+        return [layer for layer in self.layers if layer.shared_by == "unit"][-1]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """Element types with an arithmetic rate."""
+        return tuple(rate.dtype for rate in self.throughput)
+
+    def layer(self, name: str) -> MemoryLayer:
+        """The memory layer of that name."""
+        for layer in self.layers:
+            if layer.name == name:
+                return layer
+        names = [layer.name for layer in self.layers]
+        raise InputError(f"device.layers.{name}", f"{self.name} has no such memory layer", f"it has {listed(names)}")

@@ -1,0 +1,75 @@
+"""What the command lines have in common: every foreseeable failure is one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import click
+
+from hal.support.errors import InputError
+
+#: Exit code for input that cannot be used.
+BAD_INPUT = 2
+
+#: Settings of a program's group.
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@contextmanager
+def _errors(program: str) -> Iterator[None]:
+    try:
+        yield
+    except InputError as error:
+        click.echo(f"{program}: {error}", err=True)
+        sys.exit(BAD_INPUT)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"{program}: {where}{error.strerror or error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        _interrupted(program)
+
+
+def _interrupted(program: str) -> NoReturn:
+    # An interrupt that passed through the running of a text, as when a dataclass is made, has CPython end by the signal
+    # although it was handled (pythonrun.c, run_eval_code_obj). Running another text takes that back.
+    exec("")
+    click.echo(f"{program}: interrupted", err=True)
+    sys.exit(130)
+
+
+def _terminate(signum: int, frame: object) -> None:
+    """SIGTERM unwinds like Ctrl-C, so that nothing half-written and no process stays behind."""
+    sys.exit(128 + signum)
+
+
+class Program(click.Group):
+    """A group of commands, named as the user calls it, that prints usage errors in one line like every other error."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        program = self.name or "error"
+        kwargs["standalone_mode"] = False
+        kwargs.setdefault("prog_name", program)
+        with suppress(ValueError):  # not in the main thread, where signals cannot be set
+            signal.signal(signal.SIGTERM, _terminate)
+        try:
+            with _errors(program):
+                return super().main(*args, **kwargs)
+        except click.exceptions.NoArgsIsHelpError as error:
+            click.echo(error.format_message())
+            sys.exit(BAD_INPUT)
+        except click.UsageError as error:
+            hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
+            click.echo(f"{program}: {' '.join(error.format_message().split()).rstrip('.')}{hint}", err=True)
+            sys.exit(BAD_INPUT)
+        except click.ClickException as error:
+            click.echo(f"{program}: {error.format_message()}", err=True)
+            sys.exit(1)
+        except click.exceptions.Exit as error:
+            sys.exit(error.exit_code)
+        except click.Abort:
+            _interrupted(program)

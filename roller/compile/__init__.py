@@ -1,0 +1,1 @@
+"""Operators to bundles, in parallel processes."""

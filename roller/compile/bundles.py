@@ -1,0 +1,204 @@
+"""Compiled operators as bundles: what their manifests say, and the files beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from codegen import staged_directory
+from codegen.bundle.manifest import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, VerificationRecord, to_json
+from codegen.bundle.reference import ReferenceKernel, reference_kernel
+from codegen.compile.request import BuiltKernel
+from codegen.generators import GENERATORS, Generator
+from codegen.verify.result import tolerance_of
+from hal.spec.device import DeviceSpec
+from roller.algorithms import ChainProgram
+from roller.compile.pipeline import CompiledOperator, RankedKernel, entry_name
+from roller.programs import Program
+from sokoban.kernel.problem import tensors_of
+from sokoban.language.expression import statement_text
+from sokoban.schedule.patches import PatchSchedule, Schedule
+
+
+def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
+    """The manifest of a compiled operator."""
+    notes = [device.code_generator_reason] if device.code_generator_reason else []
+    tensors = (*compiled.expr.inputs, compiled.expr.output)
+    reference = _reference(compiled, device)
+    return Manifest(
+        format=FORMAT,
+        name=compiled.expr.name,
+        device=device.name,
+        architecture=device.architecture,
+        statements=[statement_text(statement) for statement in compiled.expr.statements],
+        axes=dict(compiled.expr.sizes),
+        fused_axes={name: list(parts) for name, parts in compiled.form.fused},
+        accumulate=compiled.expr.accumulate,
+        arguments=[
+            Argument(
+                name=tensor.name,
+                role="output" if tensor is tensors[-1] else "input",
+                dtype=tensor.dtype,
+                shape=tensor.caller_shape,
+            )
+            for tensor in tensors
+        ],
+        notes=notes,
+        kernels=[_record(rank, kernel, device) for rank, kernel in enumerate(compiled.kernels, start=1)],
+        reference=None if reference is None else reference.record,
+        allow_tf32=compiled.expr.allow_tf32,
+    )
+
+
+def _generator(device: DeviceSpec) -> Generator:
+    """What the device's code generator writes."""
+    assert device.code_generator is not None, "the device has kernels"
+    return GENERATORS[device.code_generator]
+
+
+def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKernel | None:
+    """The operator as plain CUDA C, by which ``roller profile`` judges its kernels; None where that cannot be said."""
+    if not _generator(device).has_reference:
+        return None
+    try:
+        return reference_kernel(compiled.expr, entry_name(compiled.expr.name))
+    except ValueError:  # a dtype that the reference does not know
+        return None
+
+
+def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord:
+    """The record of a rank. Of a chain the general fields are those of its longest launch."""
+    files = list(_files(rank, kernel, _generator(device)))
+    longest = max(range(len(files)), key=lambda number: kernel.parts[number].estimate.seconds)
+    built, program, file = kernel.launches[longest], kernel.program, files[longest]
+    checked = kernel.built.verification
+    return KernelRecord(
+        rank=rank,
+        **_built(built, file),
+        seconds=_rounded(program.estimate.seconds),
+        bound=program.estimate.bound,
+        stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
+        tiles=_tiles(kernel.parts[longest].schedule, device),
+        policy=program.policy,
+        verified=None if checked is None else checked.passed,
+        verification=None
+        if checked is None
+        else VerificationRecord(
+            passed=checked.passed,
+            method=checked.method,
+            relative_error=_error_figure(checked.relative_error),
+            tolerance=checked.tolerance,
+            axis_sizes=dict(checked.axis_sizes),
+            reason=checked.reason,
+        ),
+        launches=_launches(kernel, files),
+        workspace=_workspace(program),
+        tolerance=_tolerance(program),
+    )
+
+
+def _built(built: BuiltKernel, file: _Files) -> dict[str, Any]:
+    """What every record says of a compiled kernel, its architecture included."""
+    return {
+        "entry": built.entry,
+        "source": file.source,
+        "binary": file.binary,
+        "schedule": file.schedule,
+        "grid": built.grid,
+        "block": built.block,
+        "shared_bytes": built.shared_bytes,
+        "dynamic_shared_bytes": built.dynamic_shared_bytes,
+        "registers": built.registers,
+        "spill_bytes": built.spill_bytes,
+        "architecture": built.architecture,
+    }
+
+
+def _workspace(program: Program) -> dict[str, int]:
+    return {t.name: t.size_bytes for t in program.workspace} if isinstance(program, ChainProgram) else {}
+
+
+def _tolerance(program: Program) -> float | None:
+    """The error that a chain's results may have where it is more than any program's of their dtype."""
+    if not isinstance(program, ChainProgram) or program.tolerance is None:
+        return None
+    own = float(f"{program.tolerance:.3g}")
+    return own if own > tolerance_of(program.form.expr) else None
+
+
+def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecord]:
+    """A record per launch of a chain; none for a kernel that does it alone."""
+    program = kernel.program
+    if not isinstance(program, ChainProgram):
+        return []
+    return [
+        LaunchRecord(
+            label=part.label,
+            **_built(built, file),
+            seconds=_rounded(part.estimate.seconds),
+            bound=part.estimate.bound,
+            tensors=[tensor.name for tensor in tensors_of(part.problem)],
+        )
+        for part, built, file in zip(program.parts, kernel.launches, files, strict=True)
+    ]
+
+
+def _tiles(schedule: Schedule, device: DeviceSpec) -> dict[str, dict[str, int]]:
+    """Tiles at each memory layer, by axis."""
+    if isinstance(schedule, PatchSchedule):
+        return {}
+    block = {**schedule.block_of, **schedule.step_of}
+    return {device.registers.name: dict(schedule.register_tile), device.shared.name: block}
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Names of one launch's files."""
+
+    source: str
+    binary: str | None
+    schedule: str
+
+
+def _files(rank: int, kernel: RankedKernel, generator: Generator) -> Iterator[_Files]:
+    """``kernel_1.cu`` and so on; ``kernel_1_part_2.cu`` where there are several launches."""
+    alone = len(kernel.launches) == 1
+    for number, built in enumerate(kernel.launches, start=1):
+        stem = f"kernel_{rank}" if alone else f"kernel_{rank}_part_{number}"
+        binary = f"{stem}.{generator.binary_suffix}" if built.binary is not None else None
+        yield _Files(f"{stem}.{generator.source_suffix}", binary, f"{stem}.schedule.json")
+
+
+def _rounded(seconds: float) -> float:
+    """Six significant digits: enough for any estimate, and the same on every machine."""
+    return float(f"{seconds:.6g}")
+
+
+def _error_figure(error: float | None) -> float | None:
+    """A measured error for a manifest: upper bound of its power of ten, since CPUs differ in the last bits."""
+    if error is None or not math.isfinite(error) or error == 0.0:
+        return None if error is None or error != 0.0 else 0.0
+    return float(f"1e{math.ceil(math.log10(error))}")
+
+
+def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> Path:
+    """Write ``out/<name>/`` whole or not at all; returns the directory."""
+    record = manifest(compiled, device)
+    target = out / compiled.expr.name
+    out.mkdir(parents=True, exist_ok=True)
+    with staged_directory(target) as directory:
+        for rank, kernel in enumerate(compiled.kernels, start=1):
+            files = _files(rank, kernel, _generator(device))
+            for file, built, part in zip(files, kernel.launches, kernel.parts, strict=True):
+                (directory / file.source).write_text(built.source)
+                if file.binary is not None and built.binary is not None:
+                    (directory / file.binary).write_bytes(built.binary)
+                (directory / file.schedule).write_bytes(to_json(part.schedule.to_json()))
+        reference = _reference(compiled, device)
+        if reference is not None:
+            (directory / reference.record.source).write_text(reference.source)
+        (directory / "manifest.json").write_bytes(to_json(record))
+    return target

@@ -1,0 +1,298 @@
+"""The compile pipeline: operator -> programs -> kernels built in parallel -> ranked -> bundle on disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from codegen.compile.build import build_kernel, verify_chain, verify_schedule
+from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
+from codegen.generators import engine_for
+from codegen.verify.result import Verification
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.algorithms import ALGORITHMS, ChainProgram, Part
+from roller.construct.construct import construct
+from roller.construct.program import Construction, RProgram
+from roller.programs import Program, find_programs, finders, ranked, searched, united, with_algorithms
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.problem import Problem
+from sokoban.language.expression import TensorExpr
+from sokoban.schedule.patches import Schedule
+from sokoban.search.search import SearchResult, search
+
+#: Programs constructed beyond those asked for, built only where some of those fail or spill.
+SPARES = 4
+
+
+@dataclass(frozen=True)
+class RankedKernel:
+    """A program as it was built: a kernel, or the kernels of a chain."""
+
+    program: Program
+    built: BuiltKernel | BuiltChain
+
+    @property
+    def launches(self) -> tuple[BuiltKernel, ...]:
+        """Its kernels in the order of their launches."""
+        return self.built.launches if isinstance(self.built, BuiltChain) else (self.built,)
+
+    @property
+    def parts(self) -> tuple[Part | RProgram, ...]:
+        """Schedule and estimate of each."""
+        return self.program.parts if isinstance(self.program, ChainProgram) else (self.program,)
+
+
+@dataclass(frozen=True)
+class CompiledOperator:
+    """An operator's kernels, best first, and how they came about.
+
+    Attributes:
+        total_seconds: from the parsed operator to the last kernel; other operators may have run meanwhile.
+        failures: why some programs gave no kernel.
+    """
+
+    expr: TensorExpr
+    form: KernelForm
+    construction: Construction
+    kernels: tuple[RankedKernel, ...]
+    total_seconds: float
+    failures: tuple[str, ...]
+
+
+def compile_operators(
+    expressions: Sequence[TensorExpr],
+    device: DeviceSpec,
+    *,
+    top_k: int,
+    verify: int,
+    pool: Executor,
+    method: str = "both",
+    algorithms: Collection[str] = ALGORITHMS,
+    ahead: int = 4,
+) -> Iterator[CompiledOperator]:
+    """Compile operators in order; the next ``ahead`` are queued while one is being built.
+
+    Args:
+        top_k: kernels per operator.
+        verify: how many of them, from rank 1 down, are run against the reference.
+        pool: executes :func:`codegen.build_kernel` and :func:`sokoban.search.search.search`.
+        method: who looks for programs, one of :data:`roller.programs.METHODS`.
+        algorithms: which kinds of programs compete, some of :data:`roller.algorithms.ALGORITHMS`.
+
+    Raises:
+        InputError: an operator cannot be compiled; the message names it.
+        BrokenProcessPool: a process of the pool died.
+    """
+    # All of them first: whatever is wrong with the last one is known before the first is written.
+    jobs = [_Job(expr, device, top_k, verify, pool, method, algorithms) for expr in expressions]
+    if jobs:
+        # The pool is still loading its compilers.
+        jobs[0].search_here()
+    for position, job in enumerate(jobs):
+        near = jobs[position : position + ahead + 1]
+        for other in near:
+            other.search_in_pool()
+        for other in near:
+            other.start()
+        yield job.finish()
+
+
+@dataclass(frozen=True)
+class _Building:
+    """A program under way: its kernels, and the check of a chain as a whole."""
+
+    kernels: tuple[Future[BuiltKernel], ...]
+    check: Future[Verification] | None
+    is_chain: bool
+
+    def result(self) -> BuiltKernel | BuiltChain:
+        """What became of it; waits for it."""
+        built = tuple(future.result() for future in self.kernels)
+        return BuiltChain(built, self.check.result() if self.check else None) if self.is_chain else built[0]
+
+
+class _Job:
+    """One operator on its way through the pool."""
+
+    def __init__(
+        self,
+        expr: TensorExpr,
+        device: DeviceSpec,
+        top_k: int,
+        verify: int,
+        pool: Executor,
+        method: str,
+        algorithms: Collection[str],
+    ) -> None:
+        start = time.perf_counter()
+        self.algorithms = algorithms
+        self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
+        self.form = kernel_form(expr)
+        constructs, self.needs_search = finders(device, method)
+        self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
+        self.found: Future[SearchResult] | None = None
+        self.programs: list[Program] = []
+        self.building: list[_Building] = []
+        self.seconds_before = time.perf_counter() - start
+
+    def search_here(self) -> None:
+        """Search in this process, if a search is wanted at all."""
+        if self.needs_search:
+            start = time.perf_counter()
+            self.found = Future()
+            self.found.set_result(search(self.form, self.device, self.top_k + SPARES))
+            self.seconds_before += time.perf_counter() - start
+
+    def search_in_pool(self) -> None:
+        """Queue the search, once, if it is wanted."""
+        if self.needs_search and self.found is None:
+            self.found = self.pool.submit(search, self.form, self.device, self.top_k + SPARES)
+
+    def _found(self) -> Construction:
+        """What construction and search found; waits for the search."""
+        if self.found is None:
+            assert self.constructed is not None
+            return self.constructed
+        with self._pool_named():
+            result = self.found.result()
+        return searched(result) if self.constructed is None else united(self.constructed, result, self.top_k + SPARES)
+
+    def start(self) -> None:
+        """Queue the first ``top_k`` programs, once."""
+        if self.building:
+            return
+        self.started = time.perf_counter()
+        self.construction = with_algorithms(self._found(), self.algorithms)
+        self.programs = ranked(self.construction, self.top_k, self.algorithms, SPARES)
+        programs = self.programs[: self.top_k]
+        self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(programs)]
+
+    def _submit(self, program: Program, verify: bool) -> _Building:
+        entry = entry_name(self.expr.name)
+        if not isinstance(program, ChainProgram):
+            return _Building((self._build(self.form, program.schedule, entry, verify),), None, False)
+        kernels = [
+            self._build(part.problem, part.schedule, f"{entry}_part_{number}", False)
+            for number, part in enumerate(program.parts, start=1)
+        ]
+        check = self.pool.submit(verify_chain, program.check()) if verify else None
+        return _Building(tuple(kernels), check, True)
+
+    def _build(self, problem: Problem, schedule: Schedule, entry: str, verify: bool) -> Future[BuiltKernel]:
+        request = BuildRequest(
+            problem,
+            schedule,
+            entry,
+            self.device.code_generator or "cuda",
+            self.device.architecture,
+            self.device.teu.lanes,
+            verify,
+        )
+        return self.pool.submit(build_kernel, request)
+
+    def finish(self) -> CompiledOperator:
+        """Wait for the kernels, rank them, and build spares for those that fail."""
+        with self._pool_named():
+            return self._finish()
+
+    @contextmanager
+    def _pool_named(self) -> Iterator[None]:
+        """A broken pool says at which operator it broke."""
+        try:
+            yield
+        except BrokenProcessPool as error:
+            raise BrokenProcessPool(f"{self.expr.name}: a build process died; try fewer --jobs") from error
+
+    def _finish(self) -> CompiledOperator:
+        programs = self.programs
+        built = [building.result() for building in self.building]
+        # Spares stand in for programs that do not build, and are tried where every kernel so far spills.
+        while len(built) < len(programs) and (_good(built) < self.top_k):
+            missing = max(1, self.top_k - _good(built))
+            more = programs[len(built) : len(built) + missing]
+            built += [building.result() for building in [self._submit(program, False) for program in more]]
+        kernels = [RankedKernel(p, b) for p, b in zip(programs, built, strict=False) if not b.error]
+        kernels.sort(key=_order)
+        kernels = kernels[: self.top_k]
+        kernels = self._verify_ranked(kernels)
+        failures = tuple(b.error for b in built if b.error)
+        if not kernels:
+            raise InputError(
+                self.expr.name, f"no program could be built: {failures[0]}", "change the operator, or report it"
+            )
+        seconds = self.seconds_before + time.perf_counter() - self.started
+        return CompiledOperator(self.expr, self.form, self.construction, tuple(kernels), seconds, failures)
+
+    def _verify_ranked(self, kernels: list[RankedKernel]) -> list[RankedKernel]:
+        """Verify what moved up into the first ranks; what turns out wrong moves behind everything that is right."""
+        while True:
+            due = [i for i, k in enumerate(kernels[: self.verify]) if k.built.verification is None]
+            if not due:
+                break
+            again = [self._submit(kernels[i].program, True) for i in due]
+            for i, building in zip(due, again, strict=True):
+                kernels[i] = RankedKernel(kernels[i].program, building.result())
+        return sorted(kernels, key=lambda kernel: _wrong(kernel.built.verification))
+
+
+def entry_name(name: str) -> str:
+    """Kernel name for an operator: ``matmul-1`` is ``roller_matmul_1``."""
+    return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
+
+
+def _good(built: Sequence[BuiltKernel | BuiltChain]) -> int:
+    return sum(not b.error and not b.spill_bytes for b in built)
+
+
+def _order(kernel: RankedKernel) -> tuple[bool, bool, float]:
+    """Spilling kernels rank below those that do not; then by predicted time."""
+    return (_wrong(kernel.built.verification), bool(kernel.built.spill_bytes), kernel.program.estimate.seconds)
+
+
+def _wrong(verification: Verification | None) -> bool:
+    return verification is not None and not verification.passed and verification.relative_error is not None
+
+
+def verify_operators(
+    expressions: Sequence[TensorExpr],
+    device: DeviceSpec,
+    *,
+    top_k: int,
+    pool: Executor,
+    engine: str | None = None,
+    method: str = "both",
+    algorithms: Collection[str] = ALGORITHMS,
+    ahead: int = 8,
+) -> Iterator[tuple[str, list[Verification]]]:
+    """Run the best ``top_k`` programs of every operator against the reference, without compiling for the device.
+
+    ``engine`` is one of :data:`codegen.generators.ENGINES`, ``method`` and ``algorithms`` as in
+    :func:`roller.programs.find_programs`.
+
+    Raises:
+        InputError: the engine does not run kernels of this device, or an operator has no program.
+    """
+    runs = engine_for(device.teu.lane, engine)
+    started: list[tuple[str, list[Future[Verification]]]] = []
+    for expr in expressions:
+        form = kernel_form(expr)
+        programs = ranked(find_programs(form, device, top_k, method, algorithms), top_k, algorithms)
+        started.append((expr.name, [_checked(form, program, device, runs, pool) for program in programs]))
+        if len(started) > ahead:
+            name, futures = started.pop(0)
+            yield name, [future.result() for future in futures]
+    for name, futures in started:
+        yield name, [future.result() for future in futures]
+
+
+def _checked(
+    form: KernelForm, program: Program, device: DeviceSpec, engine: str, pool: Executor
+) -> Future[Verification]:
+    if isinstance(program, ChainProgram):
+        return pool.submit(verify_chain, program.check(), engine)
+    return pool.submit(verify_schedule, form, program.schedule, engine, device.architecture, device.teu.lanes)

@@ -1,0 +1,1 @@
+"""RTiles grown to candidate programs (thesis 6.3)."""

@@ -1,0 +1,242 @@
+"""Programs for operators whose outputs share no data, or too little to be worth staging: no tile of theirs scores.
+
+If the data-reuse score remains constant, tiles are constructed for the top layer alone and loaded directly from the
+bottom layer (thesis 6.3.2). What is left to decide is which threads stand side by side, how many elements each takes,
+and whether shared memory turns a scattered access into a contiguous one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from hal.spec.device import DeviceSpec
+from roller.construct.program import Candidate, Reason
+from roller.construct.rtile import TileSpace, data_tile_elements
+from sokoban.kernel.form import KernelForm
+from sokoban.schedule.accesses import widest_vector
+from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.windows import PATCH_STATEMENTS
+
+#: Columns per thread up to which fewer threads than a warp are worth proposing for a row.
+SHORT_ROW = 16
+
+
+class Flat:
+    """Proposals for one operator on one device."""
+
+    def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float) -> None:
+        self.form: KernelForm = space.form
+        self.space, self.device, self.epsilon = space, device, epsilon
+        self.limits, self.lanes = device.limits, device.warp_lanes
+        self.staged = tuple(dict.fromkeys(space.input_names))
+
+    def pointwise(self) -> Iterator[Candidate]:
+        """Element-wise operators, one to sixteen elements per thread; transposed operands through shared memory."""
+        output = self.form.expr.output
+        # Where no vector may straddle the end of a row, a thread's elements lie apart.
+        widest = math.gcd(widest_vector(self.form, output.name), output.shape[-1] if output.shape else 1)
+        for coarsen in (widest, 2 * widest, 4 * widest, 1):
+            for threads in self._thread_counts((256, 128, 512, 64, 1024)):
+                yield from self._flat("element-wise", coarsen, threads, min(coarsen, widest))
+        if self._transposed():
+            for edge, rows in ((32, 8), (64, 8), (32, 16), (16, 16), (64, 16)):
+                yield from self._transposing(edge, rows)
+
+    def _thread_counts(self, menu: tuple[int, ...]) -> tuple[int, ...]:
+        """The entries of ``menu`` that a block may have, or all it may have where that is less."""
+        return tuple(n for n in menu if n <= self.limits.threads_per_block) or (self.limits.threads_per_block,)
+
+    def direct(self) -> Iterator[Candidate]:
+        """Windows and short reductions without shared memory: neighbouring threads share lines through L1, and what a
+        thread reads for one output it keeps for its others."""
+        for coarsen in (1, 2, 4):
+            for threads in self._thread_counts((128, 256, 512)):
+                yield from self._flat("direct", coarsen, threads, 1)
+        axis = self._kept_along()
+        if axis is not None:
+            for outputs in (4, 16):
+                for threads in self._thread_counts((256, 512)):
+                    yield from self._flat("direct", 1, threads, 1, {axis: outputs})
+        window = self._window_axis()
+        if window is not None:
+            size = self.form.sizes[window]
+            last = self.form.spatial[-1]
+            # A column of outputs per thread, about 2 to 16 of them, as evenly as the axis divides; or two columns.
+            for outputs in sorted({-(-size // -(-size // most)) for most in (2, 4, 8, 16)}):
+                for threads in self._thread_counts((64, 128, 256)):
+                    for beside in (1, 2):
+                        yield from self._flat("direct", 1, threads, 1, {window: outputs, last: beside})
+                    yield from self._flat("staged windows", 1, threads, 1, {window: outputs}, staged=True)
+
+    def _window_axis(self) -> str | None:
+        """The last axis but one that a window slides along, so that a thread's outputs along it share what they read;
+        None where there is none."""
+        for axis in reversed(self.form.spatial[:-1]):
+            for load in self.form.body_loads:
+                if any(index.coefficient(axis) and len(index.terms) > 1 for index in load.indices):
+                    return axis
+        return None
+
+    def _kept_along(self) -> str | None:
+        """The outermost axis beside the last that some operand lacks: its values serve all outputs along it, such as
+        the filter of a depthwise convolution for all images."""
+        for axis in self.form.spatial[:-1]:
+            for load in self.form.body_loads:
+                if self.form.sizes[axis] >= 4 and not any(index.coefficient(axis) for index in load.indices):
+                    return axis
+        return None
+
+    def _flat(
+        self,
+        policy: str,
+        coarsen: int,
+        threads: int,
+        vector: int,
+        kept: Mapping[str, int] | None = None,
+        *,
+        staged: bool = False,
+    ) -> Iterator[Candidate]:
+        """Threads along the last axes, ``coarsen`` elements each: ``vector`` adjacent ones, the rest strided; and
+        ``kept`` elements along other axes. With ``staged`` all that a block reads passes through shared memory."""
+        axes, sizes = self.form.spatial, self.form.sizes
+        last = axes[-1]
+        copies = max(1, coarsen // vector)
+        if sizes[last] < vector * copies:
+            copies = max(1, sizes[last] // vector)
+        kept = {axis: min(outputs, sizes[axis]) for axis, outputs in (kept or {}).items()}
+        thread = {axis: 1 for axis in axes} | {last: vector} | kept
+        copies = 1 if last in kept else copies
+        virtual = {axis: 1 for axis in axes} | {last: copies}
+        block: dict[str, int] = {}
+        left = threads
+        for axis in reversed(axes):
+            own = thread[axis] * virtual[axis]
+            here = min(left, -(-sizes[axis] // own))
+            block[axis] = own * here
+            # Whole threads only: what does not divide goes unused.
+            left //= here
+        if math.prod(block.values()) // (vector * copies * math.prod(kept.values())) > self.limits.threads_per_block:
+            return
+        if staged and self._tile_bytes(block) > self.limits.shared_bytes_per_block:
+            return
+        pairs = tuple((axis, block[axis]) for axis in axes)
+        reason = Reason(
+            "registers",
+            f"{coarsen * math.prod(kept.values())} elements per thread, up to {threads} threads along the last axes",
+            " ".join(f"{axis}={size}" for axis, size in pairs),
+        )
+        schedule = TileSchedule(
+            block=pairs,
+            thread=tuple(thread.items()),
+            vthreads=tuple(virtual.items()),
+            step=tuple((axis, sizes[axis]) for axis in self.form.reduced),
+            cached=self.staged if staged else (),
+            vector=((self.form.expr.output.name, vector),),
+        )
+        own = math.prod(schedule.register_tile.values()) * math.prod(sizes[axis] for axis in self.form.reduced)
+        if not staged and self._window_axis() is not None and own <= PATCH_STATEMENTS:
+            # All of a thread's work in one body: what its windows share is then read once.
+            policy, schedule = "windows in registers", schedule.with_(unroll=PATCH_STATEMENTS)
+        yield Candidate(schedule, policy, self.epsilon, (reason,))
+
+    def _tile_bytes(self, block: Mapping[str, int]) -> int:
+        """What a block reads for its whole reduction."""
+        shape = tuple(block.get(axis, self.form.sizes[axis]) for axis in self.space.axes)
+        return sum(data_tile_elements(access, shape) * access.element_bytes for access in self.space.inputs)
+
+    def _transposed(self) -> tuple[str, ...]:
+        """Tensors whose innermost dimension is not the output's last axis."""
+        last = self.form.final.axes[-1]
+        return tuple(
+            load.tensor
+            for load in self.form.body_loads
+            if load.indices
+            and not load.indices[-1].coefficient(last)
+            and any(i.coefficient(last) for i in load.indices)
+        )
+
+    def _transposing(self, edge: int, rows: int) -> Iterator[Candidate]:
+        """A square tile, read along one axis and written along the other, ``edge / rows`` rows per thread."""
+        names = self._transposed()
+        load = next(load for load in self.form.body_loads if load.tensor == names[0])
+        last = self.form.final.axes[-1]
+        other = next((axis for axis in load.indices[-1].axes if axis in self.form.final.axes), None)
+        element_bytes = self.form.expr.tensor_by_name[names[0]].element_bytes
+        if other is None or edge * (edge + 1) * element_bytes * len(names) > self.limits.shared_bytes_per_block:
+            return
+        block = {axis: 1 for axis in self.form.final.axes} | {last: edge, other: edge}
+        thread = {axis: 1 for axis in block} | {other: edge // rows}
+        action = f"stage {', '.join(names)}: read along {other}, write along {last}"
+        schedule = TileSchedule(
+            block=tuple(block.items()),
+            thread=tuple(thread.items()),
+            cached=names,
+            padding=tuple((name, 1) for name in names),
+        )
+        reason = Reason("shared", action, f"{other}={edge} {last}={edge}")
+        yield Candidate(schedule, "transpose through shared memory", self.epsilon, (reason,))
+
+    def staged_reduction(self) -> Iterator[Candidate]:
+        """A reduction with one thread per output, its rows fetched through shared memory in contiguous pieces."""
+        axes, sizes = self.form.spatial, self.form.sizes
+        element_bytes = max(access.element_bytes for access in self.space.inputs)
+        for outputs in self._thread_counts((64, 128, 32, 256)):
+            budget = self.limits.shared_bytes_per_block // (outputs * element_bytes * len(self.space.inputs))
+            if budget < 8:
+                continue
+            step = {axis: 1 for axis in self.form.reduced}
+            for axis in reversed(self.form.reduced):
+                step[axis] = sizes[axis] if sizes[axis] <= budget else 1 << (budget.bit_length() - 1)
+                budget //= step[axis]
+                if budget < 2:
+                    break
+            reason = Reason(
+                "shared", "one thread per output, its row fetched by all threads together",
+                f"{outputs} outputs, step " + " ".join(f"{axis}={size}" for axis, size in step.items()),
+            )  # fmt: skip
+            schedule = TileSchedule(
+                block=self._last_axes(outputs),
+                thread=tuple((axis, 1) for axis in axes),
+                step=tuple(step.items()),
+                cached=self.staged,
+            )
+            yield Candidate(schedule, "staged reduction", self.epsilon, (reason,))
+
+    def rows(self) -> Iterator[Candidate]:
+        """A reduction shared by the threads of a block; warps stand along what is contiguous in memory, the columns
+        of a row or neighbouring outputs."""
+        form = self.form
+        columns = math.prod(form.sizes[axis] for axis in form.reduced)
+        outputs = math.prod(form.sizes[axis] for axis in form.spatial)
+        along = form.reduces_contiguously
+        for threads in self._thread_counts((8, 16, 32, 64, 128, 256, 512, 1024) if along else (4, 8, 16, 32, 64)):
+            if threads > self.lanes and threads >= 2 * columns:
+                break
+            if along and threads < self.lanes and SHORT_ROW * threads < columns:
+                continue
+            for side in (1, 2, 4, 8, 16, 32) if along else (self.lanes // 2, self.lanes, 2 * self.lanes):
+                if threads * side > self.limits.threads_per_block or (along and side > 1 and side > outputs):
+                    break
+                if threads * side % self.lanes:
+                    continue
+                reason = Reason(
+                    "registers",
+                    f"{threads} threads share a reduction of {columns}",
+                    f"{side} of {outputs} side by side",
+                )
+                schedule = TileSchedule(
+                    block=self._last_axes(side),
+                    thread=tuple((axis, 1) for axis in form.spatial),
+                    reduce_threads=tuple((axis, threads if axis == form.reduced[-1] else 1) for axis in form.reduced),
+                )
+                yield Candidate(schedule, "shared rows", self.epsilon, (reason,))
+
+    def _last_axes(self, outputs: int) -> tuple[tuple[str, int], ...]:
+        """A block of about ``outputs`` outputs along the last axes."""
+        block = {axis: 1 for axis in self.form.spatial}
+        left = outputs
+        for axis in reversed(self.form.spatial):
+            block[axis] = min(left, self.form.sizes[axis])
+            left = max(1, left // block[axis])
+        return tuple(block.items())

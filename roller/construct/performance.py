@@ -1,0 +1,113 @@
+"""The micro-performance model that guides construction (thesis 6.3.3): four closed forms per tile and layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import floordiv
+
+from hal.spec.device import DeviceSpec
+from roller.construct.rtile import TileSpace, Window
+
+Shape = tuple[int, ...]
+Costs = tuple[int, int, float]
+
+
+@dataclass
+class MicroModel:
+    """MemFootprint, MemTraffic, MaxComputePerf and MemPerf of one operator on one device.
+
+    A layer is ``"registers"`` or ``"shared"``. Everything a tile's shape implies is computed once and remembered.
+
+    Attributes:
+        compute_flops: sustained arithmetic rate for this operator, FLOP/s.
+        operations: arithmetic operations per point, a multiply-add counting two.
+        known: what :meth:`costs` found, by shape; models of one ``space`` may share it.
+    """
+
+    space: TileSpace
+    device: DeviceSpec
+    compute_flops: float
+    operations: float
+    known: dict[Shape, Costs] = field(default_factory=dict, repr=False)
+
+    def costs(self, shape: Shape) -> Costs:
+        """Elements held in registers, bytes held in shared memory, and bytes the operator moves tile by tile."""
+        known = self.known.get(shape)
+        if known is None:
+            space = self.space
+            elements = math.prod(shape[: space.spatial_count])
+            held_bytes = 0
+            for element_bytes, plain, windows in self._reads:
+                # data_tile_elements, written out: no other lines run as often.
+                count = math.prod(plain(shape))
+                for extent, terms in windows:
+                    for axis, coefficient in terms:
+                        extent += coefficient * shape[axis]
+                    count *= extent
+                elements += count
+                held_bytes += element_bytes * count
+            # Rounding down what is negative rounds up what is not.
+            tiles = abs(math.prod(map(floordiv, self._negative_sizes, shape)))
+            known = self.known[shape] = (elements, held_bytes, float(tiles * held_bytes))
+        return known
+
+    @cached_property
+    def _negative_sizes(self) -> Shape:
+        return tuple(-size for size in self.space.sizes)
+
+    @cached_property
+    def _reads(self) -> tuple[tuple[int, Callable[[Shape], Shape], tuple[Window, ...]], ...]:
+        """Of every input: element size, how to pick the axes that are a dimension, and the other dimensions."""
+        return tuple((access.element_bytes, access.pick_plain, access.affine_windows) for access in self.space.inputs)
+
+    @cached_property
+    def _in_every_input(self) -> tuple[bool, ...]:
+        """Of each axis whether every input has it as a dimension of its own."""
+        return tuple(all(axis in access.plain for access in self.space.inputs) for axis in range(len(self.space.axes)))
+
+    @cached_property
+    def _bandwidths(self) -> dict[str, float]:
+        """Bytes per second of the layer below, by layer."""
+        device = self.device
+        return {
+            "registers": device.shared.bandwidth_bytes_per_second,
+            "shared": device.dram.bandwidth_bytes_per_second,
+        }
+
+    def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
+        """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
+        and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
+        return not self._in_every_input[axis] or any(self.space.sizes[axis] % size for size in menu)
+
+    def footprint(self, layer: str, shape: Shape) -> int:
+        """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""
+        elements, held_bytes, _ = self.costs(shape)
+        return elements if layer == "registers" else held_bytes
+
+    def traffic(self, shape: Shape) -> float:
+        """MemTraffic: bytes the whole operator moves into a layer when it is computed in tiles of ``shape``.
+
+        Partial tiles at the edge count in full. Outputs are written once whatever the tile and left out.
+        """
+        return self.costs(shape)[2]
+
+    def max_compute_perf(self) -> float:
+        """MaxComputePerf: FLOP/s of the device for this operator with nothing else in the way."""
+        return self.compute_flops
+
+    def mem_perf(self, layer: str, shape: Shape) -> float:
+        """MemPerf: FLOP/s at which the layer below can feed ``layer``: work over the time of the tile's traffic."""
+        seconds = self.traffic(shape) / self._bandwidths[layer]
+        return self.space.points * self.operations / seconds if seconds else float("inf")
+
+
+def data_reuse_score(traffic: float, grown_traffic: float, footprint: float, grown_footprint: float) -> float:
+    """Traffic saved per unit of footprint added when one axis grows a step.
+
+    S_i = (Q(T) - Q(T'_i)) / (F(T'_i) - F(T))    [thesis 6.3.1]
+    Q is MemTraffic in bytes, F is MemFootprint. A step that adds no footprint scores the traffic it saves.
+    """
+    return (traffic - grown_traffic) / max(1, grown_footprint - footprint)

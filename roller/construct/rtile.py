@@ -1,0 +1,166 @@
+"""rTile: a tile of an operator's axes, with the data tiles it implies (thesis 6.3.1, figure 6.3).
+
+Sizes are plain Python integers here: construction asks about one tile at a time, a few hundred times per operator, and
+a handful of multiplications is faster than any array.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import itemgetter
+
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.regions import data_dimension
+
+#: A dimension of several axes: its extent is a number plus ``sum(coefficient * size)``.
+Window = tuple[int, tuple[tuple[int, int], ...]]
+
+
+@dataclass(frozen=True)
+class AccessMap:
+    """How one operand is indexed, over axis positions.
+
+    Attributes:
+        element_bytes: bytes of one element.
+        dimensions: per dimension of the data tile its (axis position, coefficient) pairs.
+    """
+
+    element_bytes: int
+    dimensions: tuple[tuple[tuple[int, int], ...], ...]
+
+    @cached_property
+    def plain(self) -> tuple[int, ...]:
+        """Axes that are a dimension by themselves; their product needs no arithmetic on the way."""
+        return tuple(d[0][0] for d in self.dimensions if len(d) == 1 and d[0][1] == 1)
+
+    @cached_property
+    def pick_plain(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
+        """The sizes of the plain axes of a tile shape."""
+        if len(self.plain) > 1:
+            return itemgetter(*self.plain)
+        axes = self.plain
+        return lambda shape: tuple(shape[axis] for axis in axes)
+
+    @cached_property
+    def windows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """The other dimensions: sliding windows, strides that do not vanish."""
+        return tuple(d for d in self.dimensions if not (len(d) == 1 and d[0][1] == 1))
+
+    @cached_property
+    def affine_windows(self) -> tuple[Window, ...]:
+        """:attr:`windows`, each with what its extent is beside ``sum(c * size)``."""
+        return tuple((1 - sum(c for _, c in terms), terms) for terms in self.windows)
+
+
+@dataclass(frozen=True)
+class TileSpace:
+    """The axes of an operator in one order, and its operands' access maps over them, ready for integer arithmetic.
+
+    Attributes:
+        axes: spatial axes in output order, then reduction axes.
+        sizes: their extents.
+        spatial_count: how many of them are spatial.
+        inputs: access maps of the body's loads.
+        input_names: their tensors.
+        output_bytes: bytes of one output element.
+    """
+
+    form: KernelForm
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    spatial_count: int
+    inputs: tuple[AccessMap, ...]
+    input_names: tuple[str, ...]
+    output_bytes: int
+
+    @staticmethod
+    def of(form: KernelForm) -> TileSpace:
+        axes = (*form.spatial, *form.reduced)
+        position = {axis: i for i, axis in enumerate(axes)}
+        inputs = []
+        for load in form.body_loads:
+            dimensions = tuple(
+                tuple((position[axis], abs(c)) for axis, c in data_dimension(index).terms) for index in load.indices
+            )
+            inputs.append(AccessMap(form.expr.tensor_by_name[load.tensor].element_bytes, dimensions))
+        return TileSpace(
+            form,
+            axes,
+            tuple(form.sizes[axis] for axis in axes),
+            len(form.spatial),
+            tuple(inputs),
+            tuple(load.tensor for load in form.body_loads),
+            form.expr.output.element_bytes,
+        )
+
+    @cached_property
+    def innermost(self) -> dict[int, tuple[int, ...]]:
+        """Element sizes of the inputs whose leading dimension an axis is by itself, by axis."""
+        found: dict[int, tuple[int, ...]] = {}
+        for access in self.inputs:
+            axes = access.dimensions[-1] if access.dimensions else ()
+            if len(axes) == 1 and axes[0][1] == 1:
+                found[axes[0][0]] = (*found.get(axes[0][0], ()), access.element_bytes)
+        return found
+
+    @cached_property
+    def points(self) -> int:
+        """Evaluations of the body in the whole operator."""
+        total = 1
+        for size in self.sizes:
+            total *= size
+        return total
+
+
+@dataclass(frozen=True)
+class RTile:
+    """A tile ``shape`` over the axes of ``space``, with ``storage_padding`` elements per staged input's row."""
+
+    space: TileSpace
+    shape: tuple[int, ...]
+    storage_padding: tuple[int, ...] = ()
+
+    def replace(self, axis: int, size: int) -> RTile:
+        """The tile with one axis changed."""
+        return RTile(self.space, (*self.shape[:axis], size, *self.shape[axis + 1 :]), self.storage_padding)
+
+    @cached_property
+    def input_data_tiles(self) -> tuple[tuple[int, ...], ...]:
+        """GetInputDataTiles: shape of every input's data tile, in the order of ``space.input_names``."""
+        return tuple(data_tile(access, self.shape) for access in self.space.inputs)
+
+    @cached_property
+    def output_data_tile(self) -> tuple[int, ...]:
+        """GetOutputDataTiles: the spatial part of the shape."""
+        return self.shape[: self.space.spatial_count]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return dict(zip(self.space.axes, self.shape, strict=True))
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{a}={s}" for a, s in zip(self.space.axes, self.shape, strict=True)) + "]"
+
+
+def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Extents of the data tile an operand needs for a tile shape: ``1 + sum(c * (size - 1))`` per dimension."""
+    extents = []
+    for terms in access.dimensions:
+        extent = 1
+        for axis, coefficient in terms:
+            extent += coefficient * (shape[axis] - 1)
+        extents.append(extent)
+    return tuple(extents)
+
+
+def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
+    """Number of elements of :func:`data_tile`."""
+    total = math.prod(access.pick_plain(shape))
+    for extent, terms in access.affine_windows:
+        for axis, coefficient in terms:
+            extent += coefficient * shape[axis]
+        total *= extent
+    return total

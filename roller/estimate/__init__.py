@@ -1,0 +1,1 @@
+"""Times of operators and of given schedules, backward passes included."""

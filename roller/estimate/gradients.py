@@ -1,0 +1,248 @@
+"""The backward pass of an operator as operators of ours: one expression per gradient.
+
+The gradient of an operand of ``Y[s] = sum([r], A * B)`` is again such a sum, of the other operand and the gradient of
+Y, over the axes that the operand lacks. Where an operand is read through a window, its element h belongs to the output
+``h - k``; with a stride of s only every s-th element meets a given tap, so that the gradient falls apart into s kernels
+per dimension, one for each phase of h. Point-wise values have the derivatives of :mod:`roller.estimate.derivative`;
+softmax and layer norm theirs in closed form, from what the forward pass saved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from hal.support.errors import InputError
+from roller.estimate.derivative import ONE, ZERO, derivative
+from roller.library.recognise import recognise
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import product_factors
+from sokoban.kernel.normalize import substitute_axes
+from sokoban.language.expression import FLOAT_DTYPES, AffineIndex, Call, Load, TensorExpr, Value, loads, value_text
+from sokoban.language.names import unused_name
+from sokoban.language.operators import operator_from_data
+
+#: Kernels that the gradient of one operand may fall into.
+MOST_PHASES = 64
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """One gradient, or a part of one: ``label`` says of what, ``expr`` how."""
+
+    label: str
+    expr: TensorExpr
+
+
+def gradients(expr: TensorExpr) -> list[Gradient]:
+    """The kernels of the backward pass. Gradients that are only passed on, as those of an addition, need none.
+
+    Raises:
+        InputError: the gradient is no operator that we can build (of a maximum over many, for instance).
+    """
+    form = kernel_form(expr, fuse=False)
+    narrow = next((tensor for tensor in expr.inputs if tensor.dtype not in FLOAT_DTYPES), None)
+    if narrow is not None:
+        raise _refused(form, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
+    if form.kind == "rows":
+        return _of_rows(form)
+    return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
+
+
+def _of_rows(form: KernelForm) -> list[Gradient]:
+    call, dy = recognise(form.source)[0], _incoming(form)
+    if call.kind not in ("softmax", "layer_norm"):
+        raise _refused(form, "its gradient is known for softmax and layer norm alone")
+    rows, columns = (int(size) for size in call.sizes)
+    at = "i,j" if form.final.axes[-1] in form.columns else "j,i"
+    sizes = {"i": rows, "j": columns}
+    if call.kind == "softmax":
+        text = f"S[i] = sum(j, {dy}[{at}] * Y[{at}]); dX[{at}] = Y[{at}] * ({dy}[{at}] - S[i])"
+        return [_gradient(form, "X", text, sizes)]
+    normal, scaled = f"(X[{at}] - Mean[i]) * Rstd[i]", f"{dy}[{at}] * gamma[j]"
+    text = (
+        f"S[i] = sum(j, {scaled}); T[i] = sum(j, {scaled} * {normal})\n"
+        f"dX[{at}] = Rstd[i] * ({scaled} - S[i] / {columns} - {normal} * T[i] / {columns})"
+    )
+    return [
+        _gradient(form, "X", text, sizes),
+        _gradient(form, "gamma", f"dgamma[j] = sum(i, {dy}[{at}] * {normal})", sizes),
+        _gradient(form, "beta", f"dbeta[j] = sum(i, {dy}[{at}])", sizes),
+    ]
+
+
+# The final statement: point-wise
+
+
+def _of_final(form: KernelForm) -> list[Gradient]:
+    """Gradients of the tensors that the final statement reads, the reduction's result among them."""
+    final = form.final
+    dy = Load(_incoming(form), tuple(AffineIndex.axis(axis) for axis in final.axes))
+    out = []
+    read = loads(final.value)
+    if len({load.tensor for load in read}) < len(read):
+        raise _refused(form, "it reads a tensor at several places")
+    results = [load for load in read if any(load.tensor == statement.tensor for statement in form.reductions)]
+    before = derivative(final.value, results[0]) if results else ONE
+    for load in sorted(read, key=lambda load: load not in results):
+        slope = derivative(final.value, load)
+        axes = _plain_axes(form, load)
+        summed = [axis for axis in final.axes if axis not in axes]
+        if slope == ZERO or (slope == ONE and axes == list(final.axes)):
+            continue
+        # What comes before the final statement has a gradient of its own by now, which a bias just sums.
+        value: Value = dy if slope == ONE or (load not in results and slope == before) else Call("mul", (dy, slope))
+        sizes = {axis: form.sizes[axis] for axis in final.axes} | ({} if axes else {"one": 1})
+        text = value_text(value)
+        if summed:
+            text = f"sum([{','.join(summed)}], {text})"
+        label = "the sum" if load in results else load.tensor
+        out.append(_gradient(form, label, f"grad_{load.tensor}[{','.join(axes) or 'one'}] = {text}", sizes))
+    return out
+
+
+def _plain_axes(form: KernelForm, load: Load) -> list[str]:
+    axes = [index.axes[0] for index in load.indices if index.is_plain_axis]
+    constant = [index for index in load.indices if not index.axes]
+    if len(axes) + len(constant) < len(load.indices) or len(set(axes)) < len(axes):
+        raise _refused(form, f"it reads {load.tensor} at shifted or scaled indices")
+    return axes
+
+
+# The sum of products
+
+
+def _of_sum(form: KernelForm) -> list[Gradient]:
+    """Gradients of the tensors whose products the reduction sums."""
+    reduction = form.reduction
+    assert reduction is not None
+    factors = product_factors(reduction.body)
+    if reduction.function != "sum" or factors is None:
+        raise _refused(form, f"only sums of products have one here, it is the {reduction.function} of something else")
+    if len({load.tensor for load in factors}) < len(factors):
+        raise _refused(form, "it multiplies a tensor with itself")
+    return [
+        gradient
+        for position, load in enumerate(factors)
+        for gradient in _of_factor(form, load, [*factors[:position], *factors[position + 1 :]])
+    ]
+
+
+@dataclass(frozen=True)
+class _Dimension:
+    """One dimension of a gradient (or of one phase of it).
+
+    Attributes:
+        axis, size: its axis.
+        output: the output axis that a window hides, and where it lies; None for a plain dimension.
+        taps: the reduced axis of the window, how it is read, and how many taps are left in this phase.
+    """
+
+    axis: str
+    size: int
+    output: tuple[str, AffineIndex] | None = None
+    taps: tuple[str, AffineIndex, int] | None = None
+
+
+def _of_factor(form: KernelForm, load: Load, others: Sequence[Load]) -> Iterator[Gradient]:
+    tensor = form.expr.tensor_by_name[load.tensor]
+    sides = [
+        list(_dimensions(form, index, extent, f"h{position}"))
+        for position, (index, extent) in enumerate(zip(load.indices, tensor.shape, strict=True))
+    ]
+    phases = list(product(*sides))
+    if len(phases) > MOST_PHASES:
+        raise _refused(form, f"the gradient of {load.tensor} falls into {len(phases)} kernels")
+    for number, dimensions in enumerate(phases, start=1):
+        label = load.tensor + (f", phase {number} of {len(phases)}" if len(phases) > 1 else "")
+        yield _phase(form, label, load, others, dimensions)
+
+
+def _dimensions(form: KernelForm, index: AffineIndex, extent: int, axis: str) -> Iterator[_Dimension]:
+    """The dimension of a plain index, or the phases of one that reads through a window (or just a stride)."""
+    if index.is_plain_axis:
+        yield _Dimension(index.axes[0], form.sizes[index.axes[0]])
+        return
+    output = [name for name in index.axes if name not in form.reduced]
+    taps = [name for name in index.axes if name in form.reduced]
+    if len(output) != 1 or len(taps) > 1 or any(index.coefficient(name) < 0 for name in index.axes):
+        raise _refused(form, f"it reads through the index {index}")
+    stride = index.coefficient(output[0])
+    dilation = index.coefficient(taps[0]) if taps else 1
+    count = form.sizes[taps[0]] if taps else 1
+    if stride > 1 and dilation > 1:
+        raise _refused(form, "its window has a stride and a dilation")
+    for phase in range(min(stride, extent)):
+        first = (phase - index.offset) % stride
+        left = -(-(count - first) // stride)
+        if left <= 0:
+            continue  # nothing reads these elements: their gradient is the zero that they are filled with
+        terms = {axis: 1} | ({taps[0]: -dilation} if taps else {})
+        where = AffineIndex.of(terms, (phase - index.offset - first) // stride)
+        tap = (taps[0], AffineIndex.of({taps[0]: stride}, first), left) if taps else None
+        yield _Dimension(axis, -(-(extent - phase) // stride), (output[0], where), tap)
+
+
+def _phase(
+    form: KernelForm, label: str, load: Load, others: Sequence[Load], dimensions: Sequence[_Dimension]
+) -> Gradient:
+    sizes = dict(form.sizes)
+    places: dict[str, AffineIndex] = {}
+    for dimension in dimensions:
+        sizes[dimension.axis] = dimension.size
+        if dimension.output is not None:
+            places[dimension.output[0]] = dimension.output[1]
+        if dimension.taps is not None:
+            name, place, count = dimension.taps
+            places[name], sizes[name] = place, count
+    hidden = {dimension.output[0] for dimension in dimensions if dimension.output is not None}
+    if any(axis in hidden for other in others for index in other.indices for axis in index.axes):
+        raise _refused(form, f"{load.tensor}'s window is shared with another operand")
+    axes = [dimension.axis for dimension in dimensions]
+    result = form.reductions[0].axes
+    # Outputs beyond either end do not exist, and those taps of a phase are numbered anew where the others are read.
+    at_result = tuple(places.get(axis, AffineIndex.axis(axis)) for axis in result)
+    outside = any(axis in hidden for axis in result)
+    value: Value = Load(_incoming(form), at_result, 0.0 if outside else None)
+    for other in others:
+        renamed = substitute_axes(other, {axis: place for axis, place in places.items() if axis not in hidden})
+        value = Call("mul", (value, renamed))
+    summed = [axis for axis in (*result, *form.reduced) if axis not in axes and axis not in hidden]
+    text = value_text(value)
+    if summed:
+        text = f"sum([{','.join(summed)}], {text})"
+    used = {axis: sizes[axis] for axis in (*axes, *summed)}
+    return _gradient(form, label, f"grad_{load.tensor}[{','.join(axes)}] = {text}", used)
+
+
+def _gradient(form: KernelForm, label: str, text: str, sizes: dict[str, int]) -> Gradient:
+    """The text as an operator with the forward operator's shapes and types."""
+    known = {tensor.name: tensor for tensor in form.expr.tensors}
+    output = form.expr.output
+    result = form.reductions[0].axes if form.reductions and form.kind == "tile" else form.final.axes
+    shapes: dict[str, list[int]] = {}
+    if form.kind == "tile":
+        read = set(re.findall(r"(\w+)\[", text.partition("=")[2]))
+        known[_incoming(form)] = replace(output, shape=tuple(form.sizes[axis] for axis in result))
+        shapes = {name: list(known[name].shape) for name in read}
+    data: dict[str, Any] = {
+        "expr": text,
+        "sizes": sizes,
+        "shapes": shapes,
+        "dtype": output.dtype,
+        "accumulate": form.expr.accumulate,
+        "allow_tf32": form.expr.allow_tf32,
+    }
+    return Gradient(f"gradient of {label}", operator_from_data(data))
+
+
+def _incoming(form: KernelForm) -> str:
+    """A name for the gradient of the output."""
+    return unused_name("grad", {tensor.name for tensor in form.source.tensors})
+
+
+def _refused(form: KernelForm, why: str) -> InputError:
+    return InputError(form.source.name, f"has no backward pass of ours: {why}", "use --implementation library")

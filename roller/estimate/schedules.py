@@ -1,0 +1,196 @@
+"""Predicted times of schedules that somebody else made, and why one of them cannot run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from rich.table import Table
+
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.text.quantities import count_text, time_text
+from sokoban.kernel.matrix import device_product, is_mma
+from sokoban.language.expression import TensorExpr
+from sokoban.model.estimates import Estimate, EstimateTable
+from sokoban.model.rational import estimate
+from sokoban.schedule.files import ScheduleGroup
+from sokoban.schedule.pipelines import copies_past_registers
+from sokoban.schedule.table import Bools, Floats, ScheduleTable
+from sokoban.schedule.warp_groups import warp_group_roles
+
+#: Schedules that are written at a time.
+PIECE = 4096
+
+#: The memory of a block that a program fills itself, by what the lanes of a device are.
+_MEMORY = {"thread": "shared B", "element": "scratch B"}
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One schedule: its estimate, or why no block of it can run on the device."""
+
+    estimate: Estimate
+    reason: str | None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What ``roller score --json`` prints; ``seconds`` is None where the schedule cannot run."""
+        found = self.estimate
+        out: dict[str, Any] = {
+            "seconds": None if self.reason else found.seconds,
+            "bound": None if self.reason else found.bound,
+            "stage_seconds": dict(found.stage_seconds),
+            "registers": found.registers,
+            "shared_bytes": found.shared_bytes,
+            "blocks_per_unit": found.blocks_per_unit,
+            "waves": found.wave_count,
+        }
+        if self.reason:
+            out |= {"stage_seconds": None, "blocks_per_unit": 0, "waves": None, "reason": self.reason}
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The schedules of a file on a device, in the file's order.
+
+    Attributes:
+        seconds: predicted time by schedule; infinite where it cannot run.
+    """
+
+    device: DeviceSpec
+    seconds: Floats
+    _parts: Sequence[tuple[ScheduleGroup, EstimateTable]]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the stages of every estimate."""
+        return tuple(self._parts[0][1].stage_seconds)
+
+    def rows(self, start: int, stop: int) -> list[Scored]:
+        """The schedules ``start`` ... ``stop - 1``."""
+        out: dict[int, Scored] = {}
+        for group, estimates in self._parts:
+            picked = np.flatnonzero((group.positions >= start) & (group.positions < stop))
+            positions = group.positions[picked]
+            runs = np.isfinite(self.seconds[positions]).tolist()
+            rows = zip(picked.tolist(), positions.tolist(), runs, estimates.rows(picked.tolist()), strict=True)
+            for row, position, fine, found in rows:
+                reason = None if fine else _reason(group.table, self.device, estimates, row)
+                out[position] = Scored(found, reason)
+        return [out[position] for position in sorted(out)] if len(self._parts) > 1 else list(out.values())
+
+
+def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
+    """Every schedule of a file."""
+    seconds = np.empty(sum(group.table.count for group in groups))
+    parts = []
+    for group in groups:
+        estimates = estimate(group.table, device)
+        seconds[group.positions] = np.where(_without_instruction(group.table, device), np.inf, estimates.seconds)
+        parts.append((group, estimates))
+    return Scores(device, seconds, parts)
+
+
+def _without_instruction(table: ScheduleTable, device: DeviceSpec) -> Bools:
+    """Schedules for a matrix instruction or for asynchronous copies that the device does not have."""
+    return _without_matrix(table, device) | (table.asynchronous & (not copies_past_registers(device)))
+
+
+def _without_matrix(table: ScheduleTable, device: DeviceSpec) -> Bools:
+    """Schedules for a matrix instruction that the device does not have."""
+    found = device_product(table.form, device)
+    if not table.has_warp_tiles or found is None:
+        return table.warp_tile
+    return np.where(table.wgmma, warp_group_roles(table.form, device) is None, table.mma & (not is_mma(found[1])))
+
+
+def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
+    """Why no block of a schedule runs, the limit that it breaks by name."""
+    limits = device.limits
+    threads, shared = int(table.threads_per_block[row]), int(estimates.shared_bytes[row])
+    if table.asynchronous[row] and not copies_past_registers(device):
+        return f"{device.name} has no asynchronous copies"
+    if _without_instruction(table, device)[row]:
+        return f"{device.name} has no matrix instruction for this operator"
+    if threads > limits.threads_per_block:
+        return f"{threads} threads per block, at most {limits.threads_per_block}"
+    most = min(
+        limits.shared_bytes_per_block_opt_in, limits.shared_bytes_per_unit - limits.shared_bytes_reserved_per_block
+    )
+    if shared > most:
+        return f"{shared} bytes of shared memory per block, at most {most}"
+    registers = int(estimates.registers[row])
+    return f"{threads} threads with {registers} registers each: no block fits on one of the {device.unit_name}s"
+
+
+def one_operator(expressions: Sequence[TensorExpr], name: str | None, source: str) -> TensorExpr:
+    """The operator that the schedules are of: the only one of a file, or the one named.
+
+    Raises:
+        InputError: there is no such one, or several and no name.
+    """
+    names = [expr.name for expr in expressions]
+    if name is None and len(expressions) > 1:
+        raise InputError(source, f"holds {len(expressions)} operators", f"pick one with --name, such as {names[0]}")
+    if name is not None and name not in names:
+        raise InputError("--name", f"{name!r} is not in {source}", f"try {names[0]}")
+    return expressions[0 if name is None else names.index(name)]
+
+
+# What is printed
+
+
+def json_lines(scores: Scores) -> bytes:
+    """One JSON object per schedule and line."""
+    encoder, count = msgspec.json.Encoder(), len(scores.seconds)
+    # In pieces: a hundred thousand records at once would keep the garbage collector busy.
+    return b"".join(
+        encoder.encode_lines([each.record for each in scores.rows(start, start + PIECE)])
+        for start in range(0, count, PIECE)
+    )
+
+
+def score_table(scores: Scores, limit: int) -> Table:
+    """The first ``limit`` schedules: time, its stages, and what limits the occupancy."""
+    view = Table(box=None, pad_edge=False)
+    for column in ("schedule", "predicted", *(stage.replace("_", " ") for stage in scores.stages)):
+        view.add_column(column, justify="right")
+    for column in ("regs", _MEMORY[scores.device.teu.lane], "blocks/unit", "waves"):
+        view.add_column(column, justify="right")
+    view.add_column("bound", overflow="fold")
+    for position, each in enumerate(scores.rows(0, limit), start=1):
+        found = each.estimate
+        resources = (str(found.registers), str(found.shared_bytes))
+        if each.reason:
+            dashes = ("-",) * len(scores.stages)
+            view.add_row(str(position), "-", *dashes, *resources, "0", "-", f"cannot run: {each.reason}")
+            continue
+        view.add_row(
+            str(position),
+            time_text(found.seconds),
+            *(time_text(found.stage_seconds[stage]) for stage in scores.stages),
+            *resources,
+            str(found.blocks_per_unit),
+            str(found.wave_count),
+            found.bound.replace("_", " "),
+        )
+    return view
+
+
+def summary(scores: Scores, expr: TensorExpr, limit: int) -> str:
+    """``998 schedules of matmul_... on Tesla V100; fastest: schedule 17, 2.10 ms``."""
+    count, idle = len(scores.seconds), int(np.isinf(scores.seconds).sum())
+    text = f"{count_text(count, 'schedule')} of {expr.name} on {scores.device.title}"
+    if idle:
+        text += f", {idle} cannot run"
+    if idle < count:
+        best = int(np.argmin(scores.seconds))
+        text += f"; fastest: schedule {best + 1}, {time_text(float(scores.seconds[best]))}"
+    if count > limit:
+        text += f"; {count - limit} more with --limit or --json"
+    return text

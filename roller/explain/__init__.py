@@ -1,0 +1,1 @@
+"""Programs told in words and pictures."""

@@ -1,0 +1,84 @@
+"""Chains told in words: what they are made of, and why they were chosen or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hal.spec.device import DeviceSpec
+from roller.algorithms.chain import ChainProgram, Considered, Part
+from roller.construct.program import Construction
+from roller.explain.pace import stage_bars
+from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
+from sokoban.kernel.patches import PatchTransform
+from sokoban.kernel.problem import Problem
+from sokoban.language.expression import statement_text
+from sokoban.schedule.patches import PatchSchedule
+
+_MEANING = {
+    "winograd": "transforms before and after save multiplications; what they make passes through memory",
+    "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
+}
+
+
+def chain_page(construction: Construction, program: ChainProgram, rank: int) -> Iterator[str]:
+    """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
+    yield f"How rank {rank} was composed: {program.policy}"
+    yield from wrapped(_MEANING[program.algorithm])
+    for number, part in enumerate(program.parts, start=1):
+        seconds = part.estimate.seconds
+        bound = part.estimate.bound.replace("_", " ")
+        yield clipped(f"  {number}. {time_text(seconds):>8}  {part.label}, bound by {bound}")
+    for tensor in program.workspace:
+        yield f"  {si_text(tensor.size_bytes, 'B')} of workspace between them: {tensor.name}"
+    yield from wrapped(_verdict(construction, program.estimate.seconds))
+
+
+def considered_lines(construction: Construction) -> Iterator[str]:
+    """Every algorithm beside the best program of one kernel: its times, or why it was not tried."""
+    direct = construction.programs[0].estimate
+    launch = time_text(construction.device.launch_overhead_seconds)
+    best = time_text(direct.seconds)
+    yield f"Algorithms of several kernels, beside {best} of the best single one; a launch is {launch}"
+    for considered in construction.algorithms:
+        yield from _considered(considered, direct.seconds)
+
+
+def _considered(considered: Considered, direct: float) -> Iterator[str]:
+    if considered.declined:
+        yield from wrapped(f"{considered.algorithm}: not tried, as {considered.declined}")
+    for program in considered.programs:
+        seconds = program.estimate.seconds
+        parts = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
+        yield clipped(f"  {time_text(seconds):>8}  {100 * (seconds / direct - 1):+7.1f}%  {program.policy}: {parts}")
+
+
+def _verdict(construction: Construction, seconds: float) -> str:
+    direct = construction.programs[0].estimate.seconds
+    faster = f"{direct / seconds:.2f} times as fast" if seconds < direct else f"{seconds / direct:.2f} times as long"
+    return f"in all {time_text(seconds)}, {faster} as the best single kernel's {time_text(direct)}"
+
+
+def patch_lines(transform: PatchTransform, part: Part, device: DeviceSpec) -> Iterator[str]:
+    """A patch transform: its threads, what they hold and do, its stages."""
+    estimate, schedule = part.estimate, part.schedule
+    assert isinstance(schedule, PatchSchedule)
+    yield (
+        f"  {count_text(schedule.blocks(transform), 'block')} of {count_text(schedule.threads, 'thread')}, "
+        f"{estimate.blocks_per_unit} at a time on a unit; a thread holds {transform.patch}x{transform.patch} numbers, "
+        f"about {estimate.registers} registers"
+    )
+    width = transform.store_width
+    stores = f"in pieces of {width}" if width > 1 else "one by one"
+    yield (
+        f"  it makes {transform.transformed}x{transform.transformed} of them by {transform.multiply_adds} "
+        f"multiply-adds and stores those {stores}"
+    )
+    yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
+    yield from stage_bars(estimate)
+
+
+def problem_text(problem: Problem) -> str:
+    """What a kernel of a chain computes, as the expression language writes it."""
+    if isinstance(problem, PatchTransform):
+        return problem.statement_text()
+    return "; ".join(statement_text(statement) for statement in problem.source.statements)

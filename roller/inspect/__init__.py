@@ -1,0 +1,1 @@
+"""Machine code: SASS and x86 taken apart, held against the model."""

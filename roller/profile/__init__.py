@@ -1,0 +1,1 @@
+"""Bundles measured: benches, their processes, clusters, ranking of manifests."""

@@ -1,0 +1,88 @@
+"""Executors of clusters that somebody else runs: Dask and Ray, by URL. Neither is imported unless it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+from urllib.parse import urlsplit
+
+from hal.support.errors import InputError
+
+_DASK_SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
+
+
+@contextmanager
+def cluster_executor(url: str) -> Iterator[Executor]:
+    """A cluster's executor: ``tcp://host:8786`` (a Dask scheduler) or ``ray://host:10001`` (a Ray head).
+
+    Each job gets a GPU to itself: with Ray always, with Dask where workers were started with the resource ``GPU``.
+
+    Raises:
+        InputError: the URL is of neither, its library is missing, or nobody answers there.
+    """
+    scheme = urlsplit(url).scheme
+    if scheme == "ray":
+        with _ray(url) as executor:
+            yield executor
+    elif scheme in _DASK_SCHEMES:
+        with _dask(url) as executor:
+            yield executor
+    else:
+        raise InputError("--jobs", f"{url!r} is no cluster's URL", "give tcp://host:8786 (Dask) or ray://host:10001")
+
+
+@contextmanager
+def _dask(url: str) -> Iterator[Executor]:
+    distributed = _library("distributed", "Dask")
+    try:
+        client = distributed.Client(url, timeout="10s", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise _nobody(url, error) from None
+    with client:
+        workers = client.scheduler_info()["workers"].values()
+        limits = {"resources": {"GPU": 1}} if any("GPU" in worker.get("resources", {}) for worker in workers) else {}
+        with client.get_executor(pure=False, **limits) as executor:
+            yield executor
+
+
+@contextmanager
+def _ray(url: str) -> Iterator[Executor]:
+    multiprocessing = _library("ray.util.multiprocessing", "Ray")
+    try:
+        pool = multiprocessing.Pool(ray_address=url, ray_remote_args={"num_gpus": 1})
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _nobody(url, error) from None
+    try:
+        yield PoolExecutor(pool)
+    finally:
+        pool.terminate()
+
+
+class PoolExecutor(Executor):
+    """A pool in the manner of ``multiprocessing`` as an executor."""
+
+    def __init__(self, pool: Any) -> None:
+        self.pool = pool
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
+        self.pool.apply_async(function, args, kwargs, callback=future.set_result, error_callback=future.set_exception)
+        return future
+
+
+def _library(module: str, name: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise InputError(
+            "--jobs", f"needs {name}, which cannot be imported ({error})", f"pip install {package}"
+        ) from None
+
+
+def _nobody(url: str, error: Exception) -> InputError:
+    return InputError("--jobs", f"{url} does not answer: {error}", "start a scheduler there, or leave --jobs out")

@@ -1,0 +1,274 @@
+"""Measuring the kernels of one bundle on this machine's cores: the reference, checks, timing in turns.
+
+NumPy computes the reference, so that beside a processor there is no need for a compiler.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from statistics import median, quantiles
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codegen.bundle.manifest import read_manifest
+from codegen.bundle.operators import operator_of
+from codegen.bundle.reader import BundleEntry, KernelEntry
+from codegen.runtime.cpu import CpuOperator
+from codegen.verify.result import judge, tolerance_of
+from hal.microbench.cpu.topology import Topology, read_topology
+from hal.support.errors import InputError
+from roller.profile.gpu import Board, Measurement
+from sokoban.language.reference import evaluate, input_ranges
+
+Array = NDArray[Any]
+
+#: The inputs of all sets together fill the private caches so many times: nothing of a set is left in them when its turn
+#: comes again. The last level is shared with whoever else uses the machine, and is not flushed.
+CACHE_FILLS = 2
+FEWEST_SETS, MOST_SETS = 2, 16
+
+#: A call that takes so long is long enough for its threads to be awake and its code to be in the caches.
+LONG_CALL_SECONDS = 1e-3
+
+#: However slow kernels are, they have so many rounds.
+FEWEST_ROUNDS = 3
+
+#: A kernel that takes so many times as long as the fastest, in its best round too, is out after so many rounds.
+HOPELESS, SIFTED_AFTER = 1.5, 5
+
+
+@dataclass(frozen=True)
+class CpuMeasureOptions:
+    """How to measure.
+
+    Attributes:
+        rounds: in each every kernel has a turn.
+        turn_seconds: how long a turn takes; one call at least.
+        warmup_seconds: the first kernel runs this long before anything is timed, until the clock is steady.
+    """
+
+    rounds: int = 30
+    turn_seconds: float = 4e-3
+    warmup_seconds: float = 0.03
+
+    @property
+    def kernel_seconds(self) -> float:
+        """Time for one kernel; slow ones get fewer rounds, so that they do with it."""
+        return self.rounds * self.turn_seconds
+
+
+def this_board() -> Board:
+    """This machine's processor, with as many threads as share the work."""
+    topology = _cores()
+    threads = len(topology.cpus)
+    fewer = os.environ.get("ROLLER_NUM_THREADS", "")
+    if fewer.isdigit() and int(fewer):
+        threads = min(threads, int(fewer))
+    versions = {"python": platform.python_version(), "numpy": np.__version__}
+    return Board(topology.title or topology.architecture, f"{threads} threads", versions)
+
+
+@lru_cache(maxsize=1)
+def _cores() -> Topology:
+    """The cores of this process, before any thread of it was kept on one."""
+    return read_topology()
+
+
+def private_bytes() -> int:
+    """Bytes of the largest cache that a core has alone, all cores together; 0 where the system does not say."""
+    cores = _cores()
+    return len(cores.cpus) * max((cache.size_bytes for cache in cores.caches if cache.private), default=0)
+
+
+def rotating_sets(input_bytes: int, private_bytes: int) -> int:
+    """How many sets of inputs of so many bytes take turns, the private caches of all cores together holding
+    ``private_bytes``."""
+    wanted = math.ceil(CACHE_FILLS * private_bytes / max(1, input_bytes))
+    return max(FEWEST_SETS, min(MOST_SETS, wanted))
+
+
+def pin_to(cpu: int) -> None:
+    """Keep this thread on a processor, where the system allows it."""
+    if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError):
+            os.sched_setaffinity(0, {cpu})
+
+
+@dataclass
+class _Contender:
+    """A kernel that is right: its calls in turn over the sets of inputs; seconds of one call, round by round."""
+
+    kernel: KernelEntry
+    calls: Iterator[Callable[[], Array]]
+    error: float
+    seconds: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def turn(self, seconds: float) -> None:
+        """Calls one after the other for about so long; a first one, not timed if calls are short, wakes the threads."""
+        clock = time.perf_counter
+        until = clock() + seconds
+        start = clock()
+        next(self.calls)()
+        once = clock() - start
+        times = [once] if once >= LONG_CALL_SECONDS else []
+        while not times or clock() < until:
+            call = next(self.calls)
+            start = clock()
+            call()
+            times.append(clock() - start)
+        self.seconds.append(median(times))
+        self.counts.append(len(times))
+
+    def measurement(self, limit: float) -> Measurement:
+        low, _, high = quantiles(self.seconds, n=4)
+        launches = int(median(self.counts))
+        return Measurement(
+            median(self.seconds), high - low, len(self.seconds), launches, self.error, limit, "", "library"
+        )
+
+
+class CpuBench:
+    """An operator's inputs and its reference result. ``pinned``: the calling thread stays on a core of its own from the
+    first timing on.
+
+    Raises:
+        InputError: the manifest's operator cannot be read back.
+    """
+
+    def __init__(self, bundle: BundleEntry, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
+        self.bundle, self.options, self.pinned = bundle, options, pinned
+        self.expr = operator_of(read_manifest(bundle.directory))
+        self.limit = tolerance_of(self.expr)
+        first = self._inputs()
+        # A caller's filters of a depthwise convolution have a dimension of one that the operator does not know.
+        values = {one.name: array.reshape(one.shape) for one, array in zip(self.expr.inputs, first, strict=True)}
+        self.expected = evaluate(self.expr, values).reshape(bundle.output.shape)
+        count = rotating_sets(sum(array.nbytes for array in first), private_bytes())
+        self.sets = [first, *([array.copy() for array in first] for _ in range(count - 1))]
+        self.out = np.empty(bundle.output.shape, bundle.output.dtype)
+        self.judged = _Judge(self.expected, self.out)
+
+    def _inputs(self) -> list[Array]:
+        """Test data, the same on every run, in the shapes that callers give."""
+        ranges = input_ranges(self.expr)
+        arrays = []
+        for number, argument in enumerate(self.bundle.inputs):
+            low, high = ranges[argument.name]
+            values = np.random.default_rng([0, number]).random(argument.shape, dtype=np.float32)
+            arrays.append((values * np.float32(high - low) + np.float32(low)).astype(argument.dtype))
+        return arrays
+
+    def measure(self, kernels: Sequence[KernelEntry], running: Callable[[int], object]) -> dict[int, Measurement]:
+        """Check the kernels and time those that are right, by rank; ``running`` is told the rank of a kernel before it
+        runs, which may end the process."""
+        found: dict[int, Measurement] = {}
+        contenders = []
+        for kernel in kernels:
+            running(kernel.rank)
+            contender = self._checked(kernel)
+            if isinstance(contender, Measurement):
+                found[kernel.rank] = contender
+            else:
+                contenders.append(contender)
+        return found | self._timed(contenders, running)
+
+    def _limit(self, kernel: KernelEntry) -> float:
+        return max(self.limit, kernel.tolerance or 0.0)
+
+    def _checked(self, kernel: KernelEntry) -> _Contender | Measurement:
+        """A kernel that is right on an output that was full of NaN, or why it cannot be timed."""
+        self.out.fill(np.nan)
+        try:
+            operator = CpuOperator(self.bundle, kernel)
+            calls = [operator.bound(*arrays, out=self.out) for arrays in self.sets]
+            calls[0]()
+        except InputError as problem:
+            return struck_out(str(problem), self._limit(kernel))
+        error, reason = self.judged(self._limit(kernel))
+        return (
+            struck_out(reason, self._limit(kernel), error)
+            if reason
+            else _Contender(kernel, itertools.cycle(calls), error)
+        )
+
+    def _timed(self, contenders: list[_Contender], running: Callable[[int], object]) -> dict[int, Measurement]:
+        """Rounds of turns, another kernel first each time, and a last check of what each wrote under load."""
+        if not contenders:
+            return {}
+        if self.pinned:
+            # Now that the pool has its threads, whose cores it chose among those of this one.
+            pin_to(_cores().cpus[0])
+        rounds, found = self._rounds(contenders), {}
+        left = list(contenders)
+        for number in range(rounds):
+            first = number % len(left)
+            for contender in (*left[first:], *left[:first]):
+                running(contender.kernel.rank)
+                contender.turn(self.options.turn_seconds)
+                if number + 1 == rounds:
+                    found[contender.kernel.rank] = self._result(contender)
+            if number + 1 == SIFTED_AFTER < rounds:
+                best = min(median(contender.seconds) for contender in left)
+                hopeless = [contender for contender in left if min(contender.seconds) > HOPELESS * best]
+                found |= {one.kernel.rank: one.measurement(self._limit(one.kernel)) for one in hopeless}
+                left = [contender for contender in left if contender not in hopeless]
+        return found
+
+    def _result(self, contender: _Contender) -> Measurement:
+        limit = self._limit(contender.kernel)
+        error, reason = self.judged(limit)
+        if reason:
+            return struck_out(f"after {len(contender.seconds)} timed runs: {reason}", limit, error)
+        return contender.measurement(limit)
+
+    def _rounds(self, contenders: Sequence[_Contender]) -> int:
+        """How many there is time for; warms the clock on the way."""
+        until = time.perf_counter() + self.options.warmup_seconds
+        calls, once = contenders[0].calls, 0.0
+        while not once or time.perf_counter() < until:
+            start = time.perf_counter()
+            next(calls)()
+            once = time.perf_counter() - start
+        possible = int(self.options.kernel_seconds / max(once, self.options.turn_seconds))
+        return max(FEWEST_ROUNDS, min(self.options.rounds, possible))
+
+
+class _Judge:
+    """Whether an output is right, in few passes over it: large ones would take longer to judge than to compute."""
+
+    def __init__(self, expected: Array, out: Array) -> None:
+        self.expected, self.out = expected, out
+        self.finite = bool(np.isfinite(expected).all())
+        if self.finite:
+            scale = np.abs(expected) + max(float(np.sqrt(np.mean(np.square(expected)))), 1e-30)
+            self.weights = (1.0 / scale).astype(out.dtype)
+            self.wanted = expected.astype(out.dtype)
+            self.difference = np.empty_like(out)
+
+    def __call__(self, limit: float) -> tuple[float, str]:
+        """Relative error as :func:`codegen.verify.result.relative_error` defines it, and what is wrong, if anything."""
+        if self.finite:
+            np.subtract(self.out, self.wanted, out=self.difference)
+            np.multiply(self.difference, self.weights, out=self.difference)
+            np.abs(self.difference, out=self.difference)
+            error = float(self.difference.max(initial=0.0))
+            if error <= limit:  # not so if anything is no number
+                return error, ""
+        return judge(self.out, self.expected, limit)
+
+
+def struck_out(reason: str, limit: float, error: float | None = None) -> Measurement:
+    """What comes out for a kernel whose time does not count."""
+    finite = error if error is not None and math.isfinite(error) else None
+    return Measurement(None, None, 0, 0, finite, limit, " ".join(reason.split()), "library")

@@ -1,0 +1,1 @@
+"""Quantities and schedules as people read them."""

@@ -1,0 +1,418 @@
+"""The one form in which construction, the cost model and code generation see an operator.
+
+Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of two
+kinds of kernel:
+
+``tile``
+    at most one reduction, then one point-wise statement over the same spatial axes: contractions, convolutions,
+    pooling, reductions, element-wise functions, transposes, each with its epilogue.
+``rows``
+    several reductions over the same columns of each row, then one point-wise statement over rows and columns:
+    softmax, layer norm and their kin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from hal.support.errors import InputError
+from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
+from sokoban.language.expression import (
+    AffineIndex,
+    Axis,
+    AxisValue,
+    Load,
+    Reduction,
+    Statement,
+    Tensor,
+    TensorExpr,
+    Value,
+    loads,
+    rewrite,
+    walk,
+)
+
+
+@dataclass(frozen=True)
+class KernelForm:
+    """An operator in canonical form.
+
+    Attributes:
+        source: the operator as the user wrote it.
+        expr: the same operator over fused axes (unless they were asked to stay apart); its tensors are contiguous views
+            of the source's.
+        kind: ``"tile"`` or ``"rows"``.
+        reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
+        final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
+        fused: name of a fused axis -> the axes it stands for.
+    """
+
+    source: TensorExpr
+    expr: TensorExpr
+    kind: str
+    reductions: tuple[Statement, ...]
+    final: Statement
+    fused: tuple[tuple[str, tuple[str, ...]], ...]
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        return self.expr.sizes
+
+    @cached_property
+    def reduction(self) -> Reduction | None:
+        """The reduction of a ``tile``; None for point-wise operators."""
+        return self.reductions[0].reduction if self.reductions else None
+
+    @cached_property
+    def spatial(self) -> tuple[str, ...]:
+        """Axes over which blocks and threads are laid out: the output's, in a ``rows`` kernel those of a row."""
+        return self.reductions[0].axes if self.kind == "rows" else self.final.axes
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The output axes of a ``rows`` kernel that its reductions run over; empty in a ``tile``."""
+        return tuple(axis for axis in self.final.axes if axis not in self.spatial)
+
+    @cached_property
+    def reduced(self) -> tuple[str, ...]:
+        """Reduction axes of the (first) reduction."""
+        return self.reduction.axes if self.reduction else ()
+
+    @cached_property
+    def body(self) -> Value:
+        """What is evaluated most often: the reduction's body, or the final value where nothing is reduced."""
+        return self.reduction.body if self.reduction else self.final.value
+
+    @cached_property
+    def body_loads(self) -> tuple[Load, ...]:
+        """Distinct loads of :attr:`body`."""
+        return loads(self.body)
+
+    @cached_property
+    def batch_axes(self) -> tuple[str, ...]:
+        """Spatial axes that every load of :attr:`body` reads along: outputs share no data across them."""
+        used = [{axis for index in load.indices for axis in index.axes} for load in self.body_loads]
+        return tuple(axis for axis in self.spatial if all(axis in axes for axes in used))
+
+    @cached_property
+    def final_loads(self) -> tuple[Load, ...]:
+        """Loads of input tensors by an epilogue; none where the final statement is the body itself."""
+        produced = {statement.tensor for statement in self.reductions}
+        return tuple(
+            load
+            for load in loads(self.final.value)
+            if load.tensor not in produced and not (self.reduction is None and load in self.body_loads)
+        )
+
+    @cached_property
+    def reduces_contiguously(self) -> bool:
+        """A reduced axis walks the innermost dimension of the largest input: threads that share a reduction then
+        stand side by side along it, otherwise along the outputs."""
+        tensors = self.expr.tensor_by_name
+        produced = {statement.tensor for statement in self.reductions}
+        candidates = [load for load in self.body_loads if load.tensor not in produced and load.indices]
+        if not candidates:
+            return True
+        largest = max(candidates, key=lambda load: tensors[load.tensor].element_count)
+        return any(largest.indices[-1].coefficient(axis) for axis in self.reduced)
+
+    @cached_property
+    def body_operations(self) -> int:
+        """Arithmetic operations per evaluation of the body, the combining step of the reduction included."""
+        return operation_count(self.body) + (1 if self.reduction else 0)
+
+    @cached_property
+    def points(self) -> int:
+        """Evaluations of the body in the whole operator."""
+        return math.prod(self.sizes[axis] for axis in self.final.axes if axis not in self.columns) * math.prod(
+            self.sizes[axis] for axis in self.reduced
+        )
+
+    @cached_property
+    def flops(self) -> float:
+        """Arithmetic operations of the whole operator: a multiply-add counts two."""
+        outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
+        total = float(outputs * operation_count(self.final.value))
+        for statement in self.reductions:
+            reduction = statement.reduction
+            assert reduction is not None
+            count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
+            total += float(count * (operation_count(reduction.body) + 1))
+        return total
+
+
+def operation_count(value: Value) -> int:
+    """Calls inside a value; selections and comparisons count like arithmetic."""
+    return sum(1 for node in walk(value) if not isinstance(node, (Load, AxisValue)) and hasattr(node, "arguments"))
+
+
+def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
+    """Bring an operator into canonical form.
+
+    With ``fuse=False`` it keeps the axes that the user gave it, those of size 1 included: ``Y[n,c] = relu(X[n,c])`` is
+    then a kernel over ``n`` and ``c``, not over ``n.c``. Schedules made elsewhere name those.
+
+    Raises:
+        InputError: the operator needs more than one kernel (for instance one contraction of another's result).
+    """
+    if fuse:
+        # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
+        expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
+    else:
+        expr, fused = inline_pointwise(source), {}
+    reductions = [statement for statement in expr.statements if statement.reduction is not None]
+    if expr.statements[-1].reduction is not None:
+        expr, reductions = _with_identity_epilogue(expr)
+    if not reductions:
+        return KernelForm(source, expr, "tile", (), expr.statements[-1], _still_named(fused, expr))
+    expr, reductions = _scalars_on_an_axis(expr, reductions)
+    final = expr.statements[-1]
+    _check_reads_inside(expr, {statement.tensor for statement in reductions})
+    if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
+        expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
+        renamed = _rename_to(final, reduction)
+        expr = replace(expr, axes=_axes_of(expr, (renamed, final)), statements=(renamed, final))
+        return KernelForm(source, expr, "tile", (renamed,), final, _still_named(fused, expr))
+    try:
+        rows = _as_rows(expr, tuple(reductions), final)
+    except InputError:
+        repeated = _repeated_where_broadcast(expr, reductions, final)
+        if repeated is None:
+            raise
+        return KernelForm(
+            source, repeated, "tile", repeated.statements[:-1], repeated.statements[-1], _still_named(fused, repeated)
+        )
+    return KernelForm(source, rows, "rows", rows.statements[:-1], rows.statements[-1], _still_named(fused, rows))
+
+
+def _still_named(fused: Mapping[str, tuple[str, ...]], expr: TensorExpr) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The fused axes that ``expr`` has: a fused column may have taken the output's name for it."""
+    return tuple((name, parts) for name, parts in fused.items() if name in expr.sizes)
+
+
+def _check_reads_inside(expr: TensorExpr, produced: set[str]) -> None:
+    """Refuse a padded read beyond the end of a reduction's result: the kernel would compute what should be padding."""
+    for statement in expr.statements:
+        for load in loads(statement.value):
+            if load.tensor not in produced or load.pad is None:
+                continue
+            for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
+                if index.is_plain_axis and expr.sizes[index.axes[0]] > extent:
+                    raise _too_much(expr, f"{statement.tensor} reads {load.tensor} beyond its end")
+
+
+def _reduced_apart(
+    expr: TensorExpr, reductions: tuple[Statement, ...], taken: tuple[str, ...]
+) -> tuple[TensorExpr, tuple[Statement, ...]]:
+    """Reduction axes that share a name with one of ``taken`` get one of their own.
+
+    ``C[i] = sum(k, A[i,k])`` with ``k`` taken -> ``C[i] = sum(k_1, A[i,k_1])``: the next step may call ``i`` ``k``.
+    """
+    sizes = dict(expr.sizes)
+    out = []
+    for statement in reductions:
+        assert statement.reduction is not None
+        renames: dict[str, str] = {}
+        for axis in statement.reduction.axes:
+            if axis in taken:
+                number = 1
+                while f"{axis}_{number}" in sizes:
+                    number += 1
+                renames[axis] = f"{axis}_{number}"
+                sizes[renames[axis]] = sizes[axis]
+        out.append(rename_axes(statement, renames) if renames else statement)
+    axes = tuple(Axis(name, size) for name, size in sizes.items())
+    return replace(expr, axes=axes), tuple(out)
+
+
+def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statement]]:
+    """``C = sum(...)`` -> ``C_acc = sum(...); C = C_acc``: the accumulator has its own dtype and its own name."""
+    last = expr.statements[-1]
+    tensor = expr.output
+    accumulator = Tensor(f"{tensor.name}_acc", tensor.shape, expr.accumulate)
+    copy = Statement(
+        tensor.name, last.axes, Load(accumulator.name, tuple(AffineIndex.axis(axis) for axis in last.axes))
+    )
+    statements = (*expr.statements[:-1], Statement(accumulator.name, last.axes, last.value), copy)
+    tensors = (*expr.tensors[:-1], accumulator, tensor)
+    out = replace(expr, tensors=tensors, statements=statements)
+    return out, [statement for statement in statements if statement.reduction is not None]
+
+
+def _scalars_on_an_axis(expr: TensorExpr, reductions: list[Statement]) -> tuple[TensorExpr, list[Statement]]:
+    """Reductions to a single number, put on one axis of size 1 that the output has too.
+
+    ``T[one] = sum(k, X[k]); Y[i] = X[i] / T[0]`` -> ``Y[one, i] = X[i] / T[one]``: a row among rows. The output stays
+    as it is where it is a single number itself.
+    """
+    if not all(len(statement.axes) == 1 and expr.sizes[statement.axes[0]] == 1 for statement in reductions):
+        return expr, reductions
+    final, output = expr.statements[-1], expr.output
+    single = all(expr.sizes[axis] == 1 for axis in final.axes)
+    unit = final.axes[0] if single else reductions[0].axes[0]
+    produced = {statement.tensor for statement in reductions}
+
+    def on_axis(statement: Statement) -> Statement:
+        moved: dict[Value, Value] = {
+            load: Load(load.tensor, (AffineIndex.axis(unit),))
+            for load in loads(statement.value)
+            if load.tensor in produced and load.indices[0].bounds(expr.sizes) == (0, 0)
+        }
+        value = statement.value
+        if isinstance(value, Reduction):
+            return Statement(
+                statement.tensor, (unit,), Reduction(value.function, value.axes, rewrite(value.body, moved))
+            )
+        axes = statement.axes if single else (unit, *statement.axes)
+        return Statement(statement.tensor, axes, rewrite(value, moved))
+
+    statements = tuple(on_axis(statement) for statement in expr.statements)
+    if not single:
+        output = Tensor(output.name, (1, *output.shape), output.dtype, output.caller_shape)
+    tensors = tuple(output if tensor.name == output.name else tensor for tensor in expr.tensors)
+    out = replace(expr, tensors=tensors, statements=statements)
+    return out, [statement for statement in statements if statement.reduction is not None]
+
+
+#: A reduction may be computed again for every output that shares it, where all of that takes no longer than the
+#: launch of a second kernel: some microseconds at ten Tera operations per second.
+MAX_REPEATED_POINTS = 2**24
+
+
+def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], final: Statement) -> TensorExpr | None:
+    """One reduction whose result is broadcast, computed for every output; None where that is not possible or too much.
+
+    ``C[j] = sum(k, X[k,j]); D[i,j] = C[j] * Y[i,j]`` -> ``C[i,j] = sum(k, X[k,j])``, read in place.
+    """
+    reads = {load for load in loads(final.value) if load.tensor == reductions[0].tensor}
+    if len(reductions) > 1 or len(reads) != 1:
+        return None
+    read = next(iter(reads))
+    names = [index.axes[0] for index in read.indices if index.is_plain_axis]
+    if len(names) != len(read.indices) or len(set(names)) != len(names) or not set(names) <= set(final.axes):
+        return None
+    expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
+    assert reduction.reduction is not None
+    if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction.reduction.axes)) > MAX_REPEATED_POINTS:
+        return None
+    renamed = _rename_to(final, reduction)
+    everywhere = Statement(renamed.tensor, final.axes, renamed.value)
+    in_place = Load(read.tensor, tuple(AffineIndex.axis(axis) for axis in final.axes))
+    final = Statement(final.tensor, final.axes, rewrite(final.value, {read: in_place}))
+    shape = tuple(expr.sizes[axis] for axis in final.axes)
+    tensors = tuple(
+        Tensor(tensor.name, shape, tensor.dtype) if tensor.name == read.tensor else tensor for tensor in expr.tensors
+    )
+    statements = (everywhere, final)
+    return replace(expr, axes=_axes_of(expr, statements), tensors=tensors, statements=statements)
+
+
+def _reads_elementwise(final: Statement, reduction: Statement) -> bool:
+    """Every load of the reduction's result names each axis of ``final`` once, plainly."""
+    reads = [load for load in loads(final.value) if load.tensor == reduction.tensor]
+    return (
+        len(set(reads)) == 1
+        and all(index.is_plain_axis for index in reads[0].indices)
+        and sorted(index.axes[0] for index in reads[0].indices) == sorted(final.axes)
+    )
+
+
+def _rename_to(final: Statement, reduction: Statement) -> Statement:
+    """The reduction with its spatial axes called as the final statement calls them where it reads the result."""
+    read = next(load for load in loads(final.value) if load.tensor == reduction.tensor)
+    wanted = {old: index.axes[0] for old, index in zip(reduction.axes, read.indices, strict=True)}
+    return rename_axes(reduction, wanted)
+
+
+def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """``statement`` with axes renamed everywhere: ``{"i": "x"}`` turns ``C[i] = sum(k, A[i,k])`` into ``C[x] = …``."""
+    indices = {old: AffineIndex.axis(new) for old, new in names.items()}
+    value = statement.value
+    changes: dict[Value, Value] = {}
+    for node in walk(value):
+        if isinstance(node, Load):
+            changes[node] = Load(node.tensor, tuple(i.substitute(indices) for i in node.indices), node.pad)
+        elif isinstance(node, AxisValue):
+            changes[node] = AxisValue(node.index.substitute(indices))
+    value = rewrite(value, changes)
+    if isinstance(value, Reduction):
+        value = Reduction(value.function, tuple(names.get(axis, axis) for axis in value.axes), value.body)
+    return Statement(statement.tensor, tuple(names.get(axis, axis) for axis in statement.axes), value)
+
+
+def _axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis, ...]:
+    used: dict[str, None] = {}
+    for statement in reversed(statements):
+        used.update(dict.fromkeys(statement.axes))
+    for statement in statements:
+        if statement.reduction:
+            used.update(dict.fromkeys(statement.reduction.axes))
+    return tuple(Axis(name, expr.sizes[name]) for name in used)
+
+
+def _as_rows(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> TensorExpr:
+    """Check that all reductions share rows and columns, and give rows and columns the final statement's names."""
+    produced = {statement.tensor for statement in reductions}
+    first = reductions[0]
+    row_sizes = tuple(expr.sizes[axis] for axis in first.axes)
+    assert first.reduction is not None
+    column_sizes = tuple(expr.sizes[axis] for axis in first.reduction.axes)
+    for statement in reductions:
+        assert statement.reduction is not None
+        if (
+            tuple(expr.sizes[axis] for axis in statement.axes) != row_sizes
+            or tuple(expr.sizes[axis] for axis in statement.reduction.axes) != column_sizes
+        ):
+            raise _too_much(expr, f"{statement.tensor} is not reduced over the same rows and columns as {first.tensor}")
+        for load in loads(statement.value):
+            if load.tensor in produced and tuple(index.axes for index in load.indices if index.is_plain_axis) != tuple(
+                (axis,) for axis in statement.axes
+            ):
+                raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
+    names = _row_names(expr, reductions, final)
+    columns = [axis for axis in final.axes if axis not in names]
+    if not columns:
+        expr, reductions = _reduced_apart(expr, reductions, final.axes)
+        first = reductions[0]
+        assert first.reduction is not None
+    if columns and sorted(expr.sizes[axis] for axis in columns) != sorted(column_sizes):
+        raise _too_much(expr, f"{final.tensor} has columns of another size than {first.tensor} reduces")
+    out: list[Statement] = []
+    for statement in reductions:
+        assert statement.reduction is not None
+        renames = dict(zip(statement.axes, names, strict=True))
+        free = list(columns)
+        for axis in statement.reduction.axes:
+            match = next((c for c in free if expr.sizes[c] == expr.sizes[axis]), None)
+            if match is not None:
+                free.remove(match)
+                renames[axis] = match
+        if not columns:
+            assert first.reduction is not None
+            renames.update(zip(statement.reduction.axes, first.reduction.axes, strict=True))
+        out.append(rename_axes(statement, renames))
+    statements = (*out, final)
+    return replace(expr, axes=_axes_of(expr, statements), statements=statements)
+
+
+def _row_names(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> tuple[str, ...]:
+    """The final statement's names for the axes of a row, read off its loads of the reductions' results."""
+    found: tuple[str, ...] | None = None
+    for load in loads(final.value):
+        if any(load.tensor == statement.tensor for statement in reductions):
+            if not all(index.is_plain_axis for index in load.indices):
+                raise _too_much(expr, f"{final.tensor} reads {load.tensor} at shifted or scaled indices")
+            here = tuple(index.axes[0] for index in load.indices)
+            if len(set(here)) != len(here) or (found is not None and here != found):
+                raise _too_much(expr, f"{final.tensor} reads {load.tensor} at other rows than its siblings")
+            found = here
+    if found is None:
+        raise _too_much(expr, f"{final.tensor} reads none of the reductions before it")
+    return found
+
+
+def _too_much(expr: TensorExpr, why: str) -> InputError:
+    return InputError(expr.name, f"cannot be one kernel: {why}", "write it as two operators")

@@ -1,0 +1,95 @@
+"""Instructions that values cost: what the device compiler makes of a function, on the way that is taken nearly always.
+
+Counted in the SASS of element-wise kernels compiled for sm_75, sm_80 and sm_90, which agree to within an instruction.
+Divisions, roots, sines and powers have a rare second way for huge, tiny and undefined arguments, which is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from sokoban.language.expression import (
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Value,
+)
+
+
+def product_factors(value: Value) -> list[Load] | None:
+    """The loads of a product of nothing but loads; None for anything else."""
+    if isinstance(value, Load):
+        return [value]
+    if not isinstance(value, Call) or value.function != "mul":
+        return None
+    parts = [product_factors(argument) for argument in value.arguments]
+    return [load for part in parts if part is not None for load in part] if None not in parts else None
+
+
+#: Instructions per call; one where a function is missing.
+FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
+    "exp": 8.0,
+    "log": 25.0,
+    "sqrt": 9.0,
+    "rsqrt": 18.0,
+    "div": 10.0,
+    "tanh": 15.0,
+    "erf": 24.0,
+    "gelu": 28.0,
+    "sigmoid": 19.0,
+    "silu": 19.0,
+    "sin": 20.0,
+    "cos": 20.0,
+    "pow": 60.0,
+}
+
+
+def value_instructions(
+    value: Value, along: Collection[str] | None = None, costs: Mapping[str, float] = FUNCTION_INSTRUCTIONS
+) -> float:
+    """Instructions that compute ``value`` in float32, its loads apart; a multiply and an add fuse into one.
+
+    With ``along`` only those that depend on one of these axes: compilers compute the others once. ``costs``: of calls.
+    """
+    if isinstance(value, Reduction):
+        fused = value.function == "sum" and _is_product(value.body)
+        return value_instructions(value.body, along, costs) + (0.0 if fused else 1.0)
+    if isinstance(value, AxisValue):
+        return 1.0 if along is None or depends(value, along) else 0.0
+    if not isinstance(value, Call) or (along is not None and not depends(value, along)):
+        return 0.0
+    own = costs.get(value.function, 1.0)
+    if value.function == "div" and isinstance(value.arguments[1], Constant):
+        own = 4.0 if _is_inexact(value.arguments[1]) else 1.0
+    if value.function == "pow" and value.arguments[1] == Constant(2.0):
+        own = 1.0
+    if value.function in ("add", "sub") and any(_is_product(argument) for argument in value.arguments):
+        own = 0.0
+    return own + sum(value_instructions(argument, along, costs) for argument in value.arguments)
+
+
+def depends(value: Value, along: Collection[str]) -> bool:
+    """Whether ``value`` differs along one of some axes."""
+    if isinstance(value, Load):
+        return any(axis in along for index in value.indices for axis in index.axes)
+    if isinstance(value, AxisValue):
+        return any(axis in along for axis in value.index.axes)
+    return isinstance(value, Call) and any(depends(argument, along) for argument in value.arguments)
+
+
+def _is_product(value: Value) -> bool:
+    return isinstance(value, Call) and (
+        value.function == "mul" or (value.function == "pow" and value.arguments[1] == Constant(2.0))
+    )
+
+
+def _is_inexact(value: Constant) -> bool:
+    """Whether a division by ``value`` is no multiplication by its reciprocal: all but powers of two."""
+    number = abs(value.value)
+    while number > 1.0:
+        number /= 2.0
+    while 0.0 < number < 1.0:
+        number *= 2.0
+    return number != 1.0

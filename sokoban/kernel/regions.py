@@ -1,0 +1,125 @@
+"""Tile -> data tiles: what a tile reads, holds and computes, by interval algebra on the affine indices (thesis 5.5.1).
+
+Every function takes the tile as a mapping from axis name to size. A size is an int, or an integer array with one entry
+per candidate: the same arithmetic then answers for many tiles at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sokoban.language.expression import AffineIndex, Load, Statement, TensorExpr, loads
+
+IntArray = NDArray[np.int64]
+Size = TypeVar("Size", int, IntArray)
+
+
+@dataclass(frozen=True, slots=True)
+class DataDimension:
+    """One dimension of a data tile: tensor index = ``stride * u + offset`` with u >= 0 the coordinate in the tile.
+
+    ``stride`` is the greatest common divisor of the index's coefficients: a 1x1 window walked in steps of two touches
+    every second column, and only those belong to the tile.
+    """
+
+    terms: tuple[tuple[str, int], ...]
+    stride: int
+    offset: int
+
+    def extent(self, tile: Mapping[str, Size]) -> Size:
+        """Number of coordinates a tile touches: ``1 + sum(|c| * (size - 1))``."""
+        total: Size = 1  # type: ignore[assignment]
+        for axis, coefficient in self.terms:
+            total = total + abs(coefficient) * (tile[axis] - 1)
+        return total
+
+
+@lru_cache(maxsize=4096)
+def data_dimension(index: AffineIndex) -> DataDimension:
+    """The tile coordinate of an index: ``2*oh + 4*kh - 3`` is stride 2, coordinate ``oh + 2*kh``, offset -3."""
+    stride = math.gcd(*(c for _, c in index.terms)) if index.terms else 1
+    return DataDimension(tuple((a, c // stride) for a, c in index.terms), stride, index.offset)
+
+
+def storage_order(load: Load, outputs: Collection[str], batch: Collection[str] = ()) -> tuple[int, ...]:
+    """The dimensions of a staged tile that is turned, innermost last: the last dimension that one of the axes
+    ``outputs`` walks comes behind all others, if none of them walks the tensor's innermost one. Axes of ``batch``,
+    which no operand lacks and no tile therefore grows along, count only where no other does."""
+    order = tuple(range(len(load.indices)))
+    walked = [p for p, index in enumerate(load.indices) if any(axis in outputs for axis, _ in index.terms)]
+    walked = [p for p in walked if any(a in outputs and a not in batch for a, _ in load.indices[p].terms)] or walked
+    if not walked or walked[-1] == order[-1]:
+        return order
+    return (*(position for position in order if position != walked[-1]), walked[-1])
+
+
+def data_tile_shape(load: Load, tile: Mapping[str, Size]) -> tuple[Size, ...]:
+    """Extent of every dimension of the data tile that ``load`` needs for ``tile`` (Subtensor_Sizes)."""
+    return tuple(data_dimension(index).extent(tile) for index in load.indices)
+
+
+def subtensor_sizes(expr: TensorExpr, tile: Mapping[str, Size]) -> dict[str, tuple[Size, ...]]:
+    """Subtensor_Sizes (5.5.1): input tensor -> shape of the sub-tensor that a tile of all axes needs.
+
+    A tensor read through several accesses gets the hull of them, dimension by dimension. Nothing is clipped to the
+    tensor, so that the answer holds for an interior tile.
+    """
+    spans: dict[str, list[tuple[Size, Size]]] = {}
+    for statement in expr.statements:
+        for load in loads(statement.value):
+            for position, index in enumerate(load.indices):
+                low: Size = index.offset  # type: ignore[assignment]
+                high: Size = index.offset  # type: ignore[assignment]
+                for axis, coefficient in index.terms:
+                    reach = coefficient * (tile[axis] - 1)
+                    low, high = (low, high + reach) if coefficient > 0 else (low + reach, high)
+                dims = spans.setdefault(load.tensor, [])
+                if position == len(dims):
+                    dims.append((low, high))
+                else:
+                    old_low, old_high = dims[position]
+                    dims[position] = (np.minimum(old_low, low), np.maximum(old_high, high))
+    inputs = {tensor.name for tensor in expr.inputs}
+    return {name: tuple(high - low + 1 for low, high in dims) for name, dims in spans.items() if name in inputs}
+
+
+def compute_workload(expr: TensorExpr, tile: Mapping[str, Size]) -> Size:
+    """Compute_Workload (5.5.1): how many times the bodies of all statements are evaluated for a tile.
+
+    One multiply-add of a contraction is one evaluation. ``tile`` gives a size for every axis.
+    """
+    total: Size = 0  # type: ignore[assignment]
+    for statement in expr.statements:
+        total = total + _points(statement, tile)
+    return total
+
+
+def _points(statement: Statement, tile: Mapping[str, Size]) -> Size:
+    count: Size = 1  # type: ignore[assignment]
+    axes = statement.axes + (statement.reduction.axes if statement.reduction else ())
+    for axis in axes:
+        count = count * tile[axis]
+    return count
+
+
+def memory_footprint(expr: TensorExpr, tile: Mapping[str, Size]) -> Size:
+    """Memory_Footprint (5.5.1) in bytes: every input's sub-tensor plus the output's tile, each held once."""
+    total: Size = 0  # type: ignore[assignment]
+    for name, shape in subtensor_sizes(expr, tile).items():
+        total = total + _product(shape) * expr.tensor_by_name[name].element_bytes
+    output = expr.statements[-1]
+    return total + _product(tuple(tile[axis] for axis in output.axes)) * expr.output.element_bytes
+
+
+def _product(shape: tuple[Size, ...]) -> Size:
+    total: Size = 1  # type: ignore[assignment]
+    for extent in shape:
+        total = total * extent
+    return total

@@ -1,0 +1,1 @@
+"""What is computed: expressions, their text and JSON, named operators, the NumPy reference."""

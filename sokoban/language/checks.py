@@ -1,0 +1,147 @@
+"""Checks of what comes with an expression: sizes, shapes, dtypes and names, and how large each may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hal.support.errors import InputError
+from sokoban.language.expression import (
+    DTYPES,
+    INTEGER_DTYPES,
+    RESULT_DTYPE,
+    AffineIndex,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Statement,
+    Value,
+    loads,
+    walk,
+)
+
+MAX_AXIS_SIZE = 2**31 - 1
+MAX_ELEMENTS = 2**31 - 1
+MAX_NAME_LENGTH = 100
+
+NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+RESERVED_NAMES = frozenset({"and", "or", "not", "inf"})
+
+
+def shown(value: object) -> str:
+    """A value of decoded JSON for a message; lists and objects, which may be deep, by their kind alone."""
+    if isinstance(value, dict):
+        return "an object"
+    return "an array" if isinstance(value, list | tuple) else repr(value)
+
+
+def check_sizes(sizes: Mapping[str, int]) -> None:
+    """Raises InputError unless every key is a usable axis name and every value a positive 32-bit integer."""
+    for axis, size in sizes.items():
+        check_name(axis, f"sizes.{axis}")
+        if isinstance(size, bool) or not isinstance(size, int):
+            raise InputError(f"sizes.{axis}", f"expected a whole number, got {shown(size)}", "")
+        if not 0 < size <= MAX_AXIS_SIZE:
+            raise InputError(f"sizes.{axis}", f"{size} is not between 1 and {MAX_AXIS_SIZE}", "")
+
+
+def check_shape(tensor: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """``shape`` as a tuple; raises InputError unless every extent is a positive 32-bit integer."""
+    for extent in shape:
+        if isinstance(extent, bool) or not isinstance(extent, int) or not 0 < extent <= MAX_AXIS_SIZE:
+            raise InputError(f"shapes.{tensor}", f"{shown(extent)} is not between 1 and {MAX_AXIS_SIZE}", "")
+    return tuple(shape)
+
+
+def check_name(name: str, where: str) -> None:
+    """An axis or tensor name: letters, digits and underscore, not a reserved word."""
+    if not NAME_PATTERN.fullmatch(name) or name in RESERVED_NAMES:
+        raise InputError(where, f"{name!r} is not a usable name", "use letters, digits and _, starting with a letter")
+    if len(name) > MAX_NAME_LENGTH:
+        raise InputError(where, f"a name of {len(name)} characters; at most {MAX_NAME_LENGTH} are read", "shorten it")
+
+
+def check_dtype(dtype: object, where: str) -> None:
+    """Raises InputError unless ``dtype`` is one of :data:`DTYPES`."""
+    if dtype not in DTYPES:
+        raise InputError(where, f"unknown dtype {shown(dtype)}", f"use one of {', '.join(DTYPES)}")
+
+
+def check_accumulate(accumulate: str, widest: str) -> None:
+    """Raises InputError unless values of dtype ``widest`` can be computed in ``accumulate``."""
+    if accumulate not in ("float32", "float64", "int32"):
+        raise InputError("accumulate", f"unknown dtype {accumulate!r}", "use float32 or float64, int32 for integers")
+    if accumulate != "float64" and widest == "float64":
+        raise InputError("accumulate", f"{accumulate} is narrower than the float64 tensors", "use float64")
+
+
+#: Functions whose results are whole numbers where their arguments are; and those whose result is a truth value.
+_INTEGER_FUNCTIONS = frozenset(
+    {"add", "sub", "mul", "neg", "min", "max", "abs", "relu", "select", "lt", "le", "gt", "ge", "eq", "ne"}
+    | {"and", "or", "not"}
+)
+_INTEGER_REDUCTIONS = frozenset({"sum", "max", "min"})
+
+
+def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str], given: str | None, output: str) -> str:
+    """The dtype that an operator is computed in: ``given``, or int32 for one reduction of integers by functions of
+    integers, float64 where a tensor is float64, else float32.
+
+    Args:
+        statements: the operator, normalised.
+        dtypes: of its inputs and of its ``output``, by name.
+
+    Raises:
+        InputError: values of these dtypes cannot be computed so, or not kept in the output's dtype.
+    """
+    if dtypes[output] in RESULT_DTYPE:
+        problem, remedy = f"{dtypes[output]} is a type of inputs", RESULT_DTYPE[dtypes[output]]
+        raise InputError(f"dtypes.{output}", f"{problem}, too narrow for results", f"use {remedy}, or a wider float")
+    whole = _whole_statements(statements, dtypes)
+    reductions = [position for position, statement in enumerate(statements) if statement.reduction]
+    # What follows the sum may be computed in floats.
+    integral = len(reductions) == 1 and all(whole[: reductions[0] + 1])
+    if not reductions:
+        integral = all(whole) and dtypes[output] == "int32"
+    widest = "float64" if "float64" in dtypes.values() else "float32"
+    accumulate = given or ("int32" if integral else widest)
+    check_accumulate(accumulate, "float32" if accumulate == "int32" and integral else widest)
+    if accumulate == "int32" and not integral:
+        raise InputError("accumulate", "int32 takes one reduction of integers by functions of integers", "use float32")
+    if dtypes[output] == "int32" and not (accumulate == "int32" and all(whole)):
+        raise InputError(f"dtypes.{output}", "int32 keeps none but whole numbers", "use float32")
+    return accumulate
+
+
+def _whole_statements(statements: Sequence[Statement], dtypes: Mapping[str, str]) -> list[bool]:
+    """Whether the values of each statement are whole numbers, those that they are computed from included."""
+    kept = {name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES} - {s.tensor for s in statements}
+    result = []
+    for statement in statements:
+        whole = any(load.tensor in kept for load in loads(statement.value)) and all(
+            _is_whole(node, kept) for node in walk(statement.value)
+        )
+        if whole:
+            kept.add(statement.tensor)
+        result.append(whole)
+    return result
+
+
+def _is_whole(node: Value, kept: set[str]) -> bool:
+    """Whether a node of a value is a whole number if its arguments are."""
+    if isinstance(node, Constant):
+        return float(node.value).is_integer()
+    if isinstance(node, Load):
+        return node.tensor in kept and (node.pad is None or float(node.pad).is_integer())
+    if isinstance(node, Call):
+        return node.function in _INTEGER_FUNCTIONS
+    if isinstance(node, Reduction):
+        return node.function in _INTEGER_REDUCTIONS
+    return isinstance(node, AxisValue)
+
+
+def reach(index: AffineIndex, sizes: Mapping[str, int]) -> int:
+    """No partial sum of ``index`` is larger than this in magnitude."""
+    return abs(index.offset) + sum(abs(coefficient) * (sizes[axis] - 1) for axis, coefficient in index.terms)

@@ -1,0 +1,206 @@
+"""Operators on a tensor of any shape: reduction, element-wise functions, normalization along a line, transposition.
+
+Their axes are ``i0``, ``i1``, ...
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from hal.support.errors import InputError
+from sokoban.language.named.base import Operator, Program, Shape, by
+
+Unary = Literal[
+    "abs", "ceil", "cos", "erf", "exp", "floor", "gelu", "log", "neg", "relu", "rsqrt", "sigmoid", "silu", "sin",
+    "sqrt", "tanh",
+]  # fmt: skip
+Binary = Literal["add", "sub", "mul", "div", "pow", "min", "max"]
+
+
+class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
+    """``function`` over ``axes`` of a tensor; the reduced dimensions are gone from the output."""
+
+    function: Literal["sum", "mean", "max", "min"]
+    shape: Shape
+    axes: Annotated[tuple[int, ...], Meta(min_length=1)]
+
+    def program(self) -> Program:
+        names = _axis_names(self.shape)
+        reduced = [_dimension(axis, self.shape, f"axes[{i}]") for i, axis in enumerate(self.axes)]
+        if len(set(reduced)) < len(reduced):
+            raise InputError("axes", f"{list(self.axes)} names a dimension twice", "name every dimension once")
+        sizes = dict(zip(names, self.shape, strict=True))
+        kept = tuple(name for dimension, name in enumerate(names) if dimension not in reduced)
+        if not kept:
+            sizes["one"], kept = 1, ("one",)
+        over = ",".join(names[dimension] for dimension in sorted(reduced))
+        text = f"Y[{','.join(kept)}] = {self.function}([{over}], X[{','.join(names)}])"
+        stem = f"reduce_{self.function}_{by(self.shape)}_axis{by(sorted(reduced))}"
+        return Program(text, sizes, "Y", kept, stem)
+
+
+class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):
+    """A function of each element, of two tensors' elements (NumPy broadcasting), or of element and number."""
+
+    function: Unary | Binary
+    shape: Shape | None = None
+    shapes: Annotated[tuple[Shape, ...], Meta(min_length=1, max_length=2)] | None = None
+    scalar: bool = False
+    value: float | None = None
+
+    def program(self) -> Program:
+        shapes = self._input_shapes()
+        out = _broadcast(shapes)
+        names = _axis_names(out)
+        operands = [
+            f"{tensor}[{_broadcast_index(shape, out)}]" for tensor, shape in zip(("X", "X2"), shapes, strict=False)
+        ]
+        stem = f"elementwise_{self.function}_" + "_".join(by(shape) for shape in dict.fromkeys(shapes))
+        if self.scalar:
+            value = 2.0 if self.value is None else self.value
+            operands.append(f"{value!r}")
+            stem += f"_scalar{value:g}".replace("+", "")
+        text = f"Y[{','.join(names)}] = {self.function}({', '.join(operands)})"
+        return Program(text, dict(zip(names, out, strict=True)), "Y", names, stem)
+
+    def _input_shapes(self) -> list[tuple[int, ...]]:
+        binary = self.function in typing.get_args(Binary)
+        if (self.shape is None) == (self.shapes is None):
+            raise InputError(
+                "shape", "exactly one of shape and shapes is needed", "write shape for operands of one shape"
+            )
+        if not binary and self.scalar:
+            raise InputError("scalar", f"{self.function} takes one operand", "remove scalar")
+        if self.value is not None and not self.scalar:
+            raise InputError("value", "is only used with a scalar operand", 'add "scalar": true or remove value')
+        count = 2 if binary and not self.scalar else 1
+        if self.shapes is None:
+            assert self.shape is not None
+            return [self.shape] * count
+        if len(self.shapes) != count:
+            raise InputError("shapes", f"{self.function} reads {count} tensor(s), got {len(self.shapes)} shape(s)")
+        return list(self.shapes)
+
+
+class Softmax(Operator, tag="softmax", kw_only=True, frozen=True):
+    """``exp(x - max) / sum(exp(x - max))`` along one dimension."""
+
+    shape: Shape
+    axis: int = -1
+
+    def program(self) -> Program:
+        line = _line(self.shape, self.axis)
+        text = (
+            f"Peak[{line.left}] = max({line.axis}, X[{line.full}])\n"
+            f"E[{line.full}] = exp(X[{line.full}] - Peak[{line.read}])\n"
+            f"Total[{line.left}] = sum({line.axis}, E[{line.full}])\n"
+            f"Y[{line.full}] = E[{line.full}] / Total[{line.read}]"
+        )
+        stem = f"softmax_{by(self.shape)}_axis{line.dimension}"
+        return Program(text, line.sizes, "Y", line.names, stem)
+
+
+class LayerNorm(Operator, tag="layer_norm", kw_only=True, frozen=True):
+    """``(x - mean) / sqrt(variance + eps) * gamma + beta`` along one dimension."""
+
+    shape: Shape
+    axis: int = -1
+    eps: Annotated[float, Meta(ge=0)] = 1e-5
+
+    def program(self) -> Program:
+        line = _line(self.shape, self.axis)
+        axis, count = line.axis, self.shape[line.dimension]
+        text = (
+            f"Sum[{line.left}] = sum({axis}, X[{line.full}])\n"
+            f"Centred[{line.full}] = X[{line.full}] - Sum[{line.read}] / {count}\n"
+            f"Squares[{line.left}] = sum({axis}, Centred[{line.full}] * Centred[{line.full}])\n"
+            f"Y[{line.full}] = Centred[{line.full}] * rsqrt(Squares[{line.read}] / {count} + {self.eps!r})"
+            f" * gamma[{axis}] + beta[{axis}]"
+        )
+        stem = f"layer_norm_{by(self.shape)}_axis{line.dimension}"
+        return Program(text, line.sizes, "Y", line.names, stem)
+
+
+class Transpose(Operator, tag="transpose", kw_only=True, frozen=True):
+    """``Y`` has dimension ``perm[d]`` of ``X`` as its dimension ``d``, as in NumPy; i0, i1, ... are Y's axes."""
+
+    shape: Shape
+    perm: tuple[int, ...]
+
+    def program(self) -> Program:
+        if sorted(self.perm) != list(range(len(self.shape))):
+            wanted = f"use each of 0 to {len(self.shape) - 1} once"
+            raise InputError("perm", f"{list(self.perm)} does not order the {len(self.shape)} dimensions", wanted)
+        names = _axis_names(self.shape)
+        sizes = {names[i]: self.shape[source] for i, source in enumerate(self.perm)}
+        index = [names[self.perm.index(dimension)] for dimension in range(len(self.shape))]
+        text = f"Y[{','.join(names)}] = X[{','.join(index)}]"
+        return Program(text, sizes, "Y", names, f"transpose_{by(self.shape)}_perm{by(self.perm)}")
+
+
+def _axis_names(shape: Sequence[int]) -> tuple[str, ...]:
+    return tuple(f"i{dimension}" for dimension in range(len(shape)))
+
+
+def _dimension(axis: int, shape: Sequence[int], where: str) -> int:
+    if not -len(shape) <= axis < len(shape):
+        raise InputError(where, f"dimension {axis} of a tensor with {len(shape)}", f"use 0 to {len(shape) - 1}")
+    return axis % len(shape)
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    rank = max(map(len, shapes))
+    aligned = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    out = tuple(max(extents) for extents in zip(*aligned, strict=True))
+    if any(extent not in (1, size) for shape in aligned for extent, size in zip(shape, out, strict=True)):
+        first, second = (list(shape) for shape in shapes)
+        raise InputError(
+            "shapes", f"{first} and {second} do not broadcast", "from the right, extents must be equal or one of them 1"
+        )
+    return out
+
+
+def _broadcast_index(shape: tuple[int, ...], out: tuple[int, ...]) -> str:
+    skipped = len(out) - len(shape)
+    return ",".join(
+        "0" if extent == 1 and out[skipped + d] != 1 else f"i{skipped + d}" for d, extent in enumerate(shape)
+    )
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Names for a reduction along one dimension whose result is read back for every element."""
+
+    names: tuple[str, ...]
+    dimension: int
+    sizes: Mapping[str, int]
+
+    @property
+    def axis(self) -> str:
+        return self.names[self.dimension]
+
+    @property
+    def full(self) -> str:
+        return ",".join(self.names)
+
+    @property
+    def left(self) -> str:
+        """Left-hand side of the reduction's result."""
+        return ",".join(name for name in self.names if name != self.axis) or "one"
+
+    @property
+    def read(self) -> str:
+        """Index that reads the reduction's result."""
+        return "0" if self.left == "one" else self.left
+
+
+def _line(shape: tuple[int, ...], axis: int) -> _Line:
+    dimension = _dimension(axis, shape, "axis")
+    names = _axis_names(shape)
+    sizes = dict(zip(names, shape, strict=True))
+    return _Line(names, dimension, sizes if len(shape) > 1 else {**sizes, "one": 1})

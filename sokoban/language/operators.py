@@ -1,0 +1,326 @@
+"""Operators as JSON data -> tensor expressions (``docs/operators.md`` describes every one).
+
+A named operator (``{"op": "matmul", ...}``) is shorthand: its class in :mod:`sokoban.language.named` writes the text of
+the expression language, and everything goes through :func:`sokoban.language.parser.parse_program`. Nothing in the data
+is ever executed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import typing
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from hal.support.errors import InputError
+from sokoban.language.checks import check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.expression import TensorExpr
+from sokoban.language.grammar import parse_tree
+from sokoban.language.named import NAMED_OPERATORS
+from sokoban.language.named.base import (
+    Accumulate,
+    AnyDType,
+    BiasAdd,
+    EpilogueStep,
+    Operator,
+    Program,
+    ResidualAdd,
+    Scale,
+    Shape,
+    Size,
+    by,
+    tag_of,
+    taken_name,
+    with_epilogue,
+)
+from sokoban.language.parser import parse_program
+
+MAX_FILE_BYTES = 32 * 1024 * 1024
+MAX_NAME_LENGTH = 100
+
+PadValue = float | Literal["inf", "-inf"]
+
+
+class Expr(Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """An operator written in the expression language."""
+
+    expr: str
+    sizes: dict[str, Size]
+    dtypes: dict[str, AnyDType] = {}
+    shapes: dict[str, Shape] = {}
+    pad: dict[str, PadValue] = {}
+    name: str | None = None
+    dtype: AnyDType = "float32"
+    accumulate: Accumulate | None = None
+    allow_tf32: bool = False
+    epilogue: tuple[EpilogueStep, ...] = ()
+
+
+# One JSON value -> one expression
+
+_T = typing.TypeVar("_T", bound=Struct)
+
+
+def operator_from_data(data: object) -> TensorExpr:
+    """One decoded JSON object -> its expression; ``name`` is the given or the derived one.
+
+    Raises:
+        InputError: ``field`` is the path inside the object (``stride``, ``sizes.k``), empty for the object itself.
+    """
+    if not isinstance(data, dict):
+        raise InputError("", f"expected an object, got {_json_type(data)}", 'write {"op": ...} or {"expr": ...}')
+    if ("op" in data) == ("expr" in data):
+        problem = "has both op and expr" if "op" in data else "has neither op nor expr"
+        raise InputError("", problem, 'write {"op": ...} or {"expr": ...}')
+    if "expr" in data:
+        return _from_expr(data)
+    op = data["op"]
+    if not isinstance(op, str) or op not in NAMED_OPERATORS:
+        close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
+        known = ", ".join(NAMED_OPERATORS)
+        shown = repr(op) if isinstance(op, str) else _json_type(op)
+        raise InputError(
+            "op", f"unknown operator {shown}", (f"did you mean {close[0]!r}? " if close else "") + f"known: {known}"
+        )
+    operator = _convert(data, NAMED_OPERATORS[op])
+    _check_operator_name(operator.name)
+    program = with_epilogue(operator.program(), operator.epilogue)
+    stem = typed_stem(program.stem, operator)
+    default_dtype = program.default_dtype or operator.dtype
+    check_accumulate(operator.accumulate or "float64", operator.dtype)
+    try:
+        expr = parse_program(
+            program.text, program.sizes, program.dtypes, operator.accumulate, operator.name or _short(stem),
+            program.shapes, default_dtype=default_dtype, external_shapes=program.external_shapes,
+        )  # fmt: skip
+    except InputError as error:  # the text is ours, so what is wrong with it is the operator as a whole
+        tensor = f"tensor {error.field.removeprefix('shapes.')}: " if error.field.startswith("shapes.") else ""
+        field = "output_dtype" if error.field.startswith("dtypes.") else error.field
+        field = field if field in ("accumulate", "output_dtype") else ""
+        raise InputError(field, tensor + error.problem, error.remedy) from error
+    return _with_tf32(expr) if operator.allow_tf32 else expr
+
+
+def typed_stem(stem: str, operator: Operator | Expr) -> str:
+    """A derived name with the types in it that are not the usual ones."""
+    return stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}") + "_tf32" * operator.allow_tf32
+
+
+def _with_tf32(expr: TensorExpr) -> TensorExpr:
+    """The operator with ``allow_tf32``, which has to mean something."""
+    if expr.accumulate != "float32" or all(tensor.dtype != "float32" for tensor in expr.inputs):
+        raise InputError("allow_tf32", "is about products of float32 tensors, and there are none", "remove it")
+    return replace(expr, allow_tf32=True)
+
+
+def _from_expr(data: dict[str, Any]) -> TensorExpr:
+    if isinstance(data["expr"], str):
+        parse_tree(data["expr"])  # first, so that text which is no program is called that
+    _check_maps(data)
+    operator = _convert(data, Expr)
+    _check_operator_name(operator.name)
+    pads = {tensor: float(value) for tensor, value in operator.pad.items()}
+    tree = parse_tree(operator.expr)
+    last = tree.children[-1]
+    output, left = str(last.children[0]), last.children[1]  # type: ignore[union-attr]
+    axes = tuple(str(index.children[0]) for index in left.children)  # type: ignore[union-attr]
+    stem = f"expr_{output}_" + by([operator.sizes.get(axis, 0) for axis in axes])
+    program = with_epilogue(Program(operator.expr, operator.sizes, output, axes, stem), operator.epilogue)
+    stem = typed_stem(program.stem, operator)
+    dtypes = dict(operator.dtypes)
+    if program.output != output and output in dtypes:
+        dtypes.setdefault(program.output, dtypes[output])
+    expr = parse_program(
+        program.text, operator.sizes, dtypes, operator.accumulate, operator.name or _short(stem),
+        operator.shapes, pads, operator.dtype,
+    )  # fmt: skip
+    return _with_tf32(expr) if operator.allow_tf32 else expr
+
+
+def _check_maps(data: dict[str, Any]) -> None:
+    """Checks of ``sizes``, ``dtypes`` and ``shapes`` that name the key, which msgspec's messages do not."""
+    for key in ("sizes", "dtypes", "shapes", "pad"):
+        if not isinstance(data.get(key, {}), dict):
+            raise InputError(key, f"expected an object, got {_json_type(data[key])}")
+    check_sizes(data.get("sizes", {}))
+    for tensor, dtype in data.get("dtypes", {}).items():
+        check_dtype(dtype, f"dtypes.{tensor}")
+    for tensor, shape in data.get("shapes", {}).items():
+        if not isinstance(shape, list):
+            raise InputError(f"shapes.{tensor}", f"expected a list of extents, got {_json_type(shape)}")
+        check_shape(tensor, shape)
+    for tensor, pad in data.get("pad", {}).items():
+        if isinstance(pad, bool) or not (isinstance(pad, int | float) or pad in ("inf", "-inf")):
+            raise InputError(f"pad.{tensor}", f"expected a number, got {shown(pad)}", 'write a number, "inf" or "-inf"')
+
+
+def _convert(data: dict[str, Any], cls: type[_T]) -> _T:
+    """``data`` as an instance of ``cls``; every complaint becomes an InputError with the key's path."""
+    known = [*cls.__struct_fields__, *(["op"] if cls is not Expr else [])]
+    for key in data:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            remedy = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+            raise InputError("", f"unknown key {key!r}", remedy)
+    try:
+        return msgspec.convert(data, cls)
+    except msgspec.ValidationError as error:
+        raise _validation_error(str(error), data, cls) from None
+    except RecursionError:
+        raise InputError("", "nested too deep") from None
+
+
+def _validation_error(message: str, data: dict[str, Any], cls: type[Struct]) -> InputError:
+    problem, _, path = message.partition(" - at `$")
+    where = path.rstrip("`").lstrip(".")
+    problem = problem.replace("`", "")
+    missing = re.fullmatch(r"Object missing required field (\w+)", problem)
+    if missing:
+        key = missing[1]
+        return InputError(f"{where}.{key}" if where else key, "is missing", f'add "{key}"')
+    key = re.split(r"[.\[]", where)[0]
+    if problem.startswith("Invalid "):
+        options = _literals(typing.get_type_hints(cls).get(key)) or []
+        found = re.search(r"'.*'|-?\d+$", problem)
+        if key == "epilogue":
+            options += [tag_of(step) for step in (BiasAdd, ResidualAdd, Scale)]
+        if key == "padding":
+            options += ["a number", "[top, left, bottom, right]"]
+        what = f"unknown {key} {found[0] if found else ''}".strip()
+        return InputError(where, what, f"use one of {', '.join(options)}" if options else "")
+    return InputError(where, problem[:1].lower() + problem[1:])
+
+
+def _literals(annotation: Any) -> list[str]:
+    """The words that an annotation's Literals allow, wherever they are nested in it."""
+    if typing.get_origin(annotation) is Literal:
+        return [str(word) for word in typing.get_args(annotation)]
+    return [word for part in typing.get_args(annotation) for word in _literals(part)]
+
+
+def _json_type(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _check_operator_name(name: str | None) -> None:
+    if name is None:
+        return
+    if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name) or len(name) > MAX_NAME_LENGTH:
+        raise InputError(
+            "name", f"{name!r} cannot name a folder",
+            f"use 1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 . _ -, not starting with a dot",
+        )  # fmt: skip
+
+
+def _short(stem: str) -> str:
+    """A derived name cut to the allowed length, kept distinct by a hash of the whole."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "_", stem)
+    limit = MAX_NAME_LENGTH - 4  # room for the number of a duplicate
+    if len(stem) <= limit:
+        return stem
+    return f"{stem[: limit - 9]}_{hashlib.sha256(stem.encode()).hexdigest()[:8]}"
+
+
+# Files
+
+
+def load_operators(path: str | Path) -> list[TensorExpr]:
+    """The operators of a JSON file: one object, or a list of them.
+
+    Raises:
+        InputError: the file cannot be read, or something in it cannot be used (``ops.json[3].stride``).
+    """
+    source = str(path)
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InputError(source, f"cannot be read: {error.strerror or error}", "") from None
+    except ValueError as error:
+        raise InputError(source, f"cannot be read: {error}", "") from None
+    return operators_from_json(text, source)
+
+
+def operators_from_json(text: bytes, source_name: str) -> list[TensorExpr]:
+    """JSON text -> expressions with distinct names; ``source_name`` starts the field of every error.
+
+    Raises:
+        InputError: broken or too large JSON, or an operator that cannot be used.
+    """
+    data = _decode(text, source_name)
+    if isinstance(data, list):
+        if not data:
+            raise InputError(source_name, "an empty list", "write at least one operator")
+        items = [(f"{source_name}[{position}]", item) for position, item in enumerate(data)]
+    else:
+        items = [(source_name, data)]
+    expressions: list[TensorExpr] = []
+    given: dict[str, str] = {}
+    for where, item in items:
+        try:
+            expression = operator_from_data(item)
+        except InputError as error:
+            raise error.within(where) from error.__cause__
+        except RecursionError:
+            raise InputError(where, "brackets nested too deep") from None
+        if isinstance(item, dict) and item.get("name") is not None:
+            if expression.name in given:
+                raise InputError(
+                    f"{where}.name",
+                    f"{expression.name!r} is already used by {given[expression.name]}",
+                    "rename one of them",
+                )
+            given[expression.name] = where
+        expressions.append(expression)
+    taken = set(given)
+    for position, ((_, item), expression) in enumerate(zip(items, expressions, strict=True)):
+        if item.get("name") is None:
+            expressions[position] = replace(expression, name=taken_name(expression.name, taken))
+    return expressions
+
+
+def _decode(text: bytes, source_name: str) -> object:
+    if len(text) > MAX_FILE_BYTES:
+        raise InputError(source_name, f"larger than {MAX_FILE_BYTES // 2**20} MiB", "split the list into several files")
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError:
+        raise InputError(
+            source_name, "brackets nested too deep", "an operator is an object, a suite a list of them"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise InputError(source_name, f"not UTF-8 text: {error.reason}", "save the file as UTF-8") from None
+    except msgspec.DecodeError as error:
+        message = str(error).removeprefix("JSON is malformed: ")
+        found = re.search(r" \(byte (\d+)\)$", message)
+        if not found and "truncated" not in message:
+            raise InputError(source_name, f"broken JSON: {message.split(' - at ')[0].lower()}") from None
+        position = int(found[1]) if found else len(text)
+        line = text.count(b"\n", 0, position) + 1
+        column = position - (text.rfind(b"\n", 0, position) + 1) + 1
+        problem = message[: found.start()] if found else "it ends too early"
+        raise InputError(source_name, f"broken JSON at line {line}, column {column}: {problem}") from None
+
+
+def operator_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of an operator file."""
+    hook: Callable[[type], dict[str, Any]] | None = None
+    schemas, components = msgspec.json.schema_components(
+        [*NAMED_OPERATORS.values(), Expr], schema_hook=hook, ref_template="#/$defs/{name}"
+    )
+    components["Operator"] = {"anyOf": list(schemas)}
+    item = {"$ref": "#/$defs/Operator"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Operators",
+        "anyOf": [item, {"type": "array", "items": item, "minItems": 1}],
+        "$defs": components,
+    }

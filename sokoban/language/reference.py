@@ -1,0 +1,338 @@
+"""The value of any tensor expression in NumPy float64, against which kernels are checked.
+
+Every load is a strided view of its tensor over the loop axes, so that a sum of products is one ``einsum`` and any
+other value is ordinary array arithmetic over blocks of the reduction's points.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from hal.support.errors import InputError
+from sokoban.language.expression import (
+    FLOAT8_DTYPES,
+    INTEGER_DTYPES,
+    AffineIndex,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Statement,
+    Tensor,
+    TensorExpr,
+    Value,
+    loads,
+    walk,
+)
+
+Array = NDArray[Any]
+
+#: Elements of one block of a reduction (32 MiB of float64), and of an einsum operand that NumPy may copy.
+BLOCK_ELEMENTS = 2**22
+MAX_EINSUM_ELEMENTS = 2**25
+
+
+def evaluate(expr: TensorExpr, inputs: Mapping[str, Array]) -> NDArray[np.float64]:
+    """The output of ``expr`` in float64, of shape ``expr.output.shape``; nothing in between is rounded.
+
+    Args:
+        inputs: one array per input tensor, in the tensor's own or in the caller's shape.
+
+    Raises:
+        InputError: an input is missing or has another element count.
+    """
+    values: dict[str, Array] = {}
+    for tensor in expr.inputs:
+        values[tensor.name] = _input_array(tensor, inputs)
+    with np.errstate(all="ignore"):
+        for statement in expr.statements:
+            values[statement.tensor] = _statement(expr, statement, values)
+    return values[expr.output.name]
+
+
+def _input_array(tensor: Tensor, inputs: Mapping[str, Array]) -> Array:
+    if tensor.name not in inputs:
+        raise InputError(f"inputs.{tensor.name}", "is missing", f"give an array of shape {list(tensor.caller_shape)}")
+    array = np.asarray(inputs[tensor.name], dtype=np.float64)
+    if array.shape not in (tensor.shape, tensor.caller_shape):
+        wanted = f"give {list(tensor.caller_shape)}"
+        raise InputError(f"inputs.{tensor.name}", f"an array of shape {list(array.shape)}", wanted)
+    return np.ascontiguousarray(array).reshape(tensor.shape)
+
+
+def _statement(expr: TensorExpr, statement: Statement, values: Mapping[str, Array]) -> Array:
+    """All elements of one statement's tensor."""
+    shape = tuple(expr.sizes[axis] for axis in statement.axes)
+    reduction = statement.reduction
+    if reduction is None:
+        value = _Block(expr.sizes, statement.axes, {}, values).evaluate(statement.value)
+        return np.array(np.broadcast_to(value, shape), dtype=np.float64)
+    if reduction.function == "sum":
+        product = _sum_of_product(expr, statement, reduction, values)
+        if product is not None:
+            return product
+    return _reduce_in_blocks(expr, statement, reduction, values)
+
+
+# Any value over a block of points
+
+
+_REDUCERS: Mapping[str, tuple[np.ufunc, float]] = {
+    "sum": (np.add, 0.0),
+    "prod": (np.multiply, 1.0),
+    "max": (np.maximum, -math.inf),
+    "min": (np.minimum, math.inf),
+}
+
+
+def _reduce_in_blocks(
+    expr: TensorExpr, statement: Statement, reduction: Reduction, values: Mapping[str, Array]
+) -> Array:
+    """The reduction as array arithmetic over blocks of at most :data:`BLOCK_ELEMENTS` points, where it can be."""
+    order = (*statement.axes, *reduction.axes)
+    left_shape = tuple(expr.sizes[axis] for axis in statement.axes)
+    ufunc, identity = _REDUCERS[reduction.function]
+    result = np.full(left_shape, identity)
+    views: dict[Load, Array | None] = {}
+    over = tuple(range(len(statement.axes), len(order)))
+    for ranges in _blocks([expr.sizes[axis] for axis in reduction.axes], max(math.prod(left_shape), 1)):
+        block = _Block(expr.sizes, order, dict(zip(reduction.axes, ranges, strict=True)), values, views)
+        points = np.broadcast_to(block.evaluate(reduction.body), left_shape + tuple(r.stop - r.start for r in ranges))
+        result = ufunc(result, ufunc.reduce(points, axis=over))
+    return result
+
+
+def _blocks(sizes: Sequence[int], each: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes that tile ``sizes``; the last axes whole first, each box times ``each`` within the limit."""
+    budget = max(BLOCK_ELEMENTS // each, 1)
+    steps: list[int] = []
+    for size in reversed(sizes):
+        steps.insert(0, min(size, budget))
+        budget = max(budget // size, 1)
+    spans = (
+        [slice(start, min(start + step, size)) for start in range(0, size, step)]
+        for size, step in zip(sizes, steps, strict=True)
+    )
+    yield from itertools.product(*spans)
+
+
+class _Block:
+    """Values over a box of axes: every array has one dimension per axis of ``order`` (extent 1 where unused)."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, int],
+        order: Sequence[str],
+        ranges: Mapping[str, slice],
+        values: Mapping[str, Array],
+        views: dict[Load, Array | None] | None = None,
+    ) -> None:
+        self.order = order
+        self.ranges = {axis: ranges.get(axis, slice(0, sizes[axis])) for axis in order}
+        self.sizes = sizes
+        self.values = values
+        self.views = {} if views is None else views  # shared by the blocks of one statement
+        self.done: dict[Value, Array] = {}
+
+    def evaluate(self, value: Value) -> Array:
+        """``value`` at every point of the box, broadcastable over ``order``."""
+        if isinstance(value, Constant):
+            return np.full((1,) * len(self.order), value.value)
+        if value not in self.done:
+            self.done[value] = self._evaluate(value)
+        return self.done[value]
+
+    def _evaluate(self, value: Value) -> Array:
+        if isinstance(value, AxisValue):
+            return self._index(value.index).astype(np.float64)
+        if isinstance(value, Load):
+            return self._load(value)
+        assert isinstance(value, Call), "a normalised statement has no inner reduction"
+        return _FUNCTIONS[value.function](*[self.evaluate(argument) for argument in value.arguments])
+
+    def _index(self, index: AffineIndex) -> Array:
+        """The integers an index takes over the box."""
+        total = np.full((1,) * len(self.order), index.offset, dtype=np.int64)
+        for axis, coefficient in index.terms:
+            span = self.ranges[axis]
+            shape = [1] * len(self.order)
+            shape[self.order.index(axis)] = span.stop - span.start
+            total = total + coefficient * np.arange(span.start, span.stop, dtype=np.int64).reshape(shape)
+        return total
+
+    def _load(self, load: Load) -> Array:
+        array = self.values[load.tensor]
+        if load not in self.views:
+            self.views[load] = strided_view(array, load, self.order, self.sizes)
+        view = self.views[load]
+        if view is not None:
+            cut = (self.ranges[axis] if view.shape[d] != 1 else slice(None) for d, axis in enumerate(self.order))
+            return np.asarray(view[tuple(cut)])
+        indices = [self._index(index) for index in load.indices]
+        inside = np.ones((1,) * len(self.order), dtype=bool)
+        for index, extent in zip(indices, array.shape, strict=True):
+            inside = inside & (index >= 0) & (index < extent)
+        clipped = tuple(np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True))
+        return np.asarray(np.where(inside, array[clipped], load.pad))
+
+
+def strided_view(array: Array, load: Load, order: Sequence[str], sizes: Mapping[str, int]) -> Array | None:
+    """What ``load`` reads over all of ``order`` as a view, shape ``sizes`` (1 for axes it does not use).
+
+    A padded load looks into a padded copy; None if that copy would be much larger than the tensor.
+
+    Raises:
+        ValueError: a load without a pad leaves the tensor.
+    """
+    low_high = [index.bounds(sizes) for index in load.indices]
+    before = [max(-low, 0) for low, _ in low_high]
+    after = [max(high - extent + 1, 0) for (_, high), extent in zip(low_high, array.shape, strict=True)]
+    if any(before) or any(after):
+        if load.pad is None:
+            raise ValueError(f"{load.tensor} of shape {array.shape} is read at {low_high} without a pad")
+        grown = math.prod(b + extent + a for b, extent, a in zip(before, array.shape, after, strict=True))
+        if grown > 4 * array.size + 2**20:
+            return None
+        array = np.pad(array, list(zip(before, after, strict=True)), constant_values=load.pad)
+    origin = tuple(index.offset + b for index, b in zip(load.indices, before, strict=True))
+    strides = {axis: 0 for axis in order}
+    for index, stride in zip(load.indices, array.strides, strict=True):
+        for axis, coefficient in index.terms:
+            strides[axis] += coefficient * stride
+    used = {axis for index in load.indices for axis in index.axes}
+    start = array[tuple(slice(o, None) for o in origin)]
+    shape = tuple(sizes[axis] if axis in used else 1 for axis in order)
+    return as_strided(start, shape, tuple(strides[axis] for axis in order), writeable=False)
+
+
+def _erf(x: Array) -> Array:
+    return np.asarray(np.frompyfunc(math.erf, 1, 1)(x), dtype=np.float64)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Array]] = {
+    "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "pow": np.power,
+    "min": np.minimum, "max": np.maximum, "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal, "and": np.logical_and, "or": np.logical_or,
+    "not": np.logical_not, "select": np.where, "abs": np.abs, "exp": np.exp, "log": np.log, "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1.0 / np.sqrt(x), "tanh": np.tanh, "sigmoid": _sigmoid, "erf": _erf, "sin": np.sin,
+    "cos": np.cos, "floor": np.floor, "ceil": np.ceil, "relu": lambda x: np.maximum(x, 0.0),
+    "gelu": lambda x: 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0))), "silu": lambda x: x * _sigmoid(x),
+}  # fmt: skip
+
+
+# Sums of products
+
+
+def _sum_of_product(
+    expr: TensorExpr, statement: Statement, reduction: Reduction, values: Mapping[str, Array]
+) -> Array | None:
+    """``sum(axes, A[...] * B[...] * number)`` by einsum over strided views; None for any other body."""
+    factors = _factors(reduction.body)
+    if factors is None or not 1 <= len(operands := [f for f in factors if isinstance(f, Load)]) <= 3:
+        return None
+    order = (*statement.axes, *reduction.axes)
+    if len(order) > 26 or set(reduction.axes) - {axis for f in operands for i in f.indices for axis in i.axes}:
+        return None
+    arguments: list[Any] = []
+    for load in operands:
+        view = strided_view(values[load.tensor], load, order, expr.sizes)
+        if view is None or (len(operands) > 1 and view.size > MAX_EINSUM_ELEMENTS):
+            return None
+        used = [d for d, axis in enumerate(order) if any(axis in index.axes for index in load.indices)]
+        arguments += [view[tuple(slice(None) if d in used else 0 for d in range(view.ndim))], used]
+    scale = math.prod(f.value for f in factors if isinstance(f, Constant))
+    present = sorted({d for labels in arguments[1::2] for d in labels if d < len(statement.axes)})
+    total = np.einsum(*arguments, present, optimize=len(operands) > 1) * scale
+    shape = [expr.sizes[axis] if d in present else 1 for d, axis in enumerate(statement.axes)]
+    full = tuple(expr.sizes[axis] for axis in statement.axes)
+    return np.array(np.broadcast_to(np.reshape(total, shape), full))
+
+
+def _factors(value: Value) -> list[Load | Constant] | None:
+    """The factors of a product of loads and numbers, None if it is anything else."""
+    if isinstance(value, Load | Constant):
+        return [value]
+    if isinstance(value, Call) and value.function == "mul":
+        left, right = _factors(value.arguments[0]), _factors(value.arguments[1])
+        return None if left is None or right is None else left + right
+    return None
+
+
+# Test data
+
+
+_POSITIVE_ARGUMENTS: Mapping[str, tuple[int, ...]] = {
+    "log": (0,),
+    "sqrt": (0,),
+    "rsqrt": (0,),
+    "pow": (0, 1),
+    "div": (1,),
+}
+
+
+def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]:
+    """An array per input tensor, uniform in [-1, 1] and rounded to the tensor's dtype.
+
+    What reaches a logarithm, a root, a power or a denominator is drawn from [0.5, 1.5] instead, so that every
+    function stays in range. Integers take all of int8's range but -128 (up to 7 where float16 has to hold their sums),
+    positive where those others are.
+    """
+    ranges = input_ranges(expr)
+    result = {}
+    for position, tensor in enumerate(expr.inputs):
+        generator = np.random.default_rng([seed, position])
+        low, high = ranges[tensor.name]
+        result[tensor.name] = round_to_dtype(generator.uniform(low, high, tensor.shape), tensor.dtype)
+    return result
+
+
+def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:
+    """Smallest and largest value of test data for every input tensor; see :func:`random_inputs`."""
+    positive = _positive_tensors(expr)
+    # Sums of some thousand products have to stay finite in the output's dtype.
+    largest = 7.0 if expr.output.dtype == "float16" else 127.0
+    floats, integers = ((-1.0, 1.0), (0.5, 1.5)), ((-largest, largest), (1.0, largest))
+    return {
+        tensor.name: (integers if tensor.dtype in INTEGER_DTYPES else floats)[tensor.name in positive]
+        for tensor in expr.inputs
+    }
+
+
+def _positive_tensors(expr: TensorExpr) -> set[str]:
+    """Tensors below a function that needs positive arguments, through the statements that compute them."""
+    positive: set[str] = set()
+    for statement in reversed(expr.statements):
+        if statement.tensor in positive:
+            positive.update(load.tensor for load in loads(statement.value))
+        for node in walk(statement.value):
+            if isinstance(node, Call):
+                for argument in _POSITIVE_ARGUMENTS.get(node.function, ()):
+                    positive.update(load.tensor for load in loads(node.arguments[argument]))
+    return positive
+
+
+def round_to_dtype(array: Array, dtype: str) -> NDArray[np.float64]:
+    """``array`` rounded to the nearest values of ``dtype`` (ties to even), as float64."""
+    if dtype == "bfloat16":
+        bits = np.asarray(array, dtype=np.float32).view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+        return np.where(np.isfinite(array), rounded.astype(np.uint32).view(np.float32), array).astype(np.float64)
+    if dtype in FLOAT8_DTYPES:
+        import ml_dtypes
+
+        return np.asarray(array).astype(getattr(ml_dtypes, dtype)).astype(np.float64)
+    if dtype in INTEGER_DTYPES:
+        return np.asarray(np.rint(array), dtype=dtype).astype(np.float64)
+    return np.asarray(array, dtype=dtype).astype(np.float64)

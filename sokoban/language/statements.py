@@ -1,0 +1,372 @@
+"""Syntax tree -> statements as written; reductions may still be nested anywhere in them.
+
+Which of ``max(a, b)`` and ``max(axis, body)`` is meant (``min`` alike): it reduces if the first argument is a list of
+axes, or the bare name of an axis that is neither on the statement's left-hand side nor already reduced around the
+call; else it is the larger of two values. ``sum``, ``prod`` and ``mean`` always reduce.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from lark import Token, Tree
+
+from hal.support.errors import InputError
+from sokoban.language.checks import MAX_AXIS_SIZE, RESERVED_NAMES, check_name, reach
+from sokoban.language.expression import (
+    FUNCTIONS,
+    REDUCTION_IDENTITY,
+    AffineIndex,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Statement,
+    Value,
+    used_axes,
+)
+from sokoban.language.grammar import Node, source_text
+
+if TYPE_CHECKING:
+    import sympy
+
+Pads = Mapping[str, float]
+
+REDUCERS = (*REDUCTION_IDENTITY, "mean")
+_TRUTH_FUNCTIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
+_COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
+_AFFINE_ADVICE = "an index is a sum of integer*axis terms plus an integer"
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """What one statement may refer to while its right-hand side is built."""
+
+    tensor: str
+    left: tuple[str, ...]
+    sizes: Mapping[str, int]
+    pads: Pads
+    reduced: tuple[str, ...] = ()
+
+    def error(self, problem: str, remedy: str = "") -> InputError:
+        return InputError("expr", f"statement {self.tensor}: {problem}", remedy)
+
+
+def build_statements(tree: Tree[Token], sizes: Mapping[str, int], pads: Pads) -> list[Statement]:
+    """The statements as written; reductions may still be nested anywhere."""
+    result = []
+    for statement in tree.children:
+        assert isinstance(statement, Tree)
+        tensor, left, right = statement.children
+        assert isinstance(left, Tree) and isinstance(right, Tree)
+        check_name(str(tensor), "expr")
+        scope = _Scope(str(tensor), (), sizes, pads)
+        if tensor in sizes:
+            raise scope.error(f"{str(tensor)!r} is also the name of an axis", "rename the tensor")
+        scope = replace(scope, left=_left_axes(left, scope))
+        value = _value(right, scope)
+        if _is_truth(value):
+            raise scope.error("a comparison cannot be stored", "use select(condition, 1, 0)")
+        result.append(Statement(scope.tensor, scope.left, value))
+    return result
+
+
+def _left_axes(left: Tree[Token], scope: _Scope) -> tuple[str, ...]:
+    axes: list[str] = []
+    for index in left.children:
+        if not (isinstance(index, Tree) and index.data == "name"):
+            raise scope.error("an index on the left-hand side is not a plain axis", "write Y[i,j] = ...")
+        axis = str(index.children[0])
+        if axis in axes:
+            raise scope.error(f"axis {axis!r} is used twice on the left-hand side", "use one axis per dimension")
+        _check_axis(axis, scope)
+        axes.append(axis)
+    return tuple(axes)
+
+
+def _check_axis(axis: str, scope: _Scope) -> None:
+    if axis in RESERVED_NAMES:
+        raise scope.error(f"{axis!r} is reserved and no axis")
+    if axis not in scope.sizes:
+        raise InputError("sizes", f"axis {axis!r} of statement {scope.tensor} has no size", f'add "{axis}" to sizes')
+
+
+def _value(node: Node, scope: _Scope) -> Value:
+    """The value a syntax tree stands for."""
+    assert isinstance(node, Tree)
+    kind, children = str(node.data), node.children
+    if kind == "number":
+        return Constant(_number(str(children[0]), scope))
+    if kind == "name":
+        return _name_value(str(children[0]), scope)
+    if kind == "load":
+        return _load(node, scope)
+    if kind == "call":
+        return _call(str(children[0]), children[1:], scope)
+    if kind == "axis_list":
+        raise scope.error("a list of axes is only the first argument of a reduction")
+    if kind == "compare":
+        return _apply(_COMPARISONS[str(children[1])], [_value(children[0], scope), _value(children[2], scope)], scope)
+    if kind == "pos":
+        return _apply("pos", [_value(children[0], scope)], scope)
+    return _apply(kind.rstrip("_"), [_value(child, scope) for child in children], scope)
+
+
+def _number(text: str, scope: _Scope) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise scope.error(f"the number {text[:30]} is too large for float64", "write inf for infinity")
+    return value
+
+
+def _name_value(name: str, scope: _Scope) -> Value:
+    if name == "inf":
+        return Constant(math.inf)
+    if name not in scope.sizes:
+        raise scope.error(
+            f"{name!r} is neither an axis nor indexed",
+            "scalar names are not supported: give the axis a size, write the number, or index a tensor",
+        )
+    _check_bound(name, scope)
+    return AxisValue(AffineIndex.axis(name))
+
+
+def _check_bound(axis: str, scope: _Scope) -> None:
+    if axis not in scope.left and axis not in scope.reduced:
+        raise scope.error(
+            f"axis {axis!r} is neither on the left-hand side nor reduced", f"wrap the value in sum({axis}, ...)"
+        )
+
+
+def _call(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
+    if function in REDUCERS and _is_reduction(function, arguments, scope):
+        return _reduction(function, arguments, scope)
+    if function not in FUNCTIONS:
+        known = ", ".join(sorted({*FUNCTIONS, *REDUCERS} - RESERVED_NAMES))
+        raise scope.error(f"unknown function {function!r}", f"known: {known}")
+    if len(arguments) != FUNCTIONS[function]:
+        raise scope.error(f"{function} takes {FUNCTIONS[function]} argument(s), got {len(arguments)}")
+    return _apply(function, [_value(argument, scope) for argument in arguments], scope)
+
+
+def _is_reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> bool:
+    """The rule of the module's docstring."""
+    if function not in FUNCTIONS:
+        return True
+    first = arguments[0]
+    assert isinstance(first, Tree)
+    if first.data == "axis_list":
+        return True
+    axis = str(first.children[0]) if first.data == "name" else ""
+    return axis in scope.sizes and axis not in scope.left and axis not in scope.reduced
+
+
+def _reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
+    first = arguments[0]
+    assert isinstance(first, Tree)
+    if first.data not in ("axis_list", "name") or len(arguments) != 2:
+        raise scope.error(
+            f"{function} reduces one value over axes",
+            f"write {function}(axis, value) or {function}([axis, axis], value)",
+        )
+    axes = tuple(str(child) for child in first.children)
+    for position, axis in enumerate(axes):
+        _check_axis(axis, scope)
+        if axis in scope.left:
+            raise scope.error(
+                f"axis {axis!r} is reduced and also on the left-hand side", "remove it from one of the two"
+            )
+        if axis in scope.reduced or axis in axes[:position]:
+            raise scope.error(f"axis {axis!r} is reduced twice", "use another axis for the inner reduction")
+    body = _value(arguments[1], replace(scope, reduced=scope.reduced + axes))
+    if _is_truth(body):
+        raise scope.error(f"{function} reduces numbers, not comparisons", "use select(condition, 1, 0)")
+    for axis in axes:
+        if axis not in used_axes([body]):
+            raise scope.error(f"axis {axis!r} is reduced but the reduced value does not use it", f"remove {axis}")
+    if function == "mean":
+        count = math.prod(scope.sizes[axis] for axis in axes)
+        return Call("div", (Reduction("sum", axes, body), Constant(float(count))))
+    return Reduction(function, axes, body)
+
+
+def _load(node: Tree[Token], scope: _Scope) -> Load:
+    tensor = str(node.children[0])
+    check_name(tensor, "expr")
+    if tensor in scope.sizes:
+        raise scope.error(f"{tensor!r} is also the name of an axis", "rename the tensor")
+    arguments = node.children[1]
+    assert isinstance(arguments, Tree)
+    indices = tuple(_index(child, tensor, scope) for child in arguments.children)
+    pad = float(scope.pads[tensor]) if tensor in scope.pads else None
+    if len(node.children) == 3:
+        assert isinstance(node.children[2], Tree)
+        *sign, magnitude = (str(token) for token in node.children[2].children)
+        pad = math.inf if magnitude == "inf" else _number(magnitude, scope)
+        pad = -pad if sign == ["-"] else pad
+    return Load(tensor, indices, pad)
+
+
+def _is_truth(value: Value) -> bool:
+    return isinstance(value, Call) and value.function in _TRUTH_FUNCTIONS
+
+
+def _apply(function: str, arguments: list[Value], scope: _Scope) -> Value:
+    """A function of values, simplified where all of them are numbers or affine: ``2*i + 1`` is one AxisValue."""
+    wants_truth = [function in ("and", "or", "not") or (function == "select" and not i) for i in range(len(arguments))]
+    for argument, truth in zip(arguments, wants_truth, strict=True):
+        if _is_truth(argument) and not truth:
+            raise scope.error(f"a comparison is an argument of {function!r}", "use select(condition, 1, 0)")
+        if truth and not _is_truth(argument):
+            raise scope.error(f"{function!r} takes a comparison, not a number", "compare it, such as x != 0")
+    if function == "pos":
+        return arguments[0]
+    folded = _fold(function, arguments)
+    if isinstance(folded, AxisValue) and reach(folded.index, scope.sizes) > MAX_AXIS_SIZE:
+        folded = None  # beyond 32-bit integers; the floating-point arithmetic as written is not
+    return folded or Call(function, tuple(arguments))
+
+
+def _fold(function: str, arguments: list[Value]) -> Value | None:
+    """Arithmetic on constants and affine axis values done now; None where there is nothing to do."""
+    if function not in ("add", "sub", "mul", "div", "neg"):
+        return None
+    first, second = arguments[0], arguments[-1]
+    if isinstance(first, Constant) and isinstance(second, Constant):
+        value = _fold_numbers(function, first.value, second.value)
+        return Constant(value) if math.isfinite(value) or function == "neg" else None
+    left, right = _as_index(first), _as_index(second)
+    if left is None or right is None or function == "div":
+        return None
+    if function == "mul":
+        if left.terms and right.terms:
+            return None
+        return AxisValue(_scaled(left, right.offset) if left.terms else _scaled(right, left.offset))
+    if function == "neg":
+        return AxisValue(_scaled(left, -1))
+    return AxisValue(_plus(left, right if function == "add" else _scaled(right, -1)))
+
+
+def _fold_numbers(function: str, a: float, b: float) -> float:
+    if function == "div":
+        return a / b if b else math.nan
+    return {"add": a + b, "sub": a - b, "mul": a * b, "neg": -a}[function]
+
+
+def _as_index(value: Value) -> AffineIndex | None:
+    if isinstance(value, AxisValue):
+        return value.index
+    if isinstance(value, Constant) and value.value.is_integer() and abs(value.value) <= MAX_AXIS_SIZE:
+        return AffineIndex.of({}, int(value.value))
+    return None
+
+
+def _plus(a: AffineIndex, b: AffineIndex) -> AffineIndex:
+    terms = dict(a.terms)
+    for axis, coefficient in b.terms:
+        terms[axis] = terms.get(axis, 0) + coefficient
+    return AffineIndex.of(terms, a.offset + b.offset)
+
+
+def _scaled(index: AffineIndex, factor: int) -> AffineIndex:
+    return AffineIndex.of({axis: c * factor for axis, c in index.terms}, index.offset * factor)
+
+
+# Indices
+
+
+def _index(node: Node, tensor: str, scope: _Scope) -> AffineIndex:
+    """An index of ``tensor``: affine, integer coefficients, every axis known and bound."""
+    index = _linear(node)
+    if index is None:
+        index = _affine_by_sympy(node, tensor, scope)
+    for axis in index.axes:
+        _check_axis(axis, scope)
+        _check_bound(axis, scope)
+    if max((abs(c) for _, c in index.terms), default=0) > MAX_AXIS_SIZE or abs(index.offset) > MAX_AXIS_SIZE:
+        raise scope.error(
+            f"an index of {tensor} has a number beyond {MAX_AXIS_SIZE}", "use smaller strides and offsets"
+        )
+    return index
+
+
+def _linear(node: Node) -> AffineIndex | None:
+    """The index of a tree that is plainly a sum of axis, integer*axis and integer; None for anything else."""
+    assert isinstance(node, Tree)
+    kind = str(node.data)
+    if kind == "name" and node.children[0] not in RESERVED_NAMES:
+        return AffineIndex.axis(str(node.children[0]))
+    if kind == "number":
+        text = str(node.children[0])
+        return AffineIndex.of({}, int(text)) if text.isdigit() and len(text) <= 18 else None
+    if kind not in ("add", "sub", "mul", "neg"):
+        return None
+    parts = [_linear(child) for child in node.children]
+    left, right = parts[0], parts[-1]
+    if left is None or right is None:
+        return None
+    if kind == "neg":
+        return _scaled(left, -1)
+    if kind == "mul":
+        if left.terms and right.terms:
+            return None
+        return _scaled(left, right.offset) if left.terms else _scaled(right, left.offset)
+    return _plus(left, right if kind == "add" else _scaled(right, -1))
+
+
+def _affine_by_sympy(node: Node, tensor: str, scope: _Scope) -> AffineIndex:
+    """Any other index tree, through a sympy expression built node by node and kept expanded."""
+    import sympy
+
+    expression = sympy.expand(_sympy(node, tensor, scope))
+    terms: dict[str, int] = {}
+    offset = 0
+    for monomial, coefficient in expression.as_coefficients_dict().items():
+        if not coefficient.is_Integer:
+            raise scope.error(
+                f"index {_index_text(node)} of {tensor} has the coefficient {coefficient}", _AFFINE_ADVICE
+            )
+        if monomial == sympy.S.One:
+            offset = int(coefficient)
+        else:
+            terms[str(monomial)] = int(coefficient)
+    return AffineIndex.of(terms, offset)
+
+
+def _sympy(node: Node, tensor: str, scope: _Scope) -> sympy.Expr:
+    """A subtree of an index as an expanded, affine sympy expression."""
+    import sympy
+
+    assert isinstance(node, Tree)
+    kind = str(node.data)
+    if kind == "number":
+        text = str(node.children[0])
+        if not text.isdigit() or len(text) > 18:
+            raise scope.error(
+                f"index {_index_text(node)} of {tensor} is not a whole number below 10**18", _AFFINE_ADVICE
+            )
+        return sympy.Integer(int(text))
+    if kind == "name" and node.children[0] not in RESERVED_NAMES:
+        _check_axis(str(node.children[0]), scope)
+        return sympy.Symbol(str(node.children[0]), integer=True)
+    if kind not in ("add", "sub", "mul", "div", "neg", "pos"):
+        raise scope.error(f"index {_index_text(node)} of {tensor} is not affine", _AFFINE_ADVICE)
+    left, *rest = (_sympy(child, tensor, scope) for child in node.children)
+    right = rest[0] if rest else sympy.S.Zero
+    if kind in ("neg", "pos"):
+        return -left if kind == "neg" else left
+    if kind in ("add", "sub"):
+        return left + right if kind == "add" else left - right
+    curved = right.free_symbols if kind == "div" else left.free_symbols and right.free_symbols
+    if curved or (kind == "div" and right == 0):
+        raise scope.error(f"index {_index_text(node)} of {tensor} is not affine", _AFFINE_ADVICE)
+    return sympy.expand(left * right if kind == "mul" else left / right)
+
+
+def _index_text(node: Node) -> str:
+    """The source of a subtree, for messages: its tokens and operators, brackets wherever a part is compound."""
+    return f"'{source_text(node)[:60]}'"

@@ -1,0 +1,174 @@
+"""One program of a device whose lanes are elements, taken apart: the quantities from which RATIONAL made its time.
+
+The counterpart of :mod:`sokoban.model.gpu.anatomy`. Everything comes from the functions of
+:mod:`sokoban.model.cpu.stages` and those that it calls; nothing is estimated again in another way.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import MemoryLayer
+from sokoban.kernel.form import KernelForm
+from sokoban.model.cpu.rows import row_bytes, row_work
+from sokoban.model.cpu.stages import COPYING, STAGES, Stages, whole_seconds
+from sokoban.model.cpu.traffic import Traffic
+from sokoban.model.cpu.work import Work, copies_of, tile_work
+from sokoban.schedule.cpu_tiles import VectorTiles, by_vector_axis, lanes_of
+from sokoban.schedule.table import ScheduleTable, one, shares_rows
+from sokoban.schedule.tile import TileSchedule
+
+#: What a predicted time may consist of besides the stage that sets the pace, starting the blocks and the launch.
+REMAINDERS = ("uneven blocks", "core", "layers")
+
+#: The name of what a row kernel reads, tensors together.
+ROWS = "rows"
+
+
+@dataclass(frozen=True)
+class Way:
+    """The way from one layer into the cache above it, whole kernel and all units.
+
+    Attributes:
+        read_bytes: that come in, by tensor; of the copy of a packed operand by its name with a ``'``.
+        moved_bytes: in and out, as often as the model counts them; 0 where all tensors stay in the cache above.
+        alone_bytes: of those that come in without having been asked for ahead, while a core computes.
+        copied_bytes: of those that come in while a core copies and does nothing else.
+        copied_alone_bytes: of those of copies that nobody asked for ahead.
+    """
+
+    above: MemoryLayer
+    below: MemoryLayer
+    read_bytes: Mapping[str, float]
+    moved_bytes: float
+    alone_bytes: float = 0.0
+    copied_bytes: float = 0.0
+    copied_alone_bytes: float = 0.0
+
+    @property
+    def traffic_bytes(self) -> float:
+        """Bytes that would move if nothing stayed in the cache above from call to call."""
+        return max(self.moved_bytes, sum(self.read_bytes.values()))
+
+
+@dataclass(frozen=True, eq=False)
+class VectorAnatomy:
+    """One program; arrays inside have one entry.
+
+    Attributes:
+        tiles: how it is cut up; None where it works by rows.
+        lanes: elements of a vector of sums.
+        work: what cores execute, all of them together.
+        stages: seconds of every stage, and what they follow from.
+        ways: into every cache from the layer below, the first cache first.
+        parts: seconds that the predicted time consists of: the slowest stage by its name, some of
+            :data:`REMAINDERS`, ``copying``, ``block_launch`` and ``launch``; the sum is the predicted time.
+    """
+
+    form: KernelForm
+    device: DeviceSpec
+    table: ScheduleTable
+    tiles: VectorTiles | None
+    lanes: int
+    work: Work
+    stages: Stages
+    ways: tuple[Way, ...]
+    parts: Mapping[str, float]
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the kernel."""
+        return int(one(self.stages.blocks))
+
+    @property
+    def busiest(self) -> int:
+        """Blocks of the busiest unit."""
+        return -(-self.blocks // self.device.unit_count)
+
+    @property
+    def dram_traffic(self) -> float:
+        """Bytes that would move between the bottom layer and the last cache if nothing stayed there."""
+        return self.ways[-1].traffic_bytes
+
+
+def vector_anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> VectorAnatomy:
+    """Take a program apart, of a device whose lanes are elements of vectors."""
+    table = ScheduleTable.of(form, [schedule])
+    lanes = lanes_of(form, device)
+    stages = Stages(table, device)
+    pairs = list(itertools.pairwise(device.layers[1:]))
+    if shares_rows(table).all():
+        tiles, work = None, row_work(form, lanes, 1)
+        ways = [_row_way(form, above, below, stages) for above, below in pairs]
+    else:
+        ((_, tiles),) = by_vector_axis(table, device)
+        copies = copies_of(tiles)
+        work = tile_work(tiles, copies)
+        traffic = Traffic(tiles, device, copies)
+        ways = [_tile_way(traffic, above, below, stages) for above, below in pairs]
+    return VectorAnatomy(form, device, table, tiles, lanes, work, stages, tuple(ways), _parts(stages, device))
+
+
+def _tile_way(traffic: Traffic, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:
+    read: dict[str, float] = {}
+    for stream, moved in zip(traffic.streams, traffic.streams_into(above), strict=True):
+        if not stream.written:
+            read[stream.name] = read.get(stream.name, 0.0) + one(moved)
+    copied, alone = (one(part) for part in traffic.copied_into(above))
+    passing = _moved(stages, below) + stages.resident(above) * copied
+    return Way(above, below, read, passing, one(traffic.alone_into(above)), copied, alone)
+
+
+def _row_way(form: KernelForm, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:
+    return Way(above, below, {ROWS: row_bytes(form, above, writes=0.0)}, _moved(stages, below))
+
+
+def _moved(stages: Stages, below: MemoryLayer) -> float:
+    return one(stages.seconds[below.name]) * below.bandwidth_bytes_per_second
+
+
+def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
+    """The parts whose sum is the predicted time: what each adds to the time of those before it."""
+    slowest = max(stages.seconds, key=lambda name: one(stages.seconds[name]))
+    own = one(stages.seconds[slowest])
+    ends = {
+        "block_launch": one(stages.blocks) * device.block_launch_seconds,
+        "launch": device.launch_overhead_seconds,
+    }
+    fixed = sum(ends.values())
+    by_itself = _seconds_of(stages, device, {slowest}) - fixed
+    together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
+    whole = _seconds_of(stages, device, stages.seconds) - fixed
+    beside = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
+    added = (by_itself - own, together - by_itself, beside - together)
+    copying = {COPYING: whole - beside} if slowest != COPYING else {}
+    return {slowest: own, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
+
+
+def _seconds_of(stages: Stages, device: DeviceSpec, names: Collection[str]) -> float:
+    """The whole kernel's seconds if the other stages took none."""
+    some = copy.copy(stages)
+    some.seconds = {name: seconds if name in names else 0.0 * seconds for name, seconds in stages.seconds.items()}
+    return one(whole_seconds(some, device))
+
+
+def lane_counts(extent: int, lanes: int) -> list[int]:
+    """Lanes of the vectors that hold so many elements, as :func:`sokoban.schedule.cpu_tiles.pieces` counts them.
+
+    >>> lane_counts(21, 8)
+    [8, 8, 4, 1]
+    """
+    rest = extent % lanes
+    bits = [1 << bit for bit in reversed(range(lanes.bit_length())) if rest >> bit & 1]
+    return [lanes] * (extent // lanes) + bits
+
+
+def is_resident(found: VectorAnatomy) -> bool:
+    """Whether all tensors of the operator stay in a cache of the whole device from one call to the next."""
+    return bool(np.isclose(found.ways[-1].moved_bytes, 0.0))

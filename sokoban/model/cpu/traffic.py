@@ -1,0 +1,347 @@
+"""How many bytes caches that manage themselves let through: reuse distances of a tile schedule's loops.
+
+A block's loops are, outermost first: blocks, steps of the sum, register tiles, and the sum within a step. What all
+operands touch during one turn of a loop is its working set. Where that fits a cache, the next turn finds there what it
+reads again, and only what is new comes from below; where it does not, everything does (the *reuse distance* is then
+longer than the cache, and every loop further out pays in full). That is Sokoban's traffic of a layer (thesis 5.5.1) for
+layers that nobody copies into.
+
+Bytes count in whole transactions, where every row of a tile begins somewhere in its first one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import MemoryLayer
+from sokoban.language.expression import Load, Tensor
+from sokoban.schedule.cpu_tiles import LARGE_TILE, WRITTEN_OUT, VectorTiles, asked_ahead, in_panels, sum_loops
+from sokoban.schedule.table import Bools, Floats, Ints, product
+
+#: Share of a cache that a schedule finds for itself: least recently used is only approximated, sets fill unevenly, and
+#: stacks and other data are there too.
+USABLE = 0.75
+
+#: Lines of a piece that come before a prefetcher knows that there are more.
+LINES_ALONE = 3.0
+#: Memory within which prefetchers look ahead, and pieces that they follow at a time.
+PAGE_BYTES = 4096
+PIECES_FOLLOWED = 16
+
+#: Transfers of a line that is written: a cache fetches it before, and hands it down after.
+WRITES = 2.0
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop: the axis that it walks, its turns on average, and how much of the axis it covers then."""
+
+    axis: str
+    turns: Floats
+    covers: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """What is touched of a tensor.
+
+    Attributes:
+        bytes: in whole transactions.
+        row: bytes of a piece without gaps.
+        stride: bytes from the beginning of one piece to that of the next; 0 where there is one.
+    """
+
+    bytes: Floats
+    row: Floats
+    stride: Ints
+
+    def where(self, condition: Bools, other: Footprint | None = None) -> Footprint:
+        """This footprint where a condition holds, elsewhere another one, or nothing."""
+        if other is None:
+            return Footprint(np.where(condition, self.bytes, 0.0), self.row, self.stride)
+        return Footprint(
+            np.where(condition, self.bytes, other.bytes),
+            np.where(condition, self.row, other.row),
+            np.where(condition, self.stride, other.stride),
+        )
+
+    def crowded(self, layer: MemoryLayer) -> Bools | bool:
+        """Whether a cache cannot keep it for lack of places: rows whose first lines fall into few of its sets."""
+        line = layer.transaction_bytes
+        apart = (self.stride % line == 0) & (self.stride > 0)
+        if layer.associativity is None or layer.shared_by == "device" or not apart.any():
+            return False  # large caches hash their addresses
+        sets = max(1, layer.capacity_bytes // (layer.associativity * line))
+        starts = sets // np.gcd(sets, np.maximum(1, self.stride // line))
+        covered = np.minimum(sets, starts * np.ceil(self.row / line))
+        return apart & (self.bytes > covered * layer.associativity * line)
+
+
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Accesses of one operand.
+
+    Attributes:
+        name: of the tensor; the copy of one in scratch memory ends in ``'``.
+        footprints: what one turn of everything up to a loop touches, innermost first; one entry more than loops.
+        start: loops that the accesses are outside of.
+        written: whether it is results.
+        alone: share of its transfers that nobody asked for ahead: of the lines of short pieces that lie apart.
+        copied: whether it is read by copying it.
+        copying: share of its transfers that are made while nothing is computed: by copies not asked for ahead.
+    """
+
+    name: str
+    footprints: Sequence[Footprint]
+    start: int = 0
+    written: bool = False
+    alone: Floats | float = 0.0
+    copied: Bools | bool = False
+    copying: Floats | float = 0.0
+
+
+class Traffic:
+    """The memory accesses of all schedules of one vector axis."""
+
+    def __init__(self, tiles: VectorTiles, device: DeviceSpec, copies: Mapping[Load, Ints]) -> None:
+        """``copies``: tile loops around the copy of every load that some schedule stages."""
+        self.tiles, self.device, self.copies = tiles, device, copies
+        self.form = tiles.form
+        self.count = tiles.table.count
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """Innermost first."""
+        tiles, sizes = self.tiles, self.form.sizes
+        inner = [Loop(axis, sizes[axis] / tiles.step_counts[axis], tiles.step[axis]) for axis in self.sum_axes[::-1]]
+        middle = [
+            Loop(axis, tiles.tiles[axis] / tiles.blocks[axis], tiles.block[axis]) for axis in tiles.tile_loops[::-1]
+        ]
+        whole = {axis: np.full(self.count, size) for axis, size in sizes.items()}
+        steps = [Loop(axis, 1.0 * tiles.step_counts[axis], whole[axis]) for axis in self.form.reduced[::-1]]
+        outer = [Loop(axis, 1.0 * tiles.blocks[axis], whole[axis]) for axis in self.form.final.axes[::-1]]
+        # Most schedules take no steps along most axes.
+        return [*inner, *middle, *(loop for loop in (*steps, *outer) if (loop.turns > 1).any())]
+
+    @cached_property
+    def sum_axes(self) -> Sequence[str]:
+        return sum_loops(self.form, self.tiles.axis)
+
+    @cached_property
+    def boxes(self) -> list[dict[str, Ints]]:
+        """The tile that one turn of everything up to a loop covers, by loop; one entry more than loops."""
+        ones = np.ones(self.count, dtype=np.int64)
+        box = {**self.tiles.tile, **dict.fromkeys(self.form.reduced, ones)}
+        found = [dict(box)]
+        for loop in self.loops:
+            box[loop.axis] = np.maximum(box[loop.axis], loop.covers)
+            found.append(dict(box))
+        return found
+
+    @cached_property
+    def streams(self) -> list[Stream]:
+        """All accesses of the kernel."""
+        inner = len(self.sum_axes)
+        found: list[Stream] = []
+        for load in (*self.form.body_loads, *(self.form.final_loads if self.form.reduction else ())):
+            if load.indices:
+                found += self._of(load, 0 if load in self.form.body_loads else inner)
+        output = self.form.expr.output
+        extents = [[box[axis] for axis in self.form.final.axes] for box in self.boxes]
+        touched = [self._touched(own, output) for own in extents]
+        found.append(Stream(output.name, touched, inner, written=True))
+        return found
+
+    def _of(self, load: Load, start: int) -> list[Stream]:
+        tensor = self.form.expr.tensor_by_name[load.tensor]
+        direct = [self._touched(extents_of(load, box, tensor), tensor) for box in self.boxes]
+        staged = self.tiles.table.cached[load.tensor] if load in self.copies else np.zeros(self.count, dtype=bool)
+        waited = self._alone(load, direct, start)
+        if not staged.any():
+            return [Stream(load.tensor, direct, start, alone=waited)]
+        # Inside its copy a staged operand is read from scratch memory, which is dense and stays where it is.
+        inner, panels = len(self.sum_axes), in_panels(load, self.tiles.axis)
+        depth = inner + len(self.tiles.tile_loops) - self.copies[load]
+        scratch: list[Footprint] = []
+        source: list[Footprint] = []
+        for place, (box, own) in enumerate(zip(self.boxes, direct, strict=True)):
+            held = self._held(load, box, tensor, panels)
+            scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
+            source.append(own.where(~staged | (place >= depth)))
+        alone = np.where(staged, self._alone_in_copies(direct, depth), waited)
+        copying = np.where(staged, self._not_asked(load, tensor), 0.0)
+        return [
+            Stream(load.tensor, source, start, alone=alone, copied=staged, copying=copying),
+            Stream(f"{load.tensor}'", scratch, start),
+        ]
+
+    def _alone_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:
+        """Share of its lines that come without having been asked for ahead, of an operand that is copied row by row:
+        every row is a piece by itself. ``places``: loops inside the copy, by schedule."""
+        found: Floats = np.zeros(self.count)
+        for place in np.unique(places).tolist():
+            box = footprints[place]
+            found = np.where(places == place, self._alone_of_pieces(box.row, box.stride), found)
+        return found
+
+    def _alone_of_pieces(self, run: Floats, stride: Floats | Ints) -> Floats:
+        """Share of the first lines of pieces of ``run`` bytes, where the next piece lies on another page."""
+        lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
+        return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
+
+    def _alone(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
+        """Share of an operand's lines that come without having been asked for ahead: the first ones of every piece,
+        which goes as far as the loops go along a row, where the next piece lies on another page. A few pieces are
+        followed at the same time."""
+        tensor = self.form.expr.tensor_by_name[load.tensor]
+        rows = [math.prod(tensor.shape[place + 1 :]) * tensor.element_bytes for place in range(len(tensor.shape))]
+        last = {axis for axis, _ in load.indices[-1].terms}
+        run, open_ = footprints[start].row, np.ones(self.count, dtype=bool)
+        stride = np.zeros(self.count)
+        followed = footprints[start].bytes / np.maximum(footprints[start].row, self.device.shared.transaction_bytes)
+        for place, loop in enumerate(self.loops[start:], start=start):
+            jump = sum(abs(i.coefficient(loop.axis)) * row for i, row in zip(load.indices, rows, strict=True))
+            if jump == 0:
+                continue
+            turns = open_ & (loop.turns > 1)
+            if loop.axis in last:
+                run = np.where(turns, footprints[place + 1].row, run)
+                continue
+            followed = np.where(turns, followed * loop.turns, followed)
+            stride = np.where(turns & (stride == 0), jump, stride)
+            open_ = open_ & (followed <= PIECES_FOLLOWED)
+        return self._alone_of_pieces(run, np.where(open_, 0.0, stride))
+
+    def _not_asked(self, load: Load, tensor: Tensor) -> Floats:
+        """Share of what is copied that tiles do not ask for before: all, or what the first blocks begin with. What is
+        read in place is asked for too, but its rows still lie apart for all tiles that read them after the first."""
+        tiles, sizes = self.tiles, self.form.sizes
+        stepped = sum((tiles.step[axis] < sizes[axis] for axis in tiles.step), np.zeros(self.count, dtype=np.int64))
+        asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
+        held = {**tiles.block, **tiles.step}
+        each = product(tiles.tiles_per_block.values(), self.count)
+        turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
+        turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
+        line = self.device.shared.transaction_bytes // tensor.element_bytes
+        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, True, each, turns, line) > 0)
+        times = tiles.steps * product(tiles.blocks.values(), self.count)
+        return np.where(asked, np.minimum(1.0, self.device.unit_count / times), 1.0)
+
+    def _held(self, load: Load, box: Mapping[str, Ints], tensor: Tensor, panels: bool) -> Footprint:
+        """What a box of axes reads of a copy: side by side in panels, else row by row, some of each row."""
+        extents = extents_of(load, box, None)
+        row = 1.0 * extents[-1] * tensor.element_bytes + np.zeros(self.count)
+        elements = np.prod(np.broadcast_arrays(*extents, np.ones(self.count)), axis=0)
+        line = self.device.shared.transaction_bytes
+        whole = elements * tensor.element_bytes / row * np.maximum(line, row + line - tensor.element_bytes)
+        held = elements * tensor.element_bytes if panels else whole
+        return Footprint(held, row, np.zeros(self.count, dtype=np.int64))
+
+    def _touched(self, extents: Sequence[Ints], tensor: Tensor) -> Footprint:
+        """The transactions that a box of a tensor lies in."""
+        size = tensor.element_bytes
+        line = self.device.shared.transaction_bytes / size
+        run: Floats = np.ones(self.count)
+        total: Floats = np.ones(self.count)
+        stride: Ints = np.ones(self.count, dtype=np.int64)
+        joined = np.ones(self.count, dtype=bool)
+        for extent, length in zip(extents[::-1], tensor.shape[::-1], strict=True):
+            run = np.where(joined, run * extent, run)
+            stride = np.where(joined, stride * length, stride)
+            total = total * extent
+            joined = joined & (extent >= length)
+        lines = np.where(run % line == 0, run / line, run / line + 1.0 - 1.0 / line)
+        touched = total / run * np.maximum(lines, 1.0) * line * size
+        return Footprint(touched, run * size, np.where(joined, 0, stride * size))
+
+    @cached_property
+    def scratch_bytes(self) -> Ints:
+        """Scratch memory of a block: what all copies hold."""
+        copies = [stream.footprints[-1].bytes for stream in self.streams if stream.name.endswith("'")]
+        return np.ceil(sum(copies, np.zeros(self.count))).astype(np.int64)
+
+    def into(self, layer: MemoryLayer, writes: float = WRITES) -> Floats:
+        """Bytes that come into a cache, and go out of it, during the whole kernel on all units; what is written moves
+        ``writes`` times."""
+        return self._share_into(layer, lambda stream: writes if stream.written else 1.0)
+
+    def alone_into(self, layer: MemoryLayer) -> Floats:
+        """Bytes of those that come in without having been asked for ahead, so that a core waits for them while it
+        computes."""
+        return self._share_into(layer, lambda stream: np.where(stream.copied, 0.0, stream.alone))
+
+    def copied_into(self, layer: MemoryLayer) -> tuple[Floats, Floats]:
+        """Bytes that come in while a core does nothing but copy; those of them that nobody asked for ahead."""
+        return (
+            self._share_into(layer, lambda stream: stream.copying),
+            self._share_into(layer, lambda stream: stream.copying * stream.alone),
+        )
+
+    def _share_into(self, layer: MemoryLayer, share: Callable[[Stream], Floats | float]) -> Floats:
+        moved = self.streams_into(layer)
+        parts = (share(stream) * own for stream, own in zip(self.streams, moved, strict=True))
+        return sum(parts, np.zeros(self.count))
+
+    def streams_into(self, layer: MemoryLayer) -> list[Floats]:
+        """Bytes that come into a cache by stream, each counted once."""
+        known = self._known.get(layer.name)
+        if known is None:
+            shares = self._kept(layer)
+            known = self._known[layer.name] = [self._moved(stream, shares, layer) for stream in self.streams]
+        return known
+
+    @cached_property
+    def _known(self) -> dict[str, list[Floats]]:
+        return {}
+
+    def _kept(self, layer: MemoryLayer) -> list[Floats]:
+        """How much of what one turn of everything up to a loop touches a cache still has in the next, by loop."""
+        places = range(len(self.loops) + 1)
+        held = (sum((s.footprints[place].bytes for s in self.streams), np.zeros(self.count)) for place in places)
+        return [kept(layer, each) for each in held]
+
+    def _moved(self, stream: Stream, shares: Sequence[Floats], layer: MemoryLayer) -> Floats:
+        moved = stream.footprints[stream.start].bytes
+        for place, loop in enumerate(self.loops[stream.start :], start=stream.start):
+            inside, outside = stream.footprints[place].bytes, stream.footprints[place + 1].bytes
+            grown = outside / np.maximum(inside, 1e-9)
+            # A copy's source comes into being where it is copied: it is read once there.
+            fresh = (inside == 0) & (outside > 0)
+            stays = np.where(stream.footprints[place].crowded(layer), 0.0, shares[place])
+            again = stays * grown + (1.0 - stays) * loop.turns
+            moved = np.where(fresh, outside, moved * again)
+        return moved
+
+
+def kept(layer: MemoryLayer, held: Floats) -> Floats:
+    """Share of ``held`` bytes, read over and over in turn, that a cache still has when they come again.
+
+    One whose ways are larger than a page is filled by chance: where a page's lines go depends on where the system has
+    put it. Pages that want the same places are then about Poisson distributed, and where they are more than there are
+    ways, least recently used loses all of them.
+    """
+    ways = layer.associativity
+    if ways is None or layer.shared_by == "device" or layer.capacity_bytes <= ways * PAGE_BYTES:
+        return np.where(held <= USABLE * layer.capacity_bytes, 1.0, 0.0)
+    others = held * (ways / layer.capacity_bytes)
+    term: Floats = np.exp(-others)
+    found = term
+    for number in range(1, ways):
+        term = term * others / number
+        found = found + term
+    return found
+
+
+def extents_of(load: Load, box: Mapping[str, Ints], tensor: Tensor | None) -> list[Ints]:
+    """Extents of the part of a tensor that a box of axes reads; within the tensor where one is given."""
+    extents = []
+    for place, index in enumerate(load.indices):
+        extent = 1 + sum((abs(c) * (box[axis] - 1) for axis, c in index.terms), np.zeros(1, dtype=np.int64))
+        extents.append(extent if tensor is None else np.minimum(extent, tensor.shape[place]))
+    return extents

@@ -1,0 +1,87 @@
+"""Predicted times of schedules, and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sokoban.schedule.table import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Predicted time of one schedule.
+
+    Attributes:
+        seconds: launch overhead included.
+        bound: the stage that sets the pace.
+        stage_seconds: time of every stage for the whole kernel, by name.
+        registers: estimated 32-bit registers per thread.
+        shared_bytes: shared memory per block.
+        blocks_per_unit: resident blocks of a unit.
+        wave_count: rounds of blocks, the last one counted in full.
+    """
+
+    seconds: float
+    bound: str
+    stage_seconds: Mapping[str, float]
+    registers: int
+    shared_bytes: int
+    blocks_per_unit: int
+    wave_count: int
+
+
+@dataclass(frozen=True, eq=False)
+class EstimateTable:
+    """Estimates of all schedules of a table; see :class:`Estimate`. Schedules that cannot run take infinite time."""
+
+    seconds: Floats
+    stage_seconds: Mapping[str, Floats]
+    registers: Ints
+    shared_bytes: Ints
+    blocks_per_unit: Ints
+    wave_count: Ints
+
+    def rows_of(self, which: Ints) -> EstimateTable:
+        """Some rows as a table of their own, in the order given."""
+        stages = {name: column[which] for name, column in self.stage_seconds.items()}
+        columns = (self.registers, self.shared_bytes, self.blocks_per_unit, self.wave_count)
+        return EstimateTable(self.seconds[which], stages, *(column[which] for column in columns))
+
+    @staticmethod
+    def join(parts: Sequence[EstimateTable]) -> EstimateTable:
+        """The rows of several tables, one after the other."""
+        return EstimateTable(
+            np.concatenate([part.seconds for part in parts]),
+            {name: np.concatenate([part.stage_seconds[name] for part in parts]) for name in parts[0].stage_seconds},
+            np.concatenate([part.registers for part in parts]),
+            np.concatenate([part.shared_bytes for part in parts]),
+            np.concatenate([part.blocks_per_unit for part in parts]),
+            np.concatenate([part.wave_count for part in parts]),
+        )
+
+    def row(self, position: int) -> Estimate:
+        """The estimate of one schedule."""
+        return self.rows([position])[0]
+
+    def rows(self, positions: Sequence[int]) -> list[Estimate]:
+        """The estimates of some schedules."""
+        pick = np.asarray(positions, dtype=np.int64)
+        names = list(self.stage_seconds)
+        stages = np.array([self.stage_seconds[name] for name in names])[:, pick]
+        columns = zip(
+            self.seconds[pick].tolist(),
+            stages.argmax(axis=0).tolist(),
+            stages.T.tolist(),
+            self.registers[pick].tolist(),
+            self.shared_bytes[pick].tolist(),
+            self.blocks_per_unit[pick].tolist(),
+            self.wave_count[pick].tolist(),
+            strict=True,
+        )
+        return [
+            Estimate(seconds, names[bound], dict(zip(names, times, strict=True)), registers, shared, resident, waves)
+            for seconds, bound, times, registers, shared, resident, waves in columns
+        ]

@@ -1,0 +1,1 @@
+"""Stages of devices whose lanes are threads."""

@@ -1,0 +1,137 @@
+"""One program taken apart: the quantities from which RATIONAL made its time, and what the time consists of.
+
+Everything comes from the functions of :mod:`sokoban.model.rational`; nothing is estimated again in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import Load
+from sokoban.model.gpu import stages
+from sokoban.model.gpu.breakdown import DRAM_OVERLAP, POWER_SOFTNESS, breakdown, soft_maximum
+from sokoban.model.gpu.fetch import Fetch
+from sokoban.model.gpu.issue import issued_instructions
+from sokoban.model.gpu.loops import LoopNest
+from sokoban.model.gpu.occupancy import registers_per_thread
+from sokoban.model.gpu.operands import OperandReads
+from sokoban.model.gpu.transactions import dram_bytes as dram_bytes_of
+from sokoban.model.gpu.transactions import super_tile
+from sokoban.schedule.table import ScheduleTable, one
+from sokoban.schedule.tile import TileSchedule
+
+#: What a predicted time may consist of besides the stage that sets the pace and the launch.
+REMAINDERS = ("unhidden", "waiting", "stores", "dram overlap", "hoisting", "power limit")
+
+
+@dataclass(frozen=True, eq=False)
+class Anatomy:
+    """One program; seconds are of the whole kernel, where nothing else is said. Arrays inside have one entry.
+
+    Attributes:
+        table: the program alone.
+        needed_registers: per thread, without what is being fetched; more than ``launch.registers`` spills.
+        step_busy: seconds of one step of all blocks that a unit runs, by stage that they share.
+        step_waiting: seconds of one step during which a single block can do nothing.
+        step_alone: seconds of one step of a single block, its work and its waiting.
+        instructions: of a thread per step, by what they are for; without meaning for matrix instructions.
+        dram_bytes: read from DRAM, by load.
+        power_seconds: arithmetic at the rate that the power limit leaves.
+        parts: what the predicted time consists of: the slowest stage by its name, some of :data:`REMAINDERS`, and
+            ``launch``; the sum is the predicted time.
+    """
+
+    form: KernelForm
+    device: DeviceSpec
+    table: ScheduleTable
+    nest: LoopNest
+    fetches: Mapping[Load, Fetch]
+    reads: Mapping[Load, OperandReads]
+    launch: stages.Launch
+    needed_registers: int
+    step_busy: Mapping[str, float]
+    step_waiting: float
+    step_alone: float
+    instructions: Mapping[str, float]
+    dram_bytes: Mapping[Load, float]
+    power_seconds: float
+    parts: Mapping[str, float]
+
+    @property
+    def running(self) -> int:
+        """Blocks that a unit runs at once."""
+        return int(one(self.launch.running))
+
+    @property
+    def dram_traffic(self) -> float:
+        """Bytes that DRAM reads and writes."""
+        tensors = self.form.expr.tensor_by_name
+        once = self.form.expr.output.size_bytes + sum(tensors[load.tensor].size_bytes for load in self.form.final_loads)
+        return sum(self.dram_bytes.values()) + once
+
+    @property
+    def points(self) -> float:
+        """Points of the reduction that a thread handles per step."""
+        return one(stages.thread_points(self.table))
+
+
+def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Anatomy:
+    """Take a program apart that can run."""
+    table = ScheduleTable.of(form, [schedule])
+    found = breakdown(table, device)
+    launch, fetches, busy = found.launch, found.fetches, found.busy
+    steps = launch.rounds * table.step_count
+    slowest = max(busy, key=lambda name: one(busy[name]))
+    on_units = {
+        slowest: one(steps * busy[slowest]),
+        "unhidden": one(steps * (found.together - busy[slowest])),
+        "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled))
+        + one(launch.rounds * found.filling),
+        "stores": one(launch.rounds * found.stores),
+    }
+    power = one(found.power)
+    starting = one(table.block_count) * device.block_launch_seconds
+    parts = _parts(on_units, one(found.dram), one(found.hoisting), power, starting)
+    covered = super_tile(table, np.maximum(1, launch.resident) * device.unit_count)
+    read_bytes = {
+        load: min(
+            one(dram_bytes_of(table, load, device, covered)),
+            max(1.0, one(part.bytes * table.step_count * table.block_count)),
+        )
+        for load, part in fetches.items()
+    }
+    return Anatomy(
+        form, device, table, found.nest, fetches, found.reads, launch,
+        int(one(registers_per_thread(table, found.nest.local))),
+        {name: one(seconds) for name, seconds in busy.items()},
+        one(found.waiting), one(found.alone),
+        {name: one(count) for name, count in issued_instructions(table, found.nest, fetches, found.reads).items()},
+        read_bytes, power, {**parts, "launch": device.launch_overhead_seconds},
+    )  # fmt: skip
+
+
+def _parts(
+    on_units: Mapping[str, float], dram: float, factor: float, power: float, starting: float
+) -> dict[str, float]:
+    """The parts whose sum is the time without the launch, the slowest stage first.
+
+    ``on_units`` are the parts of the time on the units, the slowest stage first; ``power`` is the time of arithmetic
+    under the power limit, ``starting`` that of the start of all blocks, in seconds.
+    """
+    units = sum(on_units.values())
+    total = _soft_maximum(units, dram, DRAM_OVERLAP)
+    parts = {"dram": dram, "unhidden": total - dram} if dram > units else {**on_units, "dram overlap": total - units}
+    parts["hoisting"] = total * (factor - 1.0)
+    total *= factor
+    limited = _soft_maximum(total, power, POWER_SOFTNESS)
+    parts["power limit"] = limited - total
+    return {"block_launch": starting} if starting > limited else parts
+
+
+def _soft_maximum(a: float, b: float, exponent: float) -> float:
+    return one(soft_maximum(np.array([a]), np.array([b]), exponent))

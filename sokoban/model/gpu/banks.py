@@ -1,0 +1,147 @@
+"""Shared-memory time from addresses: what one warp really touches when it reads an operand (thesis 5.5.2).
+
+The threads of a warp are laid out over the tile as the code generator lays them out, last axis fastest. Their
+addresses at one element of the inner loop decide everything: lanes that read the same word are served together
+(broadcast), lanes that read different words of one bank wait for each other. Other elements and other warps read
+translations of the same pattern.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.regions import data_dimension
+from sokoban.language.expression import Load
+from sokoban.schedule.table import Floats, Ints, ScheduleTable
+
+
+def lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec) -> tuple[Ints, Ints]:
+    """Where the lanes of a warp read in the data tile of ``load``: innermost coordinate, and the row's number.
+
+    Both have shape (schedules, lanes); an element's address is ``inner + row * pitch`` with the pitch of a row, storage
+    padding included.
+    """
+    known = table.lane_parts.get((load, device.warp_lanes))
+    if known is None:
+        inner, row = table.by_order(load, lambda order: _lane_parts(table, load, device, order), lanes=True)
+        known = table.lane_parts[load, device.warp_lanes] = (inner, row)
+    return known
+
+
+def _lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec, order: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """:func:`lane_parts` for tiles stored in ``order``."""
+    coordinate = _lane_coordinates(table, device)
+    extents = table.extents(load)
+    parts: list[Ints] = []
+    pitch: Ints | int = 1
+    zeros = total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+    for position in reversed(order):
+        for axis, coefficient in data_dimension(load.indices[position]).terms:
+            if axis in coordinate:
+                scale = coefficient * pitch
+                part = coordinate[axis] * (scale if isinstance(scale, int) else scale[:, None])
+                total = part if total is zeros else total + part
+        if position == order[-1]:
+            parts.append(total)
+            total = zeros
+        else:
+            pitch = pitch * extents[position]
+    return parts[0], total
+
+
+def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints | None = None) -> Ints:
+    """Word addresses in the staged tile of ``load`` that the lanes of a warp read; shape (…, schedules, lanes).
+
+    A word is one bank's width. ``padding`` is the storage padding in elements, the table's own where it is left out;
+    further leading dimensions give several choices of it.
+    """
+    inner, row = lane_parts(table, load, device)
+    pitch = table.stored_row(load) + (table.padding[load.tensor] if padding is None else padding)
+    address = inner + row * np.asarray(pitch)[..., None]
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    width = device.shared.bank_width_bytes or 4
+    return address if element_bytes == width else address * element_bytes // width
+
+
+def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
+    """Element addresses in the whole tensor that the lanes of a warp read, up to a constant; (schedules, lanes)."""
+    known = table.lane_addresses.get((load, device.warp_lanes))
+    if known is not None:
+        return known
+    coordinate = _lane_coordinates(table, device)
+    shape = table.form.expr.tensor_by_name[load.tensor].shape
+    address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+    pitch = 1
+    for position in reversed(range(len(load.indices))):
+        for axis, coefficient in load.indices[position].terms:
+            if axis in coordinate:
+                address += coordinate[axis] * (coefficient * pitch)
+        pitch *= shape[position]
+    table.lane_addresses[load, device.warp_lanes] = address
+    return address
+
+
+def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
+    """First element of every lane of the first warp, by axis; lanes run along the last spatial axis first.
+
+    Threads that share a reduction come before that where the reduction is contiguous in memory, else after it.
+    """
+    known = table.lane_coordinates.get(device.warp_lanes)
+    if known is None:
+        lanes = np.arange(device.warp_lanes, dtype=np.int64)[None, :]
+        remaining = np.minimum(lanes, table.threads_per_block[:, None] - 1)
+        known = {}
+        last = table.form.reduced[-1] if table.form.reduced else ""
+        if last and table.form.reduces_contiguously:
+            remaining, known[last] = np.divmod(remaining, table.reduce_threads[:, None])
+        for axis in reversed(table.form.spatial):
+            extent = table.threads[axis][:, None]
+            remaining, here = np.divmod(remaining, extent)
+            if table.form.sizes[axis] > 1:
+                known[axis] = here * table.thread[axis][:, None]
+        if last and not table.form.reduces_contiguously:
+            known[last] = remaining % table.reduce_threads[:, None]
+        table.lane_coordinates[device.warp_lanes] = known
+    return known
+
+
+def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes: int = 128) -> Floats:
+    """Different L1 lines that one warp touches per read of an operand that is not staged: one pass each."""
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+    lines = tensor_lane_addresses(table, load, device) * element_bytes // line_bytes
+    lines.sort(axis=1)
+    return 1.0 + np.add.reduce(lines[:, 1:] != lines[:, :-1], axis=1)
+
+
+def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:
+    """Passes through shared memory that one warp needs per read instruction of ``load``, at least one.
+
+    ``width`` is the number of adjacent words a lane reads at once. A scalar read needs as many passes as the busiest
+    bank has different words; a vector read of distinct, contiguous pieces is limited by the bytes alone.
+    """
+    banks = device.shared.bank_count or 32
+    words = lane_words(table, load, device)
+    passes = busiest_bank(words, banks).astype(np.float64)
+    if (width > 1).any():
+        ordered = np.sort(words, axis=1)
+        distinct = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
+        passes = np.where(width > 1, np.ceil(distinct * width / banks), passes)
+    return passes
+
+
+def busiest_bank(words: Ints, banks: int) -> Ints:
+    """Different words in the bank that has most of them; shape (…, lanes) -> (…).
+
+    Lanes that read one word are served together: two lanes wait for each other if they read different words of one
+    bank.
+    """
+    ordered = words.reshape(-1, words.shape[-1]).copy()
+    ordered.sort(axis=1)
+    # Integer division is slow.
+    bank = ordered % banks if banks & (banks - 1) else ordered & (banks - 1)
+    np.copyto(bank[:, 1:], banks, where=ordered[:, 1:] == ordered[:, :-1])
+    bank += np.arange(0, len(ordered) * (banks + 1), banks + 1)[:, None]
+    counts = np.bincount(bank.ravel(), minlength=len(ordered) * (banks + 1))
+    busiest: Ints = np.maximum.reduce(counts.reshape(-1, banks + 1)[:, :banks], axis=1)
+    return busiest.reshape(words.shape[:-1])

@@ -1,0 +1,202 @@
+"""RATIONAL on devices whose lanes are threads: stages put together to a time (thesis 5.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.language.expression import Load
+from sokoban.model.estimates import EstimateTable
+from sokoban.model.gpu.fetch import Fetch, fetch
+from sokoban.model.gpu.issue import issue_seconds
+from sokoban.model.gpu.loops import LoopNest, loop_nest
+from sokoban.model.gpu.occupancy import granted_registers, operand_registers
+from sokoban.model.gpu.operands import OperandReads, operand_reads
+from sokoban.model.gpu.stages import (
+    Launch,
+    compute_seconds,
+    dram_seconds,
+    filling_seconds,
+    l2_seconds,
+    launch_of,
+    pipelined_waiting,
+    power_seconds,
+    shared_seconds,
+    stored_seconds_per_block,
+    waiting_seconds,
+)
+from sokoban.schedule.table import Floats, ScheduleTable
+
+#: Pipeline stages in the order in which they are shown.
+STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
+
+#: Share of the other stages' time that the slowest one does not hide with one warp per scheduler, and how fast more
+#: warps hide it: what programs on a V100 show. Ranking hardly changes between half and twice as much, errors do.
+UNHIDDEN = 0.25
+HIDING = 0.15
+
+#: The same share for kernels that copy asynchronously and load the next fragments while they multiply: their warps do
+#: not alternate between stages. An estimate, twice what makes a product of 8192 cubed on A100 without a power limit
+#: take as long as CUTLASS was measured to (295 TFLOP/s on zeros, H. He, "Strangely, matrix multiplications on GPUs run
+#: faster when given predictable data", 2024).
+UNHIDDEN_ASYNCHRONOUS = 0.07
+
+#: Share of a step's waiting that other resident blocks do not fill.
+UNHIDDEN_WAIT = 1.0
+
+#: Exponent with which time on the units and time of DRAM add up: 1 would be no overlap, infinity a perfect one.
+DRAM_OVERLAP = 4.0
+
+#: Exponent with which the power limit takes over: a board throttles before the average says so, and of two programs at
+#: the limit the one with less other work still is the faster.
+POWER_SOFTNESS = 12.0
+
+#: Operand words of an unrolled body per free register from which on the compiler may hoist more reads than it has room
+#: for, from which on it is as likely as it gets, and what that costs on average over the programs it hits or spares.
+HOISTED_WORDS = (5.0, 7.0)
+HOISTING_RISK = 0.25
+
+
+@dataclass(frozen=True, eq=False)
+class Breakdown:
+    """What a predicted time is made of; one entry per schedule, seconds of one step of all blocks that a unit runs
+    where nothing else is said.
+
+    Attributes:
+        busy: by stage that the blocks of a unit share.
+        together: the step if nobody waited.
+        waiting: what a single block cannot do anything during.
+        alone: the step of one block by itself.
+        unfilled: what other blocks leave of the waiting.
+        stores: writing the outputs of the blocks that a unit runs at once.
+        filling: the first copies of a pipeline, which nothing of the same block hides; once per round of blocks.
+        units: the whole kernel on the units.
+        dram, power: the whole kernel by DRAM alone, and by arithmetic under the power limit alone.
+        hoisting: factor, see :func:`hoisting_factor`.
+    """
+
+    nest: LoopNest
+    fetches: Mapping[Load, Fetch]
+    reads: Mapping[Load, OperandReads]
+    launch: Launch
+    busy: Mapping[str, Floats]
+    together: Floats
+    waiting: Floats
+    alone: Floats
+    unfilled: Floats
+    stores: Floats
+    units: Floats
+    dram: Floats
+    power: Floats
+    hoisting: Floats | float
+    filling: Floats
+
+
+def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
+    """Every quantity from which :func:`estimate` makes its times."""
+    form = table.form
+    nest = loop_nest(table)
+    fetches = {load: fetch(table, load, device) for load in form.body_loads}
+    reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads if form.reduction is not None}
+    launch = launch_of(table, device, nest, fetches, reads)
+    busy = {
+        "compute": compute_seconds(table, device, launch),
+        "issue": issue_seconds(table, device, nest, launch, fetches, reads),
+        "shared": shared_seconds(table, device, nest, launch, fetches, reads),
+        "l2": l2_seconds(table, device, launch, fetches),
+    }
+    stores = launch.running * stored_seconds_per_block(table, device)
+    together = step_seconds(table, busy, launch, device)
+    own = together / launch.running
+    waiting = waiting_seconds(table, device, fetches, reads)
+    waiting = pipelined_waiting(table, device, waiting, own, busy["l2"] / launch.running)
+    alone = waiting + own
+    # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
+    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, own) / launch.running
+    if table.has_stages:
+        # In a pipeline the copies themselves run on while a block waits.
+        unfilled = np.where(table.stages > 1, 0.0, unfilled)
+    filling = filling_seconds(table, device, launch)
+    units = launch.rounds * (table.step_count * (np.maximum(together, alone) + unfilled) + stores + filling)
+    dram = dram_seconds(table, device, launch, fetches)
+    power = power_seconds(table, device)
+    hoisting = hoisting_factor(table, device, launch, nest, reads)
+    return Breakdown(
+        nest,
+        fetches,
+        reads,
+        launch,
+        busy,
+        together,
+        waiting,
+        alone,
+        unfilled,
+        stores,
+        units,
+        dram,
+        power,
+        hoisting,
+        filling,
+    )
+
+
+def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
+    parts = breakdown(table, device)
+    launch, steps = parts.launch, table.step_count
+    stages: dict[str, Floats] = {name: launch.rounds * steps * seconds for name, seconds in parts.busy.items()}
+    stages["compute"] = np.maximum(stages["compute"], parts.power)
+    stages["l2"] = stages["l2"] + launch.rounds * parts.stores
+    stages["dram"] = parts.dram
+    stages["latency"] = launch.rounds * (steps * parts.alone + parts.filling)
+    stages["block_launch"] = table.block_count * device.block_launch_seconds
+    seconds = soft_maximum(parts.units, parts.dram, DRAM_OVERLAP) * parts.hoisting
+    seconds = soft_maximum(seconds, parts.power, POWER_SOFTNESS)
+    seconds = np.maximum(seconds, stages["block_launch"]) + device.launch_overhead_seconds
+    waves = -(-table.block_count // (np.maximum(1, launch.resident) * device.unit_count))
+    seconds = np.where(launch.resident > 0, seconds, np.inf)
+    return EstimateTable(seconds, stages, launch.registers, launch.shared, launch.resident, waves)
+
+
+def step_seconds(table: ScheduleTable, busy: Mapping[str, Floats], launch: Launch, device: DeviceSpec) -> Floats:
+    """A step of all running blocks: ``max(T_i)`` (5.4.3) and what the slowest stage does not hide of the others.
+
+    One warp per scheduler alternates between stages; the more there are, the better they overlap. Issue slots are not
+    work of their own: they bound, they do not add.
+    """
+    slowest = np.maximum.reduce(list(busy.values()))
+    work = [busy["compute"], busy["shared"], busy["l2"]]
+    others = work[0] + work[1] + work[2] - np.maximum.reduce(work)
+    warps = np.maximum(1.0, launch.warps * launch.running / device.teu.group_size)
+    unhidden = np.where(table.mma, UNHIDDEN_ASYNCHRONOUS, UNHIDDEN) if table.has_warp_tiles else UNHIDDEN
+    return slowest + unhidden * np.maximum(others, 0.0) / warps**HIDING
+
+
+def hoisting_factor(
+    table: ScheduleTable,
+    device: DeviceSpec,
+    launch: Launch,
+    nest: LoopNest,
+    reads: Mapping[Load, OperandReads],
+) -> Floats | float:
+    """Expected cost of operand reads that the compiler hoists without having registers for them.
+
+    A large unrolled body over a full register file is where compilers spill without need, at times by a factor of ten.
+    """
+    if not reads:
+        return 1.0
+    most = granted_registers(table, device, np.full(table.count, 1 << 16))
+    room = np.maximum(4, most - table.accumulators - operand_registers(table))
+    words = sum(part.words for part in reads.values())
+    risky = (launch.spilled == 0) & ~table.warp_tile
+    least, most_words = HOISTED_WORDS
+    risk = HOISTING_RISK * np.clip((words / room - least) / (most_words - least), 0.0, 1.0)
+    return 1.0 + np.where(risky, risk, 0.0)
+
+
+def soft_maximum(a: Floats, b: Floats, exponent: float) -> Floats:
+    """``(a**p + b**p) ** (1/p)``: the larger one, and more where they are close."""
+    larger = np.maximum(a, b)
+    return larger * (1.0 + (np.minimum(a, b) / larger) ** exponent) ** (1.0 / exponent)

@@ -1,0 +1,211 @@
+"""The cooperative fetch: all threads of a block copy the data tiles of a step from global to shared memory (5.5.2).
+
+Consecutive threads take consecutive elements of the tile (``vector`` of them each), so that coalescing depends on how
+long the tile's rows are in memory. Three costs follow: instructions, wavefronts of the load/store unit, and the time
+for which nobody can compute because the loads of one thread wait for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.language.expression import Load
+from sokoban.model.gpu.transactions import tile_transaction_bytes
+from sokoban.schedule.accesses import VECTOR_BYTES, widest_fetch
+from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, product
+
+#: Instructions per element copied, besides nothing: address arithmetic, load, store. Read off the SASS of tiled
+#: programs (8 of a 1x1 convolution, 16 to 22 where a bounds check guards every element of a padded input).
+FETCH_INSTRUCTIONS = 7.0
+GUARD_INSTRUCTIONS = 14.0
+
+#: The same per access of a pipelined copy, whose addresses and guards are worked out before all steps: what the SASS of
+#: products and convolutions compiled for sm_75 and sm_80 shows.
+HOISTED_INSTRUCTIONS = 2.0
+HOISTED_GUARD_INSTRUCTIONS = 2.0
+
+#: The same per asynchronous copy, itself included: it wants an address in two registers, whose constants it takes no
+#: part of; at a border its place in the tile is one more (read off the SASS of products and convolutions for sm_80 and
+#: sm_90).
+ASYNCHRONOUS_INSTRUCTIONS = 3.0
+ASYNCHRONOUS_GUARD_INSTRUCTIONS = 1.0
+
+#: Loads that one thread has under way before the first of their stores makes it wait: in unrolled code the compiler
+#: hoists about as many as it has registers for; a rolled loop it unrolls by four; a guarded load is a branch, and few
+#: or none of these overlap. Between two waits of 217 unrolled programs compiled for sm_75 there are 6 guarded loads
+#: where no guard changes from step to step, 1.3 where some do and 1.1 in a single step; what lies between is chosen by
+#: the times of programs.
+UNROLLED_LOADS = 16.0
+ROLLED_LOADS = 4.0
+GUARDED_UNROLLED_LOADS = 2.5
+GUARDED_LOADS = 1.0
+
+#: Wavefronts of the load/store unit per line that a load touches: lines of a request that misses are handed on at
+#: more than one per cycle of the shared-memory port.
+LINE_WAVEFRONTS = 0.3
+
+_LINE_BYTES = 128
+_SECTOR_BYTES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class Fetch:
+    """Copying the data tile of one load during one step; of a block where nothing else is said.
+
+    Attributes:
+        elements: elements of the tile.
+        loads: load instructions per thread.
+        instructions: all instructions per thread.
+        wavefronts: passes of the load/store unit, global loads and shared stores together.
+        elements_per_thread: what a thread copies, in elements.
+        batches: how often a thread waits for memory, the first time included; 0 where the tensor is not staged.
+        bytes: bytes in transactions of the next layer.
+    """
+
+    elements: Ints
+    loads: Floats
+    instructions: Floats
+    wavefronts: Floats
+    elements_per_thread: Floats
+    batches: Floats
+    bytes: Floats
+
+
+def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
+    """The fetch of ``load``, staged or not: a caller picks the rows where it is."""
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    ours = (table.stages > 1) & ~table.warp_tile if table.has_stages else None
+    elements = product(table.extents(load), table.count)
+    vector = _vector(table, load)
+    run = _contiguous_run(table, load)
+    guarded = load.pad is not None
+    real = _is_vector_access(table, load, vector, run)
+    if guarded:
+        # A guard that is worked out once for a vector leaves it whole.
+        real = real & (False if ours is None else ours)
+    times = np.ceil(elements / (table.threads_per_block * vector))
+    loads = np.where(real, times, times * vector)
+    width, stride = np.where(real, vector, 1), np.where(real, 1, vector)
+    requests = elements / (device.warp_lanes * width)
+    span = device.warp_lanes * vector
+    reach = np.minimum(run, span)
+    rows = np.maximum(1.0, span / run)
+    apart = np.ceil(reach / stride)
+    size = tensor.element_bytes
+    sectors = rows * np.minimum(reach * size / _SECTOR_BYTES + 1 - size / _SECTOR_BYTES, apart)
+    sectors = np.minimum(sectors, device.warp_lanes * np.maximum(1.0, width * size / _SECTOR_BYTES))
+    lines = rows * np.minimum(reach * size / _LINE_BYTES + 1 - size / _LINE_BYTES, apart)
+    lines = np.minimum(lines, device.warp_lanes)
+    tags = np.maximum(lines, sectors * _SECTOR_BYTES / _LINE_BYTES)
+    stores = np.maximum(1.0, width * size / 4) * np.where(real, 1, _store_passes(vector, size, device, guarded))
+    instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
+    turned = table.is_turned(load)
+    if turned is not None:
+        passes = turned_store_passes(table, load, device, table.padding[load.tensor])
+        stores = np.where(turned, width * passes, stores)
+        instructions = instructions + np.where(turned, loads * (width - 1), 0.0)
+    if ours is not None:
+        copies = np.where(turned, width, 1) if turned is not None else 1
+        hoisted = loads * (HOISTED_INSTRUCTIONS + (HOISTED_GUARD_INSTRUCTIONS if guarded else 0.0) + copies)
+        if table.has_asynchronous:
+            past = loads * (ASYNCHRONOUS_INSTRUCTIONS + (ASYNCHRONOUS_GUARD_INSTRUCTIONS if guarded else 0.0))
+            hoisted = np.where(table.asynchronous, past, hoisted)
+        instructions = np.where(ours, hoisted, instructions)
+    return Fetch(
+        elements,
+        loads,
+        instructions,
+        requests * (tags * LINE_WAVEFRONTS + stores),
+        loads * width,
+        np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
+        tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
+    )
+
+
+def _vector(table: ScheduleTable, load: Load) -> Ints:
+    """Elements that a thread takes at a time; the widest legal number where the schedule leaves it open."""
+    given = table.vector.get(load.tensor)
+    if given is not None and given.all():
+        chosen = given
+    else:
+        widest = widest_fetch(table.form, load, {**table.block, **table.step}, table.padding[load.tensor])
+        chosen = widest if given is None else np.where(given == 0, widest, given)
+    turned = table.is_turned(load) if table.has_asynchronous else None
+    # An asynchronous copy stores what it reads as one piece.
+    return chosen if turned is None else np.where(turned & table.asynchronous, 1, chosen)
+
+
+def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded: bool) -> Ints:
+    """Passes per word that a warp stores to shared memory with its lanes ``vector`` elements apart.
+
+    Lanes ``s`` words apart share ``banks / gcd(s, banks)`` banks (5.5.2). A guarded element is stored by itself; others
+    the compiler stores up to 16 bytes at a time, in no more passes than the first word of them takes (read off the SASS
+    of tiled programs).
+    """
+    bank_bytes = device.shared.bank_width_bytes or 4
+    word = max(element_bytes, bank_bytes)
+    apart = np.maximum(1, vector * element_bytes // word)
+    ways = np.gcd(apart, (device.shared.bank_count or 32) * bank_bytes // word)
+    return ways if guarded else ways // np.gcd(ways, max(1, VECTOR_BYTES // word))
+
+
+def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints) -> Floats:
+    """Passes per store of a warp into a tile of ``load`` that is stored turned, one word per lane.
+
+    Lanes that copy one row of the tensor's tile store ``vector`` stored rows apart; each further row lies beside. With
+    ``G`` lanes along a row, ``D`` of which find different banks ``s`` apart, and ``F`` rows at a time, a warp reaches
+    ``D min(F, s)`` banks, and ``F`` where ``D`` is one (5.5.2).
+    """
+    banks, lanes = device.shared.bank_count or 32, device.warp_lanes
+    vector = _vector(table, load)
+    row = table.stored_row(load)
+    run = np.maximum(1, product(table.extents(load), table.count) // row)
+    along = np.maximum(1, np.minimum(lanes, run // np.maximum(1, vector)))
+    beside = np.maximum(1, lanes // along)
+    apart = np.gcd(vector * (row + padding), banks)
+    different = np.minimum(along, banks // apart)
+    reached = np.minimum(banks, np.where(different > 1, different * np.minimum(beside, apart), beside))
+    return np.maximum(1.0, lanes / reached)
+
+
+def _waits(table: ScheduleTable, load: Load, loads: Floats, vector: Ints) -> Floats:
+    """How often a thread would wait in one step if no two waits overlapped: once per load, but once per guarded vector
+    that no row of the tile ends within. Its elements share an address and most of the guard, so that their loads are
+    predicated rather than branched around."""
+    if load.pad is None:
+        return loads
+    return np.where(table.extents(load)[-1] % vector == 0, loads / vector, loads)
+
+
+def loads_in_flight(table: ScheduleTable, loads: Floats, guarded: bool) -> Floats:
+    """Loads of one thread that wait for memory together, at most ``loads``."""
+    unrolled = loads <= np.maximum(table.unroll, 1)
+    if guarded:
+        together = np.where(unrolled, GUARDED_UNROLLED_LOADS, GUARDED_LOADS)
+    else:
+        together = np.where(unrolled, UNROLLED_LOADS, ROLLED_LOADS)
+    return np.minimum(loads, together)
+
+
+def _contiguous_run(table: ScheduleTable, load: Load) -> Ints:
+    """Elements of the data tile that follow each other in memory: a row, or many where rows are read whole."""
+    shape = table.form.expr.tensor_by_name[load.tensor].shape
+    run = table.ones
+    whole: Bools = np.ones(table.count, dtype=bool)
+    for extent, size in zip(reversed(table.extents(load)), reversed(shape), strict=True):
+        if not whole.any():
+            break
+        run = np.where(whole, run * extent, run)
+        whole = whole & (extent == size)
+    return run
+
+
+def _is_vector_access(table: ScheduleTable, load: Load, vector: Ints, run: Ints) -> Bools:
+    """Whether ``vector`` elements are one access: a power of two up to 16 bytes, aligned and inside a row."""
+    tensor = table.form.expr.tensor_by_name[load.tensor]
+    power = (vector & (vector - 1)) == 0
+    fits = (vector > 1) & (vector * tensor.element_bytes <= VECTOR_BYTES)
+    return power & fits & (run % vector == 0) & (tensor.shape[-1] % vector == 0 if tensor.shape else False)

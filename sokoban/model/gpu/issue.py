@@ -1,0 +1,114 @@
+"""Issue slots: how many instructions the threads of a program issue, by what they are for.
+
+The FMA density of the thesis (5.5.2) is what arithmetic gets of them beside operand reads, the fetch, and loop control.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.matrix import (
+    FRAGMENT,
+    WIDENED_FRAGMENT_INSTRUCTIONS,
+    WIDENED_PRODUCT_INSTRUCTIONS,
+    is_widened,
+    matrix_roles,
+)
+from sokoban.language.expression import Load
+from sokoban.model.gpu.fetch import Fetch
+from sokoban.model.gpu.loops import LoopNest
+from sokoban.model.gpu.operands import OperandReads
+from sokoban.model.gpu.stages import Launch, busiest_scheduler, thread_points
+from sokoban.model.gpu.work import START_INSTRUCTIONS, arithmetic_instructions, flat_instructions, is_flat, row_work_of
+from sokoban.schedule.table import Floats, ScheduleTable, shares_rows
+
+#: Instructions per unrolled body (counter, branch, addresses) and per step.
+BODY_INSTRUCTIONS = 3.0
+STEP_INSTRUCTIONS = 10.0
+
+#: Further instructions of a step whose copies pass by the registers: three for the wait and the group of copies, three
+#: that ptxas puts behind a wait, and the number of the buffer (read off the SASS of products for sm_80 and sm_90).
+ASYNCHRONOUS_STEP_INSTRUCTIONS = 10.0
+
+#: Instructions per asynchronous copy of matrix kernels: itself, its address, its guard (read off the SASS of products
+#: for sm_80).
+MMA_COPY_INSTRUCTIONS = 4.0
+
+#: Instructions of a warp per product of its group: itself and two descriptors (read off the SASS for sm_90a).
+WGMMA_INSTRUCTIONS = 16.0
+
+#: Instructions that guard a read in place at the edge of a padded tensor.
+DIRECT_GUARD_INSTRUCTIONS = 1.5
+
+#: What instructions are for, as :func:`issued_instructions` names it.
+ARITHMETIC, READS, FETCH, LOOPS = "arithmetic", "operand reads", "of the fetch", "of the loops"
+
+
+def issued_instructions(
+    table: ScheduleTable,
+    nest: LoopNest,
+    fetches: Mapping[Load, Fetch],
+    reads: Mapping[Load, OperandReads],
+) -> dict[str, Floats]:
+    """Instructions of a thread during one step of a schedule without matrix instructions, by what they are for."""
+    flat = is_flat(table)
+    loops = np.where(flat, flat_instructions(table), STEP_INSTRUCTIONS)
+    if table.has_asynchronous:
+        loops = loops + np.where(table.asynchronous, ASYNCHRONOUS_STEP_INSTRUCTIONS, 0.0)
+    loops = loops + BODY_INSTRUCTIONS * thread_points(table) / nest.unrolled_points
+    operands: Floats = np.zeros(table.count)
+    copies: Floats = np.zeros(table.count)
+    for load, part in fetches.items():
+        staged = table.cached[load.tensor]
+        direct = reads[load].instructions if load in reads else part.loads
+        if load.pad is not None:
+            direct = np.where(staged, direct, direct * (1.0 + DIRECT_GUARD_INSTRUCTIONS))
+        operands = operands + direct
+        copies = copies + np.where(staged, part.instructions, 0.0)
+    arithmetic = arithmetic_instructions(table)
+    rows = row_work_of(table)
+    if rows is not None:
+        shares = shares_rows(table)
+        along = sum(rows.loads.values(), np.zeros(table.count))
+        operands = np.where(shares, table.accumulators * along, operands)
+        others = table.accumulators * (rows.instructions - rows.arithmetic - along) + START_INSTRUCTIONS
+        loops, copies = np.where(shares, others, loops), np.where(shares, 0.0, copies)
+    return {ARITHMETIC: arithmetic, READS: operands, FETCH: copies, LOOPS: loops}
+
+
+def issue_seconds(
+    table: ScheduleTable,
+    device: DeviceSpec,
+    nest: LoopNest,
+    launch: Launch,
+    fetches: Mapping[Load, Fetch],
+    reads: Mapping[Load, OperandReads],
+) -> Floats:
+    """Seconds of one step of all blocks that a unit runs: an instruction per cycle and scheduler, whatever it is."""
+    instructions = sum(issued_instructions(table, nest, fetches, reads).values(), np.zeros(table.count))
+    if table.has_warp_tiles:
+        # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
+        copies = sum(fetches[load].loads for load in fetches)
+        matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, device)
+        instructions = np.where(table.warp_tile, np.where(table.mma, matrix, 0.0), instructions)
+    return instructions / device.clocks.boost_hz * busiest_scheduler(launch, device)
+
+
+def _fragment_instructions(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Instructions by which a warp multiplies during one step with ``mma.sync``: 16x8 products, and what brings every
+    fragment into registers."""
+    roles = matrix_roles(table.form)
+    if roles is None:
+        return np.zeros(table.count)
+    each, more = (
+        (WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS) if is_widened(table.form, device) else (1, 0)
+    )
+    loads = sum(
+        ((roles.fragment_instructions(load) + more) * elements for load, elements in table.operand_elements.items()),
+        table.zeros,
+    )
+    products = each * table.accumulators / (FRAGMENT * FRAGMENT // 2) + loads / FRAGMENT
+    return table.step_points / roles.depth * np.where(table.wgmma, WGMMA_INSTRUCTIONS, products)

@@ -1,0 +1,161 @@
+"""Work of threads that share a row: instructions, accesses and waits, from :func:`sokoban.schedule.rows.row_plan`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import value_instructions
+from sokoban.language.expression import Load, Reduction
+from sokoban.model.gpu.banks import cache_lines
+from sokoban.model.gpu.fetch import LINE_WAVEFRONTS
+from sokoban.model.gpu.transactions import tile_transaction_bytes
+from sokoban.schedule.rows import LEAST_COLUMNS, LEAST_LOADS, row_columns, row_plan
+from sokoban.schedule.table import Floats, Ints, ScheduleTable
+
+#: Instructions per vector beside its accesses: address, and who still takes part.
+TURN_INSTRUCTIONS = 1.5
+
+#: Instructions by which warps exchange a result: two barriers, stores and loads, branches for those that take part.
+EXCHANGE_INSTRUCTIONS = 16.0
+
+_WARP_LANES = 32
+
+
+@dataclass(frozen=True, eq=False)
+class RowWork:
+    """What a thread does for one row; one entry per schedule.
+
+    Attributes:
+        arithmetic: instructions that compute, those by which threads combine their results included.
+        instructions: all of them.
+        loads: accesses of global memory, by load.
+        times: how often a row is read along, by load.
+        width: elements per access, by load.
+        kept_registers: 32-bit registers that hold the row.
+        batches: how often a thread waits for memory.
+    """
+
+    arithmetic: Floats
+    instructions: Floats
+    loads: Mapping[Load, Floats]
+    times: Mapping[Load, Floats]
+    width: Mapping[Load, Ints]
+    kept_registers: Floats
+    batches: Floats
+
+
+def row_work(form: KernelForm, reduce_threads: Ints) -> RowWork:
+    """What threads do that share rows, ``reduce_threads`` of them each."""
+    threads, inverse = np.unique(reduce_threads, return_inverse=True)
+    found = [_work(form, int(count)) for count in threads]
+    every = found[0].loads
+
+    def column(of: Callable[[_Work], float]) -> Floats:
+        return np.array([of(work) for work in found])[inverse]
+
+    return RowWork(
+        column(lambda work: work.arithmetic),
+        column(lambda work: work.instructions),
+        {load: np.array([work.loads[load] for work in found])[inverse] for load in every},
+        {load: np.array([work.times[load] for work in found])[inverse] for load in every},
+        {load: np.array([work.width[load] for work in found])[inverse] for load in every},
+        column(lambda work: work.kept_registers),
+        column(lambda work: work.batches),
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """:class:`RowWork` for one number of threads."""
+
+    arithmetic: float
+    instructions: float
+    loads: Mapping[Load, float]
+    times: Mapping[Load, float]
+    width: Mapping[Load, int]
+    kept_registers: float
+    batches: float
+
+
+def _work(form: KernelForm, threads: int) -> _Work:
+    plan = row_plan(form, threads)
+    columns = plan.turns * plan.vector
+    loads: dict[Load, float] = dict.fromkeys((load for group in plan.reads for load in group), 0.0)
+    times = dict(loads)
+    width = {load: plan.vector if load in plan.wide else 1 for load in loads}
+    tensors, axes = form.expr.tensor_by_name, row_columns(form)
+    arithmetic = others = batches = 0.0
+    for value, reads in zip(plan.values, plan.reads, strict=True):
+        is_final = not isinstance(value, Reduction)
+        walked = columns if form.columns or not is_final else 1
+        varying = value_instructions(value, axes)
+        # A half-precision element is converted wherever it is used.
+        converted = sum(tensors[load.tensor].element_bytes < 4 for load in reads)
+        arithmetic += walked * (varying + converted) + value_instructions(value) - varying
+        accesses = 0.0
+        new = [load for load in reads if not (load in plan.kept and times[load])]
+        for load in new:
+            times[load] += 1.0
+            loads[load] += columns / width[load]
+            accesses += columns / width[load]
+        if new:
+            batches += max(1.0, accesses / (max(LEAST_LOADS, LEAST_COLUMNS // plan.vector) * len(new)))
+            others += accesses + TURN_INSTRUCTIONS * plan.turns
+        if is_final:
+            others += plan.turns if plan.stores_wide else walked
+            continue
+        combining, exchanging = _combining(threads)
+        arithmetic, others = arithmetic + combining, others + exchanging
+    registers = sum(columns * max(0.5, tensors[load.tensor].element_bytes / 4) for load in plan.kept)
+    registers = max(registers, columns if plan.remembered is not None else 0)
+    return _Work(arithmetic, arithmetic + others, loads, times, width, registers, batches)
+
+
+def _combining(threads: int) -> tuple[float, float]:
+    """Arithmetic and other instructions by which threads combine a result: a shuffle and an operation for every halving
+    of a warp, and where there are several warps a pass through shared memory and the same once more."""
+    if threads == 1:
+        return 0.0, 0.0
+    inside = math.ceil(math.log2(min(threads, _WARP_LANES)))
+    if threads <= _WARP_LANES:
+        return inside, inside + 1.0
+    between = math.ceil(math.log2(-(-threads // _WARP_LANES)))
+    return inside + between, inside + between + EXCHANGE_INSTRUCTIONS
+
+
+def row_passes(table: ScheduleTable, device: DeviceSpec, rows: RowWork) -> Floats:
+    """Lines of L1 per warp, as passes, that threads touch which share rows."""
+    passes: Floats = np.zeros(table.count)
+    for load, accesses in rows.loads.items():
+        wide = rows.width[load]
+        bytes_ = device.warp_lanes * wide * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        lines = np.where(wide > 1, bytes_ / 128, cache_lines(table, load, device))
+        passes = passes + table.accumulators * accesses * np.maximum(1.0, LINE_WAVEFRONTS * lines)
+    return passes
+
+
+def bytes_again(table: ScheduleTable, device: DeviceSpec, running: Ints, rows: RowWork) -> Floats:
+    """What DRAM delivers again of rows that are read along several times, where those that are worked on at a time do
+    not stay in L2."""
+    again: Floats = np.zeros(table.count)
+    room = 0.0 if device.l2 is None else device.l2.capacity_bytes / 2
+    for load, times in rows.times.items():
+        tensor = table.form.expr.tensor_by_name[load.tensor]
+        own = tile_transaction_bytes(table, load, table.block_tile, device.dram.transaction_bytes) / table.accumulators
+        at_a_time = own * np.minimum(running * device.unit_count, table.block_count)
+        again = again + np.where(at_a_time > room, (times - 1.0) * tensor.size_bytes, 0.0)
+    return again
+
+
+def row_bytes(table: ScheduleTable, transaction_bytes: int, rows: RowWork) -> Floats:
+    """Bytes in transactions that a block reads of its rows, as often as it reads along them."""
+    total: Floats = np.zeros(table.count)
+    for load, times in rows.times.items():
+        total = total + times * tile_transaction_bytes(table, load, table.block_tile, transaction_bytes)
+    return total

@@ -1,0 +1,56 @@
+"""What threads do besides reading operands: their arithmetic, and what a kernel's start and end cost them.
+
+A schedule is staged, with a loop over steps; or flat, with one step and nothing staged; or its threads share rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sokoban.kernel.instructions import value_instructions
+from sokoban.model.gpu.row_work import RowWork, row_work
+from sokoban.model.gpu.transactions import store_width
+from sokoban.schedule.table import Bools, Floats, ScheduleTable, shares_rows
+
+#: Instructions of a thread before it does anything, and those that divide the number of a block or thread by the
+#: length of an axis that is no power of two, for quotient and remainder.
+START_INSTRUCTIONS = 8.0
+DIVISION_INSTRUCTIONS = 6.0
+
+
+def row_work_of(table: ScheduleTable) -> RowWork | None:
+    """What the threads do of those schedules; None where there are none."""
+    if not shares_rows(table).any():
+        return None
+    return row_work(table.form, table.reduce_threads)
+
+
+def arithmetic_instructions(table: ScheduleTable) -> Floats:
+    """Arithmetic instructions of one thread during one step: a multiply and an add of a sum fuse into one. Those of the
+    final statement count where there is but one step."""
+    form = table.form
+    value = form.reductions[0].value if form.reduction else form.final.value
+    final = value_instructions(form.final.value) if form.reduction else 0.0
+    points = table.thread_points * max(1.0, value_instructions(value)) + np.where(is_flat(table), final, 0.0)
+    alone = table.accumulators * points
+    rows = row_work_of(table)
+    return alone if rows is None else np.where(shares_rows(table), table.accumulators * rows.arithmetic, alone)
+
+
+def is_flat(table: ScheduleTable) -> Bools:
+    """Schedules that stage nothing and walk no steps: what comes before and behind them is a part of the work."""
+    staged = [table.cached[load.tensor] for load in table.form.body_loads]
+    return (table.step_count == 1) & ~np.logical_or.reduce(staged or [np.zeros(table.count, dtype=bool)])
+
+
+def flat_instructions(table: ScheduleTable) -> Floats:
+    """Instructions of a thread of those before its reads and behind its arithmetic: where its elements lie, and its
+    stores."""
+    form = table.form
+    total: Floats = np.full(table.count, START_INSTRUCTIONS)
+    for axis in [axis for axis in form.spatial if form.sizes[axis] > 1][1:]:
+        for count in (table.grid[axis], table.threads[axis]):
+            division = np.where(count & (count - 1) == 0, 2.0, DIVISION_INSTRUCTIONS)
+            total = total + np.where(count > 1, division, 0.0)
+    dimensions = sum(len(load.indices) for load in (*form.body_loads, *form.final_loads))
+    return total + dimensions + table.accumulators / store_width(table)

@@ -1,0 +1,46 @@
+"""RATIONAL: a kernel as a pipeline whose slowest stage sets the pace (thesis 5.3.3, 5.4.3).
+
+A block walks its reduction in steps; in each it fetches data tiles and computes on them. Stages that all resident
+blocks of a unit share are the arithmetic pipelines, the issue slots of the schedulers, shared memory with the
+load/store unit, and the way from L2. The slowest of them takes the time of a step, unless a single block is slower all
+by itself, because it waits for memory and at barriers; then nothing but more resident blocks helps. Rounds of blocks
+(waves), DRAM, the rate at which blocks start, the power limit and the launch come on top.
+
+Every stage is a function of its own in :mod:`sokoban.model.gpu.stages`; all work on a :class:`ScheduleTable`, one entry
+per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.model.cpu.stages import estimate_vectors
+from sokoban.model.estimates import EstimateTable
+from sokoban.model.gpu.breakdown import _estimate
+from sokoban.schedule.table import ScheduleTable
+from sokoban.schedule.tile import TileSchedule
+
+#: Rows that are worked on at a time: what belongs to a lane of a warp then stays in the cache of the CPU.
+_CHUNK = 4096
+
+
+def estimate_schedules(form: KernelForm, device: DeviceSpec, schedules: Sequence[TileSchedule]) -> EstimateTable:
+    """Predict every schedule of ``schedules``."""
+    return estimate(ScheduleTable.of(form, schedules), device)
+
+
+def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
+    """Predict every row; large tables in pieces."""
+    model = _MODELS[device.teu.lane]
+    if table.count <= _CHUNK:
+        return model(table, device)
+    return EstimateTable.join([model(table.rows(slice(i, i + _CHUNK)), device) for i in range(0, table.count, _CHUNK)])
+
+
+#: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
+_MODELS: Mapping[str, Callable[[ScheduleTable, DeviceSpec], EstimateTable]] = {
+    "thread": _estimate,
+    "element": estimate_vectors,
+}

@@ -1,0 +1,395 @@
+"""JSON texts of schedules -> the columns of a :class:`ScheduleTable`: checked, and what was left out inferred."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import Annotated, Any, Literal
+
+import msgspec
+import numpy as np
+
+from hal.support.errors import InputError, listed
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import WGMMA, is_mma, matrix_roles
+from sokoban.schedule.pipelines import asynchronous_problem
+from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
+from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.warp_groups import WARP_ROWS
+
+#: Elements of one block or one step, all axes together. More fits no memory, and products of them no int64.
+MAX_TILE_ELEMENTS = 2**28
+
+#: Threads and elements per thread along one axis; three of them multiply to a block.
+MAX_COUNT = 2**20
+
+#: Most buffers of a staged tile: deeper pipelines hide nothing more.
+MAX_STAGES = 8
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
+Elements = Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE_ELEMENTS)]
+CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_TILE_ELEMENTS)]
+Band = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Stages = Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
+Instruction = Literal["fma", "wmma_16x16x16", "mma_16x8x16", "mma_16x8x32", "mma_16x8x8", "wgmma_64xNx16"]
+
+#: The keys of a schedule by what their names stand for.
+CUTS = ("block", "thread", "threads", "vthreads")
+SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
+KEYS = (
+    *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
+    "raster",
+)  # fmt: skip
+
+
+@lru_cache(maxsize=64)
+def _row_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors: tuple[str, ...]) -> type[Any]:
+    """The type of one schedule over some axes and tensors; 0 stands for a size that was not given."""
+
+    def sizes_type(name: str, keys: Sequence[str], value: Any) -> type[Any]:
+        # Fused axes and their dots are no identifiers.
+        fields = [(f"f{i}", value, 0) for i in range(len(keys))]
+        names = {f"f{i}": key for i, key in enumerate(keys)}
+        return msgspec.defstruct(name, fields, rename=names, frozen=True, gc=False, forbid_unknown_fields=True)
+
+    kinds = {
+        "block": sizes_type("Block", spatial, Elements),
+        **dict.fromkeys((*CUTS[1:], "inner_thread"), sizes_type("Spatial", spatial, Count)),
+        "step": sizes_type("Step", reduced, Elements),
+        **dict.fromkeys(("reduce_threads", "inner_step"), sizes_type("Reduced", reduced, Count)),
+    }
+    by_tensor, padding = sizes_type("Vector", tensors, Count), sizes_type("Padding", tensors, CountOrZero)
+    fields: list[Any] = [(key, kind, kind()) for key, kind in kinds.items()]
+    fields += [
+        ("cached", tuple[str, ...] | None, None),
+        ("vector", by_tensor | None, None),
+        ("padding", padding, padding()),
+        ("unroll", CountOrZero, TileSchedule.unroll),
+        ("instruction", Instruction, TileSchedule.instruction),
+        ("stages", Stages, TileSchedule.stages),
+        ("turned", tuple[str, ...], ()),
+        ("asynchronous", bool, TileSchedule.asynchronous),
+        ("raster", Band, TileSchedule.raster),
+    ]
+    return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
+
+
+class ScheduleReader:
+    """Rows of JSON as columns, with what was left out inferred.
+
+    * ``block`` is ``threads * vthreads * thread``; ``threads`` is what is left of the block; ``thread`` and
+      ``vthreads`` are 1 unless block and threads leave more; an axis without any of the four has one element per block.
+    * An axis without a ``step`` is walked at once.
+    * ``inner_thread`` and ``inner_step``, the parts of ``thread`` and ``step`` in the innermost loops, are all of them.
+    * ``cached``: all inputs where a step is given and neighbouring outputs read the same elements, otherwise none.
+    * ``vector``: left to the code generator, tensor by tensor: it takes the widest legal access.
+    """
+
+    def __init__(self, form: KernelForm, items: Sequence[bytes], place: Callable[[int], str]) -> None:
+        """``items`` are the JSON texts; ``place`` tells where each is, for errors.
+
+        Raises:
+            InputError: one of them is no JSON, or has unknown keys, axes or tensors, or values of a wrong type.
+        """
+        self.form, self.place = form, place
+        self.tensors = tuple(tensor.name for tensor in form.expr.tensors)
+        self.rows: list[Any] = []
+        decode = msgspec.json.Decoder(_row_type(form.spatial, form.reduced, self.tensors)).decode
+        try:
+            self.rows.extend(map(decode, items))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            failure = self._failure(error)
+        else:
+            self.count = len(self.rows)
+            #: First offending row of every kind of contradiction, and what to say of it.
+            self.complaints: list[tuple[int, InputError]] = []
+            return
+        # What the rows before it contradict comes first in the file.
+        if self.rows:
+            ScheduleReader(form, items[: len(self.rows)], place).table()
+        raise failure
+
+    def table(self) -> ScheduleTable:
+        """The schedules.
+
+        Raises:
+            InputError: numbers contradict each other; the first of the file that do.
+        """
+        form = self.form
+        given = {key: self._columns(key, form.spatial) for key in CUTS}
+        cuts = [self._cut(axis, *(given[key][axis] for key in CUTS)) for axis in form.spatial]
+        block, thread, vthreads = (dict(zip(form.spatial, c, strict=True)) for c in (zip(*cuts, strict=True)))
+        steps = self._columns("step", form.reduced)
+        step = {axis: np.where(values > 0, values, form.sizes[axis]) for axis, values in steps.items()}
+        reducers = self._columns("reduce_threads", form.reduced)
+        self._refuse_large("block", block)
+        self._refuse_large("step", steps)
+        self._refuse_large("reduce_threads", reducers)
+        warp_tile = self._warp_tile(thread, step)
+        inner_thread, inner_step = (
+            self._inner("inner_thread", "thread", thread),
+            self._inner("inner_step", "step", step),
+        )
+        with_step = sum(steps.values(), np.zeros(self.count, dtype=np.int64)) > 0
+        cached = self._cached(with_step)
+        tensors = tuple(cached)
+        turned = self._turned(tensors)
+        stages = np.fromiter(map(attrgetter("stages"), self.rows), np.int64, self.count)
+        in_place = ~np.logical_and.reduce([np.ones(self.count, dtype=np.bool_), *cached.values()])
+        self._complain(
+            (stages > 1) & in_place,
+            lambda i: InputError(
+                "stages", f"{stages[i]} buffers of every tile, but not all is staged", "stage all, or 1"
+            ),
+        )
+        asynchronous = self._asynchronous(stages, warp_tile)
+        raster = np.fromiter(map(attrgetter("raster"), self.rows), np.int64, self.count)
+        self._complain(
+            (raster > 0) & (in_place | (self.form.reduction is None)),
+            lambda i: InputError("raster", "bands of blocks need every operand of a reduction staged", "leave it out"),
+        )
+        padding = self._columns("padding", self.tensors)
+        if self.complaints:
+            raise min(self.complaints, key=lambda complaint: complaint[0])[1]
+        return ScheduleTable(
+            form,
+            block=block,
+            thread=thread,
+            vthreads=vthreads,
+            step=step,
+            reduce_threads=product([np.maximum(values, 1) for values in reducers.values()], self.count),
+            cached=cached,
+            padding={tensor: padding[tensor] for tensor in tensors},
+            warp_tile=warp_tile,
+            vector=self._vector(cached),
+            unroll=np.fromiter(map(attrgetter("unroll"), self.rows), np.int64, self.count),
+            inner_thread=inner_thread,
+            inner_step=inner_step,
+            stages=stages,
+            turned=turned,
+            mma=np.array([is_mma(row.instruction) or row.instruction == WGMMA for row in self.rows], dtype=np.bool_),
+            wgmma=np.array([row.instruction == WGMMA for row in self.rows], dtype=np.bool_),
+            asynchronous=asynchronous,
+            raster=raster,
+        )
+
+    def _columns(self, key: str, names: Sequence[str]) -> dict[str, Ints]:
+        """The sizes under ``key``, 0 where not given."""
+        parts = list(map(attrgetter(key), self.rows))
+        return {
+            name: np.fromiter(map(attrgetter(f"f{i}"), parts), np.int64, self.count) for i, name in enumerate(names)
+        }
+
+    def _cut(self, axis: str, block: Ints, thread: Ints, threads: Ints, vthreads: Ints) -> tuple[Ints, Ints, Ints]:
+        """Block, thread and vthreads of one axis: what is not given (0) follows from what is."""
+        known = [np.maximum(column, 1) for column in (thread, threads, vthreads)]
+        left = np.maximum(block // (known[0] * known[1] * known[2]), 1)
+        # What a block and its threads leave is adjacent, or strided where the adjacent part is given.
+        own = np.where((thread == 0) & (threads > 0), left, known[0])
+        copies = np.where((vthreads == 0) & (threads > 0) & (thread > 0), left, known[2])
+        along = np.where(threads > 0, threads, left)
+        whole = np.where(block > 0, block, own * along * copies)
+        self._complain(
+            whole != own * along * copies,
+            lambda i: _uneven(axis, block[i], {"vthreads": vthreads[i], "threads": threads[i], "thread": thread[i]}),
+        )
+        return whole, own, copies
+
+    def _inner(self, key: str, outer: str, whole: Mapping[str, Ints]) -> dict[str, Ints]:
+        """The innermost part of a thread's elements or of a step, by axis; all of it where not given."""
+        out = {}
+        for axis, values in self._columns(key, tuple(whole)).items():
+            inner, size = np.where(values > 0, values, whole[axis]), whole[axis]
+            out[axis] = inner
+            self._complain(size % inner != 0, _uneven_inner(f"{key}.{axis}", outer, size, inner))
+        return out
+
+    def _refuse_large(self, key: str, columns: Mapping[str, Ints]) -> None:
+        total = np.ones(self.count)
+        for values in columns.values():
+            total = total * np.maximum(values, 1)
+        self._complain(
+            total > MAX_TILE_ELEMENTS,
+            lambda i: InputError(key, f"{total[i]:.3g} elements", f"no {key} has more than {MAX_TILE_ELEMENTS}"),
+        )
+
+    def _warp_tile(self, thread: Mapping[str, Ints], step: Mapping[str, Ints]) -> Bools:
+        """Which schedules use matrix instructions: those of a matrix product, in whole fragments."""
+        matrix = np.array([row.instruction != "fma" for row in self.rows], dtype=np.bool_)
+        if not matrix.any():
+            return matrix
+        roles = matrix_roles(self.form)
+        if roles is None:
+            problem = f"{self.form.expr.name} is no product of matrices that an instruction multiplies"
+            self._complain(matrix, lambda i: InputError("instruction", problem, 'write "fma"'))
+            return matrix
+        for key, axis, values in (
+            ("thread", roles.m, thread[roles.m]),
+            ("thread", roles.n, thread[roles.n]),
+            ("step", roles.k, step[roles.k]),
+        ):
+            fragment = roles.fragment(axis)
+            self._complain(matrix & (values % fragment != 0), _no_fragments(key, axis, values, fragment))
+        self._check_groups(thread[roles.m], roles.m)
+        return matrix
+
+    def _check_groups(self, rows: Ints, axis: str) -> None:
+        """Warps of a group have 16 rows each."""
+        wrong = np.array([row.instruction == WGMMA for row in self.rows], dtype=np.bool_) & (rows != WARP_ROWS)
+        remedy = f"a warp of a group has {WARP_ROWS} rows"
+        self._complain(wrong, lambda i: InputError(f"thread.{axis}", f"{rows[i]} with {WGMMA}", remedy))
+
+    def _cached(self, with_step: Bools) -> dict[str, Bools]:
+        """Whether a tensor is staged, by tensor of the body."""
+        inputs = {tensor.name for tensor in self.form.expr.inputs}
+        rows = list(map(attrgetter("cached"), self.rows))
+        distinct = set(rows)
+        usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs))
+        for names in distinct - {None}:
+            self._check_inputs("cached", names, usable, rows.index(names))
+        default = with_step & _reuses_data(self.form)
+        out = {}
+        for load in self.form.body_loads:
+            tensor = load.tensor
+            stages = {names: names is not None and tensor in names for names in distinct}
+            column = np.fromiter(map(stages.__getitem__, rows), np.bool_, self.count)
+            if None in distinct and load.indices and tensor in inputs:
+                column |= default & np.fromiter((names is None for names in rows), np.bool_, self.count)
+            out[tensor] = column
+        return out
+
+    def _turned(self, tensors: Sequence[str]) -> dict[str, Bools]:
+        """Whether a staged tile is stored turned, by tensor of the body."""
+        rows = list(map(attrgetter("turned"), self.rows))
+        for names in set(rows):
+            self._check_inputs("turned", names, tensors, rows.index(names))
+        return {tensor: np.array([tensor in names for names in rows], dtype=np.bool_) for tensor in tensors}
+
+    def _asynchronous(self, stages: Ints, warp_tile: Bools) -> Bools:
+        """Which pipelines of multiply-adds copy past the registers."""
+        given = np.array([row.asynchronous for row in self.rows], dtype=np.bool_)
+        remedy = "leave it out, or give 2 stages or more of multiply-adds"
+        self._complain(
+            given & ((stages < 2) | warp_tile),
+            lambda i: InputError("asynchronous", "copies run ahead in a pipeline of multiply-adds alone", remedy),
+        )
+        problem = asynchronous_problem(self.form)
+        self._complain(given & (problem is not None), lambda i: InputError("asynchronous", problem or "", remedy))
+        return given
+
+    def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
+        """Complain of the first name under ``key`` that is no input of the body."""
+        wrong = next((k for k, name in enumerate(names) if name not in {t.name for t in self.form.expr.inputs}), None)
+        if wrong is not None:
+            remedy = _close(names[wrong], usable) + f"can be staged: {listed(usable)}"
+            error = InputError(f"{key}[{wrong}]", f"there is no input {names[wrong]!r}", remedy)
+            self.complaints.append((position, _within(error, self.place(position))))
+
+    def _vector(self, cached: Mapping[str, Bools]) -> dict[str, Ints]:
+        """Elements per access, by tensor of the body and for the output; 0 leaves the choice to the code generator."""
+        parts = list(map(attrgetter("vector"), self.rows))
+        out: dict[str, Ints] = {}
+        for tensor in (*cached, self.form.expr.output.name):
+            field = f"f{self.tensors.index(tensor)}" if tensor in self.tensors else ""
+            given = [0 if part is None else getattr(part, field, 0) for part in parts]
+            out[tensor] = np.array(given, dtype=np.int64)
+        return out
+
+    def _complain(self, wrong: Bools, error: Callable[[int], InputError]) -> None:
+        if wrong.any():
+            position = int(np.argmax(wrong))
+            self.complaints.append((position, _within(error(position), self.place(position))))
+
+    def _failure(self, error: Exception) -> InputError:
+        """What the decoder refuses, in our words."""
+        where = self.place(len(self.rows))
+        if isinstance(error, UnicodeDecodeError):
+            return InputError(where, f"not UTF-8 text: {error.reason}", "save the file as UTF-8")
+        if not isinstance(error, msgspec.ValidationError):
+            return InputError(where, f"broken JSON: {plain(error)}", "write one schedule a line, or a list of them")
+        message, _, path = str(error).partition(" - at `$")
+        path, message = path.rstrip("`").lstrip("."), _worded(message.replace("`", ""))
+        place = _within(InputError(path, ""), where).field if path else where
+        unknown = re.fullmatch(r"Object contains unknown field (.*)", message)
+        if unknown is None:
+            remedy = "" if path else 'a schedule is {"block": {...}, ...}'
+            if message.startswith("unknown instruction"):
+                remedy = 'use "fma", "wmma_16x16x16" or "mma_16x8x16"'
+            return InputError(place, message, remedy)
+        name = unknown[1]
+        if not path:
+            return InputError(where, f"unknown key {name!r}", _close(name, KEYS) + f"known: {', '.join(KEYS)}")
+        return self._unknown_name(path, name, place)
+
+    def _unknown_name(self, key: str, name: str, place: str) -> InputError:
+        spatial, reduced = self.form.spatial, self.form.reduced
+        if key in (*SPATIAL, *REDUCED):
+            kind, known, other = ("spatial", spatial, reduced) if key in SPATIAL else ("reduction", reduced, spatial)
+            problem = f"no {kind} axis {name!r}"
+            if name in other:
+                problem = f"{name!r} is no {kind} axis of {self.form.expr.name}"
+            return InputError(f"{place}.{name}", problem, _close(name, known) + f"{kind} axes: {listed(known)}")
+        remedy = _close(name, self.tensors) + f"tensors: {listed(self.tensors)}"
+        return InputError(f"{place}.{name}", f"no tensor {name!r}", remedy)
+
+
+def _within(error: InputError, place: str) -> InputError:
+    return error.within(place) if place else error
+
+
+def plain(error: BaseException) -> str:
+    """What a JSON decoder says, without its preamble."""
+    return "nested too deep" if isinstance(error, RecursionError) else str(error).removeprefix("JSON is malformed: ")
+
+
+#: What a decoder calls the types of JSON, and what we do.
+_TYPES = {
+    "int": "an integer", "float": "a number with a fraction", "str": "a string", "bool": "a boolean", "null": "null",
+    "object": "an object", "object | null": "an object", "array": "a list", "array | null": "a list of tensors",
+}  # fmt: skip
+
+
+def _worded(message: str) -> str:
+    """``Expected `array | null`, got `str``` -> ``expected a list of tensors, got a string``."""
+    found = re.fullmatch(r"Expected (.*?)( [<>]=? \d+)?(?:, got (.*))?", message)
+    if found is None:
+        return message.replace("Invalid enum value", "unknown instruction")
+    text = f"expected {_TYPES.get(found[1], found[1])}{found[2] or ''}"
+    return text + (f", got {_TYPES.get(found[3], found[3])}" if found[3] else "")
+
+
+def _close(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def _uneven(axis: str, block: int, parts: Mapping[str, int]) -> InputError:
+    """``48 is not vthreads 2 x threads 8 x thread 4``, of what was given."""
+    given = " x ".join(f"{key} {size}" for key, size in parts.items() if size)
+    relation = "is not" if all(parts.values()) else "is not a multiple of"
+    return InputError(f"block.{axis}", f"{block} {relation} {given}", "leave one of them out and it is inferred")
+
+
+def _uneven_inner(field: str, outer: str, size: Ints, inner: Ints) -> Callable[[int], InputError]:
+    remedy = "leave it out and the innermost loop is all of it"
+    return lambda i: InputError(field, f"{outer} {size[i]} is not a multiple of {inner[i]}", remedy)
+
+
+def _no_fragments(key: str, axis: str, values: Ints, fragment: int) -> Callable[[int], InputError]:
+    remedy = f"a matrix instruction takes fragments of {fragment}"
+    return lambda i: InputError(f"{key}.{axis}", f"{values[i]} is not a multiple of {fragment}", remedy)
+
+
+def _reuses_data(form: KernelForm) -> bool:
+    """Whether the threads of a block read the same elements: an operand lacks an axis of the output, or windows of
+    neighbouring outputs overlap."""
+    spatial = [axis for axis in form.spatial if form.sizes[axis] > 1]
+    return form.reduction is not None and any(
+        any(not any(index.coefficient(axis) for index in load.indices) for axis in spatial)
+        or any(len(index.axes) > 1 for index in load.indices)
+        for load in form.body_loads
+        if load.indices
+    )

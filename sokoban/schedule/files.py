@@ -1,0 +1,237 @@
+"""Schedules that somebody else made: JSON -> :class:`ScheduleTable`, many at a time.
+
+A file holds one schedule a line, a list of them, or a single one, in the form that ``TileSchedule.to_json`` writes.
+Whatever is left out is inferred (:class:`sokoban.schedule.columns.ScheduleReader` says how), so that
+``{"block": {"m": 128, "n": 64}}`` is a schedule too. Axes are those of the operator as the user wrote it; a schedule
+that names fused axes (``n.c``), as the bundles of ``roller compile`` do, is read against the fused form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from hal.support.errors import InputError
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.matrix import MMA_INSTRUCTIONS, WGMMA, WMMA
+from sokoban.language.expression import TensorExpr
+from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
+from sokoban.schedule.table import Bools, Ints, ScheduleTable
+from sokoban.schedule.tile import TileSchedule, sizes
+
+MAX_FILE_BYTES = 512 * 1024 * 1024
+
+#: What the keys mean, for the schema.
+_KEYS: Mapping[str, str] = {
+    "block": "elements per block, by spatial axis",
+    "thread": "adjacent elements per thread, by spatial axis",
+    "threads": "threads along a spatial axis; block = vthreads * threads * thread",
+    "vthreads": "strided copies per thread, by spatial axis",
+    "step": "elements per step, by reduction axis; the whole axis where left out",
+    "reduce_threads": "threads that share a reduction axis",
+    "inner_thread": "the part of `thread` below the inner loops over the reduction; all of it where left out",
+    "inner_step": "the part of `step` in the inner loops over the reduction; all of it where left out",
+    "cached": "tensors staged in shared memory; all inputs where left out, a step is given and blocks reuse data",
+    "vector": "elements per access when a tensor is fetched; the widest legal ones where left out",
+    "padding": "elements added to the innermost dimension of a staged tile, by tensor",
+    "unroll": "largest number of inner-loop iterations to unroll; 0 leaves it to the compiler",
+    "instruction": "what computes: scalar multiply-adds, or Tensor Cores with thread tiles that belong to warps",
+    "stages": "buffers of every staged tile; with 2 or more the next steps are fetched while one is computed on",
+    "turned": "staged tensors whose tile is stored with the last dimension that outputs walk innermost",
+    "asynchronous": "with several stages of multiply-adds: copy past the registers (cp.async, sm_80 and later)",
+    "raster": "blocks beside each other in a band that is launched before the next one; 0 for no bands",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleGroup:
+    """Schedules of one file that are over the same axes.
+
+    Attributes:
+        positions: which of the file's schedules these are, counted from 0 without blank lines.
+        table: the schedules.
+    """
+
+    positions: Ints
+    table: ScheduleTable
+
+
+# Files
+
+
+def load_schedules(path: str | Path, expr: TensorExpr) -> list[ScheduleGroup]:
+    """The schedules of a file for one operator.
+
+    Raises:
+        InputError: the file cannot be read, or something in it cannot be used; ``field`` has the line, counted from 1
+            (``schedules.jsonl[17].block.f``), or for a JSON list the position from 0.
+    """
+    source = str(path)
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise InputError(source, f"cannot be read: {getattr(error, 'strerror', None) or error}", "") from None
+    return schedules_from_json(text, expr, source)
+
+
+def schedules_from_json(text: bytes, expr: TensorExpr, source_name: str = "schedules") -> list[ScheduleGroup]:
+    """JSON text -> tables over the operator's own axes, and over its fused ones for the schedules that name those.
+
+    Raises:
+        InputError: as :func:`load_schedules`.
+    """
+    texts = _Texts.of(text, source_name)
+    own, fused = kernel_form(expr, fuse=False), kernel_form(expr)
+    chosen = _over_fused(text, texts.items, own, fused)
+    groups = []
+    for form, mask in ((own, ~chosen), (fused, chosen)):
+        positions = np.flatnonzero(mask)
+        if len(positions):
+            groups.append(ScheduleGroup(positions, texts.picked(positions).table(form)))
+    return groups
+
+
+def _over_fused(text: bytes, items: Sequence[bytes], own: KernelForm, fused: KernelForm) -> Bools:
+    """Which schedules mean the fused axes: those that name one.
+
+    Where fusing only dropped axes of size 1, also those that name none of them. A 1x1 window in steps of two then
+    fetches every second element; over its own axes it fetches whole lines, since a window might have needed them.
+    """
+    added = [f'"{name}"'.encode() for name in fused.sizes if name not in own.sizes]
+    dropped = [f'"{name}"'.encode() for name in own.sizes if name not in fused.sizes]
+    if added:
+        if not any(word in text for word in added):
+            return np.zeros(len(items), dtype=np.bool_)
+        return np.array([any(word in item for word in added) for item in items], dtype=np.bool_)
+    if not dropped:
+        return np.ones(len(items), dtype=np.bool_)
+    return np.array([not any(word in item for word in dropped) for item in items], dtype=np.bool_)
+
+
+def table_from_json(text: bytes, form: KernelForm, source_name: str = "schedules") -> ScheduleTable:
+    """JSON text -> the table of its schedules, all over the axes of ``form``.
+
+    Raises:
+        InputError: as :func:`load_schedules`.
+    """
+    return _Texts.of(text, source_name).table(form)
+
+
+def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
+    """One decoded JSON object -> a schedule over the axes of ``form``; the inverse of ``TileSchedule.to_json``.
+
+    Raises:
+        InputError: ``field`` is the path inside the object (``block.f``).
+    """
+    reader = ScheduleReader(form, [msgspec.json.encode(data)], lambda position: "")
+    table, row = reader.table(), reader.rows[0]
+    assert isinstance(data, dict)
+    given = {key: value for key, value in data.items() if isinstance(value, dict)}
+    staged = tuple(tensor for tensor, values in table.cached.items() if values[0])
+    vector = sizes(given.get("vector", {})) if row.vector is not None else ()
+    return TileSchedule(
+        block=tuple((axis, int(values[0])) for axis, values in table.block.items()),
+        thread=tuple((axis, int(values[0])) for axis, values in table.thread.items()),
+        vthreads=tuple((axis, int(values[0])) for axis, values in table.vthreads.items()),
+        step=tuple((axis, int(values[0])) for axis, values in table.step.items()) if given.get("step") else (),
+        reduce_threads=sizes(given.get("reduce_threads", {})),
+        cached=staged if row.cached is None else row.cached,
+        vector=vector,
+        padding=sizes(given.get("padding", {})),
+        unroll=row.unroll,
+        instruction=row.instruction,
+        stages=row.stages,
+        turned=row.turned,
+        asynchronous=row.asynchronous,
+        raster=row.raster,
+    )
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """The JSON texts of the schedules of a file, and the place of each: its line, or its position in a list."""
+
+    items: Sequence[bytes]
+    source: str
+    numbers: Sequence[int] | None
+
+    @staticmethod
+    def of(text: bytes, source: str) -> _Texts:
+        """The file taken apart; the texts themselves are not looked into."""
+        if len(text) > MAX_FILE_BYTES:
+            raise InputError(source, f"larger than {MAX_FILE_BYTES // 2**20} MiB", "split it into several files")
+        text = text.removeprefix(b"\xef\xbb\xbf")
+        numbers: Sequence[int] | None
+        if text[:64].lstrip().startswith(b"["):
+            try:
+                items = [bytes(raw) for raw in msgspec.json.decode(text, type=list[msgspec.Raw])]
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise InputError(source, f"broken JSON: {plain(error)}") from None
+            numbers = range(len(items))
+        else:
+            lines = text.split(b"\n")
+            numbers = [number for number, line in enumerate(lines, start=1) if line and not line.isspace()]
+            items = [lines[number - 1] for number in numbers]
+            if len(items) > 1 and not _is_json(items[0]) and _is_json(text):
+                items, numbers = [text], None
+        if not items:
+            raise InputError(source, "holds no schedules", 'write one a line: {"block": {...}, "thread": {...}}')
+        return _Texts(items, source, numbers)
+
+    def picked(self, positions: Ints) -> _Texts:
+        """Some of them."""
+        if len(positions) == len(self.items):
+            return self
+        chosen = positions.tolist()
+        numbers = None if self.numbers is None else [self.numbers[i] for i in chosen]
+        return _Texts([self.items[i] for i in chosen], self.source, numbers)
+
+    def place(self, position: int) -> str:
+        """``schedules.jsonl[17]``; the file alone where it is one schedule."""
+        return self.source if self.numbers is None else f"{self.source}[{self.numbers[position]}]"
+
+    def table(self, form: KernelForm) -> ScheduleTable:
+        """The schedules over the axes of ``form``."""
+        return ScheduleReader(form, self.items, self.place).table()
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def schedule_schema() -> dict[str, Any]:
+    """The JSON Schema (2020-12) of one schedule, of a list of them, and of a line of a JSON Lines file."""
+
+    def by_name(least: int, most: int = MAX_TILE_ELEMENTS) -> dict[str, Any]:
+        number = {"type": "integer", "minimum": least, "maximum": most}
+        return {"type": "object", "additionalProperties": number}
+
+    kinds = {key: by_name(1, MAX_COUNT) for key in (*SPATIAL, *REDUCED)}
+    kinds["block"] = kinds["step"] = by_name(1)
+    kinds["cached"] = {"type": "array", "items": {"type": "string"}}
+    kinds["vector"] = by_name(1, MAX_COUNT)
+    kinds["padding"] = by_name(0)
+    kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
+    kinds["instruction"] = {"enum": ["fma", WMMA, *MMA_INSTRUCTIONS, WGMMA], "default": TileSchedule.instruction}
+    kinds["turned"] = {"type": "array", "items": {"type": "string"}}
+    kinds["asynchronous"] = {"type": "boolean", "default": TileSchedule.asynchronous}
+    kinds["raster"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.raster}
+    kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
+    properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
+    item = {"$ref": "#/$defs/Schedule"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "Schedules",
+        "anyOf": [item, {"type": "array", "items": item, "minItems": 1}],
+        "$defs": {"Schedule": {"type": "object", "properties": properties, "additionalProperties": False}},
+    }

@@ -1,0 +1,28 @@
+"""Schedules of patch transforms, and what a schedule of any kernel is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sokoban.kernel.patches import PatchTransform
+from sokoban.schedule.tile import TileSchedule
+
+
+@dataclass(frozen=True)
+class PatchSchedule:
+    """How a patch transform runs: ``threads`` of a block, each with a patch of its own."""
+
+    threads: int
+
+    def blocks(self, transform: PatchTransform) -> int:
+        """Blocks of the launch."""
+        return -(-transform.points // self.threads)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule."""
+        return {"threads": self.threads}
+
+
+#: How one kernel of a program runs, whatever kind of problem it solves.
+Schedule = TileSchedule | PatchSchedule

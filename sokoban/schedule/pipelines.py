@@ -1,0 +1,127 @@
+"""Variants of schedules that stage every operand: tiles turned, bodies unrolled, steps fetched ahead.
+
+They are what code generation makes of a tile besides its sizes, and better nearly always; so they are proposed for the
+tiles that rank best rather than searched together with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.regions import storage_order
+from sokoban.schedule.table import Bools, Ints, ScheduleTable
+
+#: Multiply-adds of one unrolled body: a window of 3x3 for 64 sums, 10 KiB of code with all that a step needs besides,
+#: which the first instruction cache holds (12 KiB since Volta).
+BODY_STATEMENTS = 576
+
+#: Oldest NVIDIA devices with asynchronous copies, as a compute capability, and the fewest bytes that one takes.
+COPY_CAPABILITY = (8, 0)
+LEAST_COPY_BYTES = 4
+
+#: Buffers of pipelines that copy past the registers.
+ASYNCHRONOUS_STAGES = (2, 3, 4)
+
+#: Shortest steps worth a barrier, in points of the reduction.
+SHORTEST_STEP = 4
+
+
+def fully_staged(table: ScheduleTable) -> Bools:
+    """Schedules by multiply-adds that stage all operands of a reduction whose threads work alone."""
+    form = table.form
+    if form.kind != "tile" or form.reduction is None or not all(load.indices for load in form.body_loads):
+        return np.zeros(table.count, dtype=bool)
+    alone = ~table.warp_tile & (table.reduce_threads == 1)
+    return np.logical_and.reduce([alone, *(table.cached[load.tensor] for load in form.body_loads)])
+
+
+def copies_past_registers(device: DeviceSpec) -> bool:
+    """Whether a device has asynchronous copies from global to shared memory."""
+    capability = device.compute_capability
+    return capability is not None and tuple(capability) >= COPY_CAPABILITY
+
+
+def asynchronous_problem(form: KernelForm) -> str | None:
+    """Why the tiles of an operator cannot be copied past the registers; None where they can.
+
+    A copy takes 4, 8 or 16 bytes, which a turned tile has one element by one; what is outside becomes zero; and its
+    address is an offset into the one buffer that tiles of a type have.
+    """
+    types = dict.fromkeys(form.expr.tensor_by_name[load.tensor].dtype for load in form.body_loads)
+    if len(types) > 1:
+        return f"tensors of {' and '.join(types)} have no buffer in common"
+    for load in form.body_loads:
+        tensor = form.expr.tensor_by_name[load.tensor]
+        if tensor.element_bytes < LEAST_COPY_BYTES:
+            return f"elements of {tensor.name} are smaller than the {LEAST_COPY_BYTES} bytes of a copy"
+        if load.pad:
+            return f"{tensor.name} is padded with {load.pad:g}, a copy pads with zeros"
+    return None
+
+
+def turned_tensors(form: KernelForm) -> tuple[str, ...]:
+    """Tensors whose staged tiles are better stored in another order: the reduction walks them innermost."""
+    outputs = tuple(axis for axis in form.spatial if form.sizes[axis] > 1)
+    loads = [load for load in form.body_loads if load.indices]
+    orders = {load: storage_order(load, outputs, form.batch_axes) for load in loads}
+    found = [load.tensor for load, order in orders.items() if order[-1] != len(load.indices) - 1]
+    return tuple(dict.fromkeys(found))
+
+
+def pipeline_variants(
+    form: KernelForm, device: DeviceSpec, stages: Sequence[int] = ASYNCHRONOUS_STAGES
+) -> tuple[tuple[int, bool], ...]:
+    """How the steps of a fully staged schedule may be fetched ahead: buffers, of ``stages`` where copies pass by the
+    registers, and whether they do."""
+    past = copies_past_registers(device) and asynchronous_problem(form) is None
+    return ((2, False), *((count, True) for count in stages if past))
+
+
+def with_layouts(
+    table: ScheduleTable, staged: Bools, stages: Ints | None = None, asynchronous: Bools | None = None
+) -> ScheduleTable:
+    """The schedules with their tiles turned and their bodies unrolled where ``staged``, as tensors are elsewhere;
+    with other ``stages``, and with ``asynchronous`` copies, where these are given."""
+    turned = turned_tensors(table.form)
+    columns = {name: staged if name in turned else np.zeros(table.count, dtype=bool) for name in table.cached}
+    unroll = np.where(staged, BODY_STATEMENTS, table.unroll)
+    return replace(
+        table,
+        turned=columns,
+        unroll=unroll,
+        stages=table.stages if stages is None else stages,
+        asynchronous=table.asynchronous if asynchronous is None else asynchronous,
+    )
+
+
+def fetched_ahead(table: ScheduleTable, device: DeviceSpec) -> list[ScheduleTable]:
+    """The fully staged schedules of one stage with more, in their own steps and in shorter ones: with no load to wait
+    for, a step need not be long."""
+    rows = table.rows(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
+    if not rows.count:
+        return []
+    found = []
+    for stages, past in pipeline_variants(table.form, device):
+        ahead = replace(rows, stages=np.full(rows.count, stages), asynchronous=np.full(rows.count, past))
+        found.append(ahead.rows(np.flatnonzero(ahead.step_count > 1)))
+        for parts in (2, 4):
+            step = _shortened(ahead, parts)
+            changed = np.flatnonzero(np.any([step[axis] != ahead.step[axis] for axis in step], axis=0))
+            found.append(replace(ahead, step=step).rows(changed))
+    return [part for part in found if part.count]
+
+
+def _shortened(table: ScheduleTable, parts: int) -> Mapping[str, Ints]:
+    """Steps of a ``parts``-th, along the first reduction axis that can be cut so; as they are where none can."""
+    step = dict(table.step)
+    open_ = table.step_points >= parts * SHORTEST_STEP
+    for axis in table.form.reduced:
+        cut = open_ & (step[axis] % parts == 0)
+        step[axis] = np.where(cut, step[axis] // parts, step[axis])
+        open_ = open_ & ~cut
+    return step

@@ -1,0 +1,160 @@
+"""How the threads that share a row walk its columns: how wide their accesses are, and what they keep in registers.
+
+Columns are dealt in vectors: thread ``t`` of ``T`` takes vectors ``t``, ``t + T``, ``t + 2 T``, ... of the row, so that
+lanes of a warp stand side by side. A tensor that several statements of the kernel read (softmax reads its input three
+times) is loaded once where a thread has registers for its part of the row.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import depends, value_instructions
+from sokoban.language.expression import Call, Constant, Load, Reduction, Tensor, Value, loads, rewrite, walk
+from sokoban.schedule.accesses import VECTOR_BYTES
+
+#: Vectors that a thread loads before it uses the first, at least so many and at least so many columns: as many loads
+#: under way as hide the latency of memory.
+LEAST_LOADS = 4
+LEAST_COLUMNS = 16
+
+
+#: Registers for the part of a row that a thread keeps: with the rest of it four blocks of 256 threads still fit.
+KEPT_REGISTERS = 32
+
+
+#: Instructions from which on a value is worth the registers that remember it for a later statement.
+REMEMBERED_INSTRUCTIONS = 8.0
+
+#: Reads of the remembered value; no tensor can be called so.
+REMEMBERED = Load("(remembered)", ())
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """A thread's way along a row.
+
+    Attributes:
+        values: what is computed: by the reductions in order, then by the final statement.
+        reads: loads of input tensors along a row, by statement.
+        vector: adjacent columns that a thread takes at a time.
+        vectors: of a row.
+        turns: vectors of a thread, the last turn may leave some threads out.
+        wide: loads whose vectors are one access each.
+        stores_wide: the results of a vector are stored by one access.
+        kept: loads that are read from memory once, and from registers by later statements.
+        remembered: the body of a reduction whose values later statements find in registers, as :data:`REMEMBERED`;
+            None where there is none. Softmax remembers its exponentials.
+    """
+
+    values: tuple[Value, ...]
+    reads: tuple[tuple[Load, ...], ...]
+    vector: int
+    vectors: int
+    turns: int
+    wide: frozenset[Load]
+    stores_wide: bool
+    kept: tuple[Load, ...]
+    remembered: Value | None
+
+
+def row_columns(form: KernelForm) -> tuple[str, ...]:
+    """The axes that the threads of a row share, in the order in which they are dealt."""
+    return form.columns or form.reduced
+
+
+def row_plan(form: KernelForm, threads: int) -> RowPlan:
+    """How ``threads`` threads walk a row of ``form``."""
+    columns = row_columns(form)
+    values = tuple(_reciprocals(statement.value, columns) for statement in (*form.reductions, form.final))
+    reads = _reads(form, values)
+    tensors = form.expr.tensor_by_name
+    widths = {load: _width(form, load, tensors[load.tensor], columns) for group in reads for load in group}
+    stored = _stored_width(form, columns)
+    wide = [width for width in (*widths.values(), stored) if width > 1]
+    vector = min(wide) if wide else 1
+    count = math.prod(form.sizes[axis] for axis in columns)
+    # Lanes without a vector cost nothing as long as most have one.
+    while vector > 1 and 2 * count < vector * threads:
+        vector //= 2
+    vectors = count // vector
+    turns = -(-vectors // threads)
+    remembered = _repeated(values, columns) if turns * vector <= KEPT_REGISTERS else None
+    if remembered is not None:
+        first = [isinstance(value, Reduction) and value.body == remembered for value in values].index(True)
+        later = tuple(rewrite(value, {remembered: REMEMBERED}) for value in values[first + 1 :])
+        values = (*values[: first + 1], *later)
+        reads = _reads(form, values)
+    several = [load for load in widths if sum(load in group for group in reads) > 1 and load.pad is None]
+    return RowPlan(
+        values=values,
+        reads=reads,
+        vector=vector,
+        vectors=vectors,
+        turns=turns,
+        wide=frozenset(load for load, width in widths.items() if width > 1 and vector > 1),
+        stores_wide=stored > 1 and vector > 1,
+        kept=tuple(several) if len(several) * turns * vector <= KEPT_REGISTERS else (),
+        remembered=remembered,
+    )
+
+
+def _reads(form: KernelForm, values: tuple[Value, ...]) -> tuple[tuple[Load, ...], ...]:
+    """Loads of input tensors along a row, by statement."""
+    inputs, columns = {tensor.name for tensor in form.expr.inputs}, row_columns(form)
+
+    def is_along(load: Load) -> bool:
+        return load.tensor in inputs and any(index.coefficient(axis) for index in load.indices for axis in columns)
+
+    return tuple(tuple(load for load in loads(value) if is_along(load)) for value in values)
+
+
+def _reciprocals(value: Value, columns: tuple[str, ...]) -> Value:
+    """``value`` with one division per row in place of one per column: by what a row has once, ``x / s`` is
+    ``x * (1 / s)``, which may round once more."""
+    if isinstance(value, Reduction):
+        return Reduction(value.function, value.axes, _reciprocals(value.body, columns))
+    if not isinstance(value, Call):
+        return value
+    arguments = tuple(_reciprocals(argument, columns) for argument in value.arguments)
+    if value.function != "div" or isinstance(arguments[1], Constant):
+        return Call(value.function, arguments)
+    if depends(arguments[1], columns) or not depends(arguments[0], columns):
+        return Call(value.function, arguments)
+    return Call("mul", (arguments[0], Call("div", (Constant(1.0), arguments[1]))))
+
+
+def _repeated(values: tuple[Value, ...], columns: tuple[str, ...]) -> Value | None:
+    """The body of a reduction that a later statement computes again, if it costs something."""
+    for position, value in enumerate(values):
+        if not isinstance(value, Reduction) or value_instructions(value.body, columns) < REMEMBERED_INSTRUCTIONS:
+            continue
+        if any(value.body in walk(later) for later in values[position + 1 :]):
+            return value.body
+    return None
+
+
+def _width(form: KernelForm, load: Load, tensor: Tensor, columns: tuple[str, ...]) -> int:
+    """Columns that one access of ``load`` may take: adjacent, aligned and inside the tensor."""
+    innermost, last = load.indices[-1], columns[-1]
+    if load.pad is not None or innermost.terms != ((last, 1),) or innermost.offset:
+        return 1
+    if any(index.coefficient(last) for index in load.indices[:-1]):
+        return 1
+    return _largest(tensor, form.sizes[last])
+
+
+def _stored_width(form: KernelForm, columns: tuple[str, ...]) -> int:
+    """Columns that one store may take; 1 where a row has a single result."""
+    if not form.columns or form.final.axes[-1] != columns[-1]:
+        return 1
+    return _largest(form.expr.output, form.sizes[columns[-1]])
+
+
+def _largest(tensor: Tensor, columns: int) -> int:
+    width = max(1, VECTOR_BYTES // tensor.element_bytes)
+    while width > 1 and (columns % width or tensor.shape[-1] % width):
+        width //= 2
+    return width

@@ -1,0 +1,168 @@
+"""Tile schedules: one candidate program of an operator, independent of any device or code generator.
+
+A schedule is the thesis's rProgram written down as numbers: the tile at every memory layer, how threads share it, what
+is staged in shared memory and how it is padded there (6.3.1, 6.3.2). Roller constructs schedules, RATIONAL scores
+them, codegen lowers them; all three meet here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+Sizes = tuple[tuple[str, int], ...]
+
+
+def sizes(mapping: Mapping[str, int]) -> Sizes:
+    """A mapping as the hashable pairs a schedule holds, in the mapping's own order."""
+    return tuple((name, int(size)) for name, size in mapping.items())
+
+
+@dataclass(frozen=True)
+class TileSchedule:
+    """One candidate.
+
+    Every spatial axis of size N is cut into ``ceil(N / block)`` blocks, and a block into
+    ``vthreads x threads x thread`` elements, outermost first: a thread owns ``thread`` adjacent elements in each of
+    ``vthreads`` strided places. Every reduction axis is walked in steps of ``step`` elements; at each step the data
+    tiles of the ``cached`` tensors are fetched into shared memory by all threads together. With ``reduce_threads`` the
+    reduction axes are shared among threads too, whose partial results are combined at the end.
+
+    Attributes:
+        block: elements per block, by spatial axis in output order.
+        thread: adjacent elements per thread, by spatial axis.
+        vthreads: strided copies per thread, by spatial axis.
+        step: elements per step, by reduction axis.
+        reduce_threads: threads along each reduction axis; empty when a thread reduces alone.
+        cached: names of the tensors staged in shared memory.
+        vector: elements per cooperative-fetch (or direct) access, by tensor; the widest legal one where absent.
+        padding: elements added to the innermost dimension of a staged data tile, by tensor.
+        unroll: largest number of inner-loop iterations the code generator unrolls.
+        instruction: ``"fma"``, ``"wmma_16x16x16"``, ``"mma_16x8x16"`` or ``"wgmma_64xNx16"``.
+        stages: buffers of every staged tile in shared memory: with 1 a step is fetched, then computed on; with more
+            the fetch of the next ``stages - 1`` steps is under way meanwhile.
+        turned: staged tensors whose tile is stored with another dimension innermost: the last that outputs walk, where
+            the tensor's own innermost one belongs to the reduction (:func:`sokoban.kernel.regions.storage_order`).
+        asynchronous: a pipeline of multiply-adds copies past the registers (``cp.async``, sm_80 and later); without it
+            loads run ahead into registers. Matrix instructions with ``stages`` copy so anyhow.
+        raster: blocks beside each other in a band that launch order goes down before it comes to the next
+            (:func:`sokoban.schedule.raster.raster_axes`); 0 = along the last axis first, then the one before it.
+    """
+
+    block: Sizes
+    thread: Sizes
+    vthreads: Sizes = ()
+    step: Sizes = ()
+    reduce_threads: Sizes = ()
+    cached: tuple[str, ...] = ()
+    vector: Sizes = ()
+    padding: Sizes = ()
+    unroll: int = 64
+    instruction: str = "fma"
+    stages: int = 1
+    turned: tuple[str, ...] = ()
+    asynchronous: bool = False
+    raster: int = 0
+
+    @cached_property
+    def block_of(self) -> Mapping[str, int]:
+        return dict(self.block)
+
+    @cached_property
+    def thread_of(self) -> Mapping[str, int]:
+        return dict(self.thread)
+
+    @cached_property
+    def vthreads_of(self) -> Mapping[str, int]:
+        given = dict(self.vthreads)
+        return {axis: given.get(axis, 1) for axis, _ in self.block}
+
+    @cached_property
+    def step_of(self) -> Mapping[str, int]:
+        return dict(self.step)
+
+    @cached_property
+    def reduce_threads_of(self) -> Mapping[str, int]:
+        return dict(self.reduce_threads)
+
+    @cached_property
+    def vector_of(self) -> Mapping[str, int]:
+        return dict(self.vector)
+
+    @cached_property
+    def padding_of(self) -> Mapping[str, int]:
+        return dict(self.padding)
+
+    @cached_property
+    def threads_of(self) -> Mapping[str, int]:
+        """Threads along each spatial axis."""
+        return {axis: block // (self.thread_of[axis] * self.vthreads_of[axis]) for axis, block in self.block}
+
+    @cached_property
+    def register_tile(self) -> Mapping[str, int]:
+        """Elements of the output one thread accumulates, by spatial axis."""
+        return {axis: self.thread_of[axis] * self.vthreads_of[axis] for axis, _ in self.block}
+
+    @property
+    def threads_per_block(self) -> int:
+        threads = math.prod(self.threads_of.values()) * math.prod(self.reduce_threads_of.values())
+        # A tile of matrix instructions belongs to a warp: `thread` is what one warp computes.
+        return threads if self.instruction == "fma" else threads * 32
+
+    def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
+        return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of a schedule, every axis by name."""
+        out: dict[str, Any] = {
+            "block": dict(self.block),
+            "thread": dict(self.thread),
+            "threads": dict(self.threads_of),
+            "vthreads": dict(self.vthreads_of),
+            "step": dict(self.step),
+            "reduce_threads": dict(self.reduce_threads),
+            "cached": list(self.cached),
+            "vector": dict(self.vector),
+            "padding": dict(self.padding),
+            "unroll": self.unroll,
+            "instruction": self.instruction,
+        }
+        if self.stages > 1:
+            out["stages"] = self.stages
+        if self.turned:
+            out["turned"] = list(self.turned)
+        if self.asynchronous:
+            out["asynchronous"] = True
+        if self.raster:
+            out["raster"] = self.raster
+        return out
+
+    def padded(self, padding: Sizes) -> TileSchedule:
+        """The same with other padding: :meth:`with_`, but quick."""
+        return TileSchedule(
+            self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
+            padding, self.unroll, self.instruction, self.stages,
+            self.turned, self.asynchronous, self.raster,
+        )  # fmt: skip
+
+    def laid_out(
+        self,
+        padding: Sizes,
+        turned: tuple[str, ...],
+        unroll: int,
+        stages: int,
+        asynchronous: bool = False,
+        raster: int = 0,
+    ) -> TileSchedule:
+        """The same in another layout: :meth:`with_`, but quick."""
+        return TileSchedule(
+            self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
+            padding, unroll, self.instruction, stages, turned, asynchronous, raster,
+        )  # fmt: skip
+
+    def with_(self, **changes: Any) -> TileSchedule:
+        """A copy with some fields changed."""
+        return replace(self, **changes)

@@ -1,0 +1,99 @@
+"""Tiles for warp groups: which matrix products of 16-bit floats ``wgmma`` of sm_90a takes, and in which tiles.
+
+Four warps, a group, multiply 64 rows by up to 256 columns together, and read both operands from shared memory. A block
+is a column of groups over the same columns; each keeps its 64 rows of sums in registers. That leaves so few tiles that
+all of them are proposed, by construction as by the search.
+
+Both operands are copied by 16 bytes at a time: rows of a tensor that do not allow it are left to ``mma.sync``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import WGMMA, MatrixRoles, is_mma, matrix_roles
+from sokoban.schedule.accesses import VECTOR_BYTES, fetch_vector
+from sokoban.schedule.tile import TileSchedule
+
+_T = TypeVar("_T")
+
+#: Compute capability that has the instruction: it is in none before, and in none after.
+CAPABILITY = (9, 0)
+
+#: Element types whose tiles are written here; the instruction takes narrower ones, too.
+DTYPES = ("float16", "bfloat16")
+ELEMENT_BYTES = 2
+
+#: Rows that a group multiplies, and those of a warp of it; widths of its tile that are generated.
+GROUP_ROWS, WARP_ROWS = 64, 16
+WIDTHS = (64, 128, 192, 256)
+
+#: Groups of a block: four would leave a thread of the widest tile no registers besides its sums.
+GROUPS = (1, 2, 3, 4)
+
+#: Tiles lie in panels of rows of 128 bytes, as wide as the widest swizzle of the instruction. A step is as deep.
+PANEL_BYTES = 128
+STEP = PANEL_BYTES // ELEMENT_BYTES
+
+#: Buffers of a pipeline: the products of one step and the one before occupy two, which leaves one to six for copies.
+STAGES = (3, 4, 5, 6)
+LEAST_STAGES, MOST_STAGES = 3, 8
+
+
+def warp_group_roles(form: KernelForm, device: DeviceSpec) -> MatrixRoles | None:
+    """The axes of an operator that warp groups of ``device`` can multiply; None where they cannot."""
+    if device.compute_capability is None or tuple(device.compute_capability) != CAPABILITY:
+        return None
+    roles = matrix_roles(form)
+    if roles is None or roles.dtype not in DTYPES or device.warp_group_instruction(roles.dtype) is None:
+        return None
+    return roles if is_aligned(form, _schedule(form, roles, GROUP_ROWS, WIDTHS[0], LEAST_STAGES)) else None
+
+
+def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
+    """Whether both operands are copied by 16 bytes."""
+    return all(fetch_vector(form, schedule, load) == VECTOR_BYTES // ELEMENT_BYTES for load in form.body_loads)
+
+
+def warp_group_schedules(form: KernelForm, device: DeviceSpec) -> Iterator[TileSchedule]:
+    """Every tile and pipeline for the operator, but for larger tiles than the smallest of which more than half would be
+    padding; none where warp groups cannot multiply it. Whether they fit the device is left to the estimate."""
+    roles = warp_group_roles(form, device)
+    if roles is None:
+        return
+    for rows in (GROUP_ROWS * groups for groups in GROUPS):
+        for width in WIDTHS:
+            most = max(GROUP_ROWS, 2 * form.sizes[roles.m]), max(WIDTHS[0], 2 * form.sizes[roles.n])
+            if rows <= most[0] and width <= most[1]:
+                yield from (_schedule(form, roles, rows, width, stages) for stages in STAGES)
+
+
+def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], str]) -> list[_T]:
+    """Programs, best first. Where some of the first ``top_k`` need warp groups and none is by ``mma.sync``, the best
+    one that is has the last of these places, so that there is one to fall back on.
+
+    Args:
+        instruction: of a program; any other text than an instruction for programs that are not one kernel.
+    """
+    best = [instruction(program) for program in ranked[:top_k]]
+    if top_k > 1 and WGMMA in best and not any(map(is_mma, best)):
+        found = next((i for i in range(top_k, len(ranked)) if is_mma(instruction(ranked[i]))), None)
+        if found is not None:
+            return [*ranked[: top_k - 1], ranked[found], *ranked[top_k - 1 : found], *ranked[found + 1 :]]
+    return list(ranked)
+
+
+def _schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, stages: int) -> TileSchedule:
+    block, warp = {roles.m: rows, roles.n: width}, {roles.m: WARP_ROWS, roles.n: width}
+    return TileSchedule(
+        block=tuple((axis, block.get(axis, 1)) for axis in form.spatial),
+        thread=tuple((axis, warp.get(axis, 1)) for axis in form.spatial),
+        vthreads=tuple((axis, 1) for axis in form.spatial),
+        step=tuple((axis, STEP if axis == roles.k else 1) for axis in form.reduced),
+        cached=tuple(dict.fromkeys(load.tensor for load in form.body_loads)),
+        instruction=WGMMA,
+        stages=stages,
+    )

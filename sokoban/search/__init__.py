@@ -1,0 +1,1 @@
+"""Which: all tiles, and what is tried on the best of them (padding, bands)."""

@@ -1,0 +1,141 @@
+"""Columns of a search: tiles put together as :class:`ScheduleTable`, and taken apart again."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import MATRIX_TYPES, MMA_STAGES, WGMMA, WMMA, is_mma, matrix_roles
+from sokoban.schedule.pipelines import fully_staged, with_layouts
+from sokoban.schedule.table import Bools, Ints, ScheduleTable
+from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.windows import with_patches
+from sokoban.search.space import Family
+
+#: Adjacent elements of a 16-byte access in single precision.
+ADJACENT = 4
+
+#: Storage padding of matrix operands: fragment rows may start at any multiple of eight halves.
+OPERAND_PADDING = 8
+
+#: Loop iterations that the code generator unrolls.
+UNROLL = 64
+
+
+def adjacent(form: KernelForm, family: Family, register: Ints) -> Ints:
+    """How many elements of a thread's tile are adjacent, by axis; the rest are strided copies.
+
+    Staged tiles are read four elements at a time along every axis; without staging lanes stay adjacent along the last
+    axis, except for what a vector holds where nothing is reduced. Warps own their fragments in one piece.
+    """
+    if family.roles is not None:
+        return register
+    if family.staged and form.reduction is not None:
+        return np.where(register % ADJACENT == 0, ADJACENT, register)
+    inner = register.copy()
+    inner[:, -1] = np.gcd(register[:, -1], ADJACENT) if form.reduction is None else 1
+    return inner
+
+
+def tile_table(form: KernelForm, family: Family, block: Ints, register: Ints, inner: Ints, step: Ints) -> ScheduleTable:
+    """The table of some tiles; arrays have a row per schedule and a column per axis.
+
+    ``register`` is the tile of a thread (of a warp for matrix instructions), ``inner`` how much of it is adjacent.
+    """
+    count = len(block)
+    return _table(
+        form,
+        block,
+        inner,
+        register // inner,
+        step,
+        np.ones(count, dtype=np.int64),
+        {name: np.full(count, name in family.staged) for name in _body_tensors(form)},
+        np.full(count, family.roles is not None),
+        np.full(count, OPERAND_PADDING if family.instruction == WMMA else 0, dtype=np.int64),
+        np.full(count, is_mma(family.instruction)),
+    )
+
+
+def shared_table(form: KernelForm, block: Ints, threads: Ints) -> ScheduleTable:
+    """The table of schedules in which ``threads`` threads share a reduction and each has one output of ``block``."""
+    count, ones = len(block), np.ones_like(block)
+    step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
+    no = np.zeros(count, dtype=bool)
+    return _table(
+        form, block, ones, ones, step, threads, {name: no for name in _body_tensors(form)}, no, no.astype(np.int64)
+    )
+
+
+def _body_tensors(form: KernelForm) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(load.tensor for load in form.body_loads))
+
+
+def _table(
+    form: KernelForm,
+    block: Ints,
+    thread: Ints,
+    vthreads: Ints,
+    step: Ints,
+    reduce_threads: Ints,
+    cached: dict[str, Bools],
+    warp_tile: Bools,
+    padding: Ints,
+    mma: Bools | None = None,
+) -> ScheduleTable:
+    count = len(block)
+    mma = np.zeros(count, dtype=bool) if mma is None else mma
+    table = ScheduleTable(
+        form,
+        dict(zip(form.spatial, np.ascontiguousarray(block.T), strict=True)),
+        dict(zip(form.spatial, np.ascontiguousarray(thread.T), strict=True)),
+        dict(zip(form.spatial, np.ascontiguousarray(vthreads.T), strict=True)),
+        dict(zip(form.reduced, np.ascontiguousarray(step.T), strict=True)),
+        reduce_threads,
+        cached,
+        {name: np.where(staged, padding, 0) for name, staged in cached.items()},
+        warp_tile,
+        {},
+        np.full(count, UNROLL, dtype=np.int64),
+        stages=np.where(mma, MMA_STAGES[0], 1),
+        mma=mma,
+    )
+    return with_patches(with_layouts(table, fully_staged(table)))
+
+
+def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
+    """One row as a :class:`TileSchedule`, written as construction writes its own."""
+    form = table.form
+
+    def sizes(mapping: object) -> tuple[tuple[str, int], ...]:
+        assert isinstance(mapping, dict)
+        return tuple((name, int(column[row])) for name, column in mapping.items())
+
+    cached = tuple(name for name, staged in table.cached.items() if staged[row])
+    shared = int(table.reduce_threads[row])
+    is_rows = shared > 1 or form.kind == "rows"
+    return TileSchedule(
+        block=sizes(table.block),
+        thread=sizes(table.thread),
+        vthreads=() if is_rows else sizes(table.vthreads),
+        step=() if is_rows else sizes(table.step),
+        reduce_threads=tuple((axis, shared if axis == form.reduced[-1] else 1) for axis in form.reduced)
+        if is_rows
+        else (),
+        cached=cached,
+        padding=tuple((name, int(table.padding[name][row])) for name in cached if table.padding[name][row]),
+        unroll=int(table.unroll[row]),
+        instruction=instruction_at(table, row),
+        stages=int(table.stages[row]),
+        asynchronous=bool(table.asynchronous[row]),
+        raster=int(table.raster[row]),
+        turned=tuple(name for name in cached if table.turned[name][row]),
+    )
+
+
+def instruction_at(table: ScheduleTable, row: int) -> str:
+    """The instruction of a row: by ``mma.sync`` as deep as the element type has it."""
+    if not table.warp_tile[row] or table.wgmma[row]:
+        return WGMMA if table.wgmma[row] else "fma"
+    roles = matrix_roles(table.form)
+    return MATRIX_TYPES[roles.dtype].mma if table.mma[row] and roles is not None else WMMA

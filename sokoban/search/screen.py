@@ -1,0 +1,212 @@
+"""Closed forms that search screens tiles with before RATIONAL sees the rest: no addresses, no rounding to transactions.
+
+The efficient-configuration condition of the thesis (5.4.4) asks of every layer no more than the slowest stage can use:
+tiles whose stages come within epsilon of the best are kept, the smallest footprint first. What is left out here (bank
+conflicts, alignment, spills) makes a schedule slower, rarely faster, so that the screened time is an optimistic one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import matrix_roles
+from sokoban.kernel.regions import data_dimension
+from sokoban.language.expression import Load
+from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.model.gpu.occupancy import blocks_per_unit, registers_per_thread, shared_bytes
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
+
+#: Latency of memory where the device does not give its own.
+LATENCY_SECONDS = 500e-9
+
+#: Bytes that one thread can have under way.
+BYTES_PER_THREAD = 64.0
+
+#: Share of the other stages that the slowest does not hide, as in RATIONAL; and bytes of a cache line.
+LEAK = 0.1
+LINE_BYTES = 128
+
+#: Tiles within this factor of each other count as equally fast: then the smaller footprint goes first.
+BAND = 1.02
+
+
+def efficient(seconds: Floats, footprint: Floats, epsilon: float, most: int) -> Ints:
+    """Positions of the tiles that satisfy the efficient-configuration condition, best first, at most ``most``.
+
+    ``seconds`` of a tile are those of its slowest stage: kept is what is within ``1 + epsilon`` of the best. Times
+    within :data:`BAND` of each other go by ``footprint``, equal ones keep their order. Where more than ``most`` pass,
+    the second half of the places is an even sample of the rest; where there are no more to begin with, all are kept.
+    """
+    if not len(seconds):
+        return np.zeros(0, dtype=np.int64)
+    band = np.floor(np.log(np.maximum(seconds, 1e-12)) / np.log(BAND))
+    kept = np.arange(len(seconds))
+    if len(kept) > most:
+        kept = np.flatnonzero(seconds <= (1.0 + epsilon) * seconds.min())
+    order = kept[np.lexsort((kept, footprint[kept], band[kept]))]
+    if len(order) <= most:
+        return order
+    # Many tiles that closed forms cannot tell apart: half of the places go to a sample of what would be cut.
+    rest = order[most // 2 :]
+    sample = rest[np.linspace(0, len(rest) - 1, most - most // 2).astype(np.int64)]
+    return np.concatenate([order[: most // 2], sample])
+
+
+def block_seconds(form: KernelForm, device: DeviceSpec, blocks: Ints, matrix: bool) -> tuple[Floats, Floats]:
+    """Shortest time that block tiles leave any program: arithmetic of the busiest unit against traffic from L2.
+
+    Also their footprints: elements of the outputs and of the data tiles of one point of the reduction. ``blocks`` has
+    shape (tiles, spatial axes).
+    """
+    columns = dict(zip(form.spatial, blocks.T.astype(np.float64), strict=True))
+    count, units = np.ones(len(blocks)), device.unit_count
+    for axis, tile in columns.items():
+        count *= np.ceil(form.sizes[axis] / tile)
+    outputs = blocks.prod(axis=1).astype(np.float64)
+    points = outputs * float(np.prod([form.sizes[axis] for axis in form.reduced], dtype=np.float64))
+    share = np.ceil(count / units)
+    # A block of fewer threads than a warp, or a unit with fewer warps than schedulers, cannot use all its lanes.
+    lanes = (
+        np.minimum(1.0, outputs * share / (device.warp_lanes * max(1, device.teu.group_size))) if not matrix else 1.0
+    )
+    arithmetic = share * points * max(1.0, form.body_operations / 2.0) * 2.0 / _unit_rate(form, device, matrix) / lanes
+    traffic, held = np.zeros(len(blocks)), outputs.copy()
+    whole = {**columns, **{axis: np.float64(form.sizes[axis]) for axis in (*form.reduced, *form.columns)}}
+    point = {**columns, **{axis: np.float64(1.0) for axis in (*form.reduced, *form.columns)}}
+    for load in form.body_loads:
+        tensor = form.expr.tensor_by_name[load.tensor]
+        moved = here = row = np.ones(len(blocks))
+        for index, size in zip(load.indices, tensor.shape, strict=True):
+            dimension = data_dimension(index)
+            row = np.minimum(dimension.extent(whole), size) + 0.0 * moved
+            moved = moved * row
+            here = here * dimension.extent(point)
+        traffic += moved * tensor.element_bytes * _row_waste(row, tensor.shape[-1:], tensor.element_bytes, device)
+        held += here
+    below = device.l2 or device.dram
+    output, last = form.expr.output, form.final.axes[-1] if form.final.axes else ""
+    stored = output.size_bytes * _row_waste(columns.get(last, outputs), output.shape[-1:], output.element_bytes, device)
+    memory = traffic * count / below.bandwidth_bytes_per_second + _compulsory_seconds(form, device)
+    memory = np.maximum(memory + stored / device.dram.bandwidth_bytes_per_second, count * device.block_launch_seconds)
+    return np.maximum(arithmetic, memory) + LEAK * np.minimum(arithmetic, memory), held
+
+
+def _row_waste(row: Floats, shape: tuple[int, ...], element_bytes: int, device: DeviceSpec) -> Floats:
+    """Bytes in whole transactions per byte wanted, of a tile's rows of ``row`` elements; one for whole rows."""
+    transaction = device.dram.transaction_bytes
+    wanted = row * element_bytes
+    rounded = np.ceil(wanted / transaction) * transaction / wanted
+    return np.where(row >= shape[0], 1.0, rounded) if shape else rounded
+
+
+def _unit_rate(form: KernelForm, device: DeviceSpec, matrix: bool) -> float:
+    """FLOP/s of one unit."""
+    return arithmetic_rate(form, device, matrix=matrix)[0] / device.unit_count
+
+
+def _compulsory_seconds(form: KernelForm, device: DeviceSpec) -> float:
+    return compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second
+
+
+def schedule_seconds(table: ScheduleTable, device: DeviceSpec, *, any_step: bool = False) -> tuple[Floats, Floats]:
+    """Screened time of whole schedules, infinite for those that cannot run, and their footprints in bytes of shared
+    memory and registers. With ``any_step`` the best step is still to be found, and waiting for memory costs nothing."""
+    form, units, lanes = table.form, device.unit_count, device.warp_lanes
+    matrix = table.has_warp_tiles and matrix_roles(form) is not None
+    registers, shared = registers_per_thread(table), shared_bytes(table)
+    limit = device.limits.registers_per_thread
+    threads, blocks = table.threads_per_block, table.block_count
+    resident = blocks_per_unit(table, device, np.minimum(registers, limit), shared)
+    warps = -(-threads // lanes)
+    share = -(-blocks // units)
+    waves = -(-blocks // (np.maximum(1, resident) * units))
+    points = product(table.block.values(), table.count) * table.reduced_points.astype(np.float64)
+    operations = max(1.0, form.body_operations / 2.0)
+    arithmetic = points * operations * 2.0 / _unit_rate(form, device, matrix)
+    reads, passes = _operand_reads(table, device)
+    if not matrix:
+        issued = table.accumulators * operations
+        arithmetic = arithmetic * (warps * lanes / threads) * np.maximum(1.0, (issued + reads + 2.0) / (2.0 * issued))
+    idle = np.maximum(1.0, device.teu.group_size / (warps * np.minimum(np.maximum(1, resident), share)))
+    clock = device.shared.bandwidth_bytes_per_second / units / LINE_BYTES
+    ports = passes * warps * np.ceil(table.reduced_points / table.reduce_threads) / clock
+    spilled = np.maximum(0, registers - limit)
+    ports = ports + spilled * 2.0 * table.reduced_points * warps / clock
+    step_bytes = _step_bytes(table, device)
+    latency = device.dram.latency_seconds or LATENCY_SECONDS
+    running = np.minimum(blocks, np.maximum(1, resident) * units)
+    in_flight = running * np.minimum(step_bytes, threads * BYTES_PER_THREAD)
+    below = device.l2 or device.dram
+    rate = np.minimum(below.bandwidth_bytes_per_second, np.maximum(1.0, in_flight) / latency)
+    memory = step_bytes * table.step_count * blocks / rate
+    alone = arithmetic * np.maximum(1.0, device.teu.group_size / warps) + ports
+    chain = waves * (alone if any_step else table.step_count * latency + alone)
+    stages = np.stack([arithmetic * share * idle, ports * share, memory])
+    floor = _compulsory_seconds(form, device)
+    total = (1 - LEAK) * np.maximum(stages.max(axis=0), floor) + LEAK * (stages.sum(axis=0) + floor)
+    total = np.maximum(np.maximum(total, chain), blocks * device.block_launch_seconds) + device.launch_overhead_seconds
+    footprint = shared + 4.0 * np.minimum(registers, limit) * threads
+    return np.where(resident > 0, total, np.inf), footprint
+
+
+def _operand_reads(table: ScheduleTable, device: DeviceSpec) -> tuple[Floats, Floats]:
+    """Per point of the reduction: read instructions of a thread, and passes of a warp through shared memory or L1.
+
+    Without addresses: lanes that differ along the axes of an operand read different words, spread evenly over banks.
+    """
+    standing: dict[str, Ints] = {}
+    left = np.full(table.count, device.warp_lanes, dtype=np.int64)
+    for axis in reversed(table.form.spatial):
+        standing[axis] = np.minimum(table.threads[axis], left)
+        left = np.maximum(1, left // standing[axis])
+    width_bytes = device.shared.bank_width_bytes or 4
+    row_bytes = (device.shared.bank_count or 32) * width_bytes
+    reads = passes = np.zeros(table.count)
+    for load in table.form.body_loads:
+        count, vector = table.operand_elements[load], table.operand_width[load]
+        instructions = -(-count // vector)
+        element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+        distinct, lines = _distinct(table, load, standing, element_bytes)
+        staged = np.maximum(1.0, distinct * vector * element_bytes / row_bytes)
+        each = np.where(table.cached[load.tensor], staged, lines)
+        if table.has_warp_tiles:
+            each = np.where(table.warp_tile, vector * element_bytes / row_bytes, each)
+        reads, passes = reads + instructions, passes + instructions * each
+    return reads, passes
+
+
+def _distinct(table: ScheduleTable, load: Load, standing: dict[str, Ints], element_bytes: int) -> tuple[Floats, Floats]:
+    """Different elements that a warp reads of a load at once, and the cache lines they lie in."""
+    distinct = lines = np.ones(table.count)
+    for position, index in enumerate(load.indices):
+        along = np.ones(table.count)
+        reach = np.ones(table.count)
+        for axis, coefficient in index.terms:
+            if axis in standing:
+                along = along * standing[axis]
+                reach = reach + abs(coefficient) * table.thread[axis] * (standing[axis] - 1)
+        distinct = distinct * along
+        if position == len(load.indices) - 1:
+            lines = lines * np.minimum(along, np.ceil(reach * element_bytes / LINE_BYTES))
+        else:
+            lines = lines * along
+    return distinct, lines
+
+
+def _step_bytes(table: ScheduleTable, device: DeviceSpec) -> Floats:
+    """Bytes that one block fetches in one step; rows of a tile count in whole transactions."""
+    transaction = (device.l2 or device.dram).transaction_bytes
+    total = np.zeros(table.count)
+    for load in table.form.body_loads:
+        tensor = table.form.expr.tensor_by_name[load.tensor]
+        extents = table.extents(load)
+        if not extents:
+            continue
+        clipped = [np.minimum(extent, size) for extent, size in zip(extents, tensor.shape, strict=True)]
+        row = clipped[-1] * float(tensor.element_bytes)
+        rows = product(clipped[:-1], table.count)
+        whole = clipped[-1] >= tensor.shape[-1]
+        total = total + rows * np.where(whole, row, np.ceil(row / transaction) * transaction)
+    return total

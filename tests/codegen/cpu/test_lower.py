@@ -1,0 +1,239 @@
+"""CPU kernels against the float64 reference: every kind of operator, edges, steps, packed and unpacked operands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.cpu.lower import lower_cpu
+from codegen.generators import linker
+from codegen.tir.lowered import LoweringError
+from sokoban.schedule.cpu_tiles import WRITTEN_OUT
+from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.cpu_kernels import built, error_of, form_of, schedule_for, vector_bytes
+
+pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+
+MATMUL = {"op": "matmul", "m": 50, "n": 70, "k": 33}
+CONV = {"op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 11, "f": 36, "kh": 3, "kw": 3, "padding": 1}
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "matmul": (MATMUL, {}),
+    "matmul without packing": (MATMUL, {"cached": False}),
+    "matmul in steps": (MATMUL, {"step": {"k": 8}}),
+    "matmul with epilogue": ({**MATMUL, "epilogue": [{"function": "bias_add", "axis": "n"}, "gelu"]}, {}),
+    "matmul of float64": ({**MATMUL, "dtype": "float64"}, {}),
+    "batched, transposed": ({"op": "batch_matmul", "b": 3, "m": 18, "n": 20, "k": 24, "transpose_b": True}, {}),
+    "conv along the row": (CONV, {}),
+    "conv along the channels": (CONV, {"vector_axis": "f", "step": {"c": 4}}),
+    "conv along the channels, from rows": (
+        {**CONV, "c": 20, "w": 21, "f": 52},
+        {"vector_axis": "f", "step": {"c": 10, "kh": 2}, "tile": {"oh": 2, "ow": 7}},
+    ),
+    "conv along channels that end in a single one": (
+        {**CONV, "f": 17},
+        {"vector_axis": "f", "tile": {"f": 17, "oh": 1, "ow": 3}, "step": {"c": 3}},
+    ),
+    "transposed in steps": (
+        {"op": "batch_matmul", "b": 2, "m": 18, "n": 70, "k": 75, "transpose_b": True},
+        {"step": {"k": 40}},
+    ),
+    "conv with stride": ({**CONV, "stride": 2}, {"vector_axis": "f"}),
+    "conv NHWC": ({**CONV, "layout": "NHWC"}, {}),
+    "depthwise": ({"op": "depthwise_conv2d", "n": 2, "c": 5, "h": 9, "w": 14, "kh": 3, "kw": 3, "padding": "SAME"}, {}),
+    "average pool": (
+        {"op": "avg_pool2d", "n": 2, "c": 5, "h": 8, "w": 8, "kh": 2, "kw": 2, "stride": 2},
+        {"cached": False},
+    ),
+    "max pool with padding": (
+        {"op": "max_pool2d", "n": 2, "c": 3, "h": 9, "w": 9, "kh": 3, "kw": 3, "stride": 2, "padding": 1},
+        {},
+    ),
+    "sum of rows": ({"op": "reduce", "function": "sum", "shape": [40, 37], "axes": [0]}, {"cached": False}),
+    "softmax": ({"op": "softmax", "shape": [7, 300]}, {}),
+    "softmax over a middle axis": ({"op": "softmax", "shape": [3, 10, 39], "axis": 1}, {}),
+    "layer norm": ({"op": "layer_norm", "shape": [7, 130]}, {}),
+    "gelu": ({"op": "elementwise", "function": "gelu", "shape": [9, 41]}, {}),
+    "tanh": ({"op": "elementwise", "function": "tanh", "shape": [9, 41]}, {}),
+    "silu": ({"op": "elementwise", "function": "silu", "shape": [9, 41]}, {}),
+    "exp": ({"op": "elementwise", "function": "exp", "shape": [9, 41]}, {}),
+    "addition": ({"op": "elementwise", "function": "add", "shape": [9, 41]}, {}),
+    "transposition": ({"op": "transpose", "shape": [20, 41], "perm": [1, 0]}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_compute_what_the_operator_says(name: str, tmp_path: Path) -> None:
+    fields, how = CASES[name]
+    form = form_of(**fields)
+    library = built(form, schedule_for(form, **how))
+    assert error_of(form, library, tmp_path) < 1e-6
+
+
+@pytest.mark.parametrize(("function", "shape", "axes"), [("sum", [9, 1000], [1]), ("max", [5, 7, 5], [1, 2])])
+def test_lanes_share_a_sum(function: str, shape: list[int], axes: list[int], tmp_path: Path) -> None:
+    form = form_of(op="reduce", function=function, shape=shape, axes=axes)
+    lanes = sizes({form.reduced[-1]: vector_bytes() // 4})
+    library = built(form, schedule_for(form, cached=False).with_(reduce_threads=lanes))
+    assert error_of(form, library, tmp_path) < 1e-6
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_strided_rows_are_copied_by_phases(stride: int, tmp_path: Path) -> None:
+    """Vectors along a strided axis then read neighbours; borders, rests of rows and several blocks included."""
+    form = form_of(op="max_pool2d", n=1, c=5, h=23, w=37, kh=3, kw=3, stride=stride, padding=1, layout="NCHW")
+    width = form.sizes["ow"]
+    schedule = TileSchedule(
+        block=sizes({"c": 2, "oh": 4, "ow": 2 * (width // 2)}),
+        thread=sizes({"c": 1, "oh": 1, "ow": width // 2}),
+        cached=("X",),
+    )
+    assert error_of(form, built(form, schedule), tmp_path) == 0.0
+
+
+def test_copies_and_scattered_results_go_through_vectors() -> None:
+    """Columns of a panel are read as rows and transposed, and so are results whose vectors lie across the rows."""
+    if vector_bytes() != 64:
+        pytest.skip("counts instructions of 512 bits")
+    form = form_of(op="conv2d", n=1, c=16, h=28, w=28, f=64, kh=3, kw=3, stride=2, padding=1, layout="NCHW")
+    schedule = TileSchedule(
+        block=sizes({"f": 64, "oh": 14, "ow": 14}), thread=sizes({"f": 16, "oh": 2, "ow": 8}), cached=("X", "W")
+    )
+    assembly = built(form, schedule).assembly
+    # Sixteen columns of each of nine panels would be 256 insertions one by one, and 16 vectors of results 256 stores.
+    assert assembly.count("vinsertps") < 64 and assembly.count("vextractps") < 64
+
+
+def test_operands_of_several_turns_are_not_kept_in_registers() -> None:
+    """Told that a short loop has three turns, LLVM would hold operands of all of them beside a large tile."""
+    if vector_bytes() != 64:
+        pytest.skip("the tile is one for 32 registers of 512 bits")
+    form = form_of(op="conv2d", n=1, c=64, h=28, w=28, f=64, kh=3, kw=3, stride=1, padding=1, layout="NCHW")
+    schedule = TileSchedule(
+        block=sizes({"f": 64, "oh": 28, "ow": 28}), thread=sizes({"f": 32, "oh": 2, "ow": 7}), cached=("X", "W")
+    )
+    loops = re.split(r"\n(?=\.LBB)", built(form, schedule).assembly)
+    inner = max(loops, key=lambda text: text.count("vfmadd"))
+    assert inner.count("vfmadd") % 28 == 0
+    assert not re.search(r"zmm\d+, -?\d*\(%rsp\)", inner)
+
+
+def test_the_inner_loop_keeps_its_tile_in_registers() -> None:
+    """A tile of 6 x 4 vectors: 24 multiply-adds a turn, none of their sums or operands through memory."""
+    if vector_bytes() != 64:
+        pytest.skip("the tile is one for 32 registers of 512 bits")
+    form = form_of(op="matmul", m=12, n=128, k=64)
+    schedule = TileSchedule(
+        block=sizes({"m": 12, "n": 128}), thread=sizes({"m": 6, "n": 64}), step=sizes({"k": 64}), cached=("B",)
+    )
+    loops = re.split(r"\n(?=\.LBB)", built(form, schedule).assembly)
+    inner = max(loops, key=lambda text: text.count("vfmadd"))
+    turn = inner[: inner.index("\tjne")]
+    assert turn.count("vfmadd") == 24 * WRITTEN_OUT
+    assert "%rsp" not in turn
+    assert not re.search(r"vmovup[sd]\s+%zmm\d+, ", turn), "no vector is stored"
+
+
+PRODUCT = {"op": "matmul", "m": 96, "n": 128, "k": 48}
+IN_STEPS = TileSchedule(
+    block=sizes({"m": 96, "n": 64}), thread=sizes({"m": 6, "n": 32}), step=sizes({"k": 24}), cached=("B",)
+)
+
+
+@pytest.mark.parametrize(
+    ("operator", "schedule", "asked"),
+    [
+        (PRODUCT, IN_STEPS, True),
+        (PRODUCT, IN_STEPS.with_(step=()), True),
+        ({**PRODUCT, "k": 45, "n": 120}, IN_STEPS, True),
+        (PRODUCT, IN_STEPS.with_(cached=()), True),
+        (PRODUCT, IN_STEPS.with_(cached=("A",)), True),
+        ({**PRODUCT, "transpose_b": True}, IN_STEPS, False),
+        ({**PRODUCT, "m": 6}, IN_STEPS.with_(block=sizes({"m": 6, "n": 64})), False),
+        ({**PRODUCT, "n": 4096}, IN_STEPS.with_(block=sizes({"m": 96, "n": 4096}), cached=()), False),
+    ],
+    ids=["steps", "blocks", "rests", "read in place", "packed in a box", "columns", "few tiles", "long rows in place"],
+)
+def test_tiles_ask_for_what_is_read_next(
+    operator: dict[str, Any], schedule: TileSchedule, asked: bool, tmp_path: Path
+) -> None:
+    """The next step's rows are on their way into the core's own cache while this one's are computed with."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetcht1 is an instruction of x86-64, and so are these vectors")
+    form = form_of(**operator)
+    library = built(form, schedule)
+    assert ("prefetcht1" in library.assembly) == asked
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(("channels", "asked"), [(64, True), (2, False)])
+def test_boxes_ask_for_rows_that_they_copy_later(channels: int, asked: bool, tmp_path: Path) -> None:
+    """Each row for one of a later channel; not where there are too few of them."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetcht0 is an instruction of x86-64, and so are these vectors")
+    form = form_of(**CONV | {"c": channels})
+    schedule = schedule_for(form)
+    library = built(form, schedule.with_(cached=("X",)))
+    assert ("prefetcht0" in library.assembly) == asked
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize("operator", [{}, {"epilogue": ["relu"]}], ids=["sums", "epilogue"])
+def test_tiles_ask_for_where_their_sums_go(operator: dict[str, Any], tmp_path: Path) -> None:
+    """And add what the steps before left there after the loop, not before."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetchw is an instruction of x86-64, and so are these vectors")
+    form = form_of(**PRODUCT | {"k": 96} | operator)
+    library = built(form, IN_STEPS.with_(step=sizes({"k": 48})))
+    loops = re.split(r"\n(?=\.LBB)", library.assembly)
+    inner = max(loops, key=lambda text: text.count("vfmadd"))
+    assert "prefetchw" in inner
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("operator", "read", "written"),
+    [
+        ({"op": "elementwise", "function": "add", "shape": [64, 128]}, 2, 1),
+        ({"op": "transpose", "shape": [64, 128], "perm": [1, 0]}, 0, 1),
+        ({"op": "softmax", "shape": [16, 256]}, 1, 1),
+        ({"op": "layer_norm", "shape": [16, 256]}, 1, 1),
+        ({"op": "reduce", "function": "sum", "shape": [64, 256], "axes": [1]}, 1, 0),
+    ],
+    ids=lambda value: value.get("function", value["op"]) if isinstance(value, dict) else str(value),
+)
+def test_what_is_run_through_is_asked_for(operator: dict[str, Any], read: int, written: int, tmp_path: Path) -> None:
+    """One request for every line that is read in order, or written; none for the few numbers that rows share."""
+    if vector_bytes() < 32:
+        pytest.skip("prefetcht0 is an instruction of x86-64, and so are these vectors")
+    form = form_of(**operator)
+    lanes = vector_bytes() // 4
+    shared = sizes({axis: lanes for axis in form.reduced[-1:]} if form.kind == "tile" else {})
+    library = built(form, schedule_for(form, cached=False).with_(reduce_threads=shared))
+    for request, streams in (("prefetcht0", read), ("prefetchw", written)):
+        lines = set(re.findall(rf"{request}\s+(.*)", library.assembly))
+        assert len({re.sub(r"^-?\d*", "", line) for line in lines}) == streams, "as many arrays"
+    assert error_of(form, library, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"thread": sizes({"m": 6, "n": 32})}, "6 elements of m per thread do not divide a block of 16"),
+        ({"instruction": "wmma_16x16x16"}, "wmma_16x16x16 is no instruction of a CPU"),
+    ],
+)
+def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None:
+    form = form_of(**MATMUL)
+    schedule = TileSchedule(block=sizes({"m": 16, "n": 32}), thread=sizes({"m": 4, "n": 32})).with_(**change)
+    with pytest.raises(LoweringError, match=message):
+        lower_cpu(form, schedule, entry="op", vector_bytes=64)
+
+
+def test_dtypes_without_vectors_are_refused() -> None:
+    form = form_of(**MATMUL, dtype="float16")
+    with pytest.raises(LoweringError, match="A is float16; CPU kernels take float32 and float64"):
+        lower_cpu(form, schedule_for(form), entry="op", vector_bytes=64)

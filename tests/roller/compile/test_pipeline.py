@@ -1,0 +1,208 @@
+"""From operator to ranked kernels, with a builder that says what each schedule costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from codegen.bundle.manifest import Manifest, read_manifest
+from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.verify.result import Verification
+from hal.catalog import load_device
+from hal.support.errors import InputError
+from roller.compile.bundles import manifest, write_bundle
+from roller.compile.pipeline import SPARES, CompiledOperator, compile_operators, entry_name
+from roller.construct.construct import construct
+from sokoban.kernel.form import kernel_form
+from sokoban.language.expression import TensorExpr
+from sokoban.language.operators import operator_from_data
+from sokoban.schedule.tile import TileSchedule
+
+V100 = load_device("v100")
+EXPR = operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 17, "name": "small"})
+PROGRAMS = construct(kernel_form(EXPR), V100, 4 + SPARES).programs
+
+Answer = Callable[[TileSchedule, bool], dict[str, Any]]
+
+
+class Builder(Executor):
+    """Runs nothing: answers for a schedule are made up by ``answer``."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.answer = answer
+        self.requests: list[BuildRequest] = []
+
+    def submit(self, function: Any, request: BuildRequest) -> Future[Any]:  # type: ignore[override]
+        self.requests.append(request)
+        future: Future[Any] = Future()
+        passed = Verification(True, "made up", 1e-7, 1e-4, {"m": 65})
+        kernel = {
+            "entry": request.entry + "_kernel", "source": repr(request.schedule), "binary": b"\x7fELF",
+            "grid": (1, 1, 1), "block": (32, 1, 1), "shared_bytes": 0, "dynamic_shared_bytes": 0, "registers": 32,
+            "spill_bytes": 0, "verification": passed if request.verify else None,
+        }  # fmt: skip
+        future.set_result(BuiltKernel(**(kernel | self.answer(request.schedule, request.verify))))
+        return future
+
+
+def rank_of(schedule: TileSchedule) -> int:
+    """0 for the schedule that construction likes best."""
+    return [program.schedule for program in PROGRAMS].index(schedule)
+
+
+def compiled(answer: Answer, *, top_k: int = 4, verify: int = 1) -> tuple[CompiledOperator, Builder]:
+    builder = Builder(answer)
+    (result,) = compile_operators([EXPR], V100, top_k=top_k, verify=verify, pool=builder, method="roller")
+    return result, builder
+
+
+def order(result: CompiledOperator) -> list[int]:
+    return [rank_of(kernel.program.schedule) for kernel in result.kernels]
+
+
+def test_kernels_that_build_keep_the_order_of_construction() -> None:
+    result, builder = compiled(lambda schedule, verify: {})
+    assert order(result) == [0, 1, 2, 3]
+    assert [request.verify for request in builder.requests] == [True, False, False, False]
+    assert {request.architecture for request in builder.requests} == {"sm_70"}
+    assert {request.entry for request in builder.requests} == {"roller_small"}
+
+
+def test_a_kernel_that_spills_gives_way_to_a_spare_that_does_not() -> None:
+    result, _ = compiled(lambda schedule, verify: {"spill_bytes": 8 * (rank_of(schedule) < 2)})
+    assert order(result) == [2, 3, 4, 5]
+    # Verified is what stands at rank 1 in the end.
+    assert [kernel.built.verification is not None for kernel in result.kernels] == [True, False, False, False]
+
+
+def test_where_all_spill_the_fastest_still_leads() -> None:
+    result, builder = compiled(lambda schedule, verify: {"spill_bytes": 8})
+    assert order(result) == [0, 1, 2, 3]
+    assert len({request.schedule for request in builder.requests}) == 4 + SPARES
+
+
+def test_a_schedule_that_does_not_build_is_replaced_and_named() -> None:
+    result, _ = compiled(lambda schedule, verify: {"error": f"no {rank_of(schedule)}" * (rank_of(schedule) == 1)})
+    assert order(result) == [0, 2, 3, 4]
+    assert result.failures == ("no 1",)
+
+
+def test_an_operator_without_any_kernel_is_an_error() -> None:
+    with pytest.raises(InputError) as caught:
+        compiled(lambda schedule, verify: {"error": "ptxas says no"})
+    assert str(caught.value) == "small: no program could be built: ptxas says no; change the operator, or report it"
+
+
+def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
+    wrong = Verification(False, "made up", 0.5, 1e-4, {"m": 65}, "relative error 0.5 is above 0.0001")
+    result, _ = compiled(lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) == 0 else {})
+    assert order(result) == [1, 2, 3, 0]
+    first, last = result.kernels[0].built.verification, result.kernels[-1].built.verification
+    assert first is not None and first.passed
+    assert last == wrong
+
+
+def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
+    missing = Verification(False, "none", None, 1e-4, {}, "not run: no OpenCL CPU device")
+    result, _ = compiled(lambda schedule, verify: {"verification": missing if verify else None})
+    assert order(result) == [0, 1, 2, 3]
+    record = manifest(result, V100).kernels[0]
+    assert record.verified is False
+    assert record.verification is not None and record.verification.reason == "not run: no OpenCL CPU device"
+
+
+def test_a_dead_worker_is_named_with_the_operator() -> None:
+    class Dead(Builder):
+        def submit(self, function: Any, request: BuildRequest) -> Future[Any]:  # type: ignore[override]
+            future: Future[Any] = Future()
+            future.set_exception(BrokenProcessPool("gone"))
+            return future
+
+    with pytest.raises(BrokenProcessPool, match="small: a build process died; try fewer --jobs"):
+        next(iter(compile_operators([EXPR], V100, top_k=1, verify=0, pool=Dead(lambda schedule, verify: {}))))
+
+
+def test_nothing_is_built_when_the_last_operator_is_refused() -> None:
+    two = operator_from_data(
+        {"expr": "C[i] = sum(k, A[i,k]); D[i] = C[i] - C[i - 1 | pad=1]", "sizes": {"i": 8, "k": 9}}
+    )
+    builder = Builder(lambda schedule, verify: {})
+    with pytest.raises(InputError, match="cannot be one kernel"):
+        list(compile_operators([EXPR, two], V100, top_k=1, verify=0, pool=builder, method="roller"))
+    assert builder.requests == []
+
+
+def test_operators_come_out_in_order_however_many_are_under_way() -> None:
+    def named(name: str) -> TensorExpr:
+        return operator_from_data({"op": "elementwise", "function": "relu", "shape": [77], "name": name})
+
+    names = [f"op{i}" for i in range(7)]
+    for ahead in (0, 2, 9):
+        builder = Builder(lambda schedule, verify: {})
+        results = compile_operators(
+            [named(n) for n in names], V100, top_k=1, verify=0, pool=builder, method="roller", ahead=ahead
+        )
+        assert [result.expr.name for result in results] == names
+        assert [request.entry for request in builder.requests] == [f"roller_{name}" for name in names]
+
+
+def test_an_entry_name_is_a_c_identifier() -> None:
+    assert entry_name("matmul-1.5_x") == "roller_matmul_1_5_x"
+    assert entry_name("3x3") == "roller_3x3"
+
+
+def test_a_bundle_says_all_a_caller_needs(tmp_path: Path) -> None:
+    data = {
+        "op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 7, "f": 4, "kh": 3, "kw": 3, "groups": 2, "dtype": "float16",
+        "name": "grouped", "epilogue": [{"function": "bias_add", "axis": "f"}],
+    }  # fmt: skip
+    expr = operator_from_data(data)
+    builder = Builder(lambda schedule, verify: {})
+    (result,) = compile_operators([expr], V100, top_k=2, verify=1, pool=builder)
+    folder = write_bundle(result, V100, tmp_path)
+    assert folder == tmp_path / "grouped"
+    record = read_manifest(folder)
+    assert [(a.name, a.role, a.dtype, a.shape) for a in record.arguments] == [
+        ("X", "input", "float16", (2, 6, 9, 7)),
+        ("W", "input", "float16", (4, 3, 3, 3)),
+        ("bias", "input", "float16", (4,)),
+        ("Out", "output", "float16", (2, 4, 7, 5)),
+    ]
+    assert record.axes == {"n": 2, "g": 2, "f": 2, "oh": 7, "ow": 5, "c": 3, "kh": 3, "kw": 3}
+    for kernel in record.kernels:
+        assert kernel.tiles.keys() == {"registers", "shared"}
+        assert kernel.seconds == max([kernel.seconds, *kernel.stage_seconds.values()])
+        assert kernel.bound in kernel.stage_seconds
+        assert (folder / kernel.source).read_text() == repr(result.kernels[kernel.rank - 1].program.schedule)
+    # An error is a figure of the machine that ran it: only its power of ten is kept.
+    assert record.kernels[0].verification is not None
+    assert record.kernels[0].verification.relative_error == 1e-7
+
+
+def test_a_bundle_carries_the_reference_that_its_kernels_are_checked_with(tmp_path: Path) -> None:
+    result, _ = compiled(lambda schedule, verify: {})
+    folder = write_bundle(result, V100, tmp_path)
+    reference = read_manifest(folder).reference
+    assert reference is not None
+    assert [launch.entry for launch in reference.launches] == ["roller_small_reference_0"]
+    assert "roller_small_reference_0(" in (folder / reference.source).read_text()
+
+
+def test_boards_without_cuda_get_no_reference(tmp_path: Path) -> None:
+    result, _ = compiled(lambda schedule, verify: {"binary": None})
+    folder = write_bundle(result, load_device("mi50"), tmp_path)
+    assert read_manifest(folder).reference is None
+    assert not (folder / "reference.cu").exists()
+
+
+def test_a_manifest_of_another_shape_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"format": 1}')
+    with pytest.raises(msgspec.ValidationError):
+        read_manifest(tmp_path)
+    assert Manifest.__struct_fields__[0] == "format"
