@@ -38,7 +38,7 @@ THESIS_EXAMPLE = {"name": "thesis_6.6", "op": "matmul", "m": 128, "n": 256, "k":
 MANY = 400
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Best predicted seconds of one operator: constructed, constructed without shrinking tiles for small operators
     (None where construction knows no other), and searched."""
@@ -78,13 +78,13 @@ def compare(form: KernelForm, device: DeviceSpec) -> Comparison:
     ]
     tiles = [p.estimate.seconds for p in unshrunk if p.shared_tile is not None]
     return Comparison(
-        form.expr.name,
-        kind_of(form, device),
-        programs[0].estimate.seconds,
-        min(tiles, default=None),
-        found.estimates[0].seconds,
-        programs[0].estimate.bound,
-        found.estimates[0].bound,
+        name=form.expr.name,
+        kind=kind_of(form, device),
+        constructed=programs[0].estimate.seconds,
+        unadjusted=min(tiles, default=None),
+        searched=found.estimates[0].seconds,
+        constructed_bound=programs[0].estimate.bound,
+        searched_bound=found.estimates[0].bound,
     )
 
 

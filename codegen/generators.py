@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hal.support.errors import InputError, listed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Generator:
     """A code generator of :class:`hal.DeviceSpec`.
 
@@ -32,10 +32,14 @@ class Generator:
 
 #: By the name in a device's spec.
 GENERATORS: Mapping[str, Generator] = {
-    "cuda": Generator("thread", "cu", "cubin", has_chains=True, has_reference=True),
-    "cuda-source": Generator("thread", "cu", "", has_chains=True, has_reference=True),
-    "opencl-source": Generator("thread", "cl", "", has_chains=True, has_reference=False),
-    "llvm": Generator("element", "s", "so", has_chains=False, has_reference=False, needs_linker=True),
+    "cuda": Generator(lane="thread", source_suffix="cu", binary_suffix="cubin", has_chains=True, has_reference=True),
+    "cuda-source": Generator(lane="thread", source_suffix="cu", binary_suffix="", has_chains=True, has_reference=True),
+    "opencl-source": Generator(
+        lane="thread", source_suffix="cl", binary_suffix="", has_chains=True, has_reference=False
+    ),
+    "llvm": Generator(
+        lane="element", source_suffix="s", binary_suffix="so", has_chains=False, has_reference=False, needs_linker=True
+    ),
 }
 
 #: Who runs kernels to verify them, by what a lane of the device is; the first unless another is asked for.

@@ -27,7 +27,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "yes or no", str: "tex
 _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """A pass that the user asked for. `source` is the file of a pass of their own, None for one of ours."""
 
@@ -83,7 +83,7 @@ def parse_pass(text: str) -> Request:
     name, _, options = text.partition(":")
     found = find_pass(_OPTION, name)
     parameters, defaults = _values(f"{_OPTION} {name}", options, found.parameters)
-    return Request(text, name, found.function, parameters, defaults)
+    return Request(text=text, name=name, function=found.function, parameters=parameters, defaults=defaults)
 
 
 def find_pass(field: str, name: str) -> WhatIf:
@@ -190,7 +190,7 @@ def _own(text: str, path: Path, function: str, options: str) -> Request:
     except TypeError as error:
         raise InputError(f"{path}:{candidates[name].__code__.co_firstlineno}", str(error)) from None
     values, defaults = _values(f"{_OPTION} {path}:{name}", options, parameters)
-    return Request(text, name, candidates[name], values, defaults, path)
+    return Request(text=text, name=name, function=candidates[name], parameters=values, defaults=defaults, source=path)
 
 
 def _functions(path: Path) -> dict[str, Any]:

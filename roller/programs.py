@@ -116,7 +116,14 @@ def _instruction(program: Program) -> str:
 def searched(result: SearchResult) -> Construction:
     """The programs of a search alone."""
     return Construction(
-        result.form, result.device, _programs(result), 0, MOST_PADDING, 0.0, result.scored, result.seconds
+        form=result.form,
+        device=result.device,
+        programs=_programs(result),
+        considered=0,
+        epsilon=MOST_PADDING,
+        seconds=0.0,
+        searched=result.scored,
+        search_seconds=result.seconds,
     )
 
 
@@ -154,7 +161,13 @@ def _programs(result: SearchResult) -> tuple[RProgram, ...]:
     looked = f"{result.enumerated} tiles enumerated, {result.scored} schedules left by closed forms and scored"
     return tuple(
         RProgram(
-            schedule, estimate, None, None, SEARCH_POLICY, MOST_PADDING, (Reason("search", looked, f"its rank {rank}"),)
+            schedule=schedule,
+            estimate=estimate,
+            register_tile=None,
+            shared_tile=None,
+            policy=SEARCH_POLICY,
+            epsilon=MOST_PADDING,
+            reasons=(Reason("search", looked, f"its rank {rank}"),),
         )
         for rank, (schedule, estimate) in enumerate(zip(result.schedules, result.estimates, strict=True), start=1)
     )

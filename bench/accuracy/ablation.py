@@ -26,7 +26,7 @@ from sokoban.model.gpu.loops import LoopNest
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Figures:
     """Means over the tiled operators (see :class:`schedules.Score`), and errors of flat programs.
 
@@ -43,7 +43,7 @@ class Figures:
 
     def minus(self, other: Figures) -> Figures:
         """Difference, figure by figure."""
-        return Figures(*(getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__))
+        return Figures(**{name: getattr(self, name) - getattr(other, name) for name in self.__dataclass_fields__})
 
 
 def figures(data: Path, effect: Effect | None = None) -> Figures:
@@ -57,12 +57,12 @@ def figures(data: Path, effect: Effect | None = None) -> Figures:
 def _figures(tiled: Sequence[Score], flat: Sequence[Score]) -> Figures:
     errors = np.concatenate([np.abs(s.predicted - s.measured) / s.measured for s in flat])
     return Figures(
-        float(np.mean([s.first for s in tiled])),
-        float(np.mean([s.best_of_ten for s in tiled])),
-        float(np.mean([s.median_error for s in tiled])),
-        float(np.nanmean([s.rank_correlation for s in tiled])),
-        float(np.median(errors)),
-        float(np.mean([s.median_error for s in flat if s.kind.startswith("reduction")])),
+        first=float(np.mean([s.first for s in tiled])),
+        best_of_ten=float(np.mean([s.best_of_ten for s in tiled])),
+        median_error=float(np.mean([s.median_error for s in tiled])),
+        rank_correlation=float(np.nanmean([s.rank_correlation for s in tiled])),
+        flat_median=float(np.median(errors)),
+        reduction_error=float(np.mean([s.median_error for s in flat if s.kind.startswith("reduction")])),
     )
 
 

@@ -56,7 +56,7 @@ class Kernel:
     table: ScheduleTable
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Log:
     """The measured programs of one operator, in the order in which Ansor tried them.
 
@@ -96,13 +96,13 @@ def _logs_of(directory: Path, kind: str) -> Iterator[Log]:
         rows = np.flatnonzero(columns["file"] == name)
         part = {column: values[rows] for column, values in columns.items()}
         yield Log(
-            kind,
-            str(name),
-            str(part["op_id"][0] or ""),
-            part["trial"].astype(np.int64),
-            part["cost_ms"] * 1e-3,
-            part["structure"],
-            tuple(kernels_of(kind, part)),
+            kind=kind,
+            file=str(name),
+            operator_id=str(part["op_id"][0] or ""),
+            trial=part["trial"].astype(np.int64),
+            measured=part["cost_ms"] * 1e-3,
+            structure=part["structure"],
+            kernels=tuple(kernels_of(kind, part)),
         )
 
 
@@ -160,7 +160,7 @@ def _tiled(kind: str, columns: Columns) -> Kernel:
 
     inputs = _TENSORS[kind]
     table = ScheduleTable(
-        form,
+        form=form,
         block={axis: factors(name, ("vt", "thr", "in1", "in2")) for axis, name in spatial.items()},
         thread={axis: factors(name, ("in1", "in2")) for axis, name in spatial.items()},
         vthreads={axis: factors(name, ("vt",)) for axis, name in spatial.items()},
@@ -191,7 +191,7 @@ def _flat(name: str, operator: Mapping[str, Any], threads: Ints, unroll: Ints | 
     ones = np.ones(count, dtype=np.int64)
     tensors = dict.fromkeys(load.tensor for load in form.body_loads)
     table = ScheduleTable(
-        form,
+        form=form,
         block={axis: threads.astype(np.int64)},
         thread={axis: ones},
         vthreads={axis: ones},

@@ -29,7 +29,7 @@ from sokoban.schedule.files import table_from_json
 FILE = Path(__file__).with_name("published.toml")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Product:
     """A product ``C[m, n] = sum(k, A[m, k] * B[k, n])`` that somebody timed.
 

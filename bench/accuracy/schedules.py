@@ -25,7 +25,7 @@ DEVICE = "v100-pcie"
 CHOICES = 10
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Score:
     """One log: predicted against measured seconds, by program.
 
@@ -85,14 +85,14 @@ def score(kind: str, label: str, predicted: Floats, measured: Floats) -> Score:
     ranks = _ranks(predicted), _ranks(measured)
     constant = any(np.ptp(rank) == 0 for rank in ranks)
     return Score(
-        kind,
-        label,
-        predicted,
-        measured,
-        float(measured[order[:CHOICES]].min() / best),
-        float(measured[order[0]] / best),
-        float(np.median(np.abs(predicted - measured) / measured)),
-        float("nan") if constant else float(np.corrcoef(*ranks)[0, 1]),
+        kind=kind,
+        label=label,
+        predicted=predicted,
+        measured=measured,
+        best_of_ten=float(measured[order[:CHOICES]].min() / best),
+        first=float(measured[order[0]] / best),
+        median_error=float(np.median(np.abs(predicted - measured) / measured)),
+        rank_correlation=float("nan") if constant else float(np.corrcoef(*ranks)[0, 1]),
     )
 
 

@@ -45,7 +45,7 @@ WIN, LOSE = 0.95, 1.05
 WORST = 5
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Row:
     """One operator.
 
@@ -92,7 +92,16 @@ def evaluate(data: Path, device: DeviceSpec, names: Sequence[str] | None = None)
         constructed = find_programs(form, device, 1, "roller").programs[0].estimate.seconds
         best = find_programs(form, device, 1, "both").programs[0]
         measured = {column: float(record[column]) / 1e3 for column in REFERENCES if record[column]}
-        out.append(Row(expr.name, record["op"], form, constructed, best, measured))
+        out.append(
+            Row(
+                name=expr.name,
+                kind=record["op"],
+                form=form,
+                constructed_seconds=constructed,
+                program=best,
+                measured=measured,
+            )
+        )
     return out
 
 

@@ -27,7 +27,7 @@ class Duel:
         return self.theirs / self.ours
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Standing:
     """How our kernels stand against one rival. Shares are of `count` operators.
 
@@ -77,7 +77,14 @@ def standing(rival: str, precision: str, fights: Sequence[Duel]) -> Standing:
         return sum(ratio * (1 + slack) >= 1 for ratio in ratios) / len(ratios)
 
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-    return Standing(rival, precision, len(ratios), share(0.0), tuple(map(share, WITHIN)), mean)
+    return Standing(
+        rival=rival,
+        precision=precision,
+        count=len(ratios),
+        better=share(0.0),
+        within=tuple(map(share, WITHIN)),
+        mean_ratio=mean,
+    )
 
 
 def standings(results: Results) -> list[Standing]:
@@ -92,7 +99,7 @@ def standings(results: Results) -> list[Standing]:
 # Predictions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """How right the predictions for a kind of operator are, over all its kernels that ran.
 
@@ -117,12 +124,12 @@ def prediction(op: str, profiles: Sequence[ProfileResult]) -> Prediction | None:
         return None
     led = [found for each in profiles if (found := _leads(each)) is not None]
     return Prediction(
-        op,
-        len(profiles),
-        len(pairs),
-        sum(abs(predicted - measured) / measured for predicted, measured in pairs) / len(pairs),
-        median(predicted / measured for predicted, measured in pairs),
-        sum(led) / len(led) if led else 0.0,
+        op=op,
+        bundles=len(profiles),
+        kernels=len(pairs),
+        mean_error=sum(abs(predicted - measured) / measured for predicted, measured in pairs) / len(pairs),
+        median_bias=median(predicted / measured for predicted, measured in pairs),
+        first_is_best=sum(led) / len(led) if led else 0.0,
     )
 
 

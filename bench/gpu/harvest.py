@@ -204,7 +204,7 @@ def work(options: argparse.Namespace, until: float) -> int:
     journal.note("environment", environment(machine.properties()))
     bundles = dry_bundles(options.out, options.most_operators) if options.dry_run else options.bundles
     harvest = Harvest(
-        machine, journal, bundles, small=options.dry_run, most_operators=options.most_operators,
+        machine=machine, journal=journal, bundles=bundles, small=options.dry_run, most_operators=options.most_operators,
         own_models=options.own_models, thorough=options.thorough,
     )  # fmt: skip
     sampling = Sampler(SMI) if options.dry_run else Sampler(index=options.device)

@@ -90,7 +90,7 @@ class ResNet(nn.Module):
 # Transformers, where the library is missing
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sizes:
     """Sizes of a transformer; `causal` makes it a GPT-2, else it is a BERT."""
 
@@ -161,10 +161,10 @@ class Transformer(nn.Module):
 
 # What is trained
 
-BERT_LARGE = Sizes(24, 1024, 16, 30522, 512, 384, causal=False)
-GPT2_MEDIUM = Sizes(24, 1024, 16, 50257, 1024, 512, causal=True)
-SMALL_BERT = Sizes(2, 16, 2, 40, 12, 12, causal=False)
-SMALL_GPT2 = Sizes(2, 16, 2, 40, 12, 12, causal=True)
+BERT_LARGE = Sizes(layers=24, hidden=1024, heads=16, vocabulary=30522, positions=512, length=384, causal=False)
+GPT2_MEDIUM = Sizes(layers=24, hidden=1024, heads=16, vocabulary=50257, positions=1024, length=512, causal=True)
+SMALL_BERT = Sizes(layers=2, hidden=16, heads=2, vocabulary=40, positions=12, length=12, causal=False)
+SMALL_GPT2 = Sizes(layers=2, hidden=16, heads=2, vocabulary=40, positions=12, length=12, causal=True)
 
 MODELS = ("resnet50", "bert-large", "gpt2-medium")
 

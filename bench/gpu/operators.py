@@ -26,7 +26,7 @@ GENERATED = ("elementwise", "reduce", "softmax", "layer_norm", "transpose", "avg
 CONTRACTIONS = ("matmul", "batch_matmul", "conv2d", "depthwise_conv2d")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """An operator with its sizes.
 
@@ -216,9 +216,14 @@ def _matmul(suite: str, spec: Spec) -> Problem:
     inputs = {"A": (*batch, *((k, m) if ta else (m, k))), "B": (*batch, *((n, k) if tb else (k, n)))}
     leading = {"A": 0 if first else int(ta), "B": 0 if first else None}
     return Problem(
-        suite, spec, inputs | epilogue.inputs(output), output, leading | epilogue.leading(),
-        2.0 * math.prod(output) * k, bind,
-    )  # fmt: skip
+        suite=suite,
+        spec=spec,
+        inputs=inputs | epilogue.inputs(output),
+        output=output,
+        leading=leading | epilogue.leading(),
+        flop=2.0 * math.prod(output) * k,
+        run=bind,
+    )
 
 
 # Windows
@@ -308,9 +313,14 @@ def _conv2d(suite: str, spec: Spec) -> Problem:
         kernel = (f, c // groups, kh, kw) if first else (kh, kw, c // groups, f)
     inputs = {"X": (n, c, h, w) if first else (n, h, w, c), "W": kernel}
     return Problem(
-        suite, spec, inputs | epilogue.inputs(output), output, {"X": 0, "W": None} | epilogue.leading(),
-        2.0 * math.prod(output) * (c // groups) * kh * kw, bind,
-    )  # fmt: skip
+        suite=suite,
+        spec=spec,
+        inputs=inputs | epilogue.inputs(output),
+        output=output,
+        leading={"X": 0, "W": None} | epilogue.leading(),
+        flop=2.0 * math.prod(output) * (c // groups) * kh * kw,
+        run=bind,
+    )
 
 
 def _pool(suite: str, spec: Spec) -> Problem:
@@ -329,7 +339,15 @@ def _pool(suite: str, spec: Spec) -> Problem:
 
     output = (n, c, oh, ow) if first else (n, oh, ow, c)
     inputs = {"X": (n, c, h, w) if first else (n, h, w, c)}
-    return Problem(suite, spec, inputs, output, {"X": 0}, float(math.prod(output)) * kh * kw, bind)
+    return Problem(
+        suite=suite,
+        spec=spec,
+        inputs=inputs,
+        output=output,
+        leading={"X": 0},
+        flop=float(math.prod(output)) * kh * kw,
+        run=bind,
+    )
 
 
 def _average(
@@ -378,7 +396,9 @@ def _elementwise(suite: str, spec: Spec) -> Problem:
 
     inputs = dict(zip(names, shapes, strict=True))
     leading = {name: 0 if len(shape) == rank and shape[0] == output[0] else None for name, shape in inputs.items()}
-    return Problem(suite, spec, inputs, output, leading, float(math.prod(output)), bind)
+    return Problem(
+        suite=suite, spec=spec, inputs=inputs, output=output, leading=leading, flop=float(math.prod(output)), run=bind
+    )
 
 
 def _reduce(suite: str, spec: Spec) -> Problem:
@@ -394,7 +414,15 @@ def _reduce(suite: str, spec: Spec) -> Problem:
 
     output = tuple(shape[axis] for axis in kept) or (1,)
     leading = {"X": kept[0]} if kept else None
-    return Problem(suite, spec, {"X": shape}, output, leading, float(math.prod(shape)), bind)
+    return Problem(
+        suite=suite,
+        spec=spec,
+        inputs={"X": shape},
+        output=output,
+        leading=leading,
+        flop=float(math.prod(shape)),
+        run=bind,
+    )
 
 
 def _rows(suite: str, spec: Spec) -> Problem:
@@ -414,7 +442,9 @@ def _rows(suite: str, spec: Spec) -> Problem:
     line = (shape[axis],)
     inputs = {"X": shape, "gamma": line, "beta": line} if norm else {"X": shape}
     leading = {name: 0 if name == "X" else None for name in inputs} if axis != 0 else None
-    return Problem(suite, spec, inputs, shape, leading, 5.0 * math.prod(shape), bind)
+    return Problem(
+        suite=suite, spec=spec, inputs=inputs, output=shape, leading=leading, flop=5.0 * math.prod(shape), run=bind
+    )
 
 
 def _transpose(suite: str, spec: Spec) -> Problem:
@@ -427,7 +457,15 @@ def _transpose(suite: str, spec: Spec) -> Problem:
         return lambda: view.contiguous()
 
     output = tuple(shape[axis] for axis in perm)
-    return Problem(suite, spec, {"X": shape}, output, {"X": perm[0]}, float(math.prod(output)), bind)
+    return Problem(
+        suite=suite,
+        spec=spec,
+        inputs={"X": shape},
+        output=output,
+        leading={"X": perm[0]},
+        flop=float(math.prod(output)),
+        run=bind,
+    )
 
 
 _KINDS: Mapping[str, Callable[[str, Spec], Problem]] = {

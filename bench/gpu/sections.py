@@ -27,7 +27,7 @@ COMPILE_SHARE = 0.35
 COMPILED_PER_KIND = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Harvest:
     """What all sections share.
 

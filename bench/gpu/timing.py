@@ -18,7 +18,7 @@ MOST_COPIES = 32
 WARM_ROUNDS = 5
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Contender:
     """One of the functions that are compared.
 
@@ -63,7 +63,7 @@ def contender(machine: Machine, name: str, run: Run) -> Contender:
         many = machine.graph(run, copies)
     elif copies > 1:
         many = _repeated(run, copies)
-    return Contender(name, single, many, copies, estimate, graph)
+    return Contender(name=name, single=single, many=many, copies=copies, estimate_seconds=estimate, graph=graph)
 
 
 def _repeated(run: Run, copies: int) -> Run:

@@ -31,7 +31,7 @@ STEPS_SECONDS = 2.5
 TRACED_STEPS = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Variant:
     """How a step is run. `half` is the type of autocast; `traced` variants get a Kineto trace at the first batch."""
 
@@ -45,15 +45,15 @@ class Variant:
 
 
 VARIANTS = (
-    Variant("baseline", traced=True),
-    Variant("amp", half="float16", traced=True),
-    Variant("fused-adam", adam="fused", traced=True),
-    Variant("cuda-graph", graph=True, traced=True),
-    Variant("channels-last", channels_last=True),
-    Variant("amp-bfloat16", half="bfloat16"),
-    Variant("amp+channels-last", half="float16", channels_last=True),
-    Variant("amp+fused-adam", half="float16", adam="fused"),
-    Variant("compile", compiled=True, traced=True),
+    Variant(name="baseline", traced=True),
+    Variant(name="amp", half="float16", traced=True),
+    Variant(name="fused-adam", adam="fused", traced=True),
+    Variant(name="cuda-graph", graph=True, traced=True),
+    Variant(name="channels-last", channels_last=True),
+    Variant(name="amp-bfloat16", half="bfloat16"),
+    Variant(name="amp+channels-last", half="float16", channels_last=True),
+    Variant(name="amp+fused-adam", half="float16", adam="fused"),
+    Variant(name="compile", compiled=True, traced=True),
 )
 
 

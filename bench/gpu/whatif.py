@@ -25,7 +25,7 @@ PASSES: Mapping[str, tuple[str, ...]] = {
 Ask = Callable[[Path, Sequence[str]], dict[str, object] | str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WhatIf:
     """A variant of a training step: what Daydream said it would bring, and what it brought.
 
@@ -91,4 +91,12 @@ def _what_if(before: TrainingResult, after: TrainingResult, directory: Path, scr
         value = answer.get("speedup")
         speedup = float(value) if isinstance(value, int | float) and value > 0 else None
         reason = "" if speedup else "it predicted no time"
-    return WhatIf(after.model, after.batch, after.variant, before.steps.seconds, after.steps.seconds, speedup, reason)
+    return WhatIf(
+        model=after.model,
+        batch=after.batch,
+        variant=after.variant,
+        baseline=before.steps.seconds,
+        measured=after.steps.seconds,
+        predicted_speedup=speedup,
+        reason=reason,
+    )

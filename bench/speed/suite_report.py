@@ -23,7 +23,7 @@ from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import load_operators
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorResult:
     """What one operator of a suite came to: ``spills`` are the spilled bytes of every kernel with a binary, by rank."""
 
@@ -35,7 +35,7 @@ class OperatorResult:
     verified: bool | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SuiteReport:
     """A suite on a device. ``compile_seconds`` is wall time; it and ``results`` are None where nothing was compiled.
     ``absent`` are the operators whose element types the device does not multiply."""
@@ -87,12 +87,12 @@ def operator_result(compiled: CompiledOperator) -> OperatorResult:
     built = [kernel.built for kernel in compiled.kernels]
     check = built[0].verification
     return OperatorResult(
-        compiled.expr.name,
-        len(compiled.construction.programs),
-        len(built),
-        sum(all(launch.binary is not None for launch in kernel.launches) for kernel in compiled.kernels),
-        tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
-        None if check is None else check.passed,
+        name=compiled.expr.name,
+        programs=len(compiled.construction.programs),
+        kernels=len(built),
+        cubins=sum(all(launch.binary is not None for launch in kernel.launches) for kernel in compiled.kernels),
+        spills=tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
+        verified=None if check is None else check.passed,
     )
 
 
@@ -144,7 +144,9 @@ def main(device_name: str, suite: str, top_k: int, verify: int, jobs: int | None
             )
     except InputError as error:
         raise click.ClickException(str(error)) from error
-    for line in SuiteReport(suite, device.name, times, results, seconds, absent).lines():
+    for line in SuiteReport(
+        suite=suite, device=device.name, times=times, results=results, compile_seconds=seconds, absent=absent
+    ).lines():
         click.echo(line)
 
 

@@ -40,7 +40,7 @@ class ArgumentEntry:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LaunchEntry:
     """One launch; fields as in :class:`codegen.bundle.manifest.LaunchRecord`."""
 
@@ -60,7 +60,7 @@ class LaunchEntry:
         return self.binary or self.source
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelEntry:
     """One kernel; fields as in :class:`codegen.bundle.manifest.KernelRecord`. ``struck_out`` is why a profile refused
     it."""
@@ -89,10 +89,17 @@ class KernelEntry:
         names = tuple(argument.name for argument in arguments)
         return (
             LaunchEntry(
-                self.entry, self.source, self.binary, self.grid, self.block, self.dynamic_shared_bytes, names,
-                self.zero_output, self.architecture,
+                entry=self.entry,
+                source=self.source,
+                binary=self.binary,
+                grid=self.grid,
+                block=self.block,
+                dynamic_shared_bytes=self.dynamic_shared_bytes,
+                tensors=names,
+                zero_output=self.zero_output,
+                architecture=self.architecture,
             ),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,7 @@ class ReferenceEntry:
     ranges: Mapping[str, tuple[float, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BundleEntry:
     """A bundle: its folder and what its manifest says; fields as in :class:`codegen.bundle.manifest.Manifest`."""
 

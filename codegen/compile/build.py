@@ -29,7 +29,19 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
     try:
         built = _BUILDERS[request.generator](request)
     except (LoweringError, CompileError, ValueError) as error:
-        return BuiltKernel(request.entry, "", None, (0, 0, 0), (0, 0, 0), 0, 0, None, None, None, str(error))
+        return BuiltKernel(
+            entry=request.entry,
+            source="",
+            binary=None,
+            grid=(0, 0, 0),
+            block=(0, 0, 0),
+            shared_bytes=0,
+            dynamic_shared_bytes=0,
+            registers=None,
+            spill_bytes=None,
+            verification=None,
+            error=str(error),
+        )
     if not request.verify:
         return built
     form, schedule = request.form, request.schedule
@@ -93,16 +105,16 @@ def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: st
     from codegen.gpu.source.text import KERNEL_SUFFIX, static_shared_bytes
 
     return BuiltKernel(
-        request.entry + KERNEL_SUFFIX,
-        source,
-        None,
-        lowered.grid,
-        lowered.block,
-        static_shared_bytes(source) + lowered.dynamic_shared_bytes,
-        lowered.dynamic_shared_bytes,
-        None,
-        None,
-        None,
+        entry=request.entry + KERNEL_SUFFIX,
+        source=source,
+        binary=None,
+        grid=lowered.grid,
+        block=lowered.block,
+        shared_bytes=static_shared_bytes(source) + lowered.dynamic_shared_bytes,
+        dynamic_shared_bytes=lowered.dynamic_shared_bytes,
+        registers=None,
+        spill_bytes=None,
+        verification=None,
         architecture=own,
     )
 
@@ -120,16 +132,16 @@ def _build_llvm(request: BuildRequest) -> BuiltKernel:
     lowered = lower_cpu(form, schedule, entry=f"{request.entry}_blocks", vector_bytes=vector_bytes)
     built = build_library(lowered, request.architecture, len(form.expr.inputs) + 1)
     return BuiltKernel(
-        built.entry,
-        built.assembly,
-        built.library,
-        (built.blocks, 1, 1),
-        (1, 1, 1),
-        built.scratch_bytes,
-        built.scratch_bytes,
-        None,
-        None,
-        None,
+        entry=built.entry,
+        source=built.assembly,
+        binary=built.library,
+        grid=(built.blocks, 1, 1),
+        block=(1, 1, 1),
+        shared_bytes=built.scratch_bytes,
+        dynamic_shared_bytes=built.scratch_bytes,
+        registers=None,
+        spill_bytes=None,
+        verification=None,
     )
 
 

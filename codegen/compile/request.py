@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     pass
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildRequest:
     """What to build.
 
@@ -36,7 +36,7 @@ class BuildRequest:
     verify: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class BuiltKernel:
     """A kernel as text and machine code.
 

@@ -23,7 +23,7 @@ _LEAST_SQUARE = 4
 _MOST_VECTORS = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Staged:
     """A part of an operand, copied to where the kernel reads it in the order in which it lies there.
 

@@ -132,7 +132,7 @@ class _TileLowering:
             if any(coefficient < 0 for index in load.indices for _, coefficient in index.terms):
                 raise LoweringError(f"{self.entry}: {load.tensor} is read backwards and cannot be staged")
             depth, sizes = self._place(load)
-            staged = Staged(load, self.tensors[load.tensor], start, sizes)
+            staged = Staged(load=load, tensor=self.tensors[load.tensor], start=start, sizes=sizes)
             if in_panels(load, self.vector_axis):
                 inner = tuple(axis for axis in (*self.form.final.axes, *self.sum_loops) if axis != self.vector_axis)
                 used = tuple(axis for axis in inner if any(index.coefficient(axis) for index in load.indices))

@@ -58,7 +58,7 @@ class DirectKernel(ABC):
         form, schedule = self.form, self.schedule
         module = written(self.entry, self._function)
         grid, block = (schedule.grid_blocks(form.sizes), 1, 1), (schedule.threads_per_block, 1, 1)
-        return Lowered(module, self.entry, grid, block, 0, 0)
+        return Lowered(module=module, entry=self.entry, grid=grid, block=block, shared_bytes=0, dynamic_shared_bytes=0)
 
     def _function(self) -> None:
         expr = self.form.expr

@@ -51,7 +51,14 @@ class _PatchLowering:
         blocks = self.schedule.blocks(self.transform)
         threads = self.schedule.threads
         module = written(self.entry, lambda: self._function(blocks))
-        return Lowered(module, self.entry, (blocks, 1, 1), (threads, 1, 1), 0, 0)
+        return Lowered(
+            module=module,
+            entry=self.entry,
+            grid=(blocks, 1, 1),
+            block=(threads, 1, 1),
+            shared_bytes=0,
+            dynamic_shared_bytes=0,
+        )
 
     def _function(self, blocks: int) -> None:
         self.sources = {tensor.name: parameter(tensor) for tensor in self.transform.inputs}

@@ -59,12 +59,12 @@ class _RowsLowering:
         element_bytes = 8 if self.dtype == "float64" else 4
         block = (self.column_threads, self.row_threads, 1)
         return Lowered(
-            module,
-            self.entry,
-            (schedule.grid_blocks(form.sizes), 1, 1),
-            block if self.columns_on_x else (block[1], block[0], 1),
-            len(form.reductions) * self.row_threads * element_bytes,
-            0,
+            module=module,
+            entry=self.entry,
+            grid=(schedule.grid_blocks(form.sizes), 1, 1),
+            block=block if self.columns_on_x else (block[1], block[0], 1),
+            shared_bytes=len(form.reductions) * self.row_threads * element_bytes,
+            dynamic_shared_bytes=0,
         )
 
     def _function(self) -> None:

@@ -28,7 +28,7 @@ from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Stage:
     """A data tile staged in shared memory: the load it serves and its coordinates over the padded axes."""
 
@@ -73,12 +73,12 @@ class TileLowering:
             )
         self._unroll()
         return Lowered(
-            self.sch.mod,
-            self.entry,
-            (self.schedule.grid_blocks(self.form.sizes), 1, 1),
-            (self.schedule.threads_per_block, 1, 1),
-            shared_bytes,
-            shared_bytes if self._is_dynamic(shared_bytes) else 0,
+            module=self.sch.mod,
+            entry=self.entry,
+            grid=(self.schedule.grid_blocks(self.form.sizes), 1, 1),
+            block=(self.schedule.threads_per_block, 1, 1),
+            shared_bytes=shared_bytes,
+            dynamic_shared_bytes=shared_bytes if self._is_dynamic(shared_bytes) else 0,
         )
 
     def _fresh(self, name: str) -> str:
@@ -162,7 +162,15 @@ class TileLowering:
         padding = self.schedule.padding_of.get(load.tensor, 0) if len(extents) > 1 else 0
         allowed = fetch_vector(self.form, self.schedule, load, padding)
         vector = math.gcd(self.schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed)
-        stage = _Stage(load, stage_tensor, name, dimensions, shifts, vector, padding)
+        stage = _Stage(
+            load=load,
+            tensor=stage_tensor,
+            name=name,
+            dimensions=dimensions,
+            shifts=shifts,
+            vector=vector,
+            padding=padding,
+        )
         self.stages.append(stage)
         return stage
 

@@ -21,7 +21,7 @@ _DLPACK_CUDA = (2, 13)
 _AS_BITS = {"bfloat16": ("bfloat16", "uint16"), "float8_e4m3fn": ("uint8", "int8"), "float8_e5m2": ("uint8", "int8")}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeviceTensor:
     """A tensor in GPU memory.
 
@@ -67,7 +67,14 @@ class CupyTensors:
 
     def describe(self, tensor: Any) -> DeviceTensor:
         flags = tensor.flags.c_contiguous
-        return DeviceTensor(tensor.data.ptr, tensor.device.id, str(tensor.dtype), tuple(tensor.shape), flags, tensor)
+        return DeviceTensor(
+            pointer=tensor.data.ptr,
+            device=tensor.device.id,
+            dtype=str(tensor.dtype),
+            shape=tuple(tensor.shape),
+            contiguous=flags,
+            owner=tensor,
+        )
 
     def empty(self, shape: Sequence[int], dtype: str, given: Sequence[Any], device: int) -> Any:
         """A new array on the current device; of a dtype that NumPy lacks as the inputs hold it, else as its bits."""
@@ -103,7 +110,14 @@ class TorchTensors:
             raise InputError("", f"is on the {tensor.device}", "move it to a GPU with .cuda()")
         dtype = str(tensor.dtype).removeprefix("torch.")
         index = tensor.device.index
-        return DeviceTensor(tensor.data_ptr(), index, dtype, tuple(tensor.shape), tensor.is_contiguous(), tensor)
+        return DeviceTensor(
+            pointer=tensor.data_ptr(),
+            device=index,
+            dtype=dtype,
+            shape=tuple(tensor.shape),
+            contiguous=tensor.is_contiguous(),
+            owner=tensor,
+        )
 
     def empty(self, shape: Sequence[int], dtype: str, given: Sequence[Any], device: int) -> Any:
         torch = import_module("torch")

@@ -10,7 +10,7 @@ class LoweringError(RuntimeError):
     """TVM could not lower a schedule; the message is one line."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Lowered:
     """A scheduled TVM module and what a caller needs to launch it.
 

@@ -60,7 +60,9 @@ def verify_native(
     accepted, sizes = tolerance_of(form.expr), dict(small.sizes)
     if linker() is None:
         reason = "not run: there is no C compiler to link with; install gcc or clang"
-        return Verification(False, "none", None, accepted, sizes, reason)
+        return Verification(
+            passed=False, method="none", relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=reason
+        )
     here = host_architecture()
     method = "native" if architecture == here else f"native (compiled for {here})"
     inputs = random_inputs(small.expr, seed)
@@ -68,14 +70,25 @@ def verify_native(
         library = _built(small, schedule, here, DTYPE_BYTES["float32"] * lanes)
         flat, problem = _run(small, library, inputs)
     except LoweringError as refused:
-        return Verification(False, method, None, accepted, sizes, str(refused))
+        return Verification(
+            passed=False, method=method, relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=str(refused)
+        )
     output = small.expr.output
     if not problem and not np.isnan(flat[output.element_count :]).all():
         problem = "written behind the end of the output"
     if problem:
-        return Verification(False, method, float("inf"), accepted, sizes, problem)
+        return Verification(
+            passed=False,
+            method=method,
+            relative_error=float("inf"),
+            tolerance=accepted,
+            axis_sizes=sizes,
+            reason=problem,
+        )
     error, reason = judge(flat[: output.element_count], evaluate(small.expr, inputs), accepted)
-    return Verification(not reason, method, error, accepted, sizes, reason)
+    return Verification(
+        passed=not reason, method=method, relative_error=error, tolerance=accepted, axis_sizes=sizes, reason=reason
+    )
 
 
 def _built(form: KernelForm, schedule: TileSchedule, architecture: str, vector_bytes: int) -> BuiltLibrary:

@@ -108,7 +108,14 @@ def _verified(
         method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
     accepted = max(accepted, tolerance or 0.0)
     if missing is not None:
-        return Verification(False, "none", None, accepted, sizes, f"not run: {missing}")
+        return Verification(
+            passed=False,
+            method="none",
+            relative_error=None,
+            tolerance=accepted,
+            axis_sizes=sizes,
+            reason=f"not run: {missing}",
+        )
     inputs = random_inputs(form.expr, seed)
     expected = reference(form, inputs)
     run = _run_emulated if engine == "emulator" else _run_opencl
@@ -121,11 +128,27 @@ def _verified(
             if not np.isnan(flat[output.element_count :]).all():
                 last = output.name == form.expr.output.name
                 reason = f"written behind the end of {'the output' if last else output.name}"
-                return Verification(False, method, float("inf"), accepted, sizes, reason)
+                return Verification(
+                    passed=False,
+                    method=method,
+                    relative_error=float("inf"),
+                    tolerance=accepted,
+                    axis_sizes=sizes,
+                    reason=reason,
+                )
     except (OpenClError, EmulatorError, LoweringError) as problem_found:
-        return Verification(False, method, None, accepted, sizes, str(problem_found))
+        return Verification(
+            passed=False,
+            method=method,
+            relative_error=None,
+            tolerance=accepted,
+            axis_sizes=sizes,
+            reason=str(problem_found),
+        )
     error, reason = judge(known[form.expr.output.name], expected, accepted)
-    return Verification(not reason, method, error, accepted, sizes, reason)
+    return Verification(
+        passed=not reason, method=method, relative_error=error, tolerance=accepted, axis_sizes=sizes, reason=reason
+    )
 
 
 def _scalar(problem: Problem, schedule: Schedule) -> Schedule:

@@ -35,7 +35,7 @@ LARGEST_HALF = 65504.0
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Verification:
     """What was run and what came out.
 

@@ -29,7 +29,7 @@ _KIND_OF_COLUMN = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Edit:
     """Changes to a graph. Rows are those of `graph`; an added task gets an id from `len(graph)` on, good as a row
     in every later call. Nothing happens before :meth:`apply`.

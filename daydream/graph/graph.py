@@ -66,7 +66,7 @@ class ThreadKind(IntEnum):
     CHANNEL = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Thread:
     """An execution thread. On an `ordered` one tasks run in row order; on another (a communication channel) the
     scheduler picks among those that are ready. `device` is -1 except for streams. A thread that `polls` looks at
@@ -93,7 +93,7 @@ class Step:
     full: bool = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TaskGraph:
     """Tasks (one entry a row in every column) and their dependencies.
 

@@ -230,7 +230,9 @@ def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, g
         operator = {"op": "conv2d", **sizes, "f": f, "groups": groups, **window}
     flops = 2.0 * n * f * oh * ow * per_group * kh * kw
     moved = (n * c * h * w + f * per_group * kh * kw + n * f * oh * ow) * ITEM_BYTES[dtype]
-    return Work("convolution", (Part(operator),), flops, float(moved), dtype, assumed)
+    return Work(
+        kind="convolution", parts=(Part(operator),), flops=flops, bytes=float(moved), dtype=dtype, assumed=assumed
+    )
 
 
 def _plain(values: tuple[int, int]) -> int | list[int]:

@@ -51,7 +51,7 @@ def _of_weights(kernel: str) -> bool:
     return _WEIGHTS.search(kernel) is not None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CallPrice:
     """The kernels of one operator call, or of one of the gradients that it makes, and what they would take.
 
@@ -286,12 +286,32 @@ def describe_calls(graph: TaskGraph, rows: Ints, device: DeviceSpec) -> Prices:
         recorded = float(graph.duration_us[group.rows].sum())
         main = _main_of(graph, group.rows) if len(group.rows) > 1 else int(group.rows[0])
         if isinstance(group.work, str):
-            calls.append(CallPrice(group.operator, group.rows, main, None, recorded, np.nan, reason=group.work))
+            calls.append(
+                CallPrice(
+                    operator=group.operator,
+                    rows=group.rows,
+                    main=main,
+                    work=None,
+                    recorded_us=recorded,
+                    price_us=np.nan,
+                    reason=group.work,
+                )
+            )
             continue
         if id(group.work) not in bounds:
             bounds[id(group.work)] = bound_of(group.work, device)
         bound = bounds[id(group.work)]
-        calls.append(CallPrice(group.operator, group.rows, main, group.work, recorded, np.nan, bound=bound))
+        calls.append(
+            CallPrice(
+                operator=group.operator,
+                rows=group.rows,
+                main=main,
+                work=group.work,
+                recorded_us=recorded,
+                price_us=np.nan,
+                bound=bound,
+            )
+        )
     return _spread(graph, rows, calls)
 
 

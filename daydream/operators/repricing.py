@@ -31,7 +31,7 @@ FAMILIES = (
 """Algorithm families by what the names of a call's kernels contain; the first that fits counts."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RepricedRow:
     """One layer's operator in one direction, mean over its calls of all full steps.
 
@@ -100,8 +100,11 @@ def _key(graph: TaskGraph, call: CallPrice) -> tuple[str, str, str]:
 def _row(graph: TaskGraph, key: tuple[str, str, str], calls: Sequence[CallPrice], steps: int) -> RepricedRow:
     algorithms = Counter(algorithm_of([graph.text(row) for row in call.rows.tolist()]) for call in calls)
     kernels = Counter(short_name(graph.text(call.main)) for call in calls)
+    layer, operator, direction = key
     return RepricedRow(
-        *key,
+        layer=layer,
+        operator=operator,
+        direction=direction,
         calls=len(calls) / steps,
         recorded_us=float(np.mean([call.recorded_us for call in calls])),
         priced_us=float(np.mean([call.price_us for call in calls])),

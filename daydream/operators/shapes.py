@@ -80,7 +80,7 @@ class Part:
     direction: Direction = "forward"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
     """What one call of an operator computes.
 
@@ -278,7 +278,9 @@ def _product(stem: str, inputs: Inputs) -> Work | str:
     if bias is not None and not batched and bias.elements == n > 1:
         data["epilogue"] = [{"function": "bias_add", "axis": "n"}]
     moved = count * (m * k + k * n + m * n) * ITEM_BYTES[dtype]
-    return Work("matrix product", (Part(data),), 2.0 * count * m * n * k, float(moved), dtype)
+    return Work(
+        kind="matrix product", parts=(Part(data),), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype
+    )
 
 
 def _column_major(tensor: Tensor) -> bool:
@@ -290,7 +292,7 @@ def _column_major(tensor: Tensor) -> bool:
 def _streamed(kind: str, shape: Dims, dtype: str, passes: float, operations: float, *parts: Part) -> Work:
     """Work that moves a tensor of this shape so many times."""
     count = math.prod(shape)
-    return Work(kind, parts, operations * count, passes * count * ITEM_BYTES[dtype], dtype)
+    return Work(kind=kind, parts=parts, flops=operations * count, bytes=passes * count * ITEM_BYTES[dtype], dtype=dtype)
 
 
 def _flat(shape: Dims) -> list[int]:

@@ -51,7 +51,7 @@ def dataloader(
     if _has_workers(graph):
         return Outcome(graph, ("the loader of this trace has worker processes already: nothing changes",))
     batches = _batches(graph, loading)
-    edit = Edit(graph)
+    edit = Edit(graph=graph)
     total = float((graph.duration_us + graph.gap_us)[loading].sum())
     taken = []
     for place, rows in enumerate(batches):
@@ -94,7 +94,11 @@ def _move(edit: Edit, rows: Ints, worker: int, factor: float, handover_us: float
     """Moves a batch to a worker, where it takes `factor` times as long; returns the main thread's hand-over."""
     graph = edit.graph
     process = graph.threads[graph.thread[rows[0]]].process
-    lane = edit.thread(Thread(ThreadKind.CPU, f"data loader worker {worker}", -2 - worker, NONE, process))
+    lane = edit.thread(
+        Thread(
+            kind=ThreadKind.CPU, label=f"data loader worker {worker}", number=-2 - worker, device=NONE, process=process
+        )
+    )
     handover = edit.add("DataLoader hand-over", TaskKind.CPU, handover_us, before=int(rows[0]))
     edit.set("thread", rows, lane)
     edit.set("duration_us", rows, graph.duration_us[rows] * factor)

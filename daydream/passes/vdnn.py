@@ -84,7 +84,7 @@ def vdnn(
         raise InputError(
             "vdnn", "the sizes of the convolutions' inputs are not recorded", "record the trace with record_shapes=True"
         )
-    edit = Edit(graph)
+    edit = Edit(graph=graph)
     copies = _Copies(edit, before, pcie_gbps)
     for step in sorted({layer.forward.step for layer in layers}):
         mine = [layer for layer in layers if layer.forward.step == step]
@@ -99,8 +99,8 @@ class _Copies:
         self.call_us, self.latency_us = launch_us(graph), launch_latency_us(graph)
         last = max((thread.number for thread in graph.threads if thread.kind is ThreadKind.STREAM), default=0)
         device = max((thread.device for thread in graph.threads), default=0)
-        self.out = edit.thread(Thread(ThreadKind.STREAM, "vDNN offload", last + 1, device))
-        self.back = edit.thread(Thread(ThreadKind.STREAM, "vDNN prefetch", last + 2, device))
+        self.out = edit.thread(Thread(kind=ThreadKind.STREAM, label="vDNN offload", number=last + 1, device=device))
+        self.back = edit.thread(Thread(kind=ThreadKind.STREAM, label="vDNN prefetch", number=last + 2, device=device))
 
     def of_step(self, layers: list[_Offload], distance: int, wait: bool) -> None:
         start = min(layer.backward.first for layer in layers)

@@ -27,7 +27,7 @@ from daydream.report.breakdown import (
 from daydream.report.idle import Idle, idle_times
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Analysis:
     """A timeline and what it shows within some of its steps. Times are microseconds, means of these steps."""
 
@@ -72,15 +72,15 @@ def analyse(timeline: Timeline, steps: Sequence[int], *, recorded: bool = False,
     """Works everything out; tables have up to `rows` rows. `recorded` also breaks the recorded times down."""
     graph = timeline.graph
     return Analysis(
-        timeline,
-        tuple(steps),
-        step_breakdowns(timeline, steps),
-        recorded_busy(graph, steps) if recorded else None,
-        phase_times(timeline, steps),
-        layer_times(graph, steps, rows),
-        top_kernels(graph, steps, rows),
-        idle_times(timeline, steps, rows),
-        path_tasks(timeline, steps, rows),
+        timeline=timeline,
+        steps=tuple(steps),
+        step_times=step_breakdowns(timeline, steps),
+        recorded=recorded_busy(graph, steps) if recorded else None,
+        phases=phase_times(timeline, steps),
+        layers=layer_times(graph, steps, rows),
+        kernels=top_kernels(graph, steps, rows),
+        idle=idle_times(timeline, steps, rows),
+        path=path_tasks(timeline, steps, rows),
     )
 
 

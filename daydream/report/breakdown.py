@@ -94,7 +94,7 @@ class Busy:
         return self.cpu_only_us + self.gpu_only_us + self.both_us + self.neither_us
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StepBreakdown:
     """One step of a timeline."""
 
@@ -275,8 +275,20 @@ def step_breakdowns(timeline: Timeline, steps: Sequence[int]) -> list[StepBreakd
     begin, end = windows(graph, timeline.start_us, timeline.end_us)
     busy = _busy(graph, timeline.start_us, timeline.end_us, begin, end)
     critical = _critical(timeline, begin, end).tolist()
-    found = zip(graph.steps, begin.tolist(), end.tolist(), busy, map(tuple, critical), strict=True)
-    whole = [StepBreakdown(i, step.name, step.full, *times) for i, (step, *times) in enumerate(found)]
+    whole = [
+        StepBreakdown(
+            index=index,
+            name=step.name,
+            full=step.full,
+            begin_us=begin_us,
+            end_us=end_us,
+            busy=step_busy,
+            critical_us=tuple(critical_us),
+        )
+        for index, (step, begin_us, end_us, step_busy, critical_us) in enumerate(
+            zip(graph.steps, begin.tolist(), end.tolist(), busy, critical, strict=True)
+        )
+    ]
     return [whole[index] for index in steps]
 
 

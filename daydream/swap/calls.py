@@ -16,7 +16,7 @@ from daydream.trace.nesting import outermost
 from daydream.trace.trace import NONE, Category, Ints
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class OperatorCall:
     """One call, and its tasks in a graph.
 
@@ -69,5 +69,11 @@ def _call(graph: TaskGraph, event: int, rows: Ints) -> OperatorCall:
     tail = float(graph.gap_us[last]) - min(max(inside, 0.0), float(graph.gap_us[last]))
     total = float(graph.duration_us[rows].sum() + graph.gap_us[rows].sum())
     return OperatorCall(
-        event, trace.text(event), inputs_of(trace, event), rows, int(graph.step[rows[0]]), total - tail, tail
+        event=event,
+        name=trace.text(event),
+        inputs=inputs_of(trace, event),
+        rows=rows,
+        step=int(graph.step[rows[0]]),
+        duration_us=total - tail,
+        tail_us=tail,
     )

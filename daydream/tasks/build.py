@@ -42,7 +42,20 @@ def build_graph(trace: Trace) -> TaskGraph:
     handoff = hand_over(cpu, _workers(trace, cpu))
     clocked = _clocked(trace, cpu, gpu, returns)
     cpu.gap_us[clocked] = 0.0
-    return _assemble(_Parts(trace, enclosing, cpu, gpu, waits, returns, handoff, clocked), steps, step_rows)
+    return _assemble(
+        _Parts(
+            trace=trace,
+            enclosing=enclosing,
+            cpu=cpu,
+            gpu=gpu,
+            waits=waits,
+            returns=returns,
+            handoff=handoff,
+            clocked=clocked,
+        ),
+        steps,
+        step_rows,
+    )
 
 
 def _workers(trace: Trace, cpu: CpuTasks) -> Flags:
@@ -106,7 +119,7 @@ def _own_costs(trace: Trace, cpu: CpuTasks, calls: Ints, waited: Flags) -> Float
     return own
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Parts:
     trace: Trace
     enclosing: Ints
@@ -164,7 +177,7 @@ def _assemble(parts: _Parts, steps: tuple[Step, ...], step_rows: Ints) -> TaskGr
     origin = trace.start_us.min(initial=0.0) if len(trace) else 0.0
     return TaskGraph(
         names=names,
-        threads=(*threads, Thread(ThreadKind.CPU, "profiler", NONE)),
+        threads=(*threads, Thread(kind=ThreadKind.CPU, label="profiler", number=NONE)),
         layers=layers.names,
         steps=steps,
         **{name: values[order] for name, values in columns.items()},
@@ -242,13 +255,26 @@ def _threads(trace: Trace, gpu: GpuTasks, polling: set[int]) -> tuple[tuple[Thre
             cpu_index[index] = len(found)
             label = thread.label or f"thread {thread.number}"
             polls = index in polling
-            found.append(Thread(ThreadKind.CPU, label, thread.number, NONE, thread.process, polls))
+            found.append(
+                Thread(
+                    kind=ThreadKind.CPU,
+                    label=label,
+                    number=thread.number,
+                    device=NONE,
+                    process=thread.process,
+                    polls=polls,
+                )
+            )
     lane_index = np.empty(len(gpu.lanes), np.int64)
     for lane, (index, part) in enumerate(gpu.lanes):
         thread = trace.threads[index]
         lane_index[lane] = len(found)
         label = (thread.label or f"stream {thread.number}") + (f" ({part + 1})" if part else "")
-        found.append(Thread(ThreadKind.STREAM, label, thread.number, thread.device, thread.process))
+        found.append(
+            Thread(
+                kind=ThreadKind.STREAM, label=label, number=thread.number, device=thread.device, process=thread.process
+            )
+        )
     return tuple(found), cpu_index, lane_index
 
 

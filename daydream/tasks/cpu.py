@@ -19,7 +19,7 @@ CUT_STEP = 0.9
 """A step with fewer than this share of the usual number of launches was only partly recorded."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CpuTasks:
     """CPU tasks in thread order, one array entry each. `event` is the trace row (-1 for marks)."""
 
@@ -99,7 +99,17 @@ def cpu_tasks(trace: Trace, enclosing: Ints, step_rows: Ints) -> CpuTasks:
     task_of[runtime] = task_of[owner[runtime]]
     kind = _kinds(trace, enclosing, event)
     gap = np.zeros(len(order))
-    tasks = CpuTasks(event, thread, start, length, gap, kind, mark, mark_step[order], task_of)
+    tasks = CpuTasks(
+        event=event,
+        thread=thread,
+        start_us=start,
+        duration_us=length,
+        gap_us=gap,
+        kind=kind,
+        mark=mark,
+        mark_step=mark_step[order],
+        task_of=task_of,
+    )
     _cut(tasks)
     return tasks
 

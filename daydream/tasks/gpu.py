@@ -24,7 +24,7 @@ _KINDS = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class GpuTasks:
     """GPU tasks, stream by stream in order of start. `lane` numbers streams, split where tasks overlap."""
 
@@ -73,7 +73,17 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     kind = np.where(collective[trace.name[rows]], TaskKind.COMMUNICATION, kind)
     named = tuple((int(thread), int(number)) for thread, number in lanes)
     zeros = np.zeros(len(rows))
-    return GpuTasks(rows, lane, named, kind, start, duration, zeros, _launches(trace, cpu, rows), zeros.copy())
+    return GpuTasks(
+        event=rows,
+        lane=lane,
+        lanes=named,
+        kind=kind,
+        start_us=start,
+        duration_us=duration,
+        gap_us=zeros,
+        launch=_launches(trace, cpu, rows),
+        latency_us=zeros.copy(),
+    )
 
 
 def _parts(thread: Ints, start: Floats, end: Floats) -> Ints:

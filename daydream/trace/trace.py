@@ -48,7 +48,7 @@ class ThreadName:
         return self.device != NONE
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trace:
     """The complete events of one trace, sorted by start time (longer first where starts are equal).
 

@@ -22,7 +22,7 @@ BLOCK = 512
 """Threads of the only block of a unit: four warps per scheduler, and 64 registers for each thread on any board."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Instruction:
     """A multiply-add: element type, its C type and PTX constraint, text, operations per lane, oldest capability."""
 
@@ -37,15 +37,67 @@ class Instruction:
 
 
 INSTRUCTIONS = (
-    Instruction("float32", "float", "f", "fma.rn.f32 %0, %0, %1, %2;", 2, 50, (0.9991, 0.0007), "float32"),
-    Instruction("float64", "double", "d", "fma.rn.f64 %0, %0, %1, %2;", 2, 50, (0.9991, 0.0007), "float64"),
-    # Bits of two halves each: 0.9995 and 0.00098; of two bfloat16: 0.9961 and 0.00098.
-    Instruction("float16", "unsigned", "r", "fma.rn.f16x2 %0, %0, %1, %2;", 4, 53, (0x3BFF3BFF, 0x14041404), "uint32"),
     Instruction(
-        "bfloat16", "unsigned", "r", "fma.rn.bf16x2 %0, %0, %1, %2;", 4, 80, (0x3F7F3F7F, 0x3A803A80), "uint32"
+        dtype="float32",
+        kind="float",
+        constraint="f",
+        ptx="fma.rn.f32 %0, %0, %1, %2;",
+        operations=2,
+        capability=50,
+        operands=(0.9991, 0.0007),
+        storage="float32",
     ),
-    Instruction("int8", "int", "r", "dp4a.s32.s32 %0, %1, %2, %0;", 8, 61, (0x7B31C50D, 0x1FE3A97C), "int32"),
-    Instruction("int32", "int", "r", "mad.lo.s32 %0, %0, %1, %2;", 2, 50, (1664525, 1013904223), "int32"),
+    Instruction(
+        dtype="float64",
+        kind="double",
+        constraint="d",
+        ptx="fma.rn.f64 %0, %0, %1, %2;",
+        operations=2,
+        capability=50,
+        operands=(0.9991, 0.0007),
+        storage="float64",
+    ),
+    # Bits of two halves each: 0.9995 and 0.00098; of two bfloat16: 0.9961 and 0.00098.
+    Instruction(
+        dtype="float16",
+        kind="unsigned",
+        constraint="r",
+        ptx="fma.rn.f16x2 %0, %0, %1, %2;",
+        operations=4,
+        capability=53,
+        operands=(0x3BFF3BFF, 0x14041404),
+        storage="uint32",
+    ),
+    Instruction(
+        dtype="bfloat16",
+        kind="unsigned",
+        constraint="r",
+        ptx="fma.rn.bf16x2 %0, %0, %1, %2;",
+        operations=4,
+        capability=80,
+        operands=(0x3F7F3F7F, 0x3A803A80),
+        storage="uint32",
+    ),
+    Instruction(
+        dtype="int8",
+        kind="int",
+        constraint="r",
+        ptx="dp4a.s32.s32 %0, %1, %2, %0;",
+        operations=8,
+        capability=61,
+        operands=(0x7B31C50D, 0x1FE3A97C),
+        storage="int32",
+    ),
+    Instruction(
+        dtype="int32",
+        kind="int",
+        constraint="r",
+        ptx="mad.lo.s32 %0, %0, %1, %2;",
+        operations=2,
+        capability=50,
+        operands=(1664525, 1013904223),
+        storage="int32",
+    ),
 )
 
 _SOURCE = """
@@ -137,11 +189,29 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
             f"{load.kernel.text.entry}: {CHAINS} chains per thread, {BLOCK} threads per unit, at {clock / 1e6:.0f} MHz"
         )
         most = 128.0 * instruction.operations * board.units * max(clock, board.clock_hz)
-        yield Measurement(f"fma.{instruction.dtype}", unit, samples, method, "", most / 256, most)
+        yield Measurement(
+            key=f"fma.{instruction.dtype}",
+            unit=unit,
+            samples=samples,
+            method=method,
+            path="",
+            low=most / 256,
+            high=most,
+        )
         per_cycle = [rate / (board.units * clock * instruction.operations) for rate in samples]
         lanes = tuple(float(power_of_two(each)) for each in per_cycle)
         method = f"multiply-adds per unit and cycle of {load.kernel.text.entry} ({per_cycle[0]:.1f}), next power of two"
-        yield Measurement(f"lanes.{instruction.dtype}", "", lanes, method, "", 1, 128)
+        yield Measurement(
+            key=f"lanes.{instruction.dtype}", unit="", samples=lanes, method=method, path="", low=1, high=128
+        )
         if instruction.dtype == "float32":
             method = "cycles over nanoseconds of a block of fma_float32"
-            yield Measurement("clock.short", "Hz", (clock,), method, "", 0.3 * board.clock_hz, 1.03 * board.clock_hz)
+            yield Measurement(
+                key="clock.short",
+                unit="Hz",
+                samples=(clock,),
+                method=method,
+                path="",
+                low=0.3 * board.clock_hz,
+                high=1.03 * board.clock_hz,
+            )

@@ -38,4 +38,6 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         rounds = long_enough(launcher, work, settings, start=1024)
         samples = tuple(s / rounds for s in timed(launcher, [work(rounds)], settings.repeats))
         method = f"barrier_loop: {rounds} barriers of one block of {threads} threads per unit"
-        yield Measurement(f"barrier.{threads}", "s", samples, method, "", 1e-9, 1e-6)
+        yield Measurement(
+            key=f"barrier.{threads}", unit="s", samples=samples, method=method, path="", low=1e-9, high=1e-6
+        )

@@ -21,4 +21,12 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     few, many = (timed(launcher, [Launch(kernel, n, _THREADS, ())], settings.repeats) for n in _BLOCKS)
     samples = tuple((b - a) / (_BLOCKS[1] - _BLOCKS[0]) for a, b in zip(few, many, strict=True))
     method = f"launch_empty: {_BLOCKS[1]} blocks of {_THREADS} threads less {_BLOCKS[0]} of them"
-    yield Measurement("block.launch", "s", samples, method, "block_launch_seconds", 0.05e-9, 20e-9)
+    yield Measurement(
+        key="block.launch",
+        unit="s",
+        samples=samples,
+        method=method,
+        path="block_launch_seconds",
+        low=0.05e-9,
+        high=20e-9,
+    )

@@ -90,7 +90,9 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         seconds = timed(launcher, [_launch(launcher, kernel, size, *buffers)], settings.repeats)
         method = f"{kernel.entry}: {arrays} arrays of {size >> 20} MiB, 16 bytes per thread and access"
         samples = rates(arrays * size, seconds)
-        yield Measurement(key, "B/s", samples, method, path, 0.5 * peak if peak else None, peak)
+        yield Measurement(
+            key=key, unit="B/s", samples=samples, method=method, path=path, low=0.5 * peak if peak else None, high=peak
+        )
 
 
 def _launch(launcher: Launcher, kernel: KernelText, size_bytes: int, *buffers: Any) -> Launch:

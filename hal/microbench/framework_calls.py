@@ -26,7 +26,7 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         samples = tuple(_seconds(torch, call) for _ in range(20 + _CALLS_PER_REPEAT * settings.repeats))[20:]
         method = f"PyTorch {torch.__version__}: {name} of small tensors between two events, device idle before"
         path = f"framework.{'' if name == 'add' else name + '_'}call_seconds"
-        yield Measurement(f"call.{name}", "s", samples, method, path, 2e-6, 1e-3)
+        yield Measurement(key=f"call.{name}", unit="s", samples=samples, method=method, path=path, low=2e-6, high=1e-3)
 
 
 def _calls(torch: Any) -> dict[str, Callable[[], object]]:

@@ -66,4 +66,12 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     method = f"l2_read: {count * 16 >> 10} KiB read again and again by all units, 16 bytes per thread and read"
     low = found["dram.add"].value if "dram.add" in found else None
     high = 128.0 * board.units * board.clock_hz
-    yield Measurement("l2.read", "B/s", samples, method, "layers.l2.bandwidth_bytes_per_second", low, high)
+    yield Measurement(
+        key="l2.read",
+        unit="B/s",
+        samples=samples,
+        method=method,
+        path="layers.l2.bandwidth_bytes_per_second",
+        low=low,
+        high=high,
+    )

@@ -94,7 +94,8 @@ def _cached(
     launcher.seconds([walk])
     samples = tuple(launcher.seconds([walk]) / steps for _ in range(settings.repeats))
     method = f"{kernel.entry}: {steps} dependent reads of one thread in {window >> 10} KiB, random order"
-    return Measurement(key, "s", samples, method, path, *plausible)
+    low, high = plausible
+    return Measurement(key=key, unit="s", samples=samples, method=method, path=path, low=low, high=high)
 
 
 def _uncached(launcher: Launcher, settings: Settings) -> Measurement:
@@ -112,4 +113,12 @@ def _uncached(launcher: Launcher, settings: Settings) -> Measurement:
         launcher.seconds([replace])
         samples.append(launcher.seconds([walk]) / _DRAM_STEPS)
     method = f"latency_chase: each {_DRAM_LINE_BYTES}-byte line of {window >> 20} MiB once, L2 replaced before"
-    return Measurement("dram.latency", "s", tuple(samples), method, "layers.dram.latency_seconds", 150e-9, 1500e-9)
+    return Measurement(
+        key="dram.latency",
+        unit="s",
+        samples=tuple(samples),
+        method=method,
+        path="layers.dram.latency_seconds",
+        low=150e-9,
+        high=1500e-9,
+    )

@@ -26,4 +26,6 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     work = [Launch(launcher.kernel(EMPTY), 1, 32, ())] * _LAUNCHES
     samples = tuple(s / _LAUNCHES for s in timed(launcher, work, settings.repeats, ahead=True))
     method = f"launch_empty: {_LAUNCHES} empty kernels in one stream, all submitted before the first starts"
-    yield Measurement("launch", "s", samples, method, "launch_overhead_seconds", 0.3e-6, 20e-6)
+    yield Measurement(
+        key="launch", unit="s", samples=samples, method=method, path="launch_overhead_seconds", low=0.3e-6, high=20e-6
+    )

@@ -20,7 +20,7 @@ class MicrobenchError(RuntimeError):
     """A quantity could not be measured on this board; the message says why."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Board:
     """What the driver says of a GPU; bytes, hertz, and registers of 32 bits.
 

@@ -28,12 +28,19 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         best = max(*short, long, key=statistics.median)
         path = "throughput.float32.best_flops"
         method = f"library float32 matrix products of {', '.join(map(str, (*_SHORT, _LONG)))}, the fastest"
-        yield Measurement("gemm.best", "FLOP/s", best, method, path, 1e11, high)
+        yield Measurement(key="gemm.best", unit="FLOP/s", samples=best, method=method, path=path, low=1e11, high=high)
         path = "throughput.float32.sustained_flops"
         method = f"library float32 matrix product of {_LONG}"
-        yield Measurement("gemm.long", "FLOP/s", long, method, path, 1e11, high)
+        yield Measurement(key="gemm.long", unit="FLOP/s", samples=long, method=method, path=path, low=1e11, high=high)
     if half := _rate(launcher, _LONG, "float16", settings):
-        yield Measurement("gemm.float16", "FLOP/s", half, f"library float16 matrix product of {_LONG}", "", 1e11)
+        yield Measurement(
+            key="gemm.float16",
+            unit="FLOP/s",
+            samples=half,
+            method=f"library float16 matrix product of {_LONG}",
+            path="",
+            low=1e11,
+        )
 
 
 def _rate(launcher: Launcher, size: int, dtype: str, settings: Settings) -> tuple[float, ...]:

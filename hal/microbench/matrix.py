@@ -20,7 +20,7 @@ _ACCUMULATORS = 4
 _BLOCK = 512
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fragment:
     """A WMMA instruction: types, shape, registers of an operand and of an accumulator, oldest compute capability."""
 
@@ -39,11 +39,51 @@ class Fragment:
 
 
 FRAGMENTS = (
-    Fragment("float16", "float32", (16, 16, 16), "f32.f32", 8, 8, 70),
-    Fragment("float16", "float16", (16, 16, 16), "f16.f16", 8, 4, 70),
-    Fragment("bfloat16", "float32", (16, 16, 16), "f32.bf16.bf16.f32", 4, 8, 80),
-    Fragment("tfloat32", "float32", (16, 16, 8), "f32.tf32.tf32.f32", 4, 8, 80),
-    Fragment("int8", "int32", (16, 16, 16), "s32.s8.s8.s32", 2, 8, 72),
+    Fragment(
+        input_dtype="float16",
+        accumulate_dtype="float32",
+        shape=(16, 16, 16),
+        types="f32.f32",
+        operand_registers=8,
+        accumulator_registers=8,
+        capability=70,
+    ),
+    Fragment(
+        input_dtype="float16",
+        accumulate_dtype="float16",
+        shape=(16, 16, 16),
+        types="f16.f16",
+        operand_registers=8,
+        accumulator_registers=4,
+        capability=70,
+    ),
+    Fragment(
+        input_dtype="bfloat16",
+        accumulate_dtype="float32",
+        shape=(16, 16, 16),
+        types="f32.bf16.bf16.f32",
+        operand_registers=4,
+        accumulator_registers=8,
+        capability=80,
+    ),
+    Fragment(
+        input_dtype="tfloat32",
+        accumulate_dtype="float32",
+        shape=(16, 16, 8),
+        types="f32.tf32.tf32.f32",
+        operand_registers=4,
+        accumulator_registers=8,
+        capability=80,
+    ),
+    Fragment(
+        input_dtype="int8",
+        accumulate_dtype="int32",
+        shape=(16, 16, 16),
+        types="s32.s8.s8.s32",
+        operand_registers=2,
+        accumulator_registers=8,
+        capability=72,
+    ),
 )
 
 _SOURCE = """
@@ -127,8 +167,16 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         unit = "OP/s" if fragment.accumulate_dtype == "int32" else "FLOP/s"
         method = f"{kernel.text.entry}: {_ACCUMULATORS} accumulators per warp, {_BLOCK} threads in two blocks per unit"
         yield Measurement(
-            f"wmma.{fragment.key}", unit, samples, method, "", 0.0, 16384.0 * board.units * board.clock_hz
+            key=f"wmma.{fragment.key}",
+            unit=unit,
+            samples=samples,
+            method=method,
+            path="",
+            low=0.0,
+            high=16384.0 * board.units * board.clock_hz,
         )
         cycle = tuple(float(power_of_two(rate / board.units / clock)) for rate in samples)
         method = f"operations per unit and cycle of {kernel.text.entry}, next power of two"
-        yield Measurement(f"wmma.cycle.{fragment.key}", "", cycle, method, "", 128, 16384)
+        yield Measurement(
+            key=f"wmma.cycle.{fragment.key}", unit="", samples=cycle, method=method, path="", low=128, high=16384
+        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """Readings of one number.
 

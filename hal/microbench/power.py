@@ -47,9 +47,13 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     board = launcher.board
     path = "clocks.sustained_hz"
     low, high = 0.3 * board.clock_hz, 1.03 * board.clock_hz
-    yield Measurement("clock.sustained", "Hz", _tail(clocks), method, path, low, high)
+    yield Measurement(
+        key="clock.sustained", unit="Hz", samples=_tail(clocks), method=method, path=path, low=low, high=high
+    )
     path = "throughput.float32.power_limited_flops" if product and limited(samples) else ""
-    yield Measurement("power.float32", "FLOP/s", _tail(samples), method, path, 1e11, None)
+    yield Measurement(
+        key="power.float32", unit="FLOP/s", samples=_tail(samples), method=method, path=path, low=1e11, high=None
+    )
 
 
 def limited(rates: Sequence[float]) -> bool:

@@ -62,7 +62,9 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     if not fitting:
         raise MicrobenchError("the compiler spills every register tile")
     method = f"accumulators and operands of tiles of {TILES[0]} to {TILES[-1]} that compile without local memory"
-    yield Measurement("registers.values", "", (float(max(fitting)),), method, "", 80, 255)
+    yield Measurement(
+        key="registers.values", unit="", samples=(float(max(fitting)),), method=method, path="", low=80, high=255
+    )
     blocks = {}
     for limit in LIMITS:
         kernel = launcher.kernel(tile_text(12, 12, limit))
@@ -70,7 +72,9 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     found_portion = portion(blocks, launcher.board.registers_per_unit, launcher.board.lanes)
     method = f"occupancy that the driver gives {len(blocks)} kernels of {min(blocks)} to {max(blocks)} registers"
     path = "limits.register_allocation_granularity"
-    yield Measurement("registers.portion", "", (float(found_portion),), method, path, 64, 512)
+    yield Measurement(
+        key="registers.portion", unit="", samples=(float(found_portion),), method=method, path=path, low=64, high=512
+    )
 
 
 def portion(blocks: Mapping[int, int], registers_per_unit: int, lanes: int) -> int:

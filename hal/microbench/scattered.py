@@ -59,4 +59,12 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     )
     streaming = found["dram.add"].value if "dram.add" in found else None
     path = "layers.dram.scattered_bytes_per_second"
-    yield Measurement("dram.scattered", "B/s", samples, method, path, streaming and streaming / 50, streaming)
+    yield Measurement(
+        key="dram.scattered",
+        unit="B/s",
+        samples=samples,
+        method=method,
+        path=path,
+        low=streaming and streaming / 50,
+        high=streaming,
+    )

@@ -56,4 +56,12 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     samples = rates(moved, timed(launcher, [work(rounds)], settings.repeats))
     method = "shared_read: 16 bytes per thread and read, no conflicts, all resident threads of all units"
     high = 256.0 * board.units * board.clock_hz
-    yield Measurement("shared.read", "B/s", samples, method, "layers.shared.bandwidth_bytes_per_second", high / 8, high)
+    yield Measurement(
+        key="shared.read",
+        unit="B/s",
+        samples=samples,
+        method=method,
+        path="layers.shared.bandwidth_bytes_per_second",
+        low=high / 8,
+        high=high,
+    )

@@ -55,7 +55,15 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     by_distance = {distance: per_step(distance) for distance in DISTANCES}
     latency = by_distance[DISTANCES[0]]
     method = f"shared_chase: {steps} dependent reads of a warp without conflicts"
-    yield Measurement("shared.latency", "s", latency, method, "layers.shared.latency_seconds", 5e-9, 80e-9)
+    yield Measurement(
+        key="shared.latency",
+        unit="s",
+        samples=latency,
+        method=method,
+        path="layers.shared.latency_seconds",
+        low=5e-9,
+        high=80e-9,
+    )
     rows = [row_bytes({d: by_distance[d][i] for d in DISTANCES}) for i in range(settings.repeats)]
     row = sorted(rows)[len(rows) // 2]
     by_shift = {shift: per_step(row, shift) for shift in SHIFTS if shift < row}
@@ -65,9 +73,19 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
     ]
     banks = tuple(each / width for each, width in zip(rows, widths, strict=True))
     method = f"shared_chase: lanes {DISTANCES[0]} to {DISTANCES[-1]} bytes apart, conflicts complete at {row}"
-    yield Measurement("shared.banks", "", banks, method, "layers.shared.bank_count", 16, 64)
+    yield Measurement(
+        key="shared.banks", unit="", samples=banks, method=method, path="layers.shared.bank_count", low=16, high=64
+    )
     method = f"shared_chase: half of the lanes shifted by {SHIFTS[1]} to {SHIFTS[-1]} bytes in rows of {row}"
-    yield Measurement("shared.width", "B", tuple(map(float, widths)), method, "layers.shared.bank_width_bytes", 4, 16)
+    yield Measurement(
+        key="shared.width",
+        unit="B",
+        samples=tuple(map(float, widths)),
+        method=method,
+        path="layers.shared.bank_width_bytes",
+        low=4,
+        high=16,
+    )
 
 
 def row_bytes(seconds: Mapping[int, float]) -> int:

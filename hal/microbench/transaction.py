@@ -58,7 +58,15 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         for index in range(settings.repeats)
     )
     method = f"transaction_strided: 4-byte reads {DISTANCES[0]} to {DISTANCES[-1]} bytes apart over {size >> 20} MiB"
-    yield Measurement("dram.transaction", "B", samples, method, "layers.dram.transaction_bytes", 32, 128)
+    yield Measurement(
+        key="dram.transaction",
+        unit="B",
+        samples=samples,
+        method=method,
+        path="layers.dram.transaction_bytes",
+        low=32,
+        high=128,
+    )
 
 
 def smallest_transfer(seconds_per_read: Mapping[int, float]) -> int:

@@ -67,12 +67,20 @@ def measure(launcher: Launcher, found: Found, settings: Settings) -> Iterator[Me
         return
     method = f"latency_chase: one line per 2 MiB page, {counts[0]} to {counts[-1]} pages, knee at {_WAITS} x"
     path = "layers.dram.translation_reach_bytes"
-    yield Measurement("dram.reach", "B", (float(reach * PAGE_BYTES),), method, path, 8 << 20, 64 << 30)
+    yield Measurement(
+        key="dram.reach",
+        unit="B",
+        samples=(float(reach * PAGE_BYTES),),
+        method=method,
+        path=path,
+        low=8 << 20,
+        high=64 << 30,
+    )
     samples = _miss_seconds(launcher, buffer, reach, out, settings)
     if min(samples) > 0:
         method = f"translation_pages: all units read {4 * reach} pages, less the same within {max(1, reach // 2)}"
         path = "layers.dram.translation_miss_seconds"
-        yield Measurement("dram.miss", "s", samples, method, path, 0.1e-9, 1e-6)
+        yield Measurement(key="dram.miss", unit="s", samples=samples, method=method, path=path, low=0.1e-9, high=1e-6)
 
 
 def reach_pages(latencies: Mapping[int, float]) -> int | None:

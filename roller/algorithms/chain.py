@@ -47,7 +47,15 @@ class Part:
     def program(self) -> RProgram:
         """A part that is an ordinary kernel as a program of its own."""
         assert isinstance(self.schedule, TileSchedule)
-        return RProgram(self.schedule, self.estimate, None, None, self.policy, 0.0, ())
+        return RProgram(
+            schedule=self.schedule,
+            estimate=self.estimate,
+            register_tile=None,
+            shared_tile=None,
+            policy=self.policy,
+            epsilon=0.0,
+            reasons=(),
+        )
 
 
 class Split(Protocol):
@@ -104,13 +112,13 @@ class ChainProgram:
             stage: sum(part.estimate.stage_seconds[stage] for part in self.parts) for stage in longest.stage_seconds
         }
         return Estimate(
-            sum(part.estimate.seconds for part in self.parts),
-            longest.bound,
-            stages,
-            longest.registers,
-            longest.shared_bytes,
-            longest.blocks_per_unit,
-            longest.wave_count,
+            seconds=sum(part.estimate.seconds for part in self.parts),
+            bound=longest.bound,
+            stage_seconds=stages,
+            registers=longest.registers,
+            shared_bytes=longest.shared_bytes,
+            blocks_per_unit=longest.blocks_per_unit,
+            wave_count=longest.wave_count,
         )
 
     @cached_property

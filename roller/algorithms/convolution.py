@@ -11,7 +11,7 @@ from sokoban.language.expression import Call, Load
 TAPS = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Convolution:
     """A 3x3 convolution of stride 1 as a form has it.
 
@@ -85,6 +85,13 @@ def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
         return None
     rows, columns = outputs
     return Convolution(
-        images[0] if images else None, filters[0], channels[0], rows, columns, (taps[0], taps[1]), data, weights,
-        (flipped[0], flipped[1]),
-    )  # fmt: skip
+        images=images[0] if images else None,
+        filters=filters[0],
+        channels=channels[0],
+        rows=rows,
+        columns=columns,
+        taps=(taps[0], taps[1]),
+        data=data,
+        weights=weights,
+        flipped=(flipped[0], flipped[1]),
+    )

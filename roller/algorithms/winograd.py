@@ -159,7 +159,7 @@ class Tiles:
         return size - (count - kept) * self.size, kept
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Layout:
     """The tensors of one chain, and the axes that its kernels walk."""
 
@@ -174,8 +174,15 @@ class _Layout:
     @staticmethod
     def of(form: KernelForm, convolution: Convolution, size: int) -> _Layout:
         taken = {*form.sizes, *form.expr.tensor_by_name}
-        names = [fresh_name(name, taken) for name in ("tile_row", "tile_column", "tile", "element")]
-        return _Layout(form, convolution, size, *names)
+        return _Layout(
+            form=form,
+            convolution=convolution,
+            size=size,
+            down=fresh_name("tile_row", taken),
+            across=fresh_name("tile_column", taken),
+            places=fresh_name("tile", taken),
+            element=fresh_name("element", taken),
+        )
 
     @property
     def edge(self) -> int:
@@ -271,7 +278,17 @@ class _Layout:
         expr = self.form.expr
         inputs = (expr.tensor_by_name[source.tensor],)
         stored = Load(RESULT, ())
-        return PatchTransform(expr.name, axes, matrix, source, target, stored, inputs, output, expr.accumulate)
+        return PatchTransform(
+            name=expr.name,
+            axes=axes,
+            matrix=matrix,
+            source=source,
+            target=target,
+            value=stored,
+            inputs=inputs,
+            output=output,
+            accumulate=expr.accumulate,
+        )
 
     def products(self) -> KernelForm:
         """``M = sum(c, U V)``, a product of matrices per element of a patch."""
@@ -318,7 +335,17 @@ class _Layout:
         others = dict.fromkeys(load.tensor for load in form.final_loads)
         inputs = (products, *(expr.tensor_by_name[name] for name in others))
         axes, matrix = self._axes(found.filters), MATRICES[self.size][0]
-        return PatchTransform(expr.name, axes, matrix, source, target, value, inputs, expr.output, expr.accumulate)
+        return PatchTransform(
+            name=expr.name,
+            axes=axes,
+            matrix=matrix,
+            source=source,
+            target=target,
+            value=value,
+            inputs=inputs,
+            output=expr.output,
+            accumulate=expr.accumulate,
+        )
 
 
 # What it takes

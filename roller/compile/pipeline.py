@@ -47,7 +47,7 @@ class RankedKernel:
         return self.program.parts if isinstance(self.program, ChainProgram) else (self.program,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompiledOperator:
     """An operator's kernels, best first, and how they came about.
 
@@ -185,13 +185,13 @@ class _Job:
 
     def _build(self, problem: Problem, schedule: Schedule, entry: str, verify: bool) -> Future[BuiltKernel]:
         request = BuildRequest(
-            problem,
-            schedule,
-            entry,
-            self.device.code_generator or "cuda",
-            self.device.architecture,
-            self.device.teu.lanes,
-            verify,
+            form=problem,
+            schedule=schedule,
+            entry=entry,
+            generator=self.device.code_generator or "cuda",
+            architecture=self.device.architecture,
+            lanes=self.device.teu.lanes,
+            verify=verify,
         )
         return self.pool.submit(build_kernel, request)
 
@@ -226,7 +226,14 @@ class _Job:
                 self.expr.name, f"no program could be built: {failures[0]}", "change the operator, or report it"
             )
         seconds = self.seconds_before + time.perf_counter() - self.started
-        return CompiledOperator(self.expr, self.form, self.construction, tuple(kernels), seconds, failures)
+        return CompiledOperator(
+            expr=self.expr,
+            form=self.form,
+            construction=self.construction,
+            kernels=tuple(kernels),
+            total_seconds=seconds,
+            failures=failures,
+        )
 
     def _verify_ranked(self, kernels: list[RankedKernel]) -> list[RankedKernel]:
         """Verify what moved up into the first ranks; what turns out wrong moves behind everything that is right."""

@@ -82,7 +82,14 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         programs = ranking.best()
     if not programs:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
-    return Construction(form, device, programs, ranking.considered, epsilon, time.perf_counter() - start)
+    return Construction(
+        form=form,
+        device=device,
+        programs=programs,
+        considered=ranking.considered,
+        epsilon=epsilon,
+        seconds=time.perf_counter() - start,
+    )
 
 
 def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool:
@@ -165,13 +172,13 @@ class _Ranking:
                 schedule = schedule.with_(padding=own or schedule.padding, raster=band)
             programs.append(
                 RProgram(
-                    schedule,
-                    prediction,
-                    None if candidate.register_shape is None else RTile(space, candidate.register_shape),
-                    None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),
-                    candidate.policy,
-                    candidate.epsilon,
-                    candidate.reasons,
+                    schedule=schedule,
+                    estimate=prediction,
+                    register_tile=None if candidate.register_shape is None else RTile(space, candidate.register_shape),
+                    shared_tile=None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),
+                    policy=candidate.policy,
+                    epsilon=candidate.epsilon,
+                    reasons=candidate.reasons,
                 )
             )
         return programs

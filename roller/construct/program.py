@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from roller.algorithms.chain import Considered
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RProgram:
     """One program: a schedule, the tiles it came from, what it is expected to take, and why it is so.
 
@@ -31,7 +31,7 @@ class RProgram:
     reasons: tuple[Reason, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Construction:
     """The ranked programs of one operator on one device.
 

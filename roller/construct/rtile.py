@@ -55,7 +55,7 @@ class AccessMap:
         return tuple((1 - sum(c for _, c in terms), terms) for terms in self.windows)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TileSpace:
     """The axes of an operator in one order, and its operands' access maps over them, ready for integer arithmetic.
 
@@ -87,13 +87,13 @@ class TileSpace:
             )
             inputs.append(AccessMap(form.expr.tensor_by_name[load.tensor].element_bytes, dimensions))
         return TileSpace(
-            form,
-            axes,
-            tuple(form.sizes[axis] for axis in axes),
-            len(form.spatial),
-            tuple(inputs),
-            tuple(load.tensor for load in form.body_loads),
-            form.expr.output.element_bytes,
+            form=form,
+            axes=axes,
+            sizes=tuple(form.sizes[axis] for axis in axes),
+            spatial_count=len(form.spatial),
+            inputs=tuple(inputs),
+            input_names=tuple(load.tensor for load in form.body_loads),
+            output_bytes=form.expr.output.element_bytes,
         )
 
     @cached_property

@@ -19,7 +19,7 @@ _MEMORY = re.compile(r"\(%r\w+")
 _STACK = re.compile(r"\(%r[sb]p\)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LoopMix:
     """Instructions of a loop.
 

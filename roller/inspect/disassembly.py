@@ -34,7 +34,7 @@ NOMINAL_TURNS = 8
 MATRIX_WEIGHT = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HotLoop:
     """The piece of a kernel that decides its speed.
 
@@ -162,7 +162,9 @@ def hottest_loop(function: SassFunction) -> HotLoop:
     """
     if not function.loops:
         code = function.reachable
-        return HotLoop(None, 0, code[0].address if code else 0, code, (), mix_of(code))
+        return HotLoop(
+            loop=None, depth=0, address=code[0].address if code else 0, instructions=code, around=(), mix=mix_of(code)
+        )
     mixes = [mix_of(function.own(loop)) for loop in function.loops]
     for measure in (_multiply_adds, _arithmetic, _instructions):
         heats = [measure(mix) * NOMINAL_TURNS**loop.depth for mix, loop in zip(mixes, function.loops, strict=True)]
@@ -172,7 +174,9 @@ def hottest_loop(function: SassFunction) -> HotLoop:
     code = function.body(hottest)
     around = () if hottest.parent is None else function.own(function.loops[hottest.parent])
     address = function.instructions[function.blocks[hottest.header].first].address
-    return HotLoop(hottest, hottest.depth, address, code, around, mix_of(code))
+    return HotLoop(
+        loop=hottest, depth=hottest.depth, address=address, instructions=code, around=around, mix=mix_of(code)
+    )
 
 
 def _multiply_adds(mix: Mix) -> int:

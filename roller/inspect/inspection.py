@@ -27,7 +27,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.schedule.tile import TileSchedule
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Inspection:
     """One kernel.
 

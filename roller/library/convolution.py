@@ -87,11 +87,33 @@ def convolution_seconds(
     columns = np.floor((w_ + 2 * pad_ - kw_) / stride_) + 1 if out_w is None else np.asarray(out_w, dtype=np.float64)
     rows, columns = np.broadcast_to(rows, n_.shape), np.broadcast_to(columns, n_.shape)
     grouped = np.broadcast_to(np.asarray(groups, dtype=np.float64), n_.shape)
-    problem = Problem(n_, c_, f_, h_, w_, rows, columns, kh_ * kw_, grouped, dtype_bytes)
+    problem = Problem(
+        n=n_,
+        c=c_,
+        f=f_,
+        h=h_,
+        w=w_,
+        out_h=rows,
+        out_w=columns,
+        window=kh_ * kw_,
+        groups=grouped,
+        dtype_bytes=dtype_bytes,
+    )
     winograd = (kh_ == 3) & (kw_ == 3) & (stride_ == 1) & (grouped == 1) & (dtype_bytes == 4)
     winograd &= np.broadcast_to(np.asarray(dilation) == 1, n_.shape)
     if direction == "backward":
-        back = Problem(n_, f_, c_, rows, columns, h_, w_, kh_ * kw_ / stride_**2, grouped, dtype_bytes)
+        back = Problem(
+            n=n_,
+            c=f_,
+            f=c_,
+            h=rows,
+            w=columns,
+            out_h=h_,
+            out_w=w_,
+            window=kh_ * kw_ / stride_**2,
+            groups=grouped,
+            dtype_bytes=dtype_bytes,
+        )
         parts = [("weight_", weight_algorithms(device, problem))]
         if input_gradient:
             parts.insert(0, ("data_", forward_algorithms(device, back)))

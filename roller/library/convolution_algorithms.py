@@ -66,7 +66,7 @@ BATCHED_TILES_AMPERE: Sequence[tuple[int, int, int]] = ((128, 128, 256),)
 """Rows, columns and threads of the batched GEMM kernels that cuDNN 8.9 brings along, before and from Ampere on."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Problem:
     """A convolution, or the convolution that one of its gradients is.
 

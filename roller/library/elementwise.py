@@ -39,7 +39,7 @@ BLOCK_ELEMENTS = 512
 """Elements per block: 128 threads with four each."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LibraryTime:
     """Times of library calls; every array has the shape of the broadcast arguments.
 

@@ -37,7 +37,7 @@ _FLOOR_POWER = 16.0
 STAGES = ("compute", "dram", "power", "reduce", "launch")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GemmLaunch:
     """The kernel of each call.
 
@@ -139,7 +139,12 @@ def choose_gemm(
     splits = np.array([candidate[1] for candidate in candidates], dtype=np.float64)[best]
     columns = tile_arrays(index)
     launch = GemmLaunch(
-        columns["m"], columns["n"], columns["depth"], columns["threads"], splits, _reduces(shape, splits, device)
+        tile_m=columns["m"],
+        tile_n=columns["n"],
+        tile_k=columns["depth"],
+        threads=columns["threads"],
+        splits=splits,
+        reduce=_reduces(shape, splits, device),
     )
     return _times(shape, stages, expected, launch, device, bias, constants)
 

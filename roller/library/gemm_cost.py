@@ -16,7 +16,7 @@ from roller.library.gemm_tiles import Generation, generation
 from roller.library.gemm_types import Bools, Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GemmConstants:
     """The numbers of the model that belong to the library's kernels rather than to a board; see the comments.
 
@@ -80,7 +80,7 @@ class GemmConstants:
 CONSTANTS = GemmConstants()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """What runs, one entry per GEMM. ``splits`` slices of k; ``reduce``: a second kernel adds the slices."""
 

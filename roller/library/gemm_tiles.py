@@ -19,7 +19,7 @@ from roller.library.gemm_types import Floats
 Generation = Literal["maxwell", "volta", "ampere"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GemmTile:
     """One kernel: a block computes ``m`` x ``n`` of the result and reads ``depth`` of k at a time.
 
@@ -50,14 +50,14 @@ class GemmTile:
 
 
 TILES: tuple[GemmTile, ...] = (
-    GemmTile("128x128", 128, 128, 8, 256, 122, 16_384),
-    GemmTile("128x64", 64, 128, 8, 128, 122, 12_288),
-    GemmTile("64x64", 64, 64, 8, 64, 122, 8_192),
-    GemmTile("128x32", 32, 128, 8, 256, 57, 16_384),
-    GemmTile("32x128", 128, 32, 8, 256, 57, 16_384),
-    GemmTile("128x32_sliced1x4", 32, 128, 32, 256, 122, 49_152),
-    GemmTile("64x32_sliced1x4", 32, 64, 32, 256, 86, 49_152),
-    GemmTile("32x32_sliced1x4", 32, 32, 32, 128, 86, 32_768),
+    GemmTile(name="128x128", m=128, n=128, depth=8, threads=256, registers=122, shared_bytes=16_384),
+    GemmTile(name="128x64", m=64, n=128, depth=8, threads=128, registers=122, shared_bytes=12_288),
+    GemmTile(name="64x64", m=64, n=64, depth=8, threads=64, registers=122, shared_bytes=8_192),
+    GemmTile(name="128x32", m=32, n=128, depth=8, threads=256, registers=57, shared_bytes=16_384),
+    GemmTile(name="32x128", m=128, n=32, depth=8, threads=256, registers=57, shared_bytes=16_384),
+    GemmTile(name="128x32_sliced1x4", m=32, n=128, depth=32, threads=256, registers=122, shared_bytes=49_152),
+    GemmTile(name="64x32_sliced1x4", m=32, n=64, depth=32, threads=256, registers=86, shared_bytes=49_152),
+    GemmTile(name="32x32_sliced1x4", m=32, n=32, depth=32, threads=128, registers=86, shared_bytes=32_768),
 )
 
 _BY_SHAPE = {(tile.m, tile.n, tile.sliced): index for index, tile in enumerate(TILES)}

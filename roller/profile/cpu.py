@@ -134,7 +134,14 @@ class _Contender:
         low, _, high = quantiles(self.seconds, n=4)
         launches = int(median(self.counts))
         return Measurement(
-            median(self.seconds), high - low, len(self.seconds), launches, self.error, limit, "", "library"
+            seconds=median(self.seconds),
+            spread_seconds=high - low,
+            repeats=len(self.seconds),
+            launches=launches,
+            relative_error=self.error,
+            tolerance=limit,
+            struck_out="",
+            loaded="library",
         )
 
 
@@ -271,4 +278,13 @@ class _Judge:
 def struck_out(reason: str, limit: float, error: float | None = None) -> Measurement:
     """What comes out for a kernel whose time does not count."""
     finite = error if error is not None and math.isfinite(error) else None
-    return Measurement(None, None, 0, 0, finite, limit, " ".join(reason.split()), "library")
+    return Measurement(
+        seconds=None,
+        spread_seconds=None,
+        repeats=0,
+        launches=0,
+        relative_error=finite,
+        tolerance=limit,
+        struck_out=" ".join(reason.split()),
+        loaded="library",
+    )

@@ -99,7 +99,7 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """What came out for one kernel; fields as in :class:`codegen.bundle.manifest.ProfileRecord`.
 
@@ -160,14 +160,33 @@ class OperatorBench:
         except Exception as problem:  # whatever the driver reports
             return self._struck_out(limit, f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
         low, _, high = quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
-        return Measurement(median(times), high - low, len(times), launches, error, limit, "", loaded)
+        return Measurement(
+            seconds=median(times),
+            spread_seconds=high - low,
+            repeats=len(times),
+            launches=launches,
+            relative_error=error,
+            tolerance=limit,
+            struck_out="",
+            loaded=loaded,
+        )
 
     def _struck_out(
         self, limit: float, reason: str, error: float | None, loaded: str, lost: bool = False
     ) -> Measurement:
         reason = " ".join(reason.split())
         finite = error if error is not None and math.isfinite(error) else None
-        return Measurement(None, None, 0, 0, finite, limit, reason, loaded, lost)
+        return Measurement(
+            seconds=None,
+            spread_seconds=None,
+            repeats=0,
+            launches=0,
+            relative_error=finite,
+            tolerance=limit,
+            struck_out=reason,
+            loaded=loaded,
+            lost=lost,
+        )
 
     def _lost(self) -> bool:
         """Whether the context is gone: then every further call fails, this one too."""

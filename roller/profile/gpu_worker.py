@@ -91,7 +91,17 @@ class ChildRunner:
                     measurement = Measurement(**child.answer(self.answer_seconds)["measurement"])
                 except Broken as broken:
                     self._drop()
-                    measurement = Measurement(None, None, 0, 0, None, 0.0, str(broken), "", lost=True)
+                    measurement = Measurement(
+                        seconds=None,
+                        spread_seconds=None,
+                        repeats=0,
+                        launches=0,
+                        relative_error=None,
+                        tolerance=0.0,
+                        struck_out=str(broken),
+                        loaded="",
+                        lost=True,
+                    )
                 yield left.pop(0), measurement
                 if measurement.lost:
                     self._drop()

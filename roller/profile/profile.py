@@ -48,7 +48,7 @@ class KernelProfile:
         return None if seconds is None else (self.entry.seconds - seconds) / seconds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperatorProfile:
     """A profiled bundle: its folder, the GPU or processor, and the measured kernels, fastest first and struck-out ones
     last. ``seconds`` is how long measuring took on a processor (wall clock); None of GPUs, whose times may be known."""
@@ -245,7 +245,14 @@ def profile_bundle(folder: Path, runner: Runner, board: Board, options: ProfileO
         if cache is not None and not measurement.struck_out:
             _remember(cache, keys[rank], measurement)
     kernels = [KernelProfile(k, (known | fresh)[k.rank], k.rank in known) for k in chosen]
-    return OperatorProfile(folder, bundle.name, bundle.device, board, tuple(sorted(kernels, key=_order)), seconds)
+    return OperatorProfile(
+        directory=folder,
+        name=bundle.name,
+        device=bundle.device,
+        board=board,
+        kernels=tuple(sorted(kernels, key=_order)),
+        seconds=seconds,
+    )
 
 
 def _order(kernel: KernelProfile) -> tuple[bool, float, int]:

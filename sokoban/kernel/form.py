@@ -36,7 +36,7 @@ from sokoban.language.expression import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KernelForm:
     """An operator in canonical form.
 
@@ -167,7 +167,14 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     if expr.statements[-1].reduction is not None:
         expr, reductions = _with_identity_epilogue(expr)
     if not reductions:
-        return KernelForm(source, expr, "tile", (), expr.statements[-1], _still_named(fused, expr))
+        return KernelForm(
+            source=source,
+            expr=expr,
+            kind="tile",
+            reductions=(),
+            final=expr.statements[-1],
+            fused=_still_named(fused, expr),
+        )
     expr, reductions = _scalars_on_an_axis(expr, reductions)
     final = expr.statements[-1]
     _check_reads_inside(expr, {statement.tensor for statement in reductions})
@@ -175,7 +182,9 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
         renamed = _rename_to(final, reduction)
         expr = replace(expr, axes=_axes_of(expr, (renamed, final)), statements=(renamed, final))
-        return KernelForm(source, expr, "tile", (renamed,), final, _still_named(fused, expr))
+        return KernelForm(
+            source=source, expr=expr, kind="tile", reductions=(renamed,), final=final, fused=_still_named(fused, expr)
+        )
     try:
         rows = _as_rows(expr, tuple(reductions), final)
     except InputError:
@@ -183,9 +192,21 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         if repeated is None:
             raise
         return KernelForm(
-            source, repeated, "tile", repeated.statements[:-1], repeated.statements[-1], _still_named(fused, repeated)
+            source=source,
+            expr=repeated,
+            kind="tile",
+            reductions=repeated.statements[:-1],
+            final=repeated.statements[-1],
+            fused=_still_named(fused, repeated),
         )
-    return KernelForm(source, rows, "rows", rows.statements[:-1], rows.statements[-1], _still_named(fused, rows))
+    return KernelForm(
+        source=source,
+        expr=rows,
+        kind="rows",
+        reductions=rows.statements[:-1],
+        final=rows.statements[-1],
+        fused=_still_named(fused, rows),
+    )
 
 
 def _still_named(fused: Mapping[str, tuple[str, ...]], expr: TensorExpr) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -185,7 +185,7 @@ def check_float8(form: KernelForm, device: DeviceSpec) -> None:
             raise InputError(where, problem, "use float16 or float32")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixRoles:
     """``output[… m … n …] = sum(k, a[m, k] * b[k, n])``: m comes before n in the output.
 
@@ -267,7 +267,7 @@ def matrix_roles(form: KernelForm) -> MatrixRoles | None:
                 best_rank = rank
                 a_layout = "row" if a.indices[-1].axes[0] == k else "col"
                 b_layout = "row" if b.indices[-1].axes[0] == n else "col"
-                best = MatrixRoles(m, n, k, a, b, a_layout, b_layout, dtype)
+                best = MatrixRoles(m=m, n=n, k=k, a=a, b=b, a_layout=a_layout, b_layout=b_layout, dtype=dtype)
     return best
 
 

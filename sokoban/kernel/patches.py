@@ -21,7 +21,7 @@ OUT_ROW, OUT_COLUMN = ":a", ":b"
 RESULT = ":result"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PatchTransform:
     """``output[target] = value(M D Mᵀ)`` for every point of ``axes``.
 

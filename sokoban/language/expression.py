@@ -189,7 +189,7 @@ class Statement:
         return self.value if isinstance(self.value, Reduction) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorExpr:
     """One operator: statements in order; the last one defines the output.
 

@@ -132,7 +132,9 @@ def _from_expr(data: dict[str, Any]) -> TensorExpr:
     output, left = str(last.children[0]), last.children[1]  # type: ignore[union-attr]
     axes = tuple(str(index.children[0]) for index in left.children)  # type: ignore[union-attr]
     stem = f"expr_{output}_" + by([operator.sizes.get(axis, 0) for axis in axes])
-    program = with_epilogue(Program(operator.expr, operator.sizes, output, axes, stem), operator.epilogue)
+    program = with_epilogue(
+        Program(text=operator.expr, sizes=operator.sizes, output=output, axes=axes, stem=stem), operator.epilogue
+    )
     stem = typed_stem(program.stem, operator)
     dtypes = dict(operator.dtypes)
     if program.output != output and output in dtypes:

@@ -118,13 +118,13 @@ def parse_program(
     external = {key: tuple(shape) for key, shape in (external_shapes or {}).items()}
     tensors = tuple(Tensor(key, shape, tensor_dtypes[key], external.get(key)) for key, shape in tensor_shapes.items())
     axes = tuple(Axis(axis, sizes[axis]) for axis in _axis_order(statements))
-    return TensorExpr(name, axes, tensors, tuple(statements), accumulate)
+    return TensorExpr(name=name, axes=axes, tensors=tensors, statements=tuple(statements), accumulate=accumulate)
 
 
 # Values to normalised statements
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Lifted:
     """Reductions taken out of one statement, each a statement of its own."""
 
@@ -165,7 +165,9 @@ def _lift_reductions(definitions: Sequence[Statement], sizes: Mapping[str, int])
     for definition in definitions:
         inner = (axis for node in walk(definition.value) if isinstance(node, Reduction) for axis in node.axes)
         own_unit = next((axis for axis in definition.axes if sizes[axis] == 1), unit_axis)
-        lifted = _Lifted(definition, taken, own_unit, (*definition.axes, *dict.fromkeys(inner)))
+        lifted = _Lifted(
+            owner=definition, taken=taken, unit_axis=own_unit, order=(*definition.axes, *dict.fromkeys(inner))
+        )
         value = lifted.lift(definition.value, top=True)
         result += [*lifted.statements, Statement(definition.tensor, definition.axes, value)]
     return result

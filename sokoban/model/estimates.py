@@ -10,7 +10,7 @@ import numpy as np
 from sokoban.schedule.table import Floats, Ints
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Predicted time of one schedule.
 
@@ -33,7 +33,7 @@ class Estimate:
     wave_count: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class EstimateTable:
     """Estimates of all schedules of a table; see :class:`Estimate`. Schedules that cannot run take infinite time."""
 
@@ -46,20 +46,27 @@ class EstimateTable:
 
     def rows_of(self, which: Ints) -> EstimateTable:
         """Some rows as a table of their own, in the order given."""
-        stages = {name: column[which] for name, column in self.stage_seconds.items()}
-        columns = (self.registers, self.shared_bytes, self.blocks_per_unit, self.wave_count)
-        return EstimateTable(self.seconds[which], stages, *(column[which] for column in columns))
+        return EstimateTable(
+            seconds=self.seconds[which],
+            stage_seconds={name: column[which] for name, column in self.stage_seconds.items()},
+            registers=self.registers[which],
+            shared_bytes=self.shared_bytes[which],
+            blocks_per_unit=self.blocks_per_unit[which],
+            wave_count=self.wave_count[which],
+        )
 
     @staticmethod
     def join(parts: Sequence[EstimateTable]) -> EstimateTable:
         """The rows of several tables, one after the other."""
         return EstimateTable(
-            np.concatenate([part.seconds for part in parts]),
-            {name: np.concatenate([part.stage_seconds[name] for part in parts]) for name in parts[0].stage_seconds},
-            np.concatenate([part.registers for part in parts]),
-            np.concatenate([part.shared_bytes for part in parts]),
-            np.concatenate([part.blocks_per_unit for part in parts]),
-            np.concatenate([part.wave_count for part in parts]),
+            seconds=np.concatenate([part.seconds for part in parts]),
+            stage_seconds={
+                name: np.concatenate([part.stage_seconds[name] for part in parts]) for name in parts[0].stage_seconds
+            },
+            registers=np.concatenate([part.registers for part in parts]),
+            shared_bytes=np.concatenate([part.shared_bytes for part in parts]),
+            blocks_per_unit=np.concatenate([part.blocks_per_unit for part in parts]),
+            wave_count=np.concatenate([part.wave_count for part in parts]),
         )
 
     def row(self, position: int) -> Estimate:
@@ -82,6 +89,14 @@ class EstimateTable:
             strict=True,
         )
         return [
-            Estimate(seconds, names[bound], dict(zip(names, times, strict=True)), registers, shared, resident, waves)
+            Estimate(
+                seconds=seconds,
+                bound=names[bound],
+                stage_seconds=dict(zip(names, times, strict=True)),
+                registers=registers,
+                shared_bytes=shared,
+                blocks_per_unit=resident,
+                wave_count=waves,
+            )
             for seconds, bound, times, registers, shared, resident, waves in columns
         ]

@@ -155,7 +155,7 @@ class ScheduleReader:
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
         return ScheduleTable(
-            form,
+            form=form,
             block=block,
             thread=thread,
             vthreads=vthreads,

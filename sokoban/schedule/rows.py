@@ -32,7 +32,7 @@ REMEMBERED_INSTRUCTIONS = 8.0
 REMEMBERED = Load("(remembered)", ())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RowPlan:
     """A thread's way along a row.
 

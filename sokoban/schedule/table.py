@@ -32,7 +32,7 @@ def shares_rows(table: ScheduleTable) -> Bools:
     return np.full(table.count, True) if table.form.kind == "rows" else table.reduce_threads > 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ScheduleTable:
     """Columns of ``count`` schedules of one operator; every array has one entry per schedule.
 
@@ -107,17 +107,19 @@ class ScheduleTable:
         none = tuple(form.sizes[axis] for axis in reduced)
         step = np.array([[size for _, size in s.step] or none for s in schedules], dtype=np.int64)
         return ScheduleTable(
-            form,
-            dict(zip(spatial, block.T, strict=True)),
-            dict(zip(spatial, thread.T, strict=True)),
-            dict(zip(spatial, vthreads.T, strict=True)),
-            dict(zip(reduced, step.T, strict=True)) if reduced else {},
-            column([math.prod([n for _, n in s.reduce_threads]) if s.reduce_threads else 1 for s in schedules]),
-            {tensor: np.array([tensor in s.cached for s in schedules]) for tensor in tensors},
-            {tensor: column([given.get(tensor, 0) for given in padding]) for tensor in tensors},
-            np.array([s.instruction != "fma" for s in schedules]),
-            {tensor: column([given.get(tensor, 0) for given in vector]) for tensor in (*tensors, output)},
-            column([s.unroll for s in schedules]),
+            form=form,
+            block=dict(zip(spatial, block.T, strict=True)),
+            thread=dict(zip(spatial, thread.T, strict=True)),
+            vthreads=dict(zip(spatial, vthreads.T, strict=True)),
+            step=dict(zip(reduced, step.T, strict=True)) if reduced else {},
+            reduce_threads=column(
+                [math.prod([n for _, n in s.reduce_threads]) if s.reduce_threads else 1 for s in schedules]
+            ),
+            cached={tensor: np.array([tensor in s.cached for s in schedules]) for tensor in tensors},
+            padding={tensor: column([given.get(tensor, 0) for given in padding]) for tensor in tensors},
+            warp_tile=np.array([s.instruction != "fma" for s in schedules]),
+            vector={tensor: column([given.get(tensor, 0) for given in vector]) for tensor in (*tensors, output)},
+            unroll=column([s.unroll for s in schedules]),
             stages=column([s.stages for s in schedules]),
             turned={tensor: np.array([tensor in s.turned for s in schedules]) for tensor in tensors},
             mma=np.array([is_mma(s.instruction) or s.instruction == WGMMA for s in schedules]),

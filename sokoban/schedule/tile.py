@@ -21,7 +21,7 @@ def sizes(mapping: Mapping[str, int]) -> Sizes:
     return tuple((name, int(size)) for name, size in mapping.items())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TileSchedule:
     """One candidate.
 
@@ -143,10 +143,21 @@ class TileSchedule:
     def padded(self, padding: Sizes) -> TileSchedule:
         """The same with other padding: :meth:`with_`, but quick."""
         return TileSchedule(
-            self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
-            padding, self.unroll, self.instruction, self.stages,
-            self.turned, self.asynchronous, self.raster,
-        )  # fmt: skip
+            block=self.block,
+            thread=self.thread,
+            vthreads=self.vthreads,
+            step=self.step,
+            reduce_threads=self.reduce_threads,
+            cached=self.cached,
+            vector=self.vector,
+            padding=padding,
+            unroll=self.unroll,
+            instruction=self.instruction,
+            stages=self.stages,
+            turned=self.turned,
+            asynchronous=self.asynchronous,
+            raster=self.raster,
+        )
 
     def laid_out(
         self,
@@ -159,9 +170,21 @@ class TileSchedule:
     ) -> TileSchedule:
         """The same in another layout: :meth:`with_`, but quick."""
         return TileSchedule(
-            self.block, self.thread, self.vthreads, self.step, self.reduce_threads, self.cached, self.vector,
-            padding, unroll, self.instruction, stages, turned, asynchronous, raster,
-        )  # fmt: skip
+            block=self.block,
+            thread=self.thread,
+            vthreads=self.vthreads,
+            step=self.step,
+            reduce_threads=self.reduce_threads,
+            cached=self.cached,
+            vector=self.vector,
+            padding=padding,
+            unroll=unroll,
+            instruction=self.instruction,
+            stages=stages,
+            turned=turned,
+            asynchronous=asynchronous,
+            raster=raster,
+        )
 
     def with_(self, **changes: Any) -> TileSchedule:
         """A copy with some fields changed."""

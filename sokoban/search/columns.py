@@ -86,17 +86,17 @@ def _table(
     count = len(block)
     mma = np.zeros(count, dtype=bool) if mma is None else mma
     table = ScheduleTable(
-        form,
-        dict(zip(form.spatial, np.ascontiguousarray(block.T), strict=True)),
-        dict(zip(form.spatial, np.ascontiguousarray(thread.T), strict=True)),
-        dict(zip(form.spatial, np.ascontiguousarray(vthreads.T), strict=True)),
-        dict(zip(form.reduced, np.ascontiguousarray(step.T), strict=True)),
-        reduce_threads,
-        cached,
-        {name: np.where(staged, padding, 0) for name, staged in cached.items()},
-        warp_tile,
-        {},
-        np.full(count, UNROLL, dtype=np.int64),
+        form=form,
+        block=dict(zip(form.spatial, np.ascontiguousarray(block.T), strict=True)),
+        thread=dict(zip(form.spatial, np.ascontiguousarray(thread.T), strict=True)),
+        vthreads=dict(zip(form.spatial, np.ascontiguousarray(vthreads.T), strict=True)),
+        step=dict(zip(form.reduced, np.ascontiguousarray(step.T), strict=True)),
+        reduce_threads=reduce_threads,
+        cached=cached,
+        padding={name: np.where(staged, padding, 0) for name, staged in cached.items()},
+        warp_tile=warp_tile,
+        vector={},
+        unroll=np.full(count, UNROLL, dtype=np.int64),
         stages=np.where(mma, MMA_STAGES[0], 1),
         mma=mma,
     )

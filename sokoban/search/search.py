@@ -50,7 +50,7 @@ REFINED = 96
 SHARING = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchResult:
     """The best schedules of one operator on one device.
 
@@ -111,7 +111,13 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     ranked = np.argsort(predictions.seconds, kind="stable").tolist()
     schedules = tuple(schedule_at(final, row) for row in ranked)
     return SearchResult(
-        form, device, schedules, tuple(predictions.rows(ranked)), enumerated, count, time.perf_counter() - start
+        form=form,
+        device=device,
+        schedules=schedules,
+        estimates=tuple(predictions.rows(ranked)),
+        enumerated=enumerated,
+        scored=count,
+        seconds=time.perf_counter() - start,
     )
 
 

@@ -43,7 +43,15 @@ def test_the_thesiss_small_operator_loses_most_without_adjustment() -> None:
 
 def test_the_summary_counts_what_agrees() -> None:
     def row(name: str, kind: str, constructed: float) -> Comparison:
-        return Comparison(name, kind, constructed, None, 1.0, "compute", "dram")
+        return Comparison(
+            name=name,
+            kind=kind,
+            constructed=constructed,
+            unadjusted=None,
+            searched=1.0,
+            constructed_bound="compute",
+            searched_bound="dram",
+        )
 
     rows = [row("a", "regular", 1.0), row("b", "regular", 1.04), row("c", "regular", 1.2), row("d", "small", 3.0)]
     assert list(summary(rows)) == [

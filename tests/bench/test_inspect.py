@@ -23,7 +23,18 @@ def row(operator: str, *opcodes: str, architecture: str = "sm_80", spills: int =
     code = [f"        /*{16 * i:04x}*/  {opcode} ;" for i, opcode in enumerate((*opcodes, "@P0 BRA `(.L_x_0)", "EXIT"))]
     (function,) = parse_sass("\n".join([".L_x_0:", *code]))
     model = ModelView(None, None, "none", (BankUse("A", 16, 1.0 + conflicts, 1),))
-    found = Inspection(operator, architecture, None, function, hottest_loop(function), 64, 0, spills, model, "")
+    found = Inspection(
+        name=operator,
+        architecture=architecture,
+        in_place_of=None,
+        function=function,
+        hot=hottest_loop(function),
+        registers=64,
+        shared_bytes=0,
+        spill_bytes=spills,
+        model=model,
+        model_reason="",
+    )
     return Row(operator, "a100", found)
 
 

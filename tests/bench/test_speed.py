@@ -41,12 +41,14 @@ def test_the_ranked_schedules_are_all_different() -> None:
 
 def test_the_report_counts_candidates_cubins_spills_and_checks() -> None:
     results = [
-        OperatorResult("M0", programs=14, kernels=10, cubins=10, spills=(0,) * 9 + (8,), verified=True),
-        OperatorResult("R2", programs=9, kernels=9, cubins=9, spills=(16,) * 9, verified=False),
-        OperatorResult("E5", programs=10, kernels=10, cubins=0, spills=(), verified=None),
+        OperatorResult(name="M0", programs=14, kernels=10, cubins=10, spills=(0,) * 9 + (8,), verified=True),
+        OperatorResult(name="R2", programs=9, kernels=9, cubins=9, spills=(16,) * 9, verified=False),
+        OperatorResult(name="E5", programs=10, kernels=10, cubins=0, spills=(), verified=None),
     ]
     times = ConstructionTimes({"M0": 0.001, "R2": 0.0005, "E5": 0.02})
-    assert SuiteReport("roller119", "v100-sxm2-16gb", times, results, 12.34).lines() == [
+    assert SuiteReport(
+        suite="roller119", device="v100-sxm2-16gb", times=times, results=results, compile_seconds=12.34
+    ).lines() == [
         "suite                    roller119, 3 operators, for v100-sxm2-16gb",
         "construction, median     1.00 ms per operator",
         "construction, worst      20.00 ms (E5)",
@@ -60,7 +62,14 @@ def test_the_report_counts_candidates_cubins_spills_and_checks() -> None:
         "rank 1 wrong or not run  R2",
         "compilation              12.3 s",
     ]
-    assert len(SuiteReport("roller119", "v100-sxm2-16gb", times, None, None).lines()) == 3
+    assert (
+        len(
+            SuiteReport(
+                suite="roller119", device="v100-sxm2-16gb", times=times, results=None, compile_seconds=None
+            ).lines()
+        )
+        == 3
+    )
 
 
 def test_the_report_names_an_unknown_device() -> None:

@@ -115,5 +115,7 @@ def test_the_types_suite_says_what_a_board_lacks() -> None:
     times = ConstructionTimes(dict.fromkeys(here, 1e-3))
     assert (
         f"not on this board        {', '.join(absent)}"
-        in SuiteReport("types", "a100", times, None, None, absent).lines()
+        in SuiteReport(
+            suite="types", device="a100", times=times, results=None, compile_seconds=None, absent=absent
+        ).lines()
     )

@@ -10,11 +10,11 @@ import numpy as np
 from daydream.graph.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.trace.trace import NONE
 
-MAIN = Thread(ThreadKind.CPU, "main", 1)
-AUTOGRAD = Thread(ThreadKind.CPU, "autograd", 2)
-STREAM = Thread(ThreadKind.STREAM, "stream 7", 7, 0)
-STREAM2 = Thread(ThreadKind.STREAM, "stream 20", 20, 0)
-CHANNEL = Thread(ThreadKind.CHANNEL, "network")
+MAIN = Thread(kind=ThreadKind.CPU, label="main", number=1)
+AUTOGRAD = Thread(kind=ThreadKind.CPU, label="autograd", number=2)
+STREAM = Thread(kind=ThreadKind.STREAM, label="stream 7", number=7, device=0)
+STREAM2 = Thread(kind=ThreadKind.STREAM, label="stream 20", number=20, device=0)
+CHANNEL = Thread(kind=ThreadKind.CHANNEL, label="network")
 
 
 def task(name: str, thread: Thread, duration_us: float, **columns: Any) -> dict[str, Any]:

@@ -47,7 +47,10 @@ VALUES = {
 
 def found(**changes: float) -> dict[str, Measurement]:
     values = {**VALUES, **{key: (value, VALUES[key][1]) for key, value in changes.items()}}
-    return {key: Measurement(key, unit, (value,), "by hand") for key, (value, unit) in values.items()}
+    return {
+        key: Measurement(key=key, unit=unit, samples=(value,), method="by hand")
+        for key, (value, unit) in values.items()
+    }
 
 
 def test_layers_run_from_the_registers_to_dram() -> None:

@@ -112,10 +112,25 @@ class Pool:
             future.set_result(search(*arguments))
         elif isinstance(arguments[0], BuildRequest):
             self.schedules.append(arguments[0].schedule)
-            future.set_result(BuiltKernel("k", "", b"", (1, 1, 1), (32, 1, 1), 0, 0, 32, 0, None))
+            future.set_result(
+                BuiltKernel(
+                    entry="k",
+                    source="",
+                    binary=b"",
+                    grid=(1, 1, 1),
+                    block=(32, 1, 1),
+                    shared_bytes=0,
+                    dynamic_shared_bytes=0,
+                    registers=32,
+                    spill_bytes=0,
+                    verification=None,
+                )
+            )
         else:
             self.schedules.append(arguments[1])
-            future.set_result(Verification(True, "made up", 0.0, 1e-4, {}))
+            future.set_result(
+                Verification(passed=True, method="made up", relative_error=0.0, tolerance=1e-4, axis_sizes={})
+            )
         return future
 
 

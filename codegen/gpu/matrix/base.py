@@ -146,7 +146,15 @@ class MatrixLowering(ABC):
         blocks = self.schedule.grid_blocks(self.form.sizes)
         module = written(self.entry, lambda: self._function(blocks))
         grid, threads = (blocks, 1, 1), (WARP, self.warps, 1)
-        return Lowered(module, self.entry, grid, threads, shared_bytes, dynamic_bytes, self.has_barriers)
+        return Lowered(
+            module=module,
+            entry=self.entry,
+            grid=grid,
+            block=threads,
+            shared_bytes=shared_bytes,
+            dynamic_shared_bytes=dynamic_bytes,
+            has_barriers=self.has_barriers,
+        )
 
     def _function(self, blocks: int) -> None:
         # Eight-bit floats are bytes to TVM: the tensors as they are stored, not as the operator has them.

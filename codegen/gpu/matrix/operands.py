@@ -30,7 +30,7 @@ Expr = Any
 PIECE_BYTES, MATRIX_ROWS = 16, 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperandTile:
     """The staged tile of one operand.
 
@@ -52,7 +52,14 @@ class OperandTile:
 
     @staticmethod
     def of(roles: MatrixRoles, load: Load, columns: int, element_bytes: int, start: int) -> OperandTile:
-        return OperandTile(load, load == roles.a, roles.is_turned(load), columns, element_bytes, start)
+        return OperandTile(
+            load=load,
+            is_a=load == roles.a,
+            turned=roles.is_turned(load),
+            columns=columns,
+            element_bytes=element_bytes,
+            start=start,
+        )
 
     @property
     def piece(self) -> int:

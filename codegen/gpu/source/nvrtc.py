@@ -34,7 +34,7 @@ class CompileError(RuntimeError):
         return CompileError, (self.kernel, self.reason, self.log)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CompiledKernel:
     """A cubin and what ptxas reports about it.
 
@@ -122,7 +122,15 @@ def compile_cuda(source: str, architecture: str, *, name: str) -> CompiledKernel
     resources = parse_resources(log)
     if resources is None:
         raise CompileError(name, "the source holds no __global__ function", log)
-    return CompiledKernel(bytes(cubin), *resources, log=log)
+    registers, spill_bytes, stack_bytes, shared_bytes = resources
+    return CompiledKernel(
+        cubin=bytes(cubin),
+        registers=registers,
+        spill_bytes=spill_bytes,
+        stack_bytes=stack_bytes,
+        shared_bytes=shared_bytes,
+        log=log,
+    )
 
 
 def parse_resources(log: str) -> tuple[int, int, int, int] | None:

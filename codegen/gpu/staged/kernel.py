@@ -87,12 +87,12 @@ class StagedLowering:
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule
         return Lowered(
-            written(self.entry, self._function),
-            self.entry,
-            (schedule.grid_blocks(form.sizes), 1, 1),
-            (schedule.threads_per_block, 1, 1),
-            self.shared_bytes,
-            self.shared_bytes if self.is_dynamic else 0,
+            module=written(self.entry, self._function),
+            entry=self.entry,
+            grid=(schedule.grid_blocks(form.sizes), 1, 1),
+            block=(schedule.threads_per_block, 1, 1),
+            shared_bytes=self.shared_bytes,
+            dynamic_shared_bytes=self.shared_bytes if self.is_dynamic else 0,
             has_barriers=True,
         )
 

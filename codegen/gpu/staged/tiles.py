@@ -23,7 +23,7 @@ from sokoban.language.expression import Load, Tensor
 TILE_ALIGNMENT = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StagedTile:
     """The data tile of one load.
 

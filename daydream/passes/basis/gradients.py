@@ -43,7 +43,7 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
 """Operators with weights, and which of their inputs those are."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Gradient:
     """A parameter's gradient in one step.
 
@@ -256,7 +256,9 @@ class _Anchors:
             source = int(ready[at]) if ready[at] != NONE and graph.step[ready[at]] == step else NONE
             of_layer = int(layer[at]) if source != NONE else NONE
             name = names[at] if names else (graph.layers[of_layer] if of_layer != NONE else f"gradient {at}")
-            found[step].append(Gradient(name, float(sizes[at]), step, source, int(hook[at]), of_layer))
+            found[step].append(
+                Gradient(name=name, bytes=float(sizes[at]), step=step, ready=source, hook=int(hook[at]), layer=of_layer)
+            )
         return {step: tuple(found[step]) for step in sorted(found)}
 
 
@@ -292,7 +294,8 @@ def _from_record(anchors: _Anchors) -> dict[int, Any]:
         shift = max(len(sizes) - len(seen), 0) if step == first else 0
         pairs = zip(seen, sizes[shift:], names[shift:], strict=False)
         found[step] = tuple(
-            Gradient(name, float(size), step, one.ready, one.hook, one.layer) for one, size, name in pairs
+            Gradient(name=name, bytes=float(size), step=step, ready=one.ready, hook=one.hook, layer=one.layer)
+            for one, size, name in pairs
         )
     return found
 
@@ -315,7 +318,11 @@ def _of_layers(graph: TaskGraph, listed: list[dict[str, Any]], sizes: Floats, na
         for step in sorted({step for step, _ in ends}):
             if (step, layer) in ends:
                 row = ends[step, layer]
-                found[step].append(Gradient(name, float(size), step, row, int(graph.launch[row]), layer))
+                found[step].append(
+                    Gradient(
+                        name=name, bytes=float(size), step=step, ready=row, hook=int(graph.launch[row]), layer=layer
+                    )
+                )
     return {step: tuple(sorted(found[step], key=lambda g: g.ready)) for step in sorted(found)}
 
 
@@ -425,7 +432,14 @@ def _spread(graph: TaskGraph, total: float) -> dict[int, Any]:
         time = sum(shares.values()) or 1.0
         parts = [(row, total * share / time) for row, share in sorted(shares.items()) if share]
         found[int(step)] = tuple(
-            Gradient(_layer_name(graph, row), size, int(step), row, int(graph.launch[row]), int(graph.layer[row]))
+            Gradient(
+                name=_layer_name(graph, row),
+                bytes=size,
+                step=int(step),
+                ready=row,
+                hook=int(graph.launch[row]),
+                layer=int(graph.layer[row]),
+            )
             for row, size in parts
         )
     return found

@@ -34,7 +34,9 @@ def clock(machine: Machine) -> Iterator[Measurement]:
         idle = [partial(machine.loops["count"], 1, np.zeros(8, np.int64).ctypes.data, 1)] * (machine.cores.count - 1)
         samples.append(_ADDITIONS / machine.cores.seconds([call, *idle]))
     method = f"{_ADDITIONS} dependent additions, one a cycle"
-    yield Measurement("clock", "Hz", tuple(samples), method, "clock_hz", 0.5e9, 8e9, best=True)
+    yield Measurement(
+        key="clock", unit="Hz", samples=tuple(samples), method=method, path="clock_hz", low=0.5e9, high=8e9, best=True
+    )
 
 
 def measure(machine: Machine) -> Iterator[Measurement]:
@@ -56,11 +58,29 @@ def measure(machine: Machine) -> Iterator[Measurement]:
     operations = 2.0 * rounds * count * lanes * machine.cores.count
     method = f"{count} chains of {topology.simd_bits}-bit multiply-adds per core"
     path = f"{_PATH}.peak_flops"
-    peak = Measurement("fma", "FLOP/s", rates(operations, tuple(samples)), method, path, 1e9, 1e14, best=True)
+    peak = Measurement(
+        key="fma",
+        unit="FLOP/s",
+        samples=rates(operations, tuple(samples)),
+        method=method,
+        path=path,
+        low=1e9,
+        high=1e14,
+        best=True,
+    )
     yield peak
     instructions = rounds * count * (1.0 + IDLE) * machine.cores.count
     method = f"the same with {IDLE} instructions that do nothing for every multiply-add"
-    yield Measurement("issue", "instr/s", rates(instructions, tuple(starting)), method, "", 1e8, 1e15, best=True)
+    yield Measurement(
+        key="issue",
+        unit="instr/s",
+        samples=rates(instructions, tuple(starting)),
+        method=method,
+        path="",
+        low=1e8,
+        high=1e15,
+        best=True,
+    )
     yield from _products(machine, peak.value)
 
 
@@ -75,10 +95,26 @@ def _products(machine: Machine, peak: float) -> Iterator[Measurement]:
     method = f"inner loops of a matrix product, {product.m} x {product.n} x {product.k} per core, in turn with NumPy's"
     our_rates = rates(product.operations, tuple(ours))
     yield Measurement(
-        "gemm", "FLOP/s", our_rates, method, f"{_PATH}.sustained_flops", 0.3 * peak, 1.05 * peak, best=True
+        key="gemm",
+        unit="FLOP/s",
+        samples=our_rates,
+        method=method,
+        path=f"{_PATH}.sustained_flops",
+        low=0.3 * peak,
+        high=1.05 * peak,
+        best=True,
     )
     method = f"NumPy {np.__version__}: float32 matrix product of {_SIZE} on every core, one thread each"
-    yield Measurement("numpy.gemm", "FLOP/s", numpy_rates, method, "", 0.3 * peak, 1.05 * peak, best=True)
+    yield Measurement(
+        key="numpy.gemm",
+        unit="FLOP/s",
+        samples=numpy_rates,
+        method=method,
+        path="",
+        low=0.3 * peak,
+        high=1.05 * peak,
+        best=True,
+    )
 
 
 class Product:

@@ -69,7 +69,16 @@ def _reads(machine: Machine, level: str, size: int) -> Measurement:
     width = machine.topology.simd_bits
     method = f"{width}-bit reads of {arrays[0].nbytes >> 10} KiB per core, {passes} times"
     path = "" if level == "dram" else f"layers.{level}.bandwidth_bytes_per_second"
-    return Measurement(f"{level}.read", "B/s", rates(moved, samples), method, path, 1e9, 1e14, best=True)
+    return Measurement(
+        key=f"{level}.read",
+        unit="B/s",
+        samples=rates(moved, samples),
+        method=method,
+        path=path,
+        low=1e9,
+        high=1e14,
+        best=True,
+    )
 
 
 def _streams(machine: Machine) -> Iterator[Measurement]:
@@ -91,7 +100,16 @@ def _streams(machine: Machine) -> Iterator[Measurement]:
         who = "NumPy" if key.startswith("numpy") else f"{machine.topology.simd_bits}-bit loop"
         method = f"{who}: {moved} arrays of {sets[0][0].nbytes >> 20} MiB per core, in turn with the others"
         path = "layers.dram.bandwidth_bytes_per_second" if key == "dram.add" else ""
-        yield Measurement(key, "B/s", rates(total, tuple(readings[key])), method, path, 1e9, 2e12, best=True)
+        yield Measurement(
+            key=key,
+            unit="B/s",
+            samples=rates(total, tuple(readings[key])),
+            method=method,
+            path=path,
+            low=1e9,
+            high=2e12,
+            best=True,
+        )
 
 
 def _ours(machine: Machine, loop: str, *arrays: Array) -> Call:

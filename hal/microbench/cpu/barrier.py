@@ -25,4 +25,13 @@ def measure(machine: Machine) -> Iterator[Measurement]:
         call = partial(machine.loops["barrier"], counter.ctypes.data, count, _ROUNDS)
         samples.append(machine.cores.seconds([call] * count) / _ROUNDS)
     method = f"{_ROUNDS} barriers of {count} threads on a shared counter"
-    yield Measurement("barrier", "s", tuple(samples), method, "barrier_seconds", 5e-9, 1e-5, best=True)
+    yield Measurement(
+        key="barrier",
+        unit="s",
+        samples=tuple(samples),
+        method=method,
+        path="barrier_seconds",
+        low=5e-9,
+        high=1e-5,
+        best=True,
+    )

@@ -34,7 +34,16 @@ def measure(machine: Machine) -> Iterator[Measurement]:
         samples = tuple(machine.cores.seconds([walk, *idle]) / _READS for _ in range(machine.settings.repeats))
         method = f"{_READS} dependent reads of one core in {cells.nbytes >> 10} KiB, random order, pages as they come"
         path = f"layers.{level}.latency_seconds"
-        yield Measurement(f"{level}.latency", "s", samples, method, path, 0.3e-9, 1e-6, best=True)
+        yield Measurement(
+            key=f"{level}.latency",
+            unit="s",
+            samples=samples,
+            method=method,
+            path=path,
+            low=0.3e-9,
+            high=1e-6,
+            best=True,
+        )
 
 
 def _link(cells: NDArray[Any], line_bytes: int) -> None:

@@ -25,7 +25,7 @@ class Cache:
     ways: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Topology:
     """The cores that this process may use.
 

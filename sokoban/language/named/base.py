@@ -47,7 +47,7 @@ EpilogueStep = Activation | BiasAdd | ResidualAdd | Scale
 STEP_WORDS = {"bias_add": "bias", "residual_add": "residual", "scale": "scale"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """What a named operator writes: a text of the language and what the text does not say.
 

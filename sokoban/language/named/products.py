@@ -46,7 +46,9 @@ class MatMul(Product, tag="matmul", kw_only=True, frozen=True):
         a, b = self.operands
         stem = f"matmul_{self.m}x{self.n}x{self.k}{self.flags}"
         sizes = {"m": self.m, "n": self.n, "k": self.k}
-        return self.typed(Program(f"C[m,n] = sum(k, A[{a}] * B[{b}])", sizes, "C", ("m", "n"), stem))
+        return self.typed(
+            Program(text=f"C[m,n] = sum(k, A[{a}] * B[{b}])", sizes=sizes, output="C", axes=("m", "n"), stem=stem)
+        )
 
 
 class BatchMatMul(Product, tag="batch_matmul", kw_only=True, frozen=True):
@@ -61,4 +63,8 @@ class BatchMatMul(Product, tag="batch_matmul", kw_only=True, frozen=True):
         a, b = self.operands
         stem = f"batch_matmul_{self.b}x{self.m}x{self.n}x{self.k}{self.flags}"
         sizes = {"b": self.b, "m": self.m, "n": self.n, "k": self.k}
-        return self.typed(Program(f"C[b,m,n] = sum(k, A[b,{a}] * B[b,{b}])", sizes, "C", ("b", "m", "n"), stem))
+        return self.typed(
+            Program(
+                text=f"C[b,m,n] = sum(k, A[b,{a}] * B[b,{b}])", sizes=sizes, output="C", axes=("b", "m", "n"), stem=stem
+            )
+        )

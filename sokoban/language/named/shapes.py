@@ -41,7 +41,7 @@ class Reduce(Operator, tag="reduce", kw_only=True, frozen=True):
         over = ",".join(names[dimension] for dimension in sorted(reduced))
         text = f"Y[{','.join(kept)}] = {self.function}([{over}], X[{','.join(names)}])"
         stem = f"reduce_{self.function}_{by(self.shape)}_axis{by(sorted(reduced))}"
-        return Program(text, sizes, "Y", kept, stem)
+        return Program(text=text, sizes=sizes, output="Y", axes=kept, stem=stem)
 
 
 class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):
@@ -66,7 +66,7 @@ class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):
             operands.append(f"{value!r}")
             stem += f"_scalar{value:g}".replace("+", "")
         text = f"Y[{','.join(names)}] = {self.function}({', '.join(operands)})"
-        return Program(text, dict(zip(names, out, strict=True)), "Y", names, stem)
+        return Program(text=text, sizes=dict(zip(names, out, strict=True)), output="Y", axes=names, stem=stem)
 
     def _input_shapes(self) -> list[tuple[int, ...]]:
         binary = self.function in typing.get_args(Binary)
@@ -102,7 +102,7 @@ class Softmax(Operator, tag="softmax", kw_only=True, frozen=True):
             f"Y[{line.full}] = E[{line.full}] / Total[{line.read}]"
         )
         stem = f"softmax_{by(self.shape)}_axis{line.dimension}"
-        return Program(text, line.sizes, "Y", line.names, stem)
+        return Program(text=text, sizes=line.sizes, output="Y", axes=line.names, stem=stem)
 
 
 class LayerNorm(Operator, tag="layer_norm", kw_only=True, frozen=True):
@@ -123,7 +123,7 @@ class LayerNorm(Operator, tag="layer_norm", kw_only=True, frozen=True):
             f" * gamma[{axis}] + beta[{axis}]"
         )
         stem = f"layer_norm_{by(self.shape)}_axis{line.dimension}"
-        return Program(text, line.sizes, "Y", line.names, stem)
+        return Program(text=text, sizes=line.sizes, output="Y", axes=line.names, stem=stem)
 
 
 class Transpose(Operator, tag="transpose", kw_only=True, frozen=True):
@@ -140,7 +140,9 @@ class Transpose(Operator, tag="transpose", kw_only=True, frozen=True):
         sizes = {names[i]: self.shape[source] for i, source in enumerate(self.perm)}
         index = [names[self.perm.index(dimension)] for dimension in range(len(self.shape))]
         text = f"Y[{','.join(names)}] = X[{','.join(index)}]"
-        return Program(text, sizes, "Y", names, f"transpose_{by(self.shape)}_perm{by(self.perm)}")
+        return Program(
+            text=text, sizes=sizes, output="Y", axes=names, stem=f"transpose_{by(self.shape)}_perm{by(self.perm)}"
+        )
 
 
 def _axis_names(shape: Sequence[int]) -> tuple[str, ...]:

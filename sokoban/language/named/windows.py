@@ -22,7 +22,7 @@ Layout = Literal["NCHW", "NHWC"]
 # Positions, padding and output sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Window:
     """One spatial dimension of a sliding window: position ``stride*out + dilation*tap - before``."""
 
@@ -61,7 +61,9 @@ def _window(
             f"the window covers {reach} elements, the padded input {extent + before + after}",
             f"pad more, or use a smaller {tap_key} or dilation, or a larger {extent_key}",
         )
-    return _Window(extent, taps, stride, dilation, before, after, room // stride + 1)
+    return _Window(
+        extent=extent, taps=taps, stride=stride, dilation=dilation, before=before, after=after, out=room // stride + 1
+    )
 
 
 def _windows(
@@ -144,7 +146,7 @@ class Conv2d(Operator, tag="conv2d", kw_only=True, frozen=True):
                 "Y": [merged[i] for i in axes if i != "g"],
             }
         return Program(
-            text, sizes, "Y", tuple(axes), stem,
+            text=text, sizes=sizes, output="Y", axes=tuple(axes), stem=stem,
             shapes={"X": [extents[i] for i in data], "W": [extents[i] for i in weights]},
             external_shapes=external,
             bias_axes={"f": ("g", "f"), "g": ()} if groups > 1 else {},
@@ -178,7 +180,15 @@ class DepthwiseConv2d(Operator, tag="depthwise_conv2d", kw_only=True, frozen=Tru
         stem = f"depthwise_conv2d_{self.n}x{self.c}x{self.h}x{self.w}_{self.kh}x{self.kw}"
         stem += _window_suffix(self.stride, self.dilation, self.padding, self.layout)
         text = f"Y[{','.join(axes)}] = sum([kh,kw], X[{data} | pad=0] * W[{weights}])"
-        return Program(text, sizes, "Y", axes, stem, {"X": shape}, {"W": external})
+        return Program(
+            text=text,
+            sizes=sizes,
+            output="Y",
+            axes=axes,
+            stem=stem,
+            shapes={"X": shape},
+            external_shapes={"W": external},
+        )
 
 
 # Pooling
@@ -223,7 +233,7 @@ class _Pool(Operator, kw_only=True, frozen=True):
         stem = f"{self.kind}_{self.n}x{self.c}x{self.h}x{self.w}_{self.kh}x{self.kw}"
         stem += _window_suffix(self.stride, (rows.dilation, columns.dilation), self.padding, self.layout)
         text = f"Y[{','.join(axes)}] = {reduce}([kh,kw], X[{data} | pad={pad}]){finish}"
-        return Program(text, sizes, "Y", axes, stem, {"X": shape})
+        return Program(text=text, sizes=sizes, output="Y", axes=axes, stem=stem, shapes={"X": shape})
 
 
 class AvgPool2d(_Pool, tag="avg_pool2d", kw_only=True, frozen=True):

@@ -31,7 +31,7 @@ REMAINDERS = ("uneven blocks", "core", "layers")
 ROWS = "rows"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Way:
     """The way from one layer into the cache above it, whole kernel and all units.
 
@@ -57,7 +57,7 @@ class Way:
         return max(self.moved_bytes, sum(self.read_bytes.values()))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class VectorAnatomy:
     """One program; arrays inside have one entry.
 
@@ -112,7 +112,17 @@ def vector_anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule)
         work = tile_work(tiles, copies)
         traffic = Traffic(tiles, device, copies)
         ways = [_tile_way(traffic, above, below, stages) for above, below in pairs]
-    return VectorAnatomy(form, device, table, tiles, lanes, work, stages, tuple(ways), _parts(stages, device))
+    return VectorAnatomy(
+        form=form,
+        device=device,
+        table=table,
+        tiles=tiles,
+        lanes=lanes,
+        work=work,
+        stages=stages,
+        ways=tuple(ways),
+        parts=_parts(stages, device),
+    )
 
 
 def _tile_way(traffic: Traffic, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:
@@ -122,11 +132,24 @@ def _tile_way(traffic: Traffic, above: MemoryLayer, below: MemoryLayer, stages: 
             read[stream.name] = read.get(stream.name, 0.0) + one(moved)
     copied, alone = (one(part) for part in traffic.copied_into(above))
     passing = _moved(stages, below) + stages.resident(above) * copied
-    return Way(above, below, read, passing, one(traffic.alone_into(above)), copied, alone)
+    return Way(
+        above=above,
+        below=below,
+        read_bytes=read,
+        moved_bytes=passing,
+        alone_bytes=one(traffic.alone_into(above)),
+        copied_bytes=copied,
+        copied_alone_bytes=alone,
+    )
 
 
 def _row_way(form: KernelForm, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:
-    return Way(above, below, {ROWS: row_bytes(form, above, writes=0.0)}, _moved(stages, below))
+    return Way(
+        above=above,
+        below=below,
+        read_bytes={ROWS: row_bytes(form, above, writes=0.0)},
+        moved_bytes=_moved(stages, below),
+    )
 
 
 def _moved(stages: Stages, below: MemoryLayer) -> float:

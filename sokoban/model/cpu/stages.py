@@ -179,7 +179,14 @@ def estimate_vectors(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     waves = -(-stages.blocks // device.unit_count)
     seconds = dict(stages.seconds)
     seconds["block_launch"] = stages.blocks * device.block_launch_seconds
-    return EstimateTable(whole_seconds(stages, device), seconds, stages.registers, stages.scratch_bytes, ones, waves)
+    return EstimateTable(
+        seconds=whole_seconds(stages, device),
+        stage_seconds=seconds,
+        registers=stages.registers,
+        shared_bytes=stages.scratch_bytes,
+        blocks_per_unit=ones,
+        wave_count=waves,
+    )
 
 
 def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:

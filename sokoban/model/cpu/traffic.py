@@ -83,7 +83,7 @@ class Footprint:
         return apart & (self.bytes > covered * layer.associativity * line)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Stream:
     """Accesses of one operand.
 
@@ -155,7 +155,7 @@ class Traffic:
         output = self.form.expr.output
         extents = [[box[axis] for axis in self.form.final.axes] for box in self.boxes]
         touched = [self._touched(own, output) for own in extents]
-        found.append(Stream(output.name, touched, inner, written=True))
+        found.append(Stream(name=output.name, footprints=touched, start=inner, written=True))
         return found
 
     def _of(self, load: Load, start: int) -> list[Stream]:
@@ -164,7 +164,7 @@ class Traffic:
         staged = self.tiles.table.cached[load.tensor] if load in self.copies else np.zeros(self.count, dtype=bool)
         waited = self._alone(load, direct, start)
         if not staged.any():
-            return [Stream(load.tensor, direct, start, alone=waited)]
+            return [Stream(name=load.tensor, footprints=direct, start=start, alone=waited)]
         # Inside its copy a staged operand is read from scratch memory, which is dense and stays where it is.
         inner, panels = len(self.sum_axes), in_panels(load, self.tiles.axis)
         depth = inner + len(self.tiles.tile_loops) - self.copies[load]
@@ -177,8 +177,8 @@ class Traffic:
         alone = np.where(staged, self._alone_in_copies(direct, depth), waited)
         copying = np.where(staged, self._not_asked(load, tensor), 0.0)
         return [
-            Stream(load.tensor, source, start, alone=alone, copied=staged, copying=copying),
-            Stream(f"{load.tensor}'", scratch, start),
+            Stream(name=load.tensor, footprints=source, start=start, alone=alone, copied=staged, copying=copying),
+            Stream(name=f"{load.tensor}'", footprints=scratch, start=start),
         ]
 
     def _alone_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:

@@ -29,7 +29,7 @@ from sokoban.schedule.tile import TileSchedule
 REMAINDERS = ("unhidden", "waiting", "stores", "dram overlap", "hoisting", "power limit")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Anatomy:
     """One program; seconds are of the whole kernel, where nothing else is said. Arrays inside have one entry.
 
@@ -106,13 +106,24 @@ def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Ana
         for load, part in fetches.items()
     }
     return Anatomy(
-        form, device, table, found.nest, fetches, found.reads, launch,
-        int(one(registers_per_thread(table, found.nest.local))),
-        {name: one(seconds) for name, seconds in busy.items()},
-        one(found.waiting), one(found.alone),
-        {name: one(count) for name, count in issued_instructions(table, found.nest, fetches, found.reads).items()},
-        read_bytes, power, {**parts, "launch": device.launch_overhead_seconds},
-    )  # fmt: skip
+        form=form,
+        device=device,
+        table=table,
+        nest=found.nest,
+        fetches=fetches,
+        reads=found.reads,
+        launch=launch,
+        needed_registers=int(one(registers_per_thread(table, found.nest.local))),
+        step_busy={name: one(seconds) for name, seconds in busy.items()},
+        step_waiting=one(found.waiting),
+        step_alone=one(found.alone),
+        instructions={
+            name: one(count) for name, count in issued_instructions(table, found.nest, fetches, found.reads).items()
+        },
+        dram_bytes=read_bytes,
+        power_seconds=power,
+        parts={**parts, "launch": device.launch_overhead_seconds},
+    )
 
 
 def _parts(

@@ -60,7 +60,7 @@ HOISTED_WORDS = (5.0, 7.0)
 HOISTING_RISK = 0.25
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Breakdown:
     """What a predicted time is made of; one entry per schedule, seconds of one step of all blocks that a unit runs
     where nothing else is said.
@@ -125,21 +125,21 @@ def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
     power = power_seconds(table, device)
     hoisting = hoisting_factor(table, device, launch, nest, reads)
     return Breakdown(
-        nest,
-        fetches,
-        reads,
-        launch,
-        busy,
-        together,
-        waiting,
-        alone,
-        unfilled,
-        stores,
-        units,
-        dram,
-        power,
-        hoisting,
-        filling,
+        nest=nest,
+        fetches=fetches,
+        reads=reads,
+        launch=launch,
+        busy=busy,
+        together=together,
+        waiting=waiting,
+        alone=alone,
+        unfilled=unfilled,
+        stores=stores,
+        units=units,
+        dram=dram,
+        power=power,
+        hoisting=hoisting,
+        filling=filling,
     )
 
 
@@ -157,7 +157,14 @@ def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     seconds = np.maximum(seconds, stages["block_launch"]) + device.launch_overhead_seconds
     waves = -(-table.block_count // (np.maximum(1, launch.resident) * device.unit_count))
     seconds = np.where(launch.resident > 0, seconds, np.inf)
-    return EstimateTable(seconds, stages, launch.registers, launch.shared, launch.resident, waves)
+    return EstimateTable(
+        seconds=seconds,
+        stage_seconds=stages,
+        registers=launch.registers,
+        shared_bytes=launch.shared,
+        blocks_per_unit=launch.resident,
+        wave_count=waves,
+    )
 
 
 def step_seconds(table: ScheduleTable, busy: Mapping[str, Floats], launch: Launch, device: DeviceSpec) -> Floats:

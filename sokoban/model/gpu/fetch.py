@@ -51,7 +51,7 @@ _LINE_BYTES = 128
 _SECTOR_BYTES = 32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Fetch:
     """Copying the data tile of one load during one step; of a block where nothing else is said.
 
@@ -115,13 +115,13 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
             hoisted = np.where(table.asynchronous, past, hoisted)
         instructions = np.where(ours, hoisted, instructions)
     return Fetch(
-        elements,
-        loads,
-        instructions,
-        requests * (tags * LINE_WAVEFRONTS + stores),
-        loads * width,
-        np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
-        tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
+        elements=elements,
+        loads=loads,
+        instructions=instructions,
+        wavefronts=requests * (tags * LINE_WAVEFRONTS + stores),
+        elements_per_thread=loads * width,
+        batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
+        bytes=tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
     )
 
 

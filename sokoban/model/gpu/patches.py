@@ -78,7 +78,15 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
     seconds = max(seconds, starting) + device.launch_overhead_seconds if resident else math.inf
     bound = max(STAGES, key=lambda stage: stages[stage])
     waves = -(-blocks // (max(1, resident) * device.unit_count))
-    return Estimate(seconds, bound, {stage: stages[stage] for stage in STAGES}, registers, 0, resident, waves)
+    return Estimate(
+        seconds=seconds,
+        bound=bound,
+        stage_seconds={stage: stages[stage] for stage in STAGES},
+        registers=registers,
+        shared_bytes=0,
+        blocks_per_unit=resident,
+        wave_count=waves,
+    )
 
 
 def _resident(threads: int, registers: int, device: DeviceSpec) -> int:

@@ -27,7 +27,7 @@ EXCHANGE_INSTRUCTIONS = 16.0
 _WARP_LANES = 32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class RowWork:
     """What a thread does for one row; one entry per schedule.
 
@@ -60,17 +60,17 @@ def row_work(form: KernelForm, reduce_threads: Ints) -> RowWork:
         return np.array([of(work) for work in found])[inverse]
 
     return RowWork(
-        column(lambda work: work.arithmetic),
-        column(lambda work: work.instructions),
-        {load: np.array([work.loads[load] for work in found])[inverse] for load in every},
-        {load: np.array([work.times[load] for work in found])[inverse] for load in every},
-        {load: np.array([work.width[load] for work in found])[inverse] for load in every},
-        column(lambda work: work.kept_registers),
-        column(lambda work: work.batches),
+        arithmetic=column(lambda work: work.arithmetic),
+        instructions=column(lambda work: work.instructions),
+        loads={load: np.array([work.loads[load] for work in found])[inverse] for load in every},
+        times={load: np.array([work.times[load] for work in found])[inverse] for load in every},
+        width={load: np.array([work.width[load] for work in found])[inverse] for load in every},
+        kept_registers=column(lambda work: work.kept_registers),
+        batches=column(lambda work: work.batches),
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Work:
     """:class:`RowWork` for one number of threads."""
 
@@ -114,7 +114,15 @@ def _work(form: KernelForm, threads: int) -> _Work:
         arithmetic, others = arithmetic + combining, others + exchanging
     registers = sum(columns * max(0.5, tensors[load.tensor].element_bytes / 4) for load in plan.kept)
     registers = max(registers, columns if plan.remembered is not None else 0)
-    return _Work(arithmetic, arithmetic + others, loads, times, width, registers, batches)
+    return _Work(
+        arithmetic=arithmetic,
+        instructions=arithmetic + others,
+        loads=loads,
+        times=times,
+        width=width,
+        kept_registers=registers,
+        batches=batches,
+    )
 
 
 def _combining(threads: int) -> tuple[float, float]:

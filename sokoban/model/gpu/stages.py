@@ -57,7 +57,7 @@ DRAM_PAGE_BYTES = 1024
 DEFAULT_LATENCY_SECONDS = 500e-9
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Launch:
     """How a launch occupies the device; one entry per schedule.
 
@@ -122,7 +122,15 @@ def launch_of(
     share = -(-table.block_count // device.unit_count)
     running = np.minimum(np.maximum(1, resident), share)
     warps = table.warps(device.warp_lanes)
-    return Launch(registers, spilled, shared, resident, running, share / running, warps)
+    return Launch(
+        registers=registers,
+        spilled=spilled,
+        shared=shared,
+        resident=resident,
+        running=running,
+        rounds=share / running,
+        warps=warps,
+    )
 
 
 def _held_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:

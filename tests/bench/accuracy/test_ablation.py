@@ -31,8 +31,12 @@ measured_calls = pytest.mark.skipif(
     not (default_directory() / "library_kernels").is_dir(), reason="the measured calls are not beside this checkout"
 )
 
-FULL = Figures(1.2, 1.0, 0.13, 0.65, 0.001, 0.1)
-LESS = Figures(1.5, 1.1, 0.23, 0.60, 0.001, 0.4)
+FULL = Figures(
+    first=1.2, best_of_ten=1.0, median_error=0.13, rank_correlation=0.65, flat_median=0.001, reduction_error=0.1
+)
+LESS = Figures(
+    first=1.5, best_of_ten=1.1, median_error=0.23, rank_correlation=0.60, flat_median=0.001, reduction_error=0.4
+)
 
 
 def schedules() -> ScheduleTable:
@@ -138,7 +142,9 @@ def test_the_command_knows_the_table() -> None:
 def test_waiting_for_memory_matters_on_measured_schedules() -> None:
     effect = next(effect for effect in EFFECTS if effect.name == "latency")
     full, less = figures(default_directory()), figures(default_directory(), effect)
-    assert full.minus(full) == Figures(0, 0, 0, 0, 0, 0)
+    assert full.minus(full) == Figures(
+        first=0, best_of_ten=0, median_error=0, rank_correlation=0, flat_median=0, reduction_error=0
+    )
     assert less.median_error > full.median_error and less.rank_correlation < full.rank_correlation
 
 

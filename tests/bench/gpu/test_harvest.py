@@ -128,7 +128,7 @@ def test_a_second_run_measures_nothing_again(harvested: Path) -> None:
 
 
 def small_harvest(out: Path, bundles: Path | None = None) -> Harvest:
-    return Harvest(FakeMachine(), Journal(out), bundles, small=True, most_operators=1)
+    return Harvest(machine=FakeMachine(), journal=Journal(out), bundles=bundles, small=True, most_operators=1)
 
 
 def section_of(*tasks: Task) -> Section:
@@ -179,8 +179,13 @@ def test_codegens_profile_takes_the_place_of_the_quick_one(tmp_path: Path) -> No
     what = small_harvest(tmp_path).problems()[0]
     write_bundle(tmp_path / "bundles", what)
     mine = Harvest(
-        FakeMachine(), Journal(tmp_path), tmp_path / "bundles", small=True, most_operators=1, thorough=True
-    )  # fmt: skip
+        machine=FakeMachine(),
+        journal=Journal(tmp_path),
+        bundles=tmp_path / "bundles",
+        small=True,
+        most_operators=1,
+        thorough=True,
+    )
     run_section(mine, next(one for one in ALL if one.name == "profile"), 60, lambda text: None)
     (found,) = mine.journal.items("profile")
     assert [one["entry"] for one in found["kernels"]] == ["right_1"]

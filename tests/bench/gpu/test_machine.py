@@ -177,7 +177,7 @@ def test_microbench_keeps_medians_and_says_what_failed(monkeypatch: pytest.Monke
 
     def measured(launcher: Any, settings: Any, progress: Any) -> MicrobenchRun:
         progress("dram")
-        reading = Reading("dram.copy", "B/s", (2.9e12, 3.0e12, 3.1e12), "copied", high=math.inf)
+        reading = Reading(key="dram.copy", unit="B/s", samples=(2.9e12, 3.0e12, 3.1e12), method="copied", high=math.inf)
         return MicrobenchRun({"dram.copy": reading}, {"l2": "did not settle"})
 
     monkeypatch.setattr(cupy_launcher, "CupyLauncher", lambda device: types.SimpleNamespace(board=None))
@@ -193,18 +193,51 @@ def test_microbench_keeps_medians_and_says_what_failed(monkeypatch: pytest.Monke
 def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def entry(rank: int) -> KernelEntry:
-        return KernelEntry(rank, f"k{rank}", "k.cu", None, (1, 1, 1), (1, 1, 1), 0, 1e-5, False, None, "", rank)
+        return KernelEntry(
+            rank=rank,
+            entry=f"k{rank}",
+            source="k.cu",
+            binary=None,
+            grid=(1, 1, 1),
+            block=(1, 1, 1),
+            dynamic_shared_bytes=0,
+            seconds=1e-5,
+            zero_output=False,
+            profiled_seconds=None,
+            struck_out="",
+            predicted_rank=rank,
+        )
 
-    good = Measurement(2e-5, 4e-6, 10, 5, 1e-6, 1e-4, "", "cubin")
-    bad = Measurement(None, None, 0, 0, None, 1e-4, "relative error 3 is above 0.0001", "cubin")
+    good = Measurement(
+        seconds=2e-5,
+        spread_seconds=4e-6,
+        repeats=10,
+        launches=5,
+        relative_error=1e-6,
+        tolerance=1e-4,
+        struck_out="",
+        loaded="cubin",
+    )
+    bad = Measurement(
+        seconds=None,
+        spread_seconds=None,
+        repeats=0,
+        launches=0,
+        relative_error=None,
+        tolerance=1e-4,
+        struck_out="relative error 3 is above 0.0001",
+        loaded="cubin",
+    )
     board = Board("GPU", "9.0", {})
     kernels = (KernelProfile(entry(2), good, False), KernelProfile(entry(1), bad, False))
     closed: list[bool] = []
     runner = types.SimpleNamespace(board=lambda: board, close=lambda: closed.append(True))
     monkeypatch.setattr(gpu_worker, "ChildRunner", lambda device, options: runner)
     monkeypatch.setattr(
-        profile, "profile_bundle", lambda path, *_: OperatorProfile(path, "p", "h200", board, kernels)
-    )  # fmt: skip
+        profile,
+        "profile_bundle",
+        lambda path, *_: OperatorProfile(directory=path, name="p", device="h200", board=board, kernels=kernels),
+    )
     first, second = adapters.profiled(Path("p"), 0)
     assert closed == [True]
     assert (first["entry"], first["cold"]["seconds"], first["cold"]["p90"]) == ("k2", 2e-5, pytest.approx(2.2e-5))

@@ -35,7 +35,15 @@ def transforms(size: int, **changes: object) -> list[PatchTransform]:
 @pytest.mark.parametrize("size", MATRICES)
 def test_cuda_text_compiles_without_spills_or_local_memory(size: int, architecture: str) -> None:
     for transform in transforms(size):
-        request = BuildRequest(transform, PatchSchedule(64), "patches", "cuda", architecture, 32, False)
+        request = BuildRequest(
+            form=transform,
+            schedule=PatchSchedule(64),
+            entry="patches",
+            generator="cuda",
+            architecture=architecture,
+            lanes=32,
+            verify=False,
+        )
         built = build_kernel(request)
         assert built.error == "" and built.binary is not None
         assert built.spill_bytes == 0 and built.registers is not None and built.registers <= 96

@@ -182,7 +182,14 @@ def test_the_whole_problem_is_held_against_the_operator_as_written(monkeypatch: 
     """A normalisation that loses an epilogue agrees with itself, not with its source."""
     form = matmul(epilogue=["relu"])
     plain = matmul()
-    lost = KernelForm(form.source, plain.expr, plain.kind, plain.reductions, plain.final, plain.fused)
+    lost = KernelForm(
+        source=form.source,
+        expr=plain.expr,
+        kind=plain.kind,
+        reductions=plain.reductions,
+        final=plain.final,
+        fused=plain.fused,
+    )
     assert verify(lost, SCHEDULE).passed
     result = verify(lost, SCHEDULE, full_size=True)
     assert not result.passed and "relative error" in result.reason

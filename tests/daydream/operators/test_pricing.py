@@ -124,9 +124,9 @@ def test_bad_choices_are_one_line():
 
 def test_the_roofline_bounds():
     # V100: some 14 TFLOP/s and 0.8 TB/s meet near 16 FLOP a byte.
-    assert bound_of(Work("x", (), 100.0, 1.0), V100) == "compute"
-    assert bound_of(Work("x", (), 5.0, 1.0), V100) == "memory"
-    halves = Work("matrix product", (), 30.0, 1.0, "float16")
+    assert bound_of(Work(kind="x", parts=(), flops=100.0, bytes=1.0), V100) == "compute"
+    assert bound_of(Work(kind="x", parts=(), flops=5.0, bytes=1.0), V100) == "memory"
+    halves = Work(kind="matrix product", parts=(), flops=30.0, bytes=1.0, dtype="float16")
     assert bound_of(halves, V100) == "memory"  # Tensor Cores move the ridge beyond 50
     assert bound_of(halves, load_device("p100")) == "compute"
     launched = recorded([forward(("k", 5.0))])

@@ -128,7 +128,7 @@ def test_recorded_buckets_are_kept(tmp_path: Path):
 
 
 def gradient(size: float) -> Gradient:
-    return Gradient("g", size, 0, 0, 0)
+    return Gradient(name="g", bytes=size, step=0, ready=0, hook=0)
 
 
 def test_a_bucket_closes_with_the_gradient_that_fills_it():

@@ -113,7 +113,7 @@ def test_warnings_are_shown_once() -> None:
 
 def test_a_pass_that_adds_a_channel_shows_it() -> None:
     before = one_step()
-    edit = Edit(before)
+    edit = Edit(graph=before)
     sent = edit.add("allreduce", TaskKind.COMMUNICATION, 30, thread=edit.thread(CHANNEL), step=0)
     edit.depend(2, sent, Dependency.COMMUNICATION)
     edit.depend(sent, 3, Dependency.COMMUNICATION)
@@ -133,7 +133,7 @@ def test_pictures_stay_small_whatever_the_number_of_tasks() -> None:
 
 
 def test_many_streams_are_cut_down_to_the_busiest() -> None:
-    streams = [Thread(ThreadKind.STREAM, f"stream {i}", i, 0) for i in range(40)]
+    streams = [Thread(kind=ThreadKind.STREAM, label=f"stream {i}", number=i, device=0) for i in range(40)]
     drawn = picture(simulate(graph([task("k", stream, 1 + stream.number) for stream in streams])), 0, 40)
     assert drawn.count('text-anchor="end">stream') == MOST_LANES
     assert f"{40 - MOST_LANES} more threads and streams with less to do are not shown" in drawn

@@ -133,7 +133,7 @@ def test_the_critical_path_has_a_row_of_its_own_without_holes() -> None:
 
 
 def test_added_tasks_and_channels_are_shown() -> None:
-    edit = Edit(graph([*launched("a", 10)], pairs(1)))
+    edit = Edit(graph=graph([*launched("a", 10)], pairs(1)))
     edit.add_kernel("added", 3, after=1, launch_us=1)
     edit.add("allreduce", TaskKind.COMMUNICATION, 4, thread=edit.thread(CHANNEL))
     found = events(encoded(simulate(edit.apply()), "what if"))
@@ -144,7 +144,7 @@ def test_added_tasks_and_channels_are_shown() -> None:
 
 
 def test_a_stream_in_several_parts_gets_several_rows() -> None:
-    part = Thread(ThreadKind.STREAM, "stream 7 (2)", 7, 0)
+    part = Thread(kind=ThreadKind.STREAM, label="stream 7 (2)", number=7, device=0)
     found = events(encoded(simulate(graph([task("a", STREAM, 5), task("b", part, 5)]))))
     rows = [(event["pid"], event["tid"], event["args"]["stream"]) for event in complete(found, "kernel")]
     assert rows == [(PROCESS_OFFSET, 7, 7), (PROCESS_OFFSET, PROCESS_OFFSET + 1, 7)]

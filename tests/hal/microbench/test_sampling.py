@@ -12,29 +12,34 @@ from tests.hal.microbench.fake_board import FakeLauncher
 
 def test_the_number_is_the_median_or_the_fastest() -> None:
     samples = (4.0, 1.0, 2.0)
-    assert Measurement("x", "s", samples, "how").value == 2.0
-    assert Measurement("x", "s", samples, "how", best=True).value == 1.0
-    assert Measurement("x", "B/s", samples, "how", best=True).value == 4.0
+    assert Measurement(key="x", unit="s", samples=samples, method="how").value == 2.0
+    assert Measurement(key="x", unit="s", samples=samples, method="how", best=True).value == 1.0
+    assert Measurement(key="x", unit="B/s", samples=samples, method="how", best=True).value == 4.0
 
 
 def test_spread_is_the_distance_of_the_quartiles() -> None:
-    assert Measurement("x", "s", (1.0,), "how").spread == 0
-    assert Measurement("x", "s", (9.0, 10.0, 11.0, 10.0, 10.0), "how").spread == 0
-    assert Measurement("x", "s", (8.0, 9.0, 10.0, 11.0, 12.0), "how").spread == pytest.approx(0.2)
+    assert Measurement(key="x", unit="s", samples=(1.0,), method="how").spread == 0
+    assert Measurement(key="x", unit="s", samples=(9.0, 10.0, 11.0, 10.0, 10.0), method="how").spread == 0
+    assert Measurement(key="x", unit="s", samples=(8.0, 9.0, 10.0, 11.0, 12.0), method="how").spread == pytest.approx(
+        0.2
+    )
 
 
 @pytest.mark.parametrize(
     ("low", "high", "plausible"), [(None, None, True), (1, 3, True), (3, None, False), (None, 1, False)]
 )
 def test_plausible_means_within_what_bounds_there_are(low: float, high: float, plausible: bool) -> None:
-    measurement = Measurement("x", "s", (2.0,), "how").within(low, high)
+    measurement = Measurement(key="x", unit="s", samples=(2.0,), method="how").within(low, high)
     assert measurement.plausible is plausible
     assert measurement.record()["plausible"] is plausible
 
 
 def test_readings_are_told_in_words() -> None:
-    assert Measurement("x", "s", (1.0,), "how").readings == "one reading"
-    assert Measurement("x", "s", (8.0, 9.0, 10.0, 11.0, 12.0), "how").readings == "median of 5, quartiles 20.0 % apart"
+    assert Measurement(key="x", unit="s", samples=(1.0,), method="how").readings == "one reading"
+    assert (
+        Measurement(key="x", unit="s", samples=(8.0, 9.0, 10.0, 11.0, 12.0), method="how").readings
+        == "median of 5, quartiles 20.0 % apart"
+    )
     assert rates(10.0, (2.0, 5.0)) == (5.0, 2.0)
 
 

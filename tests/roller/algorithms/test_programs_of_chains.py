@@ -37,7 +37,7 @@ RESNET = {
 SQUARE = {"op": "matmul", "m": 4096, "n": 4096, "k": 4096, "name": "square"}
 
 
-RIGHT = Verification(True, "made up", 1e-6, 1e-4, {"m": 64})
+RIGHT = Verification(passed=True, method="made up", relative_error=1e-6, tolerance=1e-4, axis_sizes={"m": 64})
 
 
 class Pool:
@@ -57,7 +57,20 @@ class Pool:
             source = f"// {request.entry}"
             checked = RIGHT if request.verify else None
             entry = f"{request.entry}_kernel"
-            future.set_result(BuiltKernel(entry, source, b"x", (1, 1, 1), (32, 1, 1), 0, 0, 32, spills, checked))
+            future.set_result(
+                BuiltKernel(
+                    entry=entry,
+                    source=source,
+                    binary=b"x",
+                    grid=(1, 1, 1),
+                    block=(32, 1, 1),
+                    shared_bytes=0,
+                    dynamic_shared_bytes=0,
+                    registers=32,
+                    spill_bytes=spills,
+                    verification=checked,
+                )
+            )
         else:
             self.checks.append(arguments[0])
             future.set_result(RIGHT)

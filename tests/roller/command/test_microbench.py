@@ -142,7 +142,10 @@ def cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "dram.latency": ("s", 1e-7, "layers.dram.latency_seconds"),
         "barrier": ("s", 1e-7, "barrier_seconds"),
     }
-    found = {key: Measurement(key, unit, (value,), "made up", path) for key, (unit, value, path) in values.items()}
+    found = {
+        key: Measurement(key=key, unit=unit, samples=(value,), method="made up", path=path)
+        for key, (unit, value, path) in values.items()
+    }
     monkeypatch.setattr(cpu, "measure_cpu", lambda only, progress: Run(found=dict(found)))
     monkeypatch.chdir(tmp_path)
 

@@ -41,7 +41,7 @@ class Builder(Executor):
     def submit(self, function: Any, request: BuildRequest) -> Future[Any]:  # type: ignore[override]
         self.requests.append(request)
         future: Future[Any] = Future()
-        passed = Verification(True, "made up", 1e-7, 1e-4, {"m": 65})
+        passed = Verification(passed=True, method="made up", relative_error=1e-7, tolerance=1e-4, axis_sizes={"m": 65})
         kernel = {
             "entry": request.entry + "_kernel", "source": repr(request.schedule), "binary": b"\x7fELF",
             "grid": (1, 1, 1), "block": (32, 1, 1), "shared_bytes": 0, "dynamic_shared_bytes": 0, "registers": 32,
@@ -100,7 +100,14 @@ def test_an_operator_without_any_kernel_is_an_error() -> None:
 
 
 def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
-    wrong = Verification(False, "made up", 0.5, 1e-4, {"m": 65}, "relative error 0.5 is above 0.0001")
+    wrong = Verification(
+        passed=False,
+        method="made up",
+        relative_error=0.5,
+        tolerance=1e-4,
+        axis_sizes={"m": 65},
+        reason="relative error 0.5 is above 0.0001",
+    )
     result, _ = compiled(lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) == 0 else {})
     assert order(result) == [1, 2, 3, 0]
     first, last = result.kernels[0].built.verification, result.kernels[-1].built.verification
@@ -109,7 +116,14 @@ def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
 
 
 def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
-    missing = Verification(False, "none", None, 1e-4, {}, "not run: no OpenCL CPU device")
+    missing = Verification(
+        passed=False,
+        method="none",
+        relative_error=None,
+        tolerance=1e-4,
+        axis_sizes={},
+        reason="not run: no OpenCL CPU device",
+    )
     result, _ = compiled(lambda schedule, verify: {"verification": missing if verify else None})
     assert order(result) == [0, 1, 2, 3]
     record = manifest(result, V100).kernels[0]

@@ -84,7 +84,17 @@ def test_a_warp_of_a_group_has_sixteen_rows() -> None:
 def test_inspection_sees_the_products_and_no_conflicts() -> None:
     form, device = product(), load_device("h200")
     schedule = construct(form, device).programs[0].schedule
-    built = build_kernel(BuildRequest(form, schedule, "product", "cuda", device.architecture, 32, False))
+    built = build_kernel(
+        BuildRequest(
+            form=form,
+            schedule=schedule,
+            entry="product",
+            generator="cuda",
+            architecture=device.architecture,
+            lanes=32,
+            verify=False,
+        )
+    )
     found = inspect_built("product", built, form, device, schedule)
     assert set(found.hot.mix.kinds["multiply-adds"]) == {"HGMMA"}
     assert found.model is not None

@@ -72,7 +72,10 @@ def backward(data: dict[str, Any]) -> dict[str, list[Any]]:
     if first.reduction is not None and len(expr.statements) > 1:
         later = {statement.tensor for statement in expr.statements[1:]}
         tensors = tuple(tensor for tensor in expr.tensors if tensor.name not in later)
-        known[first.tensor] = evaluate(TensorExpr("sum", expr.axes, tensors, (first,), expr.accumulate), inputs)
+        known[first.tensor] = evaluate(
+            TensorExpr(name="sum", axes=expr.axes, tensors=tensors, statements=(first,), accumulate=expr.accumulate),
+            inputs,
+        )
     out: dict[str, list[Any]] = {}
     for gradient in gradients(expr):
         name = gradient.label.removeprefix("gradient of ").partition(",")[0]

@@ -135,7 +135,15 @@ def test_uneven_blocks_are_named() -> None:
         block=(("m", 64), ("n", 48)), thread=(("m", 8), ("n", 48)), step=(("k", 2048),), cached=("B",)
     )
     (estimate,) = estimate_schedules(form, device, [schedule]).rows([0])
-    program = RProgram(schedule, estimate, None, None, "scale up", 0.1, ())
+    program = RProgram(
+        schedule=schedule,
+        estimate=estimate,
+        register_tile=None,
+        shared_tile=None,
+        policy="scale up",
+        epsilon=0.1,
+        reasons=(),
+    )
     text = " ".join(" ".join(vector_reasons(form, device, program)).split())
     assert schedule.grid_blocks(form.sizes) == 24 and device.unit_count == 32
     assert "24 blocks on 32 cores keep the busiest 33% longer than even shares would take" in text

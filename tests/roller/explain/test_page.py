@@ -230,7 +230,15 @@ def reasons_of(schedule: TileSchedule, device: str = "v100", **operator: Any) ->
     """The reasons for the time of a schedule of one's own, as one line."""
     form, board = kernel_form(operator_from_data(operator)), load_device(device)
     estimate = estimate_schedules(form, board, [schedule]).row(0)
-    program = RProgram(schedule, estimate, None, None, "own", 0.0, ())
+    program = RProgram(
+        schedule=schedule,
+        estimate=estimate,
+        register_tile=None,
+        shared_tile=None,
+        policy="own",
+        epsilon=0.0,
+        reasons=(),
+    )
     return " ".join(" ".join(reasons(form, board, program)).split())
 
 
@@ -291,8 +299,16 @@ def test_copies_past_the_registers_and_bands_are_named() -> None:
         128, 128, 8, 8, 8, unroll=512, turned=("A",), stages=3, asynchronous=True, raster=8, padding=(("A", 4),)
     )
     estimate = estimate_schedules(form, board, [schedule]).row(0)
-    program = RProgram(schedule, estimate, None, None, "own", 0.0, ())
-    made = Construction(form, board, (program,), 1, 0.1, 0.0)
+    program = RProgram(
+        schedule=schedule,
+        estimate=estimate,
+        register_tile=None,
+        shared_tile=None,
+        policy="own",
+        epsilon=0.0,
+        reasons=(),
+    )
+    made = Construction(form=form, device=board, programs=(program,), considered=1, epsilon=0.1, seconds=0.0)
     text = " ".join(explain(made).split())
     assert "3 buffers of each, copied asynchronously past the registers" in text
     assert "launched in bands, 8 beside each other along n and all the way down m" in text

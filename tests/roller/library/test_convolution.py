@@ -13,7 +13,7 @@ BOARDS = ["v100-pcie-16gb", "p100-pcie-16gb", "p4", "t4", "a100-pcie-80gb", "h10
 def square(*sizes: float) -> Problem:
     """A 3x3 convolution of stride 1 with padding: images, channels, filters, rows and columns."""
     n, c, f, h = (np.array([size], dtype=float) for size in sizes)
-    return Problem(n, c, f, h, h, h, h, np.array([9.0]), np.array([1.0]))
+    return Problem(n=n, c=c, f=f, h=h, w=h, out_h=h, out_w=h, window=np.array([9.0]), groups=np.array([1.0]))
 
 
 @pytest.mark.parametrize("board", BOARDS)

@@ -29,7 +29,9 @@ def launch(tile: str = "128x128", splits: float = 1, reduce: bool = False, rows:
     m, n, depth, threads, slices = (
         np.full(rows, float(value)) for value in (found.m, found.n, found.depth, found.threads, splits)
     )
-    return gemm.GemmLaunch(m, n, depth, threads, slices, np.full(rows, reduce))
+    return gemm.GemmLaunch(
+        tile_m=m, tile_n=n, tile_k=depth, threads=threads, splits=slices, reduce=np.full(rows, reduce)
+    )
 
 
 def kernel(m: Any, n: Any, k: Any, device: hal.DeviceSpec = V100, b: Any = 1, **kwargs: Any) -> np.ndarray:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.codegen.runtime.test_gpu import BLOCKED
 
 from codegen.bundle.manifest import read_manifest
 from codegen.verify.emulator import emulator_available
@@ -23,6 +22,7 @@ from roller.profile import profile
 from roller.profile.gpu_worker import LocalRunner
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
+from tests.codegen.runtime.test_gpu import BLOCKED
 
 pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
 

@@ -51,7 +51,19 @@ class Told:
         kernels = {kernel.rank: kernel for kernel in read_bundle(directory).kernels}
         for rank in ranks:
             seconds = self.seconds.get(kernels[rank].source, 1e-6)
-            yield rank, Measurement(seconds, 0.0, 3, 1, 0.0, 1e-4, "", "cubin")
+            yield (
+                rank,
+                Measurement(
+                    seconds=seconds,
+                    spread_seconds=0.0,
+                    repeats=3,
+                    launches=1,
+                    relative_error=0.0,
+                    tolerance=1e-4,
+                    struck_out="",
+                    loaded="cubin",
+                ),
+            )
 
     def close(self) -> None:
         self.closed = True

@@ -37,7 +37,17 @@ def windows(count: int, height: int, width: int, *, pad: int = 1, step: int = 2)
     axes = (Axis("c", count), Axis("y", down), Axis("x", across))
     inputs = (Tensor("X", (count, height, width), "float32"),)
     output = Tensor("V", (16, count, down * across), "float32")
-    return PatchTransform("op", axes, matrix, source, target, Load(RESULT, ()), inputs, output, "float32")
+    return PatchTransform(
+        name="op",
+        axes=axes,
+        matrix=matrix,
+        source=source,
+        target=target,
+        value=Load(RESULT, ()),
+        inputs=inputs,
+        output=output,
+        accumulate="float32",
+    )
 
 
 def tiles_back(count: int, height: int, width: int) -> PatchTransform:
@@ -56,7 +66,17 @@ def tiles_back(count: int, height: int, width: int) -> PatchTransform:
     inputs = (Tensor("M", (16, count, down * across), "float32"),)
     output = Tensor("Y", (count, height, width), "float32")
     matrix = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0))
-    return PatchTransform("op", axes, matrix, source, target, Load(RESULT, ()), inputs, output, "float32")
+    return PatchTransform(
+        name="op",
+        axes=axes,
+        matrix=matrix,
+        source=source,
+        target=target,
+        value=Load(RESULT, ()),
+        inputs=inputs,
+        output=output,
+        accumulate="float32",
+    )
 
 
 def test_it_knows_its_patches_and_whether_they_reach_out() -> None:

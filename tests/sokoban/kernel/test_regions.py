@@ -39,11 +39,11 @@ def contractions(draw: st.DrawFn) -> TensorExpr:
         for (name, rank), dtype in zip(shapes.items(), ("float16", "float32"), strict=True)
     )
     return TensorExpr(
-        "random",
-        tuple(Axis(axis, 99) for axis in AXES),
-        (*tensors, Tensor("Y", (99, 99), "float64")),
-        (Statement("Y", ("i", "j"), Reduction("sum", ("r", "s"), body)),),
-        "float32",
+        name="random",
+        axes=tuple(Axis(axis, 99) for axis in AXES),
+        tensors=(*tensors, Tensor("Y", (99, 99), "float64")),
+        statements=(Statement("Y", ("i", "j"), Reduction("sum", ("r", "s"), body)),),
+        accumulate="float32",
     )
 
 

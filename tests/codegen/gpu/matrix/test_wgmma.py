@@ -224,11 +224,20 @@ def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
     assert own_architecture(group, "sm_90") == "sm_90a"
     assert own_architecture(group, "sm_90a") is None
     assert own_architecture(warp, "sm_90") is None
-    request = BuildRequest(form, group, "wgmma", "cuda", "sm_90", 32, False)
+    request = BuildRequest(
+        form=form, schedule=group, entry="wgmma", generator="cuda", architecture="sm_90", lanes=32, verify=False
+    )
     built = build_kernel(request)
     assert (built.error, built.architecture, built.spill_bytes) == ("", "sm_90a", 0)
     assert built.binary is not None
-    assert build_kernel(BuildRequest(form, warp, "mma", "cuda", "sm_90", 32, False)).architecture is None
+    assert (
+        build_kernel(
+            BuildRequest(
+                form=form, schedule=warp, entry="mma", generator="cuda", architecture="sm_90", lanes=32, verify=False
+            )
+        ).architecture
+        is None
+    )
 
 
 @pytest.mark.parametrize(

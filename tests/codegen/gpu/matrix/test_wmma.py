@@ -132,7 +132,7 @@ def test_illegal_schedules_are_named(changes: dict[str, Any], reason: str) -> No
 
 
 def test_operators_that_are_no_products_are_refused() -> None:
-    assert "no product" in str(wmma_problem(form_of(op="softmax", shape=[4, 4]), TileSchedule((), ())))
+    assert "no product" in str(wmma_problem(form_of(op="softmax", shape=[4, 4]), TileSchedule(block=(), thread=())))
 
 
 @needs_emulator

@@ -64,7 +64,9 @@ def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
     }
     step = {axis: form.sizes[axis] if form.sizes[axis] <= 7 else 8 for axis in form.reduced}
     staged = tuple(dict.fromkeys(load.tensor for load in form.body_loads))
-    schedule = TileSchedule(sizes(block), sizes(thread), step=sizes(step), cached=staged, unroll=BODY_STATEMENTS)
+    schedule = TileSchedule(
+        block=sizes(block), thread=sizes(thread), step=sizes(step), cached=staged, unroll=BODY_STATEMENTS
+    )
     assert is_staged(form, schedule)
     return schedule
 

@@ -123,7 +123,7 @@ def test_a_part_of_a_run_measures_what_was_named() -> None:
 
 def measured() -> dict[str, Measurement]:
     def one(key: str, value: float, path: str, unit: str = "B/s") -> Measurement:
-        return Measurement(key, unit, (value,), "made up", path, best=True)
+        return Measurement(key=key, unit=unit, samples=(value,), method="made up", path=path, best=True)
 
     found = [one("clock", 3e9, "clock_hz", "Hz"), one("barrier", 1e-7, "barrier_seconds", "s")]
     found.append(one("fma", 2e11, "throughput.float32.peak_flops", "FLOP/s"))
