@@ -85,8 +85,8 @@ def test_small_blocks_change_nothing(data: dict[str, Any]) -> None:
     inputs = random_inputs(expr, seed=3)
     expected = evaluate(expr, inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sokoban.reference, "BLOCK_ELEMENTS", 8)
-        patch.setattr(sokoban.reference, "MAX_EINSUM_ELEMENTS", 0)
+        patch.setattr(sokoban.language.reference, "BLOCK_ELEMENTS", 8)
+        patch.setattr(sokoban.language.reference, "MAX_EINSUM_ELEMENTS", 0)
         np.testing.assert_allclose(evaluate(expr, inputs), expected, rtol=1e-10, atol=1e-12)
 
 
