@@ -31,18 +31,6 @@ if TYPE_CHECKING:
 
 #: Module -> the names it gives to the package.
 _HOMES = {
-    "hal.support.atomic": (
-        "staged_directory",
-        "write_atomic",
-    ),
-    "codegen.compile.build": (
-        "BuildRequest",
-        "BuiltChain",
-        "BuiltKernel",
-        "build_kernel",
-        "verify_chain",
-        "verify_schedule",
-    ),
     "codegen.bundle.manifest": (
         "FORMAT",
         "Argument",
@@ -54,7 +42,21 @@ _HOMES = {
         "read_manifest",
         "to_json",
     ),
+    "codegen.compile.build": (
+        "build_kernel",
+        "verify_chain",
+        "verify_schedule",
+    ),
+    "codegen.compile.request": (
+        "BuildRequest",
+        "BuiltChain",
+        "BuiltKernel",
+    ),
     "codegen.verify.result": ("Verification",),
+    "hal.support.atomic": (
+        "staged_directory",
+        "write_atomic",
+    ),
 }
 
 __getattr__ = imported_on_use(__name__, _HOMES)

@@ -35,14 +35,15 @@ _HOMES = {
         "all_devices",
         "device_aliases",
         "device_names",
-        "device_schema",
         "load_device",
         "provenance_of",
     ),
-    "hal.spec.device": (
+    "hal.spec.device": ("DeviceSpec",),
+    "hal.spec.file": ("device_schema",),
+    "hal.spec.numbers": ("leaves",),
+    "hal.spec.parts": (
         "Clocks",
         "CodeGenerator",
-        "DeviceSpec",
         "Dtype",
         "Framework",
         "Kind",
@@ -54,7 +55,6 @@ _HOMES = {
         "Throughput",
     ),
     "hal.support.errors": ("InputError",),
-    "hal.spec.numbers": ("leaves",),
 }
 
 __getattr__ = imported_on_use(__name__, _HOMES)

@@ -119,7 +119,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Settings |
 
 
 def test_it_is_as_work_finds_it_and_not_at_its_best(measured: list[Settings | None]) -> None:
-    device = hal.cpu.cpu_now()
+    device = hal.this_cpu.cpu_now()
     assert device.sustained_flops("float32") == VALUES["gemm"][0]
     assert device.teu.issue_per_cycle == 3.5
     assert measured == [None]
