@@ -8,10 +8,10 @@ import msgspec
 
 from hal.support.errors import InputError, listed
 
+#: Names of element types, as everywhere in the project.
 Dtype = Literal[
     "float64", "float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int8"
 ]
-"""Names of element types, as everywhere in the project."""
 
 Kind = Literal["gpu", "ipu", "cpu"]
 CodeGenerator = Literal["cuda", "cuda-source", "opencl-source", "llvm"]
@@ -222,12 +222,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     layer_norm_call_seconds: Positive | None = None
 
 
+#: Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1).
 TYPICAL_FRAMEWORK = Framework(call_seconds=30e-6, matmul_call_seconds=34e-6, linear_call_seconds=58e-6)
-"""Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1)."""
 
 
 class DeviceFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a device, unchecked: what the checks and the key paths read; :class:`hal.DeviceSpec` explains them."""
+    """The fields of a device, unchecked: what checks and key paths read. `DeviceSpec` explains them."""
 
     name: Text
     title: Text
