@@ -1,8 +1,8 @@
 """``make fuzz MINUTES=n``: every test that draws, with new draws, for n minutes on all cores.
 
 Rounds of ``pytest`` run side by side, each with a seed of its own; seeds count up from the one that is printed first.
-A failure is printed as soon as its round ends, with the command that repeats it, and again at the end. The exit status
-is 1 where anything failed.
+A failure is printed as soon as its round ends, with the command that repeats it, and again at the end; interrupting
+ends the rounds earlier. The exit status is 1 where anything failed.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Rounds:
         complete: rounds that ran to their end.
         failures: of each test that failed, by name, the command that repeats its first failure.
         broken: a round did not even run.
+        running: rounds that are under way.
     """
 
     files: tuple[str, ...]
@@ -50,6 +51,7 @@ class Rounds:
     complete: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     broken: bool = False
+    running: set[subprocess.Popen[str]] = field(default_factory=set)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
@@ -57,13 +59,27 @@ class Rounds:
         while time.monotonic() < self.deadline and not self.broken:
             with self.lock:
                 seed = next(self.seeds)
-            status, output = self._round(seed)
+                process = self._started(seed)
+                self.running.add(process)
+            try:
+                status, output = _ended(process, max(0.0, self.deadline - time.monotonic()))
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
             with self.lock:
+                self.running.remove(process)
                 self._note(status, output, seed)
 
-    def _round(self, seed: int) -> tuple[int, str]:
+    def stop(self) -> None:
+        """The time is over now."""
+        with self.lock:
+            self.deadline = time.monotonic()
+            for process in self.running:
+                process.send_signal(signal.SIGINT)
+
+    def _started(self, seed: int) -> subprocess.Popen[str]:
         options = ("--hypothesis-profile=new", f"--hypothesis-seed={seed}", "-p", "no:cacheprovider", "-m", DRAWS)
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "pytest", "-q", "--no-header", *options, *self.files],
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -72,11 +88,6 @@ class Rounds:
             text=True,
             start_new_session=True,
         )
-        try:
-            return _ended(process, max(0.0, self.deadline - time.monotonic()))
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
 
     def _note(self, status: int, output: str, seed: int) -> None:
         self.complete += status in (_PASSED, _FAILED)
@@ -89,6 +100,8 @@ class Rounds:
             print(f"\n{output}", flush=True)
         else:
             print(f"seed {seed}: {output.strip().splitlines()[-1] if output.strip() else status}", flush=True)
+            for command in commands:
+                print(f"again, {REPEAT}{command}", flush=True)
 
 
 def _ended(process: subprocess.Popen[str], seconds: float) -> tuple[int, str]:
@@ -131,8 +144,13 @@ def main() -> int:
     threads = [threading.Thread(target=rounds.run) for _ in range(max(1, options.processes))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        for thread in threads:
+            thread.join()
+    except KeyboardInterrupt:
+        rounds.stop()
+        for thread in threads:
+            thread.join()
     print(f"\n{rounds.complete} rounds from seed {seed}; {len(rounds.failures)} tests failed", flush=True)
     for command in rounds.failures.values():
         print(f"{REPEAT}{command}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,15 @@ def mutated(document: dict[str, Any], seed: int) -> bytes:
         if fault == 0:
             event.pop(field, None)
         elif fault == 1:
-            event[field] = rng.choice(JUNK)
+            event[field] = deepcopy(rng.choice(JUNK))
         elif fault == 2:
             event["dur"] = -rng.random() * 1e4
         elif fault == 3 and isinstance(event.get("args"), dict) and event["args"]:
-            event["args"][rng.choice(list(event["args"]))] = rng.choice(JUNK)
+            event["args"][rng.choice(list(event["args"]))] = deepcopy(rng.choice(JUNK))
         elif fault == 4:
             events.append(dict(event))
         elif fault == 5:
-            events[rng.randrange(len(events))] = rng.choice(JUNK)
+            events[rng.randrange(len(events))] = deepcopy(rng.choice(JUNK))
         elif fault == 6:
             nested: Any = event.get("args")
             for _ in range(10):
