@@ -19,8 +19,8 @@ from daydream.tasks.build import build_graph
 from daydream.trace.kineto import read_trace
 from hal.support.errors import InputError
 
+#: Rows whose library price is this factor from the recording are listed one by one.
 APART = 1.5
-"""Rows whose library price is this factor from the recording are listed one by one."""
 
 MOST_LISTED = 24
 

@@ -247,9 +247,11 @@ def test_a_step_without_half_its_launches_is_not_full(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not TRACES.exists(), reason="the measured traces are not at hand")
-@pytest.mark.parametrize("path", sorted(TRACES.glob("*.gz")), ids=lambda path: path.name.split(".")[0])
-def test_real_traces_replay(path: Path) -> None:
-    graph = build_graph(read_trace(path))
+@pytest.mark.parametrize(
+    "name", ["alexnet_a100", "ns_resolution_v100", "resnet50_v100_nw0", "simple_add", "trace_diff_control_a100"]
+)
+def test_real_traces_replay(name: str) -> None:
+    graph = build_graph(read_trace(TRACES / f"{name}.pt.trace.json.gz"))
     assert (graph.edge_lag_us >= 0).all() and (graph.duration_us >= 0).all() and (graph.gap_us >= 0).all()
     measured = np.array([step.measured_us for step in graph.steps])
     assert abs(simulate(graph).step_us / measured - 1).max() < 0.005
