@@ -29,33 +29,33 @@ from roller.library.elementwise import (
     reuse,
 )
 
+#: Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module.
 SOFTMAX_HOST, LAYER_NORM_HOST = 1.14, 1.62
-"""Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module."""
 
+#: Longest row that the warp softmax takes.
 WARP_ROW = 1024
-"""Longest row that the warp softmax takes."""
 
+#: Bytes that the resident rows read and write over the capacity of L2: second reads all hit up to the first and all
+#: miss from the second on.
 RESIDENT_FULL, RESIDENT_NONE = 1.05, 2.25
-"""Bytes that the resident rows read and write over the capacity of L2: second reads all hit up to the first and all
-miss from the second on."""
 
+#: The same for the bytes read by the resident rows of one SM and its L1, from Volta on; before, L1 keeps no loads.
 L1_FULL, L1_NONE = 0.8, 1.8
-"""The same for the bytes read by the resident rows of one SM and its L1, from Volta on; before, L1 keeps no loads."""
 
+#: Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
+#: block the phases wait for each other, between the blocks of an SM they overlap.
 OVERLAP = 2.0
-"""Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
-block the phases wait for each other, between the blocks of an SM they overlap."""
 
+#: Softmax: instructions per element, of the padded row for the warp kernel, of three passes for the block kernel.
 WARP_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 6.0, 34.0
-"""Softmax: instructions per element, of the padded row for the warp kernel, of three passes for the block kernel."""
 
+#: Layer norm: instructions per thread for the reduction over a block, and per step of 4 elements per thread (moments
+#: with a division each, then the result).
 NORM_FIXED, NORM_STEP = 170.0, 125.0
-"""Layer norm: instructions per thread for the reduction over a block, and per step of 4 elements per thread (moments
-with a division each, then the result)."""
 
 NORM_THREADS = 128
+#: Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move.
 UNALIGNED = 0.07
-"""Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move."""
 
 
 def softmax_seconds(
