@@ -18,7 +18,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.construct.cpu import VectorTiles
+from roller.construct.cpu import CpuScaleUp
 from roller.construct.flat import Flat
 from roller.construct.performance import Costs
 from roller.construct.program import Candidate, Construction, RProgram
@@ -243,13 +243,13 @@ class Proposals:
         """Candidates that waste at most ``epsilon`` by padding."""
         return _PROPOSERS[self.device.teu.lane](self, epsilon)
 
-    def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
+    def for_cpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are elements of vectors. Nothing is padded: what tiles leave over has tiles of its
         own, so that a larger epsilon adds none."""
         if epsilon == EPSILON_STEPS[0]:
-            yield from VectorTiles(self.space, self.device, epsilon).candidates()
+            yield from CpuScaleUp(self.space, self.device, epsilon).candidates()
 
-    def of_threads(self, epsilon: float) -> Iterator[Candidate]:
+    def for_gpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
         much."""
         form, device, space, reuse = self.form, self.device, self.space, self._reuse
@@ -277,7 +277,7 @@ class Proposals:
 
 
 #: Who proposes programs, by what the lanes of a device are.
-_PROPOSERS = {"thread": Proposals.of_threads, "element": Proposals.of_vectors}
+_PROPOSERS = {"thread": Proposals.for_gpu, "element": Proposals.for_cpu}
 
 
 def has_reuse(space: TileSpace) -> bool:

@@ -53,7 +53,7 @@ FOLLOWED_STEP = 16
 MOST_BLOCKS = 32
 
 
-class VectorTiles:
+class CpuScaleUp:
     """The construction of one operator on one device whose lanes are elements."""
 
     def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float) -> None:

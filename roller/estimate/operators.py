@@ -332,7 +332,7 @@ def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
     return [", ".join(_TEXTS[lane](schedule)), part.found_by]
 
 
-def _thread_texts(schedule: Mapping[str, Any]) -> list[str]:
+def _gpu_texts(schedule: Mapping[str, Any]) -> list[str]:
     texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
     thread = {axis: count * schedule["vthreads"].get(axis, 1) for axis, count in schedule["thread"].items()}
     texts.append(f"thread {sizes_text(tuple(thread.items()))}")
@@ -343,7 +343,7 @@ def _thread_texts(schedule: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def _vector_texts(schedule: Mapping[str, Any]) -> list[str]:
+def _cpu_texts(schedule: Mapping[str, Any]) -> list[str]:
     texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
     if any(count > 1 for count in schedule["reduce_threads"].values()):
         return texts
@@ -356,7 +356,7 @@ def _vector_texts(schedule: Mapping[str, Any]) -> list[str]:
 
 
 #: A schedule's JSON in words, by what the lanes of a device are.
-_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {"thread": _thread_texts, "element": _vector_texts}
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {"thread": _gpu_texts, "element": _cpu_texts}
 
 
 def summary(results: Sequence[OperatorEstimate], device: DeviceSpec, implementation: str) -> str:

@@ -11,7 +11,7 @@ from roller.text.quantities import (
 from sokoban.schedule.tile import TileSchedule
 
 
-def _thread_schedule_text(schedule: TileSchedule) -> str:
+def gpu_schedule_text(schedule: TileSchedule) -> str:
     text = f"block {short_sizes(schedule.block)}"
     owner = "warp" if schedule.instruction != "fma" else "thread"
     tile = short_sizes(tuple(schedule.register_tile.items()))
@@ -34,7 +34,7 @@ def packed_text(names: Sequence[str]) -> str:
     return f"packs {' and '.join(names)}" if names else ""
 
 
-def vector_schedule_text(schedule: TileSchedule) -> str:
+def cpu_schedule_text(schedule: TileSchedule) -> str:
     """``block m=28 n=48 · registers m=7 n=48 · step k=256 · packs A``"""
     texts = [f"block {short_sizes(schedule.block)}"]
     if schedule.reduce_threads:
@@ -46,7 +46,7 @@ def vector_schedule_text(schedule: TileSchedule) -> str:
     return " · ".join(text for text in (*texts, packed_text(schedule.cached)) if text)
 
 
-_SCHEDULE_TEXTS: Mapping[str, Callable[[TileSchedule], str]] = {
-    "thread": _thread_schedule_text,
-    "element": vector_schedule_text,
+SCHEDULE_TEXTS: Mapping[str, Callable[[TileSchedule], str]] = {
+    "thread": gpu_schedule_text,
+    "element": cpu_schedule_text,
 }
