@@ -53,9 +53,9 @@ def convolution_of(form: KernelForm) -> Convolution | None:
     if not isinstance(first, Load) or not isinstance(second, Load) or first.pad or second.pad:
         return None
     for data, weights in ((first, second), (second, first)):
-        found = _roles(form, data, weights)
-        if found is not None:
-            return found
+        convolution = _roles(form, data, weights)
+        if convolution is not None:
+            return convolution
     return None
 
 

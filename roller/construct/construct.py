@@ -121,9 +121,9 @@ class _Ranking:
     def best(self) -> tuple[RProgram, ...]:
         """Best first by predicted time; equal times keep the order in which construction proposed them."""
         if self._unscored:
-            new = self._scored(self._unscored)
+            scored = self._scored(self._unscored)
             self._unscored = []
-            together = [*self._best, *new]
+            together = [*self._best, *scored]
             if self._best:
                 together.sort(key=lambda program: program.estimate.seconds)
             self._best = tuple(with_fall_back(together, self.top_k, lambda program: program.instruction)[: self.top_k])

@@ -57,20 +57,20 @@ def _of_rows(form: KernelForm) -> list[Gradient]:
     if call.kind not in ("softmax", "layer_norm"):
         raise _refused(form, "its gradient is known for softmax and layer norm alone")
     rows, columns = (int(size) for size in call.sizes)
-    at = "i,j" if form.final.axes[-1] in form.columns else "j,i"
+    indices = "i,j" if form.final.axes[-1] in form.columns else "j,i"
     sizes = {"i": rows, "j": columns}
     if call.kind == "softmax":
-        text = f"S[i] = sum(j, {dy}[{at}] * Y[{at}]); dX[{at}] = Y[{at}] * ({dy}[{at}] - S[i])"
+        text = f"S[i] = sum(j, {dy}[{indices}] * Y[{indices}]); dX[{indices}] = Y[{indices}] * ({dy}[{indices}] - S[i])"
         return [_gradient(form, "X", text, sizes)]
-    normal, scaled = f"(X[{at}] - Mean[i]) * Rstd[i]", f"{dy}[{at}] * gamma[j]"
+    normal, scaled = f"(X[{indices}] - Mean[i]) * Rstd[i]", f"{dy}[{indices}] * gamma[j]"
     text = (
         f"S[i] = sum(j, {scaled}); T[i] = sum(j, {scaled} * {normal})\n"
-        f"dX[{at}] = Rstd[i] * ({scaled} - S[i] / {columns} - {normal} * T[i] / {columns})"
+        f"dX[{indices}] = Rstd[i] * ({scaled} - S[i] / {columns} - {normal} * T[i] / {columns})"
     )
     return [
         _gradient(form, "X", text, sizes),
-        _gradient(form, "gamma", f"dgamma[j] = sum(i, {dy}[{at}] * {normal})", sizes),
-        _gradient(form, "beta", f"dbeta[j] = sum(i, {dy}[{at}])", sizes),
+        _gradient(form, "gamma", f"dgamma[j] = sum(i, {dy}[{indices}] * {normal})", sizes),
+        _gradient(form, "beta", f"dbeta[j] = sum(i, {dy}[{indices}])", sizes),
     ]
 
 
@@ -189,12 +189,12 @@ def _dimensions(form: KernelForm, index: AffineIndex, extent: int, axis: str) ->
         raise _refused(form, "its window has a stride and a dilation")
     for phase in range(min(stride, extent)):
         first = (phase - index.offset) % stride
-        left = -(-(count - first) // stride)
-        if left <= 0:
+        tap_count = -(-(count - first) // stride)
+        if tap_count <= 0:
             continue  # nothing reads these elements: their gradient is the zero that they are filled with
         terms = {axis: 1} | ({taps[0]: -dilation} if taps else {})
         where = AffineIndex.of(terms, (phase - index.offset - first) // stride)
-        tap = (taps[0], AffineIndex.of({taps[0]: stride}, first), left) if taps else None
+        tap = (taps[0], AffineIndex.of({taps[0]: stride}, first), tap_count) if taps else None
         yield _Dimension(axis, -(-(extent - phase) // stride), (output[0], where), tap)
 
 

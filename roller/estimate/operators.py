@@ -203,17 +203,17 @@ def _library(items: Sequence[Item], device: DeviceSpec) -> list[OperatorEstimate
     ]
 
 
-def _of_library(item: Item, name: str, device: DeviceSpec, found: LibraryEstimate) -> OperatorEstimate:
+def _of_library(item: Item, name: str, device: DeviceSpec, estimate: LibraryEstimate) -> OperatorEstimate:
     return OperatorEstimate(
         name=name,
         device=device.name,
         direction=item.direction,
         implementation="library",
-        seconds=found.seconds,
-        call_seconds=found.call_seconds,
-        bound=found.bound,
-        kernel=found.kernel,
-        parts=found.parts,
+        seconds=estimate.seconds,
+        call_seconds=estimate.call_seconds,
+        bound=estimate.bound,
+        kernel=estimate.kernel,
+        parts=estimate.parts,
     )
 
 
@@ -229,7 +229,7 @@ def _best(
     items: Sequence[Item], device: DeviceSpec, method: str, algorithms: Collection[str]
 ) -> list[OperatorEstimate]:
     known: dict[bytes, tuple[str, tuple[SchedulePart, ...]]] = {}
-    out = []
+    estimates = []
     for item in items:
         try:
             # Equal operators are found once, whatever they are called.
@@ -240,7 +240,7 @@ def _best(
             derived, parts = known[key]
         except InputError as error:
             raise error.within(item.where) from error.__cause__
-        out.append(
+        estimates.append(
             OperatorEstimate(
                 name=item.data.get("name") or derived,
                 device=device.name,
@@ -251,7 +251,7 @@ def _best(
                 parts=parts,
             )
         )
-    return out
+    return estimates
 
 
 def _best_parts(

@@ -119,7 +119,7 @@ class Algorithm:
 
     @property
     def seconds(self) -> Floats:
-        """All stages."""
+        """Seconds of all stages."""
         return np.sum(list(self.stages.values()), axis=0)
 
 
@@ -140,9 +140,9 @@ def tiled_seconds(device: DeviceSpec, blocks: Floats, work: Floats, threads: flo
     alone = min(1.0, threads / _saturating_threads(device))
     resident = max(1.0, RESIDENT_THREADS // threads)
     per_unit = np.ceil(blocks / device.unit_count)
-    rest = per_unit % resident
-    full = (per_unit - rest) / min(1.0, resident * alone)
-    last = np.where(rest > 0, rest / np.minimum(1.0, np.maximum(rest, 1.0) * alone), 0.0)
+    last_blocks = per_unit % resident
+    full = (per_unit - last_blocks) / min(1.0, resident * alone)
+    last = np.where(last_blocks > 0, last_blocks / np.minimum(1.0, np.maximum(last_blocks, 1.0) * alone), 0.0)
     return work * (full + last) / (rate / device.unit_count)
 
 
@@ -227,17 +227,25 @@ def depthwise(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
 
 
 def overlapped(arithmetic: Floats, traffic: Floats) -> Floats:
-    """Arithmetic and traffic of one kernel."""
+    """Seconds of a kernel whose arithmetic and traffic run beside each other, in the norm :data:`OVERLAP`.
+
+    >>> float(overlapped(np.array(3.0), np.array(4.0)))
+    5.0
+    """
     return (arithmetic**OVERLAP + traffic**OVERLAP) ** (1 / OVERLAP)
 
 
 def steps(depth: Floats) -> Floats:
-    """Length of a reduction in whole steps."""
+    """Elements of a reduction in whole steps.
+
+    >>> steps(np.array([8.0, 9.0])).tolist()
+    [8.0, 16.0]
+    """
     return np.ceil(depth / REDUCTION_STEP) * REDUCTION_STEP
 
 
 def gaps(device: DeviceSpec, like: Floats, kernels: int) -> Floats:
-    """Start of each kernel and the pause before the next."""
+    """Seconds of starting ``kernels`` kernels and of the pauses between them, in the shape of ``like``."""
     between = kernels * kernel_seconds_floor(device) + (kernels - 1) * device.launch_overhead_seconds / 2
     return np.full(np.shape(like), between)
 

@@ -178,7 +178,7 @@ def library_time(
 
 
 def host_seconds(device: DeviceSpec, units: ArrayLike, kernels: ArrayLike = 1) -> Floats:
-    """Host time of calls that cost ``units`` element-wise calls; every further kernel is one more launch."""
+    """Host seconds of calls that cost ``units`` element-wise calls; every further kernel is one more launch."""
     further = np.maximum(np.asarray(kernels, dtype=np.float64) - 1, 0) * 0.25
     started = np.asarray(kernels) > 0
     return device.framework_calls.call_seconds * np.where(started, np.asarray(units, dtype=np.float64) + further, 0.0)
@@ -190,7 +190,7 @@ def kernel_seconds_floor(device: DeviceSpec) -> float:
 
 
 def block_seconds(device: DeviceSpec, blocks: ArrayLike) -> Floats:
-    """Time to start that many blocks."""
+    """Seconds that the start of ``blocks`` blocks takes."""
     return np.asarray(blocks, dtype=np.float64) * device.block_launch_seconds
 
 
@@ -206,7 +206,13 @@ def stream_seconds(device: DeviceSpec, moved: ArrayLike, footprint: ArrayLike | 
 
 
 def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:
-    """Share of a call's bytes that the previous identical call left in L2."""
+    """Share of a call's bytes that the previous identical call left in L2.
+
+    >>> from hal.catalog import load_device
+    >>> v100 = load_device("v100")
+    >>> reuse(v100, [0.0, v100.l2.capacity_bytes]).tolist()
+    [1.0, 0.0]
+    """
     if device.l2 is None:
         return np.zeros(np.shape(footprint))
     filled = np.asarray(footprint, dtype=np.float64) / device.l2.capacity_bytes
@@ -214,7 +220,7 @@ def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:
 
 
 def instruction_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
-    """Time to issue that many thread instructions, one per float32 lane and cycle at boost clock.
+    """Seconds to issue ``instructions`` of single threads, one per float32 lane and cycle at boost clock.
 
     Memory-bound kernels draw little power, so the boost clock holds; peak FLOP/s count two per lane and cycle. Integer
     and address arithmetic runs beside that on Volta, Turing and the large Ampere and Hopper chips, which have lanes of

@@ -22,18 +22,22 @@ from roller.library.gemm_cost import CONSTANTS, GemmConstants, TiledGemms, kerne
 from roller.library.gemm_tiles import TILES, generation, menu, tile_arrays, tile_index
 from roller.library.gemm_types import Bools, Floats, Ints
 
+#: Bytes of an element by the type that a product is asked for.
 ELEMENT_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 
 #: Numbers of slices of k to choose from; the library uses others too, their times lie in between.
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 
+#: Elements of k of the shortest slice that the library makes.
 _SHORTEST_SLICE = 32
+
 #: The library picks by a heuristic of its own, not by our times: candidates count by their time to minus this.
 _CHOICE_POWER = 12.0
 
 #: How sharply the floor of a call gives way to its kernel.
 _FLOOR_POWER = 16.0
 
+#: Stages of a call, in the order in which ties go to the first.
 STAGES = ("compute", "dram", "power", "reduce", "launch")
 
 

@@ -83,7 +83,23 @@ CONSTANTS = GemmConstants()
 
 @dataclass(frozen=True, kw_only=True)
 class TiledGemms:
-    """What runs, one entry per GEMM. ``splits`` slices of k; ``reduce``: a second kernel adds the slices."""
+    """GEMMs and the tiles that compute them, one entry per GEMM.
+
+    Attributes:
+        b: products of a batch.
+        m: rows of the result.
+        n: columns of the result.
+        k: elements that each result sums.
+        tile_m: rows of the result per block.
+        tile_n: columns of the result per block.
+        depth: elements of k per step.
+        threads: per block.
+        registers: per thread.
+        shared_bytes: per block.
+        splits: slices of k.
+        reduce: whether a second kernel adds the slices.
+        transposed: whether the second operand is stored as [n, k].
+    """
 
     b: Floats
     m: Floats
@@ -121,10 +137,10 @@ def kernel_stages(
     # The longer the load, the less is left of the boost the board started with.
     boost = 1 / (1 + (held / constants.power_seconds) ** 2)
     kernel = held + (busy - held) * boost
-    out = launch.m * launch.n * bytes_per_element
+    result_bytes = launch.m * launch.n * bytes_per_element
     reduce = np.where(
         launch.reduce,
-        constants.reduce_seconds + out * (launch.splits + 1) / device.dram.bandwidth_bytes_per_second,
+        constants.reduce_seconds + result_bytes * (launch.splits + 1) / device.dram.bandwidth_bytes_per_second,
         _turn_seconds(launch, device, kernel, constants),
     )
     return {
@@ -138,7 +154,7 @@ def kernel_stages(
 
 
 def blocks_of(launch: TiledGemms) -> tuple[Floats, Floats, Floats]:
-    """Blocks along the columns and rows of one result, and how many results (batch or slices of k) there are."""
+    """Blocks along the columns and along the rows of one result, and results (batch times slices of k)."""
     return np.ceil(launch.n / launch.tile_n), np.ceil(launch.m / launch.tile_m), launch.b * launch.splits
 
 
@@ -347,8 +363,8 @@ def _reads(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: float, c
     l2 = float((device.l2 or device.dram).capacity_bytes)
     held = l2 / (together * (used_m + used_n) * size)
     settled = 1 - (1 - c.drift_first) * np.exp(-(waves - 1) / c.drift_waves)
-    apart = steps * settled * 64 / launch.threads
-    lost_m = apart / (apart + c.hold_m * held)
-    lost_n = apart / (apart + c.hold_n * held)
+    distance = steps * settled * 64 / launch.threads
+    lost_m = distance / (distance + c.hold_m * held)
+    lost_n = distance / (distance + c.hold_n * held)
     once_m, once_n = launch.b * launch.m * launch.k * size, launch.b * launch.n * launch.k * size
     return _Reads(once_m, once_n, shared_m + (alone_m - shared_m) * lost_m, shared_n + (alone_n - shared_n) * lost_n)

@@ -24,7 +24,7 @@ ELEMENTWISE: Mapping[str, tuple[str, str]] = {
     "erf": ("tanh", "tanh"), "sin": ("tanh", "tanh"), "cos": ("tanh", "tanh"),
 }  # fmt: skip
 
-#: The same for a tensor and a number.
+#: Function of a tensor and a number -> the modelled operator whose forward and whose backward kernels it has.
 WITH_NUMBER: Mapping[str, tuple[str, str]] = {
     "add": ("addu", "addu"), "sub": ("addu", "addu"), "mul": ("mulu", "mulu"), "div": ("divu", "divu"),
     "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"),
@@ -75,13 +75,17 @@ def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
 
 
 def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> LibraryCall:
-    """A kernel that reads and writes so many elements."""
+    """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
     moved = (read + written) * DTYPE_BYTES[dtype]
     return LibraryCall(kind="stream", label=label, sizes=(moved, written, points), dtype=dtype, variant=kernel)
 
 
 def directed(calls: Sequence[LibraryCall], direction: Direction) -> list[LibraryCall]:
-    """Forward calls as they are, or the calls of their backward pass, last call first."""
+    """Forward calls as they are, or the calls of their backward pass, last call first.
+
+    >>> [call.sizes for call in directed([product(1, 64, 32, 16, "float32")], "backward")]
+    [(1, 64, 16, 32), (1, 16, 32, 64)]
+    """
     if direction == "forward":
         return list(calls)
     return [back for call in reversed(calls) for back in _backward(call)]

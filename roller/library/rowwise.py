@@ -39,7 +39,8 @@ WARP_ROW = 1024
 #: miss from the second on.
 RESIDENT_FULL, RESIDENT_NONE = 1.05, 2.25
 
-#: The same for the bytes read by the resident rows of one SM and its L1, from Volta on; before, L1 keeps no loads.
+#: Bytes that the resident rows of one SM read over the capacity of its L1: second reads all hit up to the first and all
+#: miss from the second on. From Volta on; before, L1 keeps no loads.
 L1_FULL, L1_NONE = 0.8, 1.8
 
 #: Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
@@ -53,7 +54,9 @@ WARP_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 6.0, 34.0
 #: with a division each, then the result).
 NORM_FIXED, NORM_STEP = 170.0, 125.0
 
+#: Layer norm: threads per row.
 NORM_THREADS = 128
+
 #: Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move.
 UNALIGNED = 0.07
 
@@ -128,6 +131,9 @@ def softmax_block_threads(columns: ArrayLike) -> Floats:
     """Threads of a block of the long-row softmax: the power of two that covers an eighth of the row, 32 to 1024.
 
     PyTorch's ``SoftMax_getBlockSize``: doubled while below half of the row's groups of four elements.
+
+    >>> softmax_block_threads([256, 2048, 1e6]).tolist()
+    [32.0, 256.0, 1024.0]
     """
     half = np.floor(np.floor(np.asarray(columns, dtype=np.float64) / 4) / 2)
     return np.clip(2 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)
