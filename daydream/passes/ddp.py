@@ -23,14 +23,14 @@ from daydream.passes.basis.gradients import Gradient, consumers, find_gradients,
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
+#: The channel on which collectives run: one, as NCCL runs those of a communicator one after another.
 NETWORK = Thread(kind=ThreadKind.CHANNEL, label="network")
-"""The channel on which collectives run: one, as NCCL runs those of a communicator one after another."""
 
+#: CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100.
 CALL_US = 42.0
-"""CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100."""
 
+#: DDP's `bucket_cap_mb`, MiB.
 USUAL_BUCKET_MB = 25.0
-"""DDP's `bucket_cap_mb`, MiB."""
 
 
 @what_if("ddp")

@@ -26,8 +26,8 @@ from hal.support.errors import InputError
 SEND = Thread(kind=ThreadKind.CHANNEL, label="send")
 RECEIVE = Thread(kind=ThreadKind.CHANNEL, label="receive")
 
+#: 50,000 parameters of 4 bytes: the slice that the P3 paper found best (section 4.2).
 SLICE_MB = 0.2
-"""50,000 parameters of 4 bytes: the slice that the P3 paper found best (section 4.2)."""
 
 
 @what_if("p3")

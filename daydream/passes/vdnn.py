@@ -29,8 +29,8 @@ from daydream.passes.basis.idioms import (
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
+#: Bytes a microsecond at 1 GB/s.
 BYTES_PER_US = 1e3
-"""Bytes a microsecond at 1 GB/s."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from daydream.tasks.waits import Waits, call_ends, explain_late, find_waits, ful
 from daydream.trace.nesting import enclosing_events, innermost_of
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
+#: The task, on a thread of its own, that starts every thread at its recorded time.
 TRACE_BEGINS = "trace begins"
-"""The task, on a thread of its own, that starts every thread at its recorded time."""
 
+#: What a synchronising call costs by itself where no call of the trace shows it without waiting.
 OWN_COST_US = 2.0
-"""What a synchronising call costs by itself where no call of the trace shows it without waiting."""
 
 
 def build_graph(trace: Trace) -> TaskGraph:

@@ -15,8 +15,8 @@ from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _DATA_LOADING = re.compile(r"enumerate\(DataLoader\)")
 
+#: A step with fewer than this share of the usual number of launches was only partly recorded.
 CUT_STEP = 0.9
-"""A step with fewer than this share of the usual number of launches was only partly recorded."""
 
 
 @dataclass(kw_only=True)

@@ -10,12 +10,12 @@ from daydream.graph.graph import TaskKind
 from daydream.tasks.cpu import CpuTasks
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
+#: Tasks of one stream that overlap by more ran at the same time (branches of a CUDA graph); by less, the profiler
+#: rounded their times.
 OVERLAP_US = 2.0
-"""Tasks of one stream that overlap by more ran at the same time (branches of a CUDA graph); by less, the profiler
-rounded their times."""
 
+#: From a launch call's end to the task's start where no task of the trace found its stream idle.
 USUAL_LATENCY_US = 5.0
-"""From a launch call's end to the task's start where no task of the trace found its stream idle."""
 
 _KINDS = {
     Category.KERNEL: TaskKind.KERNEL,

@@ -11,8 +11,8 @@ from daydream.tasks.cpu import CpuTasks
 from daydream.tasks.gpu import USUAL_LATENCY_US, GpuTasks
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
+#: GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead.
 QUEUE_DEPTH = 1022
-"""GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead."""
 
 _DEVICE_SYNC = re.compile(r"^(cuda|hip)DeviceSynchronize$|^cuCtxSynchronize$|^cudaThreadSynchronize$")
 _STREAM_SYNC = re.compile(r"^(cuda|hip)StreamSynchronize$|^cuStreamSynchronize$")
@@ -22,8 +22,8 @@ _FREE = re.compile(r"^(cuda|hip)(Free|Malloc|HostAlloc|FreeHost|MallocHost|HostF
 _WAIT_EVENT = re.compile(r"^(cuda|hip)StreamWaitEvent$|^cuStreamWaitEvent$")
 _RECORD_EVENT = re.compile(r"^(cuda|hip)EventRecord|^cuEventRecord")
 
+#: A start this soon after an end may be its consequence.
 _NEAR_US = 20.0
-"""A start this soon after an end may be its consequence."""
 
 
 @dataclass
@@ -205,8 +205,8 @@ def _runtime_tasks(trace: Trace, cpu: CpuTasks, pattern: re.Pattern[str]) -> Int
     return rows[np.argsort(cpu.start_us[rows], kind="stable")]
 
 
+#: How much later than a call's return its cause may end: clocks are rounded to microseconds.
 OVERRUN_US = 2.0
-"""How much later than a call's return its cause may end: clocks are rounded to microseconds."""
 
 
 def call_ends(trace: Trace, cpu: CpuTasks) -> Floats:

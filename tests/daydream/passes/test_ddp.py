@@ -23,8 +23,8 @@ from tests.daydream.traces import Builder
 
 TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 
+#: GB/s at which 1 MiB takes 30 µs.
 MIB_IN_30_US = 2**20 / 30 / 1e3
-"""GB/s at which 1 MiB takes 30 µs."""
 
 
 def step() -> TaskGraph:
