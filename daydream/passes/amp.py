@@ -212,7 +212,7 @@ def _collectives(graph: TaskGraph) -> Ints:
 
 def _with_casts(graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec) -> tuple[TaskGraph, str]:
     """Before every forward product its weights' cast, which autocast keeps for the backward pass."""
-    edit, added, total = Edit(graph=graph), 0, 0.0
+    edit, added, total = Edit(graph), 0, 0.0
     launches = graph.launch[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
     durations = graph.duration_us[launches[launches != NONE]]
     call_us = float(np.median(durations)) if len(durations) else 0.0

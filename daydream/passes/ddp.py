@@ -84,7 +84,7 @@ def ddp(
     gradients = find_gradients(graph, gradient_mb)
     grouped = _Grouping.of(graph, first_bucket_mb, bucket_mb)
     has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
-    insert = _Insertion(Edit(graph=graph), cost, overlap, 0.0 if has_calls else call_us)
+    insert = _Insertion(Edit(graph), cost, overlap, 0.0 if has_calls else call_us)
     for of_step in gradients.steps.values():
         insert.step(grouped(of_step))
     largest = grouped(gradients.steps[gradients.largest_step])

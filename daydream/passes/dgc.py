@@ -107,7 +107,7 @@ def _insert_kernels(
     launch_us: float,
     changed: tuple[Floats, Floats],
 ) -> TaskGraph:
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     edit.set("duration_us", rows, changed[0])
     edit.set("bytes", rows, changed[1])
     kernels = _Kernels(edit, launch_us)

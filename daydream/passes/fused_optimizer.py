@@ -59,7 +59,7 @@ def fused_optimizer(
         work[moves] *= ratio
     kept = [np.sort(rows[graph.step[rows] == step])[:kernels] for step in np.unique(graph.step[rows])]
     remain = np.concatenate(kept)
-    edit = Edit(graph=renamed(graph, remain, "fused optimizer"))
+    edit = Edit(renamed(graph, remain, "fused optimizer"))
     for mine in kept:
         total = work[rows[graph.step[rows] == graph.step[mine[0]]]].sum()
         edit.set("duration_us", mine, total / len(mine))

@@ -84,7 +84,7 @@ def vdnn(
         raise InputError(
             "vdnn", "the sizes of the convolutions' inputs are not recorded", "record the trace with record_shapes=True"
         )
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     copies = _Copies(edit, before, pcie_gbps)
     for step in sorted({layer.forward.step for layer in layers}):
         mine = [layer for layer in layers if layer.forward.step == step]
