@@ -17,13 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
 from roller.library.gemm_cost import CONSTANTS, GemmConstants, TiledGemms, kernel_stages
 from roller.library.gemm_tiles import TILES, generation, menu, tile_arrays, tile_index
 from roller.library.gemm_types import Bools, Floats, Ints
 
-#: Bytes of an element by the type that a product is asked for.
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+#: Element types whose products are timed.
+DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16")
 
 #: Numbers of slices of k to choose from; the library uses others too, their times lie in between.
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
@@ -108,7 +109,7 @@ def gemm_seconds(
         device: the board.
         launch: the kernel of every call.
         bias: whether the calls are linear layers.
-        dtype: element type, one of :data:`ELEMENT_BYTES`.
+        dtype: element type, one of :data:`DTYPES`.
         constants: the library's numbers.
 
     Raises:
@@ -171,8 +172,8 @@ def choose_gemm(
 
 def flops_of(device: DeviceSpec, dtype: str) -> float:
     """FLOP/s of the best library GEMM for an element type: of the matrix units where there are any for it."""
-    if dtype not in ELEMENT_BYTES:
-        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}", "convert the operands")
+    if dtype not in DTYPES:
+        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(DTYPES)}", "convert the operands")
     instruction = None if dtype == "tfloat32" else device.best_matrix_instruction(dtype)
     if instruction is not None:
         return instruction.sustained_flops
@@ -218,7 +219,7 @@ class _Calls:
 
     def vector_seconds(self) -> Floats:
         """Matrix times vector has kernels of its own, which read everything once; none is in the data."""
-        moved = self.b * (self.m * self.k + self.k * self.n + self.m * self.n) * ELEMENT_BYTES[self.dtype]
+        moved = self.b * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype]
         dram = self.device.dram
         latency = dram.latency_seconds or 500e-9
         return np.asarray(moved / dram.bandwidth_bytes_per_second + 4 * latency)
@@ -252,7 +253,7 @@ class _Calls:
             transposed=np.full(len(self.b), self.bias),
         )
         flops = flops_of(self.device, self.dtype)
-        return kernel_stages(launch, self.device, flops, ELEMENT_BYTES[self.dtype], self.constants)
+        return kernel_stages(launch, self.device, flops, DTYPE_BYTES[self.dtype], self.constants)
 
     def times(self, stages: dict[str, Floats], kernel: Floats, launch: GemmLaunch) -> GemmTimes:
         """The calls around kernels of ``kernel`` seconds."""
