@@ -25,8 +25,7 @@ from roller.construct.rtile import RTile, TileSpace
 from roller.construct.scale_up import ScaleUp
 from roller.construct.warp_groups import warp_group_candidates
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import check_float8, device_product, needs_matrix
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.rational import estimate
 from sokoban.schedule.pipelines import BODY_STATEMENTS, fully_staged, pipeline_variants, turned_tensors, with_layouts
 from sokoban.schedule.table import ScheduleTable
@@ -66,9 +65,10 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         InputError: the device has no layer that holds even the smallest tile, or it cannot multiply the operator's
             element types.
     """
-    check_float8(form, device)
+    placed = PlacedForm(form, device)
+    placed.check()
     start = time.perf_counter()
-    proposals = Proposals(form, device)
+    proposals = Proposals(placed)
     ranking = _Ranking(proposals, top_k)
     epsilon = EPSILON_STEPS[0]
     for epsilon in EPSILON_STEPS:
@@ -76,7 +76,7 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         if ranking.considered >= min(top_k, ENOUGH) and len(ranking.best()) >= min(top_k, ENOUGH):
             break
     programs = ranking.best()
-    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(form, device, programs[0].estimate.seconds):
+    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(placed, programs[0].estimate.seconds):
         epsilon = IRREGULAR_EPSILON
         ranking.add(proposals.within(epsilon))
         programs = ranking.best()
@@ -92,13 +92,12 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
     )
 
 
-def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool:
+def _wants_padding(placed: PlacedForm, seconds: float) -> bool:
     """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
+    form = placed.form
     if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
         return False
-    rate, _ = arithmetic_rate(form, device)
-    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
-    return seconds > FAR_FROM_BOUND * bound + device.launch_overhead_seconds
+    return seconds > FAR_FROM_BOUND * placed.least_seconds + placed.device.launch_overhead_seconds
 
 
 class _Ranking:
@@ -133,13 +132,13 @@ class _Ranking:
 
     def _scored(self, candidates: list[Candidate]) -> list[RProgram]:
         """The best of some candidates."""
-        space, device = self.proposals.space, self.proposals.device
+        space, placed, device = self.proposals.space, self.proposals.placed, self.proposals.placed.device
         plain = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
         # What a cache holds is not for the program to lay out or to fetch ahead.
         staged = fully_staged(plain) & (not device.shared.is_cache)
         # Every tile with its steps fetched one by one and, where all is staged, ahead.
         pipelined = np.flatnonzero(staged & (plain.step_count > 1))
-        variants = pipeline_variants(space.form, device, (CONSTRUCTED_STAGES,))
+        variants = pipeline_variants(placed, (CONSTRUCTED_STAGES,))
         rows = np.concatenate([np.arange(plain.count), *(pipelined for _ in variants)])
         table = plain
         if staged.any():
@@ -147,14 +146,14 @@ class _Ranking:
             past = np.concatenate([plain.asynchronous, *(np.full(len(pipelined), past) for _, past in variants)])
             table = with_layouts(plain.rows(rows), staged[rows], stages, past)
         padding = bank_padding(table, device)
-        estimates = estimate(table.with_padding(padding), device)
+        estimates = estimate(table.with_padding(padding), placed)
         order = np.argsort(estimates.seconds, kind="stable")
         order = order[np.isfinite(estimates.seconds[order])]
         _, first = np.unique(rows[order], return_index=True)
         kept = order[np.sort(first)].tolist()
         kept = with_fall_back(kept, self.top_k, lambda place: candidates[int(rows[place])].schedule.instruction)
         chosen = np.array(kept[: self.top_k], dtype=np.int64)
-        raster, predictions = in_bands(table.with_padding(padding), chosen, estimates, device)
+        raster, predictions = in_bands(table.with_padding(padding), chosen, estimates, placed)
         ranked = np.argsort(predictions.seconds, kind="stable").tolist()
         pads = [(name, column.tolist()) for name, column in padding.items()]
         turned = turned_tensors(space.form) if staged.any() else ()
@@ -191,25 +190,26 @@ def _instruction(program: RProgram) -> str:
 class Proposals:
     """What construction proposes for one operator on one device. What tiles cost is computed once for all epsilons."""
 
-    def __init__(self, form: KernelForm, device: DeviceSpec) -> None:
-        self.form, self.device, self.space = form, device, TileSpace.of(form)
+    def __init__(self, placed: PlacedForm) -> None:
+        self.placed, self.space = placed, TileSpace.of(placed.form)
         self._reuse = has_reuse(self.space)
         self._costs: dict[tuple[int, ...], Costs] = {}
 
     def within(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates that waste at most ``epsilon`` by padding."""
-        return _PROPOSERS[self.device.teu.lane](self, epsilon)
+        return _PROPOSERS[self.placed.device.teu.lane](self, epsilon)
 
     def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are elements of vectors. Nothing is padded: what tiles leave over has tiles of its
         own, so that a larger epsilon adds none."""
         if epsilon == EPSILON_STEPS[0]:
-            yield from VectorTiles(self.space, self.device, epsilon).candidates()
+            yield from VectorTiles(self.space, self.placed, epsilon).candidates()
 
     def of_threads(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
         much."""
-        form, device, space, reuse = self.form, self.device, self.space, self._reuse
+        placed, space, reuse = self.placed, self.space, self._reuse
+        form, device = placed.form, placed.device
         flat = Flat(space, device, epsilon)
         if form.kind == "rows":
             yield from flat.rows()
@@ -218,12 +218,12 @@ class Proposals:
             yield from flat.pointwise()
             return
         if reuse:
-            if device_product(form, device) is not None:
-                yield from ScaleUp(space, device, epsilon, self._costs, matrix=True).candidates()
-            if needs_matrix(form):
+            if placed.product is not None:
+                yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
+            if form.needs_matrix:
                 return
-            yield from warp_group_candidates(space, device, epsilon)
-            yield from ScaleUp(space, device, epsilon, self._costs).candidates()
+            yield from warp_group_candidates(space, placed, epsilon)
+            yield from ScaleUp(space, placed, epsilon, self._costs).candidates()
         else:
             yield from flat.staged_reduction()
         if not reuse or math.prod(form.sizes[axis] for axis in form.reduced) <= SHORT_REDUCTION:
