@@ -56,7 +56,7 @@ def cuda_graphs(
     _, piece = np.unique(key, axis=1, return_inverse=True)
     piece = piece.reshape(-1)
     first, last = _bounds(calls, piece)
-    edit = Edit(graph=renamed(graph, first, "cudaGraphLaunch"))
+    edit = Edit(renamed(graph, first, "cudaGraphLaunch"))
     edit.set("duration_us", first, launch_us)
     edit.set("gap_us", first, 0.0)
     edit.set("gap_us", tasks, per_kernel_us)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hal.spec.device import DeviceSpec
-from hal.spec.parts import MatrixInstruction
+from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import (
@@ -20,7 +20,7 @@ from sokoban.kernel.matrix import (
     MatrixRoles,
     instruction_for,
 )
-from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
+from sokoban.language.expression import FLOAT8_DTYPES
 
 #: Compute capability with instructions of warp groups (``wgmma``): they are in none before, and in none after.
 WARP_GROUP_CAPABILITY = (9, 0)

@@ -12,7 +12,7 @@ from codegen.bundle.manifest import FORMAT as WRITTEN_FORMAT
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.reader import FORMAT, ITEM_BYTES, choose_kernel, find_bundles, read_bundle
 from hal.support.errors import InputError
-from sokoban.language.expression import DTYPE_BYTES
+from sokoban.language.expression import DTYPE_BYTES, DTYPES
 from tests.codegen.bundles import RIGHT, write_bundle, write_chain
 
 
@@ -35,7 +35,7 @@ def test_it_reads_what_the_compiler_wrote(tmp_path: Path) -> None:
     assert ours.reference.workspace == theirs.reference.workspace == {"Y": 40}
     assert ours.reference.ranges == {name: tuple(pair) for name, pair in theirs.reference.ranges.items()}
     assert FORMAT == WRITTEN_FORMAT
-    assert DTYPE_BYTES.items() <= ITEM_BYTES.items()
+    assert {dtype: DTYPE_BYTES[dtype] for dtype in DTYPES}.items() <= ITEM_BYTES.items()
 
 
 @pytest.mark.parametrize(
