@@ -13,17 +13,8 @@ from typing import TYPE_CHECKING
 from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
-    from codegen.bundle.manifest import (
-        FORMAT,
-        Argument,
-        KernelRecord,
-        LaunchRecord,
-        Manifest,
-        VerificationRecord,
-        manifest_schema,
-        read_manifest,
-        to_json,
-    )
+    from codegen.bundle.manifest import manifest_schema, read_manifest, to_json
+    from codegen.bundle.records import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, VerificationRecord
     from codegen.compile.build import build_kernel, verify_chain, verify_schedule
     from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
     from codegen.verify.result import Verification
@@ -32,15 +23,18 @@ if TYPE_CHECKING:
 #: Module -> the names it gives to the package.
 _HOMES = {
     "codegen.bundle.manifest": (
+        "manifest_schema",
+        "read_manifest",
+        "to_json",
+    ),
+    "codegen.bundle.records": (
         "FORMAT",
         "Argument",
+        "Bundle",
         "KernelRecord",
         "LaunchRecord",
         "Manifest",
         "VerificationRecord",
-        "manifest_schema",
-        "read_manifest",
-        "to_json",
     ),
     "codegen.compile.build": (
         "build_kernel",
@@ -67,6 +61,7 @@ __all__ = [
     "BuildRequest",
     "BuiltChain",
     "BuiltKernel",
+    "Bundle",
     "KernelRecord",
     "LaunchRecord",
     "Manifest",

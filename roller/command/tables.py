@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from codegen.bundle.manifest import json_of
+from codegen.bundle.records import Bundle
 from codegen.verify.result import Verification
 from hal.catalog import all_devices, provenance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.numbers import leaves
 from roller.algorithms import ChainProgram
-from roller.compile.bundles import manifest
 from roller.compile.pipeline import CompiledOperator
 from roller.programs import SEARCH_POLICY, Program
 from roller.text.quantities import sizes_text
@@ -77,12 +77,12 @@ def print_line(text: str) -> None:
     _CONSOLE.print(text, markup=False, soft_wrap=True)
 
 
-def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Path) -> str:
+def compiled_json(compiled: CompiledOperator, bundle: Bundle) -> str:
     """One operator as one line of JSON: the manifest's kernels plus what this run took."""
-    record = manifest(compiled, device)
+    record, directory = bundle.manifest, bundle.directory
     kernels: list[dict[str, Any]] = []
     for entry in record.kernels:
-        kernel = msgspec.to_builtins(entry)
+        kernel = json_of(entry)
         kernel["source"] = str(directory / entry.source)
         kernel["binary"] = str(directory / entry.binary) if entry.binary else None
         kernel["schedule"] = str(directory / entry.schedule)
@@ -106,7 +106,7 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
     ).decode()
 
 
-def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: DeviceSpec, seconds: float) -> None:
+def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: DeviceSpec, seconds: float) -> None:
     """All kernels of a single operator, or the best kernel of every operator of a list."""
     table = Table(box=None, pad_edge=False)
     single = len(results) == 1
@@ -116,15 +116,14 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
         table.add_column(column, justify="right")
     for column in ("bound", "verified", "found by"):
         table.add_column(column)
-    for compiled, _ in results:
-        record = manifest(compiled, device)
-        for entry, kernel in zip(record.kernels, compiled.kernels, strict=True):
+    for compiled, bundle in results:
+        for entry, kernel in zip(bundle.kernels, compiled.kernels, strict=True):
             if not single and entry.rank > 1:
                 break
             program = kernel.program
             tiles = _tile_cells(program.main.schedule if isinstance(program, ChainProgram) else program.schedule)
             table.add_row(
-                str(entry.rank) if single else record.name,
+                str(entry.rank) if single else bundle.name,
                 *tiles,
                 "x".join(str(n) for n in entry.grid if n != 1) or "1",
                 "x".join(str(n) for n in entry.block if n != 1) or "1",
@@ -138,7 +137,8 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
             )
     print_table(table)
     kernels = sum(len(compiled.kernels) for compiled, _ in results)
-    where = results[0][1] if single else results[0][1].parent
+    directory = results[0][1].directory
+    where = directory if single else directory.parent
     constructed = sum(compiled.construction.seconds for compiled, _ in results)
     searched = sum(compiled.construction.search_seconds for compiled, _ in results)
     finding = [f"{1e3 * constructed:.1f} ms of it construction"] if constructed else []
