@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from codegen.tir.tvm_import import hide_torch_from_tvm
 from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ _HOMES = {
 }
 
 __getattr__ = imported_on_use(__name__, _HOMES)
+
+hide_torch_from_tvm()
 
 __all__ = [
     "FORMAT",

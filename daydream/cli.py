@@ -240,11 +240,10 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     import msgspec
 
     from daydream.swap.plan import replaceable
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.tasks.build import read_graph
     from hal.support.atomic import write_atomic
 
-    found = replaceable(build_graph(read_trace(trace)), fuse=fuse)
+    found = replaceable(read_graph(trace), fuse=fuse)
     if not found:
         raise InputError(str(trace), "holds no such operator with its input sizes", "record on a CPU, with shapes")
     try:
@@ -310,10 +309,9 @@ def record_command(
 def _simulated(trace: Path, out: Path | None, html: Path | None) -> tuple[TaskGraph, Timeline]:
     """The graph of a trace and its replay; whether the outputs can be written is checked first."""
     _check_outputs(out, html)
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.tasks.build import read_graph
 
-    graph = build_graph(read_trace(trace))
+    graph = read_graph(trace)
     return graph, _run(graph, str(trace))
 
 

@@ -66,7 +66,7 @@ class Product:
     def predicted_seconds(self) -> float:
         """By RATIONAL: of the published schedule, or of our best kernel where there is none."""
         if self.schedule is None:
-            return find_programs(self.form, self.device, 1).programs[0].estimate.seconds
+            return find_programs(self.form, self.device, 1).direct[0].estimate.seconds
         table = table_from_json(msgspec.json.encode(self.schedule), self.form)
         return float(estimate(table, self.device).seconds[0])
 

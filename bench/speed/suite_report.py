@@ -88,7 +88,7 @@ def operator_result(compiled: CompiledOperator) -> OperatorResult:
     check = built[0].verification
     return OperatorResult(
         name=compiled.expr.name,
-        programs=len(compiled.construction.programs),
+        programs=len(compiled.programs.direct),
         kernels=len(built),
         cubins=sum(all(launch.binary is not None for launch in kernel.launches) for kernel in compiled.kernels),
         spills=tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),

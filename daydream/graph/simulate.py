@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.trace.trace import NONE, Floats, Ints
 
+#: Tasks from which compiling the simulation pays: below, loading the compiler takes longer than it saves.
 COMPILED_FROM = 100_000
-"""Tasks from which compiling the simulation pays: below, loading the compiler takes longer than it saves."""
 
+#: Picks from the frontier: graph, ready tasks, earliest start of each (µs); returns a position in that list.
 Schedule = Callable[[TaskGraph, list[int], list[float]], int]
-"""Picks from the frontier: graph, ready tasks, earliest start of each (µs); returns a position in that list."""
 
 
 class CycleError(ValueError):

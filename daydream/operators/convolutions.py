@@ -17,8 +17,8 @@ import numpy as np
 from daydream.operators.shapes import DTYPES, ITEM_BYTES, Dims, Direction, Inputs, Part, Work, inputs_of, pair
 from daydream.trace.trace import NONE, Ints, Trace
 
+#: Operators behind a convolution among which its consumer is looked for.
 LOOK_AHEAD = 40
-"""Operators behind a convolution among which its consumer is looked for."""
 
 # Operator -> where stride, padding, dilation and groups stand among its arguments.
 _FORWARD: dict[str, tuple[int, int, int, int]] = {

@@ -335,8 +335,8 @@ class PartPrice:
     reason: str = ""
 
 
+#: Prices of this process: construction takes hundredths of a second per operator, and networks repeat themselves.
 _KNOWN: dict[tuple[Any, ...], PartPrice] = {}
-"""Prices of this process: construction takes hundredths of a second per operator, and networks repeat themselves."""
 
 
 def _part_key(part: Part, dtype: str) -> tuple[str, Direction]:

@@ -17,21 +17,21 @@ from typing import Any, Literal
 from daydream.trace.trace import Trace, argument
 
 Dims = tuple[int, ...]
+#: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
 Direction = Literal["forward", "backward", "backward data", "backward weights"]
-"""Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart."""
 
+#: Element types of tensors in any generation's spelling. What is no tensor has another type: Int, Scalar, Double...
 BYTES = {
     "double": 8, "float": 4, "c10::Half": 2, "half": 2, "c10::BFloat16": 2, "bfloat16": 2, "long int": 8, "long": 8,
     "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "signed char": 1, "char": 1, "byte": 1, "bool": 1,
     "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
 }  # fmt: skip
-"""Element types of tensors in any generation's spelling. What is no tensor has another type: Int, Scalar, Double..."""
 
+#: Those that Roller prices.
 DTYPES = {
     "double": "float64", "float": "float32", "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16",
     "bfloat16": "bfloat16",
 }  # fmt: skip
-"""Those that Roller prices."""
 
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -174,11 +174,12 @@ def tensor_bytes(trace: Trace, row: int) -> float:
 # Operators but convolutions
 
 
+#: Operators whose main kernel is a matrix product.
 PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "linear", "bmm", "baddbmm", "mv", "addmv")
 )
-"""Operators whose main kernel is a matrix product."""
 
+#: PyTorch's functions of one tensor to Roller's that streams alike; a copy moves what a negation does.
 _UNARY = {
     "abs": "abs", "ceil": "ceil", "cos": "cos", "erf": "erf", "exp": "exp", "floor": "floor", "gelu": "gelu",
     "log": "log", "neg": "neg", "relu": "relu", "rsqrt": "rsqrt", "sigmoid": "sigmoid", "silu": "silu", "sin": "sin",
@@ -186,7 +187,6 @@ _UNARY = {
     "hardtanh": "relu", "leaky_relu": "relu", "dropout": "relu", "nan_to_num": "relu", "copy": "neg", "clone": "neg",
     "_to_copy": "neg", "contiguous": "neg", "fill": "neg", "reciprocal": "sqrt", "square": "relu",
 }  # fmt: skip
-"""PyTorch's functions of one tensor to Roller's that streams alike; a copy moves what a negation does."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div", "pow": "pow", "minimum": "min",

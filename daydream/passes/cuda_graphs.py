@@ -56,7 +56,7 @@ def cuda_graphs(
     _, piece = np.unique(key, axis=1, return_inverse=True)
     piece = piece.reshape(-1)
     first, last = _bounds(calls, piece)
-    edit = Edit(graph=renamed(graph, first, "cudaGraphLaunch"))
+    edit = Edit(renamed(graph, first, "cudaGraphLaunch"))
     edit.set("duration_us", first, launch_us)
     edit.set("gap_us", first, 0.0)
     edit.set("gap_us", tasks, per_kernel_us)
@@ -91,11 +91,17 @@ def _stays(graph: TaskGraph, captured: Mask) -> Mask:
 
 
 def _hold_back(edit: Edit, tasks: Ints, first: Ints, ahead: int) -> None:
-    """Lets each step's first replay wait for the captured tasks that end the streams of an earlier step."""
+    """Lets each step's first replay wait for the captured tasks that end the streams of an earlier step.
+
+    In a damaged trace a stream may run one of them behind tasks of the replay; that one ends nothing.
+    """
     graph = edit.graph
     steps = np.unique(graph.step[tasks])
     for earlier, step in zip(steps[:-ahead], steps[ahead:], strict=True):
-        mine = tasks[graph.step[tasks] == earlier]
+        later = tasks[graph.step[tasks] >= step]
+        begins = np.full(len(graph.threads), len(graph))
+        np.minimum.at(begins, graph.thread[later], later)
+        mine = tasks[(graph.step[tasks] == earlier) & (tasks < begins[graph.thread[tasks]])]
         _, place = np.unique(graph.thread[mine][::-1], return_index=True)
         call = int(first[graph.step[first] == step].min())
         for last in mine[::-1][place].tolist():

@@ -51,7 +51,7 @@ def dataloader(
     if _has_workers(graph):
         return Outcome(graph, ("the loader of this trace has worker processes already: nothing changes",))
     batches = _batches(graph, loading)
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     total = float((graph.duration_us + graph.gap_us)[loading].sum())
     taken = []
     for place, rows in enumerate(batches):

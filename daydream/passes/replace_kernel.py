@@ -152,7 +152,7 @@ def _matched_calls(graph: TaskGraph, match: str) -> list[tuple[int, Ints]]:
 
 
 def _applied(graph: TaskGraph, changes: Sequence[_Change]) -> TaskGraph:
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     if changes:
         mains = np.array([change.main for change in changes], np.int64)
         edit.set("duration_us", mains, np.array([change.microseconds for change in changes]))

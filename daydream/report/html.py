@@ -12,13 +12,13 @@ from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, table, tile
 from daydream.whatif import Applied
 
+#: Lines of a table, at most.
 ROWS = 15
-"""Lines of a table, at most."""
 
 ALL = 1_000_000
 
+#: Characters of a name; the tooltip has all of it.
 LONGEST_NAME = 120
-"""Characters of a name; the tooltip has all of it."""
 
 _BUSY = (("both", "CPU and GPU"), ("compute", "GPU only"), ("cpu", "CPU only"), ("idle", "neither"))
 _REASONS = {

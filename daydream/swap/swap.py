@@ -21,8 +21,7 @@ from daydream.graph.graph import TaskGraph
 from daydream.swap.bundles import CompiledOperator, Identity
 from daydream.swap.operands import Operands, operands_of
 from daydream.swap.plan import Replacement, replacements
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from daydream.trace.trace import NONE
 from hal.support.errors import InputError
 
@@ -121,7 +120,7 @@ def _recorded(torch: Any, fx: Any, traced: Any, inputs: Sequence[Any]) -> TaskGr
             for _ in range(2):
                 run(*inputs)
                 recorder.step()
-        return build_graph(read_trace(path))
+        return read_graph(path)
 
 
 def _nodes_by_call(graph: TaskGraph, traced: Any) -> dict[int, Any]:

@@ -81,8 +81,8 @@ class Measurement:
         }
 
 
+#: Measurements by key: what the quantities before this one gave.
 Found = Mapping[str, Measurement]
-"""Measurements by key: what the quantities before this one gave."""
 
 
 def rates(work: float, seconds: tuple[float, ...]) -> tuple[float, ...]:

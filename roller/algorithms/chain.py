@@ -13,49 +13,12 @@ from functools import cached_property
 from typing import Protocol
 
 from codegen.verify.chain import ChainCheck, Step
-from roller.construct.program import RProgram
+from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
 from sokoban.schedule.patches import Schedule
-from sokoban.schedule.tile import TileSchedule
-
-#: The name of programs of one kernel among the algorithms.
-DIRECT = "direct"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One kernel of a chain.
-
-    Attributes:
-        label: what it computes, in words: ``adds the slices``.
-        problem: the operator that it computes.
-        schedule: how.
-        estimate: what it is expected to take, its launch included.
-        policy: how its schedule was found.
-    """
-
-    label: str
-    problem: Problem
-    schedule: Schedule
-    estimate: Estimate
-    policy: str
-
-    @property
-    def program(self) -> RProgram:
-        """A part that is an ordinary kernel as a program of its own."""
-        assert isinstance(self.schedule, TileSchedule)
-        return RProgram(
-            schedule=self.schedule,
-            estimate=self.estimate,
-            register_tile=None,
-            shared_tile=None,
-            policy=self.policy,
-            epsilon=0.0,
-            reasons=(),
-        )
 
 
 class Split(Protocol):
@@ -87,7 +50,7 @@ class ChainProgram:
     variant: str
     form: KernelForm
     split: Split
-    parts: tuple[Part, ...]
+    parts: tuple[ProgramPart, ...]
 
     @property
     def tolerance(self) -> float | None:
@@ -95,12 +58,22 @@ class ChainProgram:
         return self.split.tolerance(self.form)
 
     @property
-    def policy(self) -> str:
-        """How it came about, as a program of one kernel says it."""
+    def composition(self) -> str:
+        """The algorithm with its parameters: ``split-k, 16 slices of k``."""
         return f"{self.algorithm}, {self.variant}"
 
     @property
-    def main(self) -> Part:
+    def policy(self) -> str:
+        """How it was found: it was composed."""
+        return self.composition
+
+    @property
+    def instruction(self) -> str:
+        """Empty, as several kernels have no instruction in common."""
+        return ""
+
+    @property
+    def main(self) -> ProgramPart:
         """The part that takes longest."""
         return max(self.parts, key=lambda part: part.estimate.seconds)
 

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, Considered, Part
+from roller.algorithms.chain import ChainProgram, Considered
 from roller.algorithms.slices import Slices, place_of
 from roller.construct.construct import construct, has_reuse
-from roller.construct.program import RProgram
+from roller.construct.program import ProgramPart, RProgram
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import product_factors
@@ -239,7 +239,7 @@ def _program(
     assert form.reduction is not None
     labels = (f"{_DOING[form.reduction.function]} each of {slices.text}", "puts the slices together")
     parts = tuple(
-        Part(label, problem, each.schedule, each.estimate, each.policy)
+        ProgramPart(label, problem, each.schedule, each.estimate, each.policy)
         for label, problem, each in zip(labels, problems, found, strict=True)
     )
     return ChainProgram(NAME, slices.text, form, slices, parts)

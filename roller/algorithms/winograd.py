@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, Considered, Part
+from roller.algorithms.chain import ChainProgram, Considered
 from roller.algorithms.convolution import TAPS, Convolution, convolution_of
 from roller.construct.construct import construct
-from roller.construct.program import RProgram
+from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.kernel.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchTransform
@@ -408,14 +408,14 @@ def _program(form: KernelForm, device: DeviceSpec, tiles: Tiles) -> ChainProgram
     parts = (
         _transformed(f"transforms the filters for {tiles.text}", filters, device),
         _transformed("transforms the input", data, device),
-        Part("multiplies", products, product.schedule, product.estimate, product.policy),
+        ProgramPart("multiplies", products, product.schedule, product.estimate, product.policy),
         _transformed("transforms the products into the output", output, device),
     )
     return ChainProgram(NAME, tiles.text, form, tiles, parts)
 
 
-def _transformed(label: str, transform: PatchTransform, device: DeviceSpec) -> Part:
+def _transformed(label: str, transform: PatchTransform, device: DeviceSpec) -> ProgramPart:
     schedules = [PatchSchedule(threads) for threads in PATCH_THREADS]
     estimates = [estimate_patches(transform, schedule, device) for schedule in schedules]
     best = min(range(len(schedules)), key=lambda number: estimates[number].seconds)
-    return Part(label, transform, schedules[best], estimates[best], "a thread per patch")
+    return ProgramPart(label, transform, schedules[best], estimates[best], "a thread per patch")

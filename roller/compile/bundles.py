@@ -25,9 +25,8 @@ from codegen.compile.request import BuiltKernel
 from codegen.generators import GENERATORS, Generator
 from codegen.verify.result import tolerance_of
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ChainProgram
 from roller.compile.pipeline import CompiledOperator, RankedKernel, entry_name
-from roller.programs import Program
+from roller.construct.program import Program
 from sokoban.kernel.problem import tensors_of
 from sokoban.language.expression import statement_text
 from sokoban.schedule.patches import PatchSchedule, Schedule
@@ -151,12 +150,12 @@ def _built(built: BuiltKernel, file: _Files) -> dict[str, Any]:
 
 
 def _workspace(program: Program) -> dict[str, int]:
-    return {t.name: t.size_bytes for t in program.workspace} if isinstance(program, ChainProgram) else {}
+    return {tensor.name: tensor.size_bytes for tensor in program.workspace}
 
 
 def _tolerance(program: Program) -> float | None:
     """The error that a chain's results may have where it is more than any program's of their dtype."""
-    if not isinstance(program, ChainProgram) or program.tolerance is None:
+    if program.tolerance is None:
         return None
     own = float(f"{program.tolerance:.3g}")
     return own if own > tolerance_of(program.form.expr) else None
@@ -165,7 +164,7 @@ def _tolerance(program: Program) -> float | None:
 def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecord]:
     """A record per launch of a chain; none for a kernel that does it alone."""
     program = kernel.program
-    if not isinstance(program, ChainProgram):
+    if len(program.parts) == 1:
         return []
     return [
         LaunchRecord(

@@ -269,9 +269,8 @@ class VectorTiles:
                 why = Reason(
                     "shared", f"pack {', '.join(cached)}" if cached else "pack nothing", self._full(block, step)
                 )
-                yield Candidate(
-                    schedule, "scale up", self.epsilon, (*reasons, why), self._shape(tile), self._full(block, step)
-                )
+                tiles = self._shape(tile), self._full(block, step)
+                yield Candidate(schedule, "scale up", self.epsilon, (*reasons, why), tiles)
 
     def _reused(self, load: Load) -> bool:
         """Whether outputs share elements of an operand, so that a copy may pay; or it has a border, which a copy has

@@ -389,8 +389,7 @@ class ScaleUp:
             "scale up" if instruction == "fma" else "scale up, Tensor Core",
             self.epsilon,
             reasons,
-            register_shape,
-            shared_shape,
+            (register_shape, shared_shape),
         )
 
     def _threading(self, register_shape: Shape) -> tuple[Sizes, Sizes]:

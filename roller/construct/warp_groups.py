@@ -30,6 +30,5 @@ def warp_group_candidates(space: TileSpace, device: DeviceSpec, epsilon: float) 
             WARP_GROUPS_POLICY,
             epsilon,
             (multiplied, staged),
-            tuple(warp.get(axis, 1) for axis in space.axes),
-            shape,
+            (tuple(warp.get(axis, 1) for axis in space.axes), shape),
         )

@@ -19,14 +19,14 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Part
-from roller.construct.program import RProgram
+from roller.algorithms import ALGORITHMS, DIRECT
+from roller.construct.program import ProgramPart
 from roller.estimate.gradients import Gradient, gradients
 from roller.library import LibraryEstimate, PricedCall, library_calls, priced
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
-from roller.programs import SEARCH_POLICY, find_programs, ranked
+from roller.programs import find_programs, finder_of
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.form import kernel_form
@@ -262,22 +262,20 @@ def _best_parts(
     kernels = [Gradient(expr.name, expr)] if direction == "forward" else gradients(expr)
     parts = []
     for kernel in kernels:
-        construction = find_programs(kernel_form(kernel.expr), device, 1, method, algorithms)
-        program = ranked(construction, 1, algorithms)[0]
-        if isinstance(program, ChainProgram):
-            parts += [_part(f"{kernel.label}: {part.label}", part, program.policy) for part in program.parts]
-        else:
-            parts.append(_part(kernel.label, program, DIRECT))
+        programs = find_programs(kernel_form(kernel.expr), device, 1, method, algorithms)
+        program = programs.ranked(1, algorithms)[0]
+        parts += [_part(kernel.label, part, program.composition) for part in program.parts]
     return expr.name, tuple(parts)
 
 
-def _part(label: str, program: RProgram | Part, algorithm: str) -> SchedulePart:
+def _part(operator: str, part: ProgramPart, algorithm: str) -> SchedulePart:
+    """A kernel of a program of ``operator`` as it is printed."""
     return SchedulePart(
-        label=label,
-        seconds=program.estimate.seconds,
-        bound=program.estimate.bound,
-        found_by="search" if program.policy == SEARCH_POLICY else "construction",
-        schedule=program.schedule.to_json(),
+        label=f"{operator}: {part.label}" if part.label else operator,
+        seconds=part.estimate.seconds,
+        bound=part.estimate.bound,
+        found_by=finder_of(part.policy),
+        schedule=part.schedule.to_json(),
         algorithm=algorithm,
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from hal.spec.device import DeviceSpec
 from roller.construct.performance import MicroModel
-from roller.construct.program import Construction, Reason, RProgram
+from roller.construct.program import Reason, RProgram
 from roller.construct.rtile import TileSpace
 from roller.text.quantities import (
     clipped,
@@ -47,9 +47,8 @@ _TRIED_TOO = "not full: of all tiles on the way the predicted times decide"
 # The construction
 
 
-def vector_story(construction: Construction, program: RProgram, rank: int) -> Iterator[str]:
+def vector_story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -> Iterator[str]:
     """How a program was constructed, from the reasons that construction recorded."""
-    form, device = construction.form, construction.device
     yield f"How rank {rank} was constructed: {program.policy}"
     yield from wrapped(_POLICY_MEANING[program.policy])
     yield from wrapped(_UNPADDED)

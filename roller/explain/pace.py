@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ChainProgram
-from roller.construct.program import Construction, RProgram
+from roller.construct.program import Program, RProgram
 from roller.explain.cpu_pace import vector_stage_meanings
-from roller.programs import Program
+from roller.programs import Programs
 from roller.text.quantities import (
     clipped,
     count_text,
@@ -319,16 +318,16 @@ def stage_times(programs: Sequence[Program], rank: int) -> Iterator[str]:
         yield f"  {mark}{position:3} {time_text(estimate.seconds):>9}  {' '.join(cells)}".rstrip()
 
 
-def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
+def rivals(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator[str]:
     """One row per candidate: the difference in time, the stage behind it, the schedule."""
-    chosen = programs[rank - 1]
-    lane = construction.device.teu.lane
-    scored = construction.considered + construction.searched
+    chosen = ranked[rank - 1]
+    lane = programs.device.teu.lane
+    scored = programs.constructed_count + programs.searched_count
     yield f"Its rivals, the best of {scored} programs: what each gains or loses, and where"
     rows = []
-    for position, program in enumerate(programs, start=1):
+    for position, program in enumerate(ranked, start=1):
         mark = "→" if position == rank else " "
-        change = "" if position == rank else _change(construction, program, chosen)
+        change = "" if position == rank else _change(programs, program, chosen)
         rows.append(
             (f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", schedule_text(program, lane))
         )
@@ -337,7 +336,7 @@ def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -
         yield clipped(f"  {head:{column}}  {text}")
 
 
-def _change(construction: Construction, program: Program, chosen: Program) -> str:
+def _change(programs: Programs, program: Program, chosen: Program) -> str:
     """``+4.2%, compute +93 µs``: the difference in time, and the stage behind it."""
     ours, theirs = chosen.estimate, program.estimate
     difference = theirs.seconds - ours.seconds
@@ -349,11 +348,11 @@ def _change(construction: Construction, program: Program, chosen: Program) -> st
     change = theirs.stage_seconds[stage] - ours.stage_seconds[stage]
     if change * difference > 0 and abs(change) >= 0.2 * abs(difference):
         return f"{percent:+.1f}%, {_signed(stage, change)}"
-    if isinstance(program, ChainProgram) or isinstance(chosen, ChainProgram):
+    if len(program.parts) > 1 or len(chosen.parts) > 1:
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
-    parts_of, remainders = _PARTS[construction.device.teu.lane]
-    mine, other = (parts_of(construction.form, construction.device, each.schedule) for each in (chosen, program))
+    parts_of, remainders = _PARTS[programs.device.teu.lane]
+    mine, other = (parts_of(programs.form, programs.device, each.main.tiles) for each in (chosen, program))
     changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*remainders, *ours.stage_seconds)}
     part = (max if difference > 0 else min)(changes, key=lambda name: changes[name])
     return f"{percent:+.1f}%, {_signed(part, changes[part])}"
@@ -373,7 +372,7 @@ def _signed(stage: str, seconds: float) -> str:
 def schedule_text(program: Program, lane: str = "thread") -> str:
     """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about. ``lane``: what the lanes
     of the device are."""
-    if isinstance(program, ChainProgram):
+    if len(program.parts) > 1:
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    return _SCHEDULE_TEXTS[lane](program.schedule)
+    return _SCHEDULE_TEXTS[lane](program.main.tiles)

@@ -17,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
 from roller.library.gemm_cost import CONSTANTS, GemmConstants, Launch, kernel_stages
 from roller.library.gemm_tiles import TILES, generation, menu, tile_arrays, tile_index
 from roller.library.gemm_types import Bools, Floats, Ints
 
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+#: Element types whose products are timed.
+DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16")
 
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 """Numbers of slices of k to choose from; the library uses others too, their times lie in between."""
@@ -151,8 +153,8 @@ def choose_gemm(
 
 def flops_of(device: DeviceSpec, dtype: str) -> float:
     """FLOP/s of the best library GEMM for an element type: of the matrix units where there are any for it."""
-    if dtype not in ELEMENT_BYTES:
-        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}", "convert the operands")
+    if dtype not in DTYPES:
+        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(DTYPES)}", "convert the operands")
     instruction = None if dtype == "tfloat32" else device.best_matrix_instruction(dtype)
     if instruction is not None:
         return instruction.sustained_flops
@@ -178,7 +180,7 @@ def _shape(b: npt.ArrayLike, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLik
 def _vector_seconds(shape: _Shape, device: DeviceSpec, dtype: str) -> Floats:
     """Matrix times vector has kernels of its own, which read everything once; none is in the data."""
     b, m, n, k = shape
-    moved = b * (m * k + k * n + m * n) * ELEMENT_BYTES[dtype]
+    moved = b * (m * k + k * n + m * n) * DTYPE_BYTES[dtype]
     latency = device.dram.latency_seconds or 500e-9
     return np.asarray(moved / device.dram.bandwidth_bytes_per_second + 4 * latency)
 
@@ -225,7 +227,7 @@ def _stages(
         reduce=reduce,
         transposed=np.full(len(b), bias),
     )
-    return kernel_stages(launch, device, flops_of(device, dtype), ELEMENT_BYTES[dtype], constants)
+    return kernel_stages(launch, device, flops_of(device, dtype), DTYPE_BYTES[dtype], constants)
 
 
 def _times(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from hal.spec.device import DeviceSpec
-from hal.spec.parts import MatrixInstruction
+from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import FLOAT8_DTYPES, Call, Load
@@ -26,16 +26,21 @@ class MatrixType:
     """An element type of the operands of matrix instructions.
 
     Attributes:
-        element_bytes: of an element as it is stored.
+        dtype: its name.
         accumulate: dtype of the sums.
         capability: oldest NVIDIA devices that ``mma.sync`` multiplies it on, as a compute capability.
         wmma: ``nvcuda::wmma`` kernels are written for it, too.
     """
 
-    element_bytes: int
+    dtype: str
     accumulate: str
     capability: tuple[int, int]
     wmma: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element as it is stored."""
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def depth(self) -> int:
@@ -50,12 +55,15 @@ class MatrixType:
 
 #: By name. TensorFloat-32 (``tfloat32``) is how products of float32 may be multiplied, stored as float32.
 MATRIX_TYPES = {
-    "float16": MatrixType(2, "float32", (8, 0), wmma=True),
-    "bfloat16": MatrixType(2, "float32", (8, 0), wmma=True),
-    "tfloat32": MatrixType(4, "float32", (8, 0)),
-    "int8": MatrixType(1, "int32", (8, 0)),
-    "float8_e4m3fn": MatrixType(1, "float32", (8, 9)),
-    "float8_e5m2": MatrixType(1, "float32", (8, 9)),
+    kind.dtype: kind
+    for kind in (
+        MatrixType("float16", "float32", (8, 0), wmma=True),
+        MatrixType("bfloat16", "float32", (8, 0), wmma=True),
+        MatrixType("tfloat32", "float32", (8, 0)),
+        MatrixType("int8", "int32", (8, 0)),
+        MatrixType("float8_e4m3fn", "float32", (8, 9)),
+        MatrixType("float8_e5m2", "float32", (8, 9)),
+    )
 }
 
 #: Matrix instructions that code is generated for, by what a warp multiplies at a time: fragments of ``nvcuda::wmma``,

@@ -17,15 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hal.spec.parts import DTYPE_BYTES
+
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 INTEGER_DTYPES = ("int8", "int32")
 #: Eight-bit floats: storage of a matrix product's operands, in which nothing is computed.
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES, *FLOAT8_DTYPES)
-DTYPE_BYTES = {
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int32": 4,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 #: Dtype of what an operator makes of dtypes too narrow for results, unless it is told another.
 RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
 

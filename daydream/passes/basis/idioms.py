@@ -39,8 +39,8 @@ _FUSED_OPTIMIZER = re.compile(
 )
 _COLLECTIVE = re.compile(r"^(nccl|rccl|onecclk)", re.I)
 
+#: What :func:`is_elementwise` looks for, as a regular expression regardless of case.
 ELEMENTWISE = _ELEMENTWISE.pattern
-"""What :func:`is_elementwise` looks for, as a regular expression regardless of case."""
 
 
 def is_convolution(name: str) -> bool:

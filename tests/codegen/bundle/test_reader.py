@@ -13,7 +13,7 @@ from codegen.bundle.reader import choose_kernel, find_bundles, read_bundle
 from codegen.bundle.records import ITEM_BYTES, SHARED_OBJECT_SUFFIX, ProfileRecord
 from codegen.generators import GENERATORS
 from hal.support.errors import InputError
-from sokoban.language.expression import DTYPE_BYTES
+from sokoban.language.expression import DTYPE_BYTES, DTYPES
 from tests.codegen.bundles import RIGHT, write_bundle, write_chain
 
 
@@ -42,7 +42,7 @@ def test_it_reads_what_the_compiler_wrote(tmp_path: Path) -> None:
 
 
 def test_what_stands_beside_the_gpu_agrees_with_the_compiler() -> None:
-    assert DTYPE_BYTES.items() <= ITEM_BYTES.items()
+    assert {dtype: DTYPE_BYTES[dtype] for dtype in DTYPES}.items() <= ITEM_BYTES.items()
     assert f".{GENERATORS['llvm'].binary_suffix}" == SHARED_OBJECT_SUFFIX
 
 

@@ -113,7 +113,7 @@ def test_warnings_are_shown_once() -> None:
 
 def test_a_pass_that_adds_a_channel_shows_it() -> None:
     before = one_step()
-    edit = Edit(graph=before)
+    edit = Edit(before)
     sent = edit.add("allreduce", TaskKind.COMMUNICATION, 30, thread=edit.thread(CHANNEL), step=0)
     edit.depend(2, sent, Dependency.COMMUNICATION)
     edit.depend(sent, 3, Dependency.COMMUNICATION)
