@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from codegen.bundle.manifest import manifest_schema, read_manifest, to_json
     from codegen.bundle.records import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, VerificationRecord
     from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-    from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
+    from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
     from codegen.verify.result import Verification
     from hal.support.atomic import staged_directory, write_atomic
 
@@ -44,8 +44,8 @@ _HOMES = {
     ),
     "codegen.compile.request": (
         "BuildRequest",
-        "BuiltChain",
         "BuiltKernel",
+        "BuiltProgram",
     ),
     "codegen.verify.result": ("Verification",),
     "hal.support.atomic": (
@@ -62,8 +62,8 @@ __all__ = [
     "FORMAT",
     "Argument",
     "BuildRequest",
-    "BuiltChain",
     "BuiltKernel",
+    "BuiltProgram",
     "Bundle",
     "KernelRecord",
     "LaunchRecord",

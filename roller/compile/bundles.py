@@ -46,7 +46,7 @@ def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> B
     with staged_directory(target) as directory:
         for rank, kernel in enumerate(compiled.kernels, start=1):
             files = _files(rank, kernel, generator)
-            for file, built, part in zip(files, kernel.launches, kernel.parts, strict=True):
+            for file, (part, built) in zip(files, kernel.parts, strict=True):
                 (directory / file.source).write_text(built.source)
                 if file.binary is not None and built.binary is not None:
                     (directory / file.binary).write_bytes(built.binary)
@@ -102,10 +102,10 @@ def _reference(compiled: CompiledOperator, generator: Generator) -> ReferenceKer
 
 
 def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord:
-    """The record of a rank. Of a chain the general fields are those of its longest launch."""
+    """The record of a rank; the general fields of a chain are those of its longest launch."""
     files = list(_files(rank, kernel, _generator(device)))
-    longest = max(range(len(files)), key=lambda number: kernel.parts[number].estimate.seconds)
-    built, program, file = kernel.launches[longest], kernel.program, files[longest]
+    longest = max(range(len(files)), key=lambda number: kernel.parts[number][0].estimate.seconds)
+    (part, built), program, file = kernel.parts[longest], kernel.program, files[longest]
     checked = kernel.built.verification
     return KernelRecord(
         rank=rank,
@@ -113,7 +113,7 @@ def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord
         seconds=_rounded(program.estimate.seconds),
         bound=program.estimate.bound,
         stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
-        tiles=_tiles(kernel.parts[longest].schedule, device),
+        tiles=_tiles(part.schedule, device),
         policy=program.policy,
         verified=None if checked is None else checked.passed,
         verification=None
@@ -157,8 +157,8 @@ def _tolerance(program: Program) -> float | None:
     """The error that a chain's results may have where it is more than any program's of their dtype."""
     if program.tolerance is None:
         return None
-    own = float(f"{program.tolerance:.3g}")
-    return own if own > tolerance_of(program.form.expr) else None
+    tolerance = float(f"{program.tolerance:.3g}")
+    return tolerance if tolerance > tolerance_of(program.form.expr) else None
 
 
 def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecord]:
@@ -174,7 +174,7 @@ def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecor
             bound=part.estimate.bound,
             tensors=tuple(tensor.name for tensor in tensors_of(part.problem)),
         )
-        for part, built, file in zip(program.parts, kernel.launches, files, strict=True)
+        for (part, built), file in zip(kernel.parts, files, strict=True)
     ]
 
 
@@ -197,20 +197,28 @@ class _Files:
 
 def _files(rank: int, kernel: RankedKernel, generator: Generator) -> Iterator[_Files]:
     """``kernel_1.cu`` and so on; ``kernel_1_part_2.cu`` where there are several launches."""
-    alone = len(kernel.launches) == 1
-    for number, built in enumerate(kernel.launches, start=1):
-        stem = f"kernel_{rank}" if alone else f"kernel_{rank}_part_{number}"
+    is_single = len(kernel.parts) == 1
+    for number, (_, built) in enumerate(kernel.parts, start=1):
+        stem = f"kernel_{rank}" if is_single else f"kernel_{rank}_part_{number}"
         binary = f"{stem}.{generator.binary_suffix}" if built.binary is not None else None
         yield _Files(f"{stem}.{generator.source_suffix}", binary, f"{stem}.schedule.json")
 
 
 def _rounded(seconds: float) -> float:
-    """Six significant digits: enough for any estimate, and the same on every machine."""
+    """Six significant digits: enough for any estimate, and the same on every machine.
+
+    >>> _rounded(1.23456789e-6)
+    1.23457e-06
+    """
     return float(f"{seconds:.6g}")
 
 
 def _error_figure(error: float | None) -> float | None:
-    """A measured error for a manifest: upper bound of its power of ten, since CPUs differ in the last bits."""
+    """A measured error for a manifest: upper bound of its power of ten, since CPUs differ in the last bits.
+
+    >>> _error_figure(3.1e-7), _error_figure(0.0), _error_figure(math.inf)
+    (1e-06, 0.0, None)
+    """
     if error is None or not math.isfinite(error) or error == 0.0:
         return None if error is None or error != 0.0 else 0.0
     return float(f"1e{math.ceil(math.log10(error))}")
