@@ -47,7 +47,7 @@ _TRIED_TOO = "not full: of all tiles on the way the predicted times decide"
 # The construction
 
 
-def vector_story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -> Iterator[str]:
+def cpu_story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -> Iterator[str]:
     """How a program was constructed, from the reasons that construction recorded."""
     yield f"How rank {rank} was constructed: {program.policy}"
     yield from wrapped(_POLICY_MEANING[program.policy])
@@ -147,7 +147,7 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
 # The program
 
 
-def vector_program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def cpu_program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     """The program: its blocks, its register tile in vectors, what it copies."""
     found = vector_anatomy(PlacedForm(form, device), program.schedule)
     blocks, units, unit = found.blocks, device.unit_count, device.unit_name

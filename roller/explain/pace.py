@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
 from roller.construct.program import Program, RProgram
-from roller.explain.cpu_pace import vector_stage_meanings
+from roller.explain.cpu_pace import cpu_stage_meanings
 from roller.programs import Programs
 from roller.text.quantities import (
     clipped,
@@ -23,10 +23,10 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from roller.text.schedules import _SCHEDULE_TEXTS
+from roller.text.schedules import SCHEDULE_TEXTS
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.cpu.anatomy import REMAINDERS as VECTOR_REMAINDERS
+from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.anatomy import REMAINDERS, Anatomy, anatomy
@@ -50,7 +50,7 @@ STAGE_MEANING = {
 #: Stages in words, by what the lanes of a device are.
 _STAGE_MEANINGS: Mapping[str, Callable[[DeviceSpec], Mapping[str, str]]] = {
     "thread": lambda device: STAGE_MEANING,
-    "element": vector_stage_meanings,
+    "element": cpu_stage_meanings,
 }
 
 _PART_MEANING = {
@@ -363,7 +363,7 @@ def _change(programs: Programs, program: Program, chosen: Program) -> str:
 #: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
 _PARTS: Mapping[str, tuple[Callable[[PlacedForm, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
     "thread": (lambda placed, schedule: anatomy(placed, schedule).parts, REMAINDERS),
-    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, VECTOR_REMAINDERS),
+    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, CPU_REMAINDERS),
 }
 
 
@@ -377,4 +377,4 @@ def schedule_text(program: Program, lane: str = "thread") -> str:
     if len(program.parts) > 1:
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    return _SCHEDULE_TEXTS[lane](program.main.tiles)
+    return SCHEDULE_TEXTS[lane](program.main.tiles)

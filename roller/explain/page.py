@@ -18,8 +18,8 @@ from roller.construct.rtile import TileSpace
 from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
 from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
-from roller.explain.cpu_pace import vector_reasons
-from roller.explain.cpu_page import vector_program, vector_story
+from roller.explain.cpu_pace import cpu_reasons
+from roller.explain.cpu_page import cpu_program, cpu_story
 from roller.explain.pace import prediction, reasons, residency, rivals, stage_times
 from roller.programs import SEARCH_POLICY, Programs
 from roller.text.quantities import (
@@ -403,5 +403,5 @@ class _Page:
 
 _PAGES: Mapping[str, _Page] = {
     "thread": _Page("board", _story, _program, reasons),
-    "element": _Page("processor", vector_story, vector_program, vector_reasons),
+    "element": _Page("processor", cpu_story, cpu_program, cpu_reasons),
 }
