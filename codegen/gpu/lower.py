@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.gpu.patches import lower_patches
 from codegen.tir.lowered import Lowered, LoweringError, reason_of
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, needs_matrix
+from sokoban.kernel.matrix import WGMMA
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import PatchSchedule, Schedule
@@ -25,7 +25,7 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
     Raises:
         LoweringError: the schedule does not fit the operator.
     """
-    if schedule.instruction == "fma" and needs_matrix(form):
+    if schedule.instruction == "fma" and form.needs_matrix:
         raise LoweringError(f"{entry}: eight-bit floats are multiplied by matrix instructions alone")
     for axis, block in schedule.block:
         if schedule.instruction == "fma" and block % schedule.register_tile[axis]:

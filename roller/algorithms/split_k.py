@@ -25,8 +25,7 @@ from roller.construct.program import ProgramPart, RProgram
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import product_factors
-from sokoban.kernel.matrix import device_product, needs_matrix
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.tile import TileSchedule
@@ -72,17 +71,19 @@ PILOTS = 16
 
 def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
     """The operator in slices, priced, or why that cannot gain anything over its best program of one kernel."""
-    declined = _declined(form, device, direct)
+    placed = PlacedForm(form, device)
+    declined = _declined(placed, direct)
     axis = None if declined else _axis(form)
     if axis is None:
         return Considered(NAME, declined=declined or "no axis of the reduction is one dimension of all that it indexes")
-    counts = _counts(form, device, axis)
+    counts = _counts(placed, axis)
     if not counts:
         return Considered(NAME, declined=f"{axis} cannot be cut into slices that are worth it")
     return Considered(NAME, tuple(_priced(form, device, counts)))
 
 
-def _declined(form: KernelForm, device: DeviceSpec, direct: RProgram) -> str:
+def _declined(placed: PlacedForm, direct: RProgram) -> str:
+    form, device = placed.form, placed.device
     if form.kind != "tile" or form.reduction is None:
         return "there is no reduction to cut" if form.reduction is None else "rows are reduced more than once"
     estimate = direct.estimate
@@ -90,9 +91,7 @@ def _declined(form: KernelForm, device: DeviceSpec, direct: RProgram) -> str:
     if estimate.wave_count > MOST_WAVES:
         running = estimate.blocks_per_unit * device.unit_count
         return f"its {blocks} blocks fill the {device.unit_count} {device.unit_name}s {blocks / running:.1f} times over"
-    rate, _ = arithmetic_rate(form, device)
-    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
-    if estimate.seconds <= NEAR_BOUND * bound + 2 * device.launch_overhead_seconds:
+    if estimate.seconds <= NEAR_BOUND * placed.least_seconds + 2 * device.launch_overhead_seconds:
         return "one kernel is as near to its bound as two launches could come"
     return ""
 
@@ -135,8 +134,9 @@ def _can_pad(form: KernelForm, axis: str) -> bool:
 # How many slices
 
 
-def _counts(form: KernelForm, device: DeviceSpec, axis: str) -> list[Slices]:
+def _counts(placed: PlacedForm, axis: str) -> list[Slices]:
     """Slices that give every unit one block or a few, for small tiles and for large ones, few slices first."""
+    form, device = placed.form, placed.device
     statement = form.reductions[0]
     size = form.sizes[axis]
     outputs = math.prod(form.sizes[each] for each in statement.axes)
@@ -144,14 +144,14 @@ def _counts(form: KernelForm, device: DeviceSpec, axis: str) -> list[Slices]:
     most = size * other // LEAST_POINTS
     areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else PLAIN_AREAS
     wanted = sorted(device.unit_count * blocks * area / outputs for area in areas for blocks in BLOCKS_PER_UNIT)
-    matrix = device_product(form, device) is not None
+    matrix = placed.product is not None
     slices_by_count: dict[int, Slices] = {}
     for count in _apart(max(2, min(round(want), size, most)) for want in wanted):
         for slices in _near(form, axis, count, MATRIX_SNAP if matrix else SNAP):
             if 2 <= slices.count <= most and slices.length >= 2:
                 slices_by_count.setdefault(slices.count, slices)
     whole = [slices for slices in slices_by_count.values() if slices.divides(form)]
-    return whole if (matrix and whole) or needs_matrix(form) else list(slices_by_count.values())
+    return whole if (matrix and whole) or form.needs_matrix else list(slices_by_count.values())
 
 
 def _apart(counts: Iterable[int]) -> list[int]:

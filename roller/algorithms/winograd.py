@@ -31,6 +31,7 @@ from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.kernel.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchTransform
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import (
     AffineIndex,
     Axis,
@@ -44,7 +45,6 @@ from sokoban.language.expression import (
     rewrite,
 )
 from sokoban.language.names import fresh_name
-from sokoban.model.bounds import arithmetic_rate
 from sokoban.model.gpu.patches import estimate_patches
 from sokoban.schedule.cutting import cut, cut_sizes, resize
 from sokoban.schedule.patches import PatchSchedule, Schedule
@@ -400,7 +400,7 @@ def _too_slow(form: KernelForm, convolution: Convolution, device: DeviceSpec, di
         return f"{tiles.text} needs a tensor of {most} elements, more than 32-bit indices reach"
     passed = 2 * 4 * layout.edge**2 * (patches * (channels + filters) + channels * filters)
     kept = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    rate, _ = arithmetic_rate(form, device)
+    rate = PlacedForm(form, device).rate.flops
     flops = 2.0 * layout.edge**2 * patches * channels * filters
     least = max(flops / rate, passed / device.dram.bandwidth_bytes_per_second / 2)
     least += (passed / 2 + kept) / device.dram.bandwidth_bytes_per_second

@@ -13,13 +13,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from hal.spec.device import DeviceSpec
 from roller.construct.performance import MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.schedule.cpu_tiles import in_panels, lane_axis, lanes_of, phases_of
+from sokoban.schedule.cpu_tiles import in_panels, lane_axis, phases_of
 from sokoban.schedule.tile import TileSchedule
 
 #: Vectors of a register tile along the lanes that are tried, and rows along any other axis.
@@ -56,10 +56,11 @@ MOST_BLOCKS = 32
 class CpuScaleUp:
     """The construction of one operator on one device whose lanes are elements of vectors."""
 
-    def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float) -> None:
+    def __init__(self, space: TileSpace, placed: PlacedForm, epsilon: float) -> None:
+        device = placed.device
         self.space, self.device, self.epsilon = space, device, epsilon
         self.form: KernelForm = space.form
-        self.lanes = lanes_of(self.form, device)
+        self.lanes = placed.vector_lanes
         self.registers = device.limits.registers_per_thread_usable // device.teu.lanes
         rate = device.peak_flops(self.form.expr.accumulate)
         self.model = MicroModel(space, device, rate, float(max(1, self.form.body_operations)))

@@ -12,12 +12,12 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import floordiv
 
-from hal.spec.device import DeviceSpec
 from roller.construct.alignment import aligned_axis_sizes, default_rules
 from roller.construct.performance import Costs, MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
-from sokoban.kernel.matrix import MMA_STAGES, WMMA, device_product, is_mma, matrix_rates, mma_other_registers
+from sokoban.kernel.matrix import MMA_STAGES, WMMA, is_mma
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.tile import Sizes, TileSchedule
 
 Menu = list[tuple[int, ...]]
@@ -61,16 +61,16 @@ class ScaleUp:
     def __init__(
         self,
         space: TileSpace,
-        device: DeviceSpec,
+        placed: PlacedForm,
         epsilon: float,
         costs: dict[Shape, Costs],
         *,
         matrix: bool = False,
     ) -> None:
         """``costs``: what tiles cost, as far as it is known; see :class:`MicroModel`."""
-        product = device_product(space.form, device) if matrix else None
+        device, product = placed.device, placed.product if matrix else None
         roles, self.instruction = (None, "fma") if product is None else product
-        self.space, self.device, self.epsilon, self.roles = space, device, epsilon, roles
+        self.space, self.placed, self.device, self.epsilon, self.roles = space, placed, device, epsilon, roles
         self.limits, self.lanes = device.limits, device.warp_lanes
         fragments = (
             {} if roles is None else {space.axes.index(a): roles.fragment(a) for a in (roles.m, roles.n, roles.k)}
@@ -81,7 +81,7 @@ class ScaleUp:
         self.rules = default_rules(device, epsilon, tuple(fragments.items()))
         rate = device.sustained_flops("float32")
         if roles is not None:
-            rates = matrix_rates(space.form, device)
+            rates = placed.matrix_rates
             assert rates is not None
             rate = rates.sustained_flops
         self.model = MicroModel(space, device, rate, float(space.form.body_operations), costs)
@@ -147,7 +147,7 @@ class ScaleUp:
         if self.roles is None:
             return self.limits.registers_per_thread_usable
         if is_mma(self.instruction):
-            other = mma_other_registers(self.space.form, self.device)
+            other = self.placed.mma_other_registers
             return (self.limits.registers_per_thread - other) * self.lanes
         return self.limits.registers_per_thread_usable * self.lanes
 

@@ -13,14 +13,14 @@ from rich.table import Table
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.text.quantities import count_text, time_text
-from sokoban.kernel.matrix import device_product, is_mma
+from sokoban.kernel.matrix import is_mma
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.files import ScheduleGroup
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
-from sokoban.schedule.warp_groups import warp_group_roles
 
 #: Schedules that are written at a time.
 PIECE = 4096
@@ -90,23 +90,25 @@ def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
     seconds = np.empty(sum(group.table.count for group in groups))
     parts = []
     for group in groups:
-        estimates = estimate(group.table, device)
-        seconds[group.positions] = np.where(_without_instruction(group.table, device), np.inf, estimates.seconds)
+        placed = PlacedForm(group.table.form, device)
+        estimates = estimate(group.table, placed)
+        seconds[group.positions] = np.where(_without_instruction(group.table, placed), np.inf, estimates.seconds)
         parts.append((group, estimates))
     return Scores(device, seconds, parts)
 
 
-def _without_instruction(table: ScheduleTable, device: DeviceSpec) -> Bools:
+def _without_instruction(table: ScheduleTable, placed: PlacedForm) -> Bools:
     """Schedules for a matrix instruction or for asynchronous copies that the device does not have."""
-    return _without_matrix(table, device) | (table.asynchronous & (not copies_past_registers(device)))
+    return _without_matrix(table, placed) | (table.asynchronous & (not copies_past_registers(placed.device)))
 
 
-def _without_matrix(table: ScheduleTable, device: DeviceSpec) -> Bools:
+def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     """Schedules for a matrix instruction that the device does not have."""
-    product = device_product(table.form, device)
+    product = placed.product
     if not table.has_warp_tiles or product is None:
         return table.warp_tile
-    return np.where(table.wgmma, warp_group_roles(table.form, device) is None, table.mma & (not is_mma(product[1])))
+    by_warp = table.mma & (not is_mma(product.instruction))
+    return np.where(table.wgmma, placed.warp_group_roles is None, by_warp)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
@@ -115,7 +117,7 @@ def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, 
     threads, shared = int(table.threads_per_block[row]), int(estimates.shared_bytes[row])
     if table.asynchronous[row] and not copies_past_registers(device):
         return f"{device.name} has no asynchronous copies"
-    if _without_instruction(table, device)[row]:
+    if _without_instruction(table, PlacedForm(table.form, device))[row]:
         return f"{device.name} has no matrix instruction for this operator"
     if threads > limits.threads_per_block:
         return f"{threads} threads per block, at most {limits.threads_per_block}"

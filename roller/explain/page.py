@@ -37,8 +37,8 @@ from roller.text.quantities import (
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import WGMMA, is_mma
 from sokoban.kernel.patches import PatchTransform
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.schedule.raster import raster_axes
 from sokoban.schedule.tile import TileSchedule
 
@@ -129,8 +129,8 @@ def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
         yield from wrapped(
             f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
         )
-    size_bytes = compulsory_bytes(form)
-    rate, unit = arithmetic_rate(form, device)
+    size_bytes = form.compulsory_bytes
+    rate, unit = PlacedForm(form, device).rate
     bandwidth = device.dram.bandwidth_bytes_per_second
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
@@ -163,7 +163,8 @@ def _story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -
     yield from wrapped(_epsilon(program))
     space = TileSpace.of(form)
     uses_matrix = program.schedule.instruction != "fma"
-    rate = arithmetic_rate(form, device, matrix=uses_matrix)[0]
+    placed = PlacedForm(form, device)
+    rate = (placed.rate if uses_matrix else placed.ordinary_rate).flops
     model = MicroModel(space, device, rate, float(form.body_operations))
     layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
     before: tuple[int, ...] | None = None

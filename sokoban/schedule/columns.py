@@ -14,7 +14,7 @@ import numpy as np
 
 from hal.support.errors import InputError, listed
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, is_mma, matrix_roles
+from sokoban.kernel.matrix import WGMMA, is_mma
 from sokoban.schedule.pipelines import asynchronous_problem
 from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 from sokoban.schedule.tile import TileSchedule
@@ -221,7 +221,7 @@ class ScheduleReader:
         matrix = np.array([row.instruction != "fma" for row in self.rows], dtype=np.bool_)
         if not matrix.any():
             return matrix
-        roles = matrix_roles(self.form)
+        roles = self.form.roles
         if roles is None:
             problem = f"{self.form.expr.name} is no product of matrices that an instruction multiplies"
             self._complain(matrix, lambda i: InputError("instruction", problem, 'write "fma"'))

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import DTYPE_BYTES, Load
+from sokoban.kernel.placed import PlacedForm
+from sokoban.language.expression import Load
 from sokoban.schedule.table import Ints, ScheduleTable, product
 
 #: Vectors of partial results that share a sum, so that one addition need not wait for the one before: the latency of an
@@ -45,11 +45,6 @@ LARGE_TILE = 8
 ASKED_LINES = 16
 COPIED_AHEAD = 1
 READ_AHEAD_LINES = 2048
-
-
-def lanes_of(form: KernelForm, device: DeviceSpec) -> int:
-    """Elements of the accumulator's type in one vector."""
-    return max(1, device.teu.lanes * 4 // DTYPE_BYTES[form.expr.accumulate])
 
 
 def vector_axis(axes: Sequence[str], tile: Mapping[str, int], lanes: int) -> str:
@@ -227,9 +222,9 @@ class VectorTiles:
         return math.prod(self.form.sizes[axis] for axis in self.form.reduced)
 
 
-def by_vector_axis(table: ScheduleTable, device: DeviceSpec) -> list[tuple[Ints, VectorTiles]]:
+def by_vector_axis(table: ScheduleTable, placed: PlacedForm) -> list[tuple[Ints, VectorTiles]]:
     """The rows of a table by their vector axis: positions, and their tiles."""
-    form, lanes = table.form, lanes_of(table.form, device)
+    form, lanes = placed.form, placed.vector_lanes
     axes = form.final.axes if form.kind == "tile" else form.spatial
     if len(axes) == 0:
         return [(np.arange(table.count), VectorTiles(table, "", lanes))]

@@ -13,6 +13,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import storage_order
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
 
@@ -73,12 +74,10 @@ def turned_tensors(form: KernelForm) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def pipeline_variants(
-    form: KernelForm, device: DeviceSpec, stages: Sequence[int] = ASYNCHRONOUS_STAGES
-) -> tuple[tuple[int, bool], ...]:
+def pipeline_variants(placed: PlacedForm, stages: Sequence[int] = ASYNCHRONOUS_STAGES) -> tuple[tuple[int, bool], ...]:
     """How the steps of a fully staged schedule may be fetched ahead: buffers, of ``stages`` where copies pass by the
     registers, and whether they do."""
-    past = copies_past_registers(device) and asynchronous_problem(form) is None
+    past = copies_past_registers(placed.device) and asynchronous_problem(placed.form) is None
     return ((2, False), *((count, True) for count in stages if past))
 
 
@@ -99,14 +98,14 @@ def with_layouts(
     )
 
 
-def fetched_ahead(table: ScheduleTable, device: DeviceSpec) -> list[ScheduleTable]:
+def fetched_ahead(table: ScheduleTable, placed: PlacedForm) -> list[ScheduleTable]:
     """The fully staged schedules of one stage with more, in their own steps and in shorter ones: with no load to wait
     for, a step need not be long."""
     rows = table.rows(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
     if not rows.count:
         return []
     found = []
-    for stages, past in pipeline_variants(table.form, device):
+    for stages, past in pipeline_variants(placed):
         ahead = replace(rows, stages=np.full(rows.count, stages), asynchronous=np.full(rows.count, past))
         found.append(ahead.rows(np.flatnonzero(ahead.step_count > 1)))
         for parts in (2, 4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import MATRIX_TYPES, MMA_STAGES, WGMMA, WMMA, is_mma, matrix_roles
+from sokoban.kernel.matrix import MATRIX_TYPES, MMA_STAGES, WGMMA, WMMA, is_mma
 from sokoban.schedule.pipelines import fully_staged, with_layouts
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -137,5 +137,5 @@ def instruction_at(table: ScheduleTable, row: int) -> str:
     """The instruction of a row: by ``mma.sync`` as deep as the element type has it."""
     if not table.warp_tile[row] or table.wgmma[row]:
         return WGMMA if table.wgmma[row] else "fma"
-    roles = matrix_roles(table.form)
+    roles = table.form.roles
     return MATRIX_TYPES[roles.dtype].mma if table.mma[row] and roles is not None else WMMA
