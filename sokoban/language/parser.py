@@ -75,6 +75,7 @@ def parse_program(
     text: str,
     sizes: Mapping[str, int],
     dtypes: Mapping[str, str],
+    *,
     accumulate: str | None = None,
     name: str = "expr",
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -84,7 +85,12 @@ def parse_program(
 ) -> TensorExpr:
     """``text`` -> a normalised expression: every statement is one reduction, or point-wise.
 
+    >>> product = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 4, "j": 3, "k": 2}, {})
+    >>> [(tensor.name, tensor.shape) for tensor in product.tensors]
+    [('A', (4, 2)), ('B', (2, 3)), ('C', (4, 3))]
+
     Args:
+        text: statements, separated by semicolons or newlines.
         sizes: axis name -> number of elements; exactly the axes the text uses.
         dtypes: tensor name -> dtype. Other inputs and the output get ``default_dtype``, the output a wider one where
             that is too narrow for results; other tensors in between are never stored and get the dtype of
@@ -93,6 +99,8 @@ def parse_program(
             float32.
         shapes: input name -> shape. Inferred from the largest index where the input is never padded.
         pads: tensor name -> value of its elements outside, for loads that do not say ``| pad=`` themselves.
+        name: of the operator.
+        default_dtype: dtype of tensors that ``dtypes`` leaves out.
         external_shapes: tensor name -> the caller's shape of it, where it differs (:class:`Tensor`).
 
     Raises:

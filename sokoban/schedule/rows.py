@@ -8,6 +8,7 @@ times) is loaded once where a thread has registers for its part of the row.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sokoban.kernel.form import KernelForm
@@ -73,21 +74,14 @@ def row_plan(form: KernelForm, threads: int) -> RowPlan:
     tensors = form.expr.tensor_by_name
     widths = {load: _width(form, load, tensors[load.tensor], columns) for group in reads for load in group}
     stored = _stored_width(form, columns)
-    wide = [width for width in (*widths.values(), stored) if width > 1]
-    vector = min(wide) if wide else 1
     count = math.prod(form.sizes[axis] for axis in columns)
-    # Lanes without a vector cost nothing as long as most have one.
-    while vector > 1 and 2 * count < vector * threads:
-        vector //= 2
+    vector = _vector([*widths.values(), stored], count, threads)
     vectors = count // vector
     turns = -(-vectors // threads)
     remembered = _repeated(values, columns) if turns * vector <= KEPT_REGISTERS else None
     if remembered is not None:
-        first = [isinstance(value, Reduction) and value.body == remembered for value in values].index(True)
-        later = tuple(rewrite(value, {remembered: REMEMBERED}) for value in values[first + 1 :])
-        values = (*values[: first + 1], *later)
+        values = _remembering(values, remembered)
         reads = _reads(form, values)
-    several = [load for load in widths if sum(load in group for group in reads) > 1 and load.pad is None]
     return RowPlan(
         values=values,
         reads=reads,
@@ -96,9 +90,35 @@ def row_plan(form: KernelForm, threads: int) -> RowPlan:
         turns=turns,
         wide=frozenset(load for load, width in widths.items() if width > 1 and vector > 1),
         stores_wide=stored > 1 and vector > 1,
-        kept=tuple(several) if len(several) * turns * vector <= KEPT_REGISTERS else (),
+        kept=_kept(widths, reads, turns * vector),
         remembered=remembered,
     )
+
+
+def _vector(widths: Sequence[int], columns: int, threads: int) -> int:
+    """Adjacent columns that a thread takes at a time: as many as the narrowest wide access has.
+
+    >>> _vector([4, 1, 8], columns=1024, threads=128), _vector([4, 8], columns=200, threads=128)
+    (4, 2)
+    """
+    vector = min((width for width in widths if width > 1), default=1)
+    # Lanes without a vector cost nothing as long as most have one.
+    while vector > 1 and 2 * columns < vector * threads:
+        vector //= 2
+    return vector
+
+
+def _kept(candidates: Iterable[Load], reads: tuple[tuple[Load, ...], ...], columns_per_thread: int) -> tuple[Load, ...]:
+    """Loads that several statements read, where a thread has registers for its columns of all of them."""
+    several = [load for load in candidates if sum(load in group for group in reads) > 1 and load.pad is None]
+    return tuple(several) if len(several) * columns_per_thread <= KEPT_REGISTERS else ()
+
+
+def _remembering(values: tuple[Value, ...], remembered: Value) -> tuple[Value, ...]:
+    """``values`` with :data:`REMEMBERED` in place of ``remembered`` behind the reduction that computes it."""
+    first = [isinstance(value, Reduction) and value.body == remembered for value in values].index(True)
+    later = tuple(rewrite(value, {remembered: REMEMBERED}) for value in values[first + 1 :])
+    return (*values[: first + 1], *later)
 
 
 def _reads(form: KernelForm, values: tuple[Value, ...]) -> tuple[tuple[Load, ...], ...]:
