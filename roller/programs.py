@@ -18,6 +18,7 @@ from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, algorithms_of
 from roller.construct.construct import construct
 from roller.construct.program import Construction, Reason, RProgram
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.search import SearchResult, search
@@ -108,9 +109,9 @@ def ranked(
     return with_fall_back(programs, top_k, _instruction)[: top_k + spares]
 
 
-def _instruction(program: Program) -> str:
-    """What computes a program; nothing where several kernels do."""
-    return program.schedule.instruction if isinstance(program, RProgram) else ""
+def _instruction(program: Program) -> Instruction | None:
+    """What computes a program; None where several kernels do."""
+    return program.schedule.instruction if isinstance(program, RProgram) else None
 
 
 def searched(result: SearchResult) -> Construction:

@@ -25,6 +25,7 @@ from roller.construct.rtile import RTile, TileSpace
 from roller.construct.scale_up import ScaleUp
 from roller.construct.warp_groups import warp_group_candidates
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import check_float8, device_product, needs_matrix
 from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.model.rational import estimate
@@ -184,7 +185,7 @@ class _Ranking:
         return programs
 
 
-def _instruction(program: RProgram) -> str:
+def _instruction(program: RProgram) -> Instruction:
     return program.schedule.instruction
 
 

@@ -17,7 +17,8 @@ from roller.construct.alignment import aligned_axis_sizes, default_rules
 from roller.construct.performance import Costs, MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
-from sokoban.kernel.matrix import MMA_STAGES, WMMA, device_product, is_mma, matrix_rates, mma_other_registers
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MMA_STAGES, device_product, matrix_rates, mma_other_registers
 from sokoban.schedule.tile import Sizes, TileSchedule
 
 Menu = list[tuple[int, ...]]
@@ -69,7 +70,7 @@ class ScaleUp:
     ) -> None:
         """``costs``: what tiles cost, as far as it is known; see :class:`MicroModel`."""
         found = device_product(space.form, device) if matrix else None
-        roles, self.instruction = (None, "fma") if found is None else found
+        roles, self.instruction = (None, Instruction.FMA) if found is None else found
         self.space, self.device, self.epsilon, self.roles = space, device, epsilon, roles
         self.limits, self.lanes = device.limits, device.warp_lanes
         fragments = (
@@ -146,7 +147,7 @@ class ScaleUp:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
         if self.roles is None:
             return self.limits.registers_per_thread_usable
-        if is_mma(self.instruction):
+        if self.instruction.is_mma:
             other = mma_other_registers(self.space.form, self.device)
             return (self.limits.registers_per_thread - other) * self.lanes
         return self.limits.registers_per_thread_usable * self.lanes
@@ -363,7 +364,7 @@ class ScaleUp:
     ) -> Iterator[Candidate]:
         """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
         candidate = self._candidate(register_shape, shared_shape, reasons)
-        if not is_mma(candidate.schedule.instruction):
+        if not candidate.schedule.instruction.is_mma:
             yield candidate
             return
         for stages in MMA_STAGES:
@@ -381,12 +382,12 @@ class ScaleUp:
             vthreads=virtual,
             step=pairs[space.spatial_count :],
             cached=self.staged,
-            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == WMMA else (),
+            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == Instruction.WMMA else (),
             instruction=instruction,
         )
         return Candidate(
             schedule,
-            "scale up" if instruction == "fma" else "scale up, Tensor Core",
+            "scale up" if instruction == Instruction.FMA else "scale up, Tensor Core",
             self.epsilon,
             reasons,
             register_shape,

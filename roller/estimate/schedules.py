@@ -13,7 +13,7 @@ from rich.table import Table
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.text.quantities import count_text, time_text
-from sokoban.kernel.matrix import device_product, is_mma
+from sokoban.kernel.matrix import device_product
 from sokoban.language.expression import TensorExpr
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
@@ -106,7 +106,7 @@ def _without_matrix(table: ScheduleTable, device: DeviceSpec) -> Bools:
     found = device_product(table.form, device)
     if not table.has_warp_tiles or found is None:
         return table.warp_tile
-    return np.where(table.wgmma, warp_group_roles(table.form, device) is None, table.mma & (not is_mma(found[1])))
+    return np.where(table.wgmma, warp_group_roles(table.form, device) is None, table.mma & (not found[1].is_mma))
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:

@@ -81,7 +81,7 @@ def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Itera
         f"{meanings[estimate.bound]} set the pace"
     )
     yield from stage_bars(estimate, meanings)
-    rate, name = arithmetic_rate(form, device, matrix=program.schedule.instruction != "fma")
+    rate, name = arithmetic_rate(form, device, matrix=program.schedule.uses_matrix)
     useful = f"{si_text(compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"

@@ -36,7 +36,6 @@ from roller.text.quantities import (
     wrapped,
 )
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, is_mma
 from sokoban.kernel.patches import PatchTransform
 from sokoban.language.expression import statement_text
 from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
@@ -159,7 +158,7 @@ def _story(construction: Construction, program: RProgram, rank: int) -> Iterator
         yield from wrapped(meaning)
     yield from wrapped(_epsilon(construction, program))
     space = TileSpace.of(form)
-    uses_matrix = program.schedule.instruction != "fma"
+    uses_matrix = program.schedule.uses_matrix
     rate = arithmetic_rate(form, device, matrix=uses_matrix)[0]
     model = MicroModel(space, device, rate, float(form.body_operations))
     layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
@@ -329,7 +328,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
     yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     yield from wrapped(
         f"a {owner} computes {sizes_text(tuple(schedule.register_tile.items()))}, "
         f"about {estimate.registers} registers per thread"
@@ -365,7 +364,7 @@ def _buffers(schedule: TileSchedule) -> str:
 
 
 def _without_padding(schedule: TileSchedule) -> str:
-    swizzled = is_mma(schedule.instruction) or schedule.instruction == WGMMA
+    swizzled = schedule.instruction.is_swizzled
     return "swizzled against bank conflicts" if swizzled else "no bank conflicts to pad against"
 
 

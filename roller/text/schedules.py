@@ -13,7 +13,7 @@ from sokoban.schedule.tile import TileSchedule
 
 def _thread_schedule_text(schedule: TileSchedule) -> str:
     text = f"block {short_sizes(schedule.block)}"
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     tile = short_sizes(tuple(schedule.register_tile.items()))
     text += f" · {owner} {tile}" if tile != "of one" else ""
     if schedule.step and schedule.cached:

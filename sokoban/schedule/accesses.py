@@ -45,7 +45,7 @@ def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: 
     conditions = [dimension.extent({**form.sizes, **tile}), dimension.offset, tensor.shape[-1]]
     conditions += [coefficient * tile[axis] for axis, coefficient in dimension.terms if axis in tile]
     conditions.append(conditions[0] + padding)
-    if schedule.instruction == "fma" and tensor.element_bytes == 1:
+    if not schedule.uses_matrix and tensor.element_bytes == 1:
         # TVM has no constants of more than four lanes of bytes; asynchronous copies need none.
         conditions.append(MAX_LANES)
     return _largest(tensor.element_bytes, conditions)

@@ -18,7 +18,7 @@ import numpy as np
 
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.matrix import MMA_INSTRUCTIONS, WGMMA, WMMA
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
 from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
@@ -130,7 +130,7 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
         InputError: ``field`` is the path inside the object (``block.f``).
     """
     reader = ScheduleReader(form, [msgspec.json.encode(data)], lambda position: "")
-    table, row = reader.table(), reader.rows[0]
+    table, row = reader.table(), reader.candidates[0]
     assert isinstance(data, dict)
     given = {key: value for key, value in data.items() if isinstance(value, dict)}
     staged = tuple(tensor for tensor, values in table.cached.items() if values[0])
@@ -222,7 +222,7 @@ def schedule_schema() -> dict[str, Any]:
     kinds["vector"] = by_name(1, MAX_COUNT)
     kinds["padding"] = by_name(0)
     kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
-    kinds["instruction"] = {"enum": ["fma", WMMA, *MMA_INSTRUCTIONS, WGMMA], "default": TileSchedule.instruction}
+    kinds["instruction"] = {"enum": [str(each) for each in Instruction], "default": str(TileSchedule.instruction)}
     kinds["turned"] = {"type": "array", "items": {"type": "string"}}
     kinds["asynchronous"] = {"type": "boolean", "default": TileSchedule.asynchronous}
     kinds["raster"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.raster}

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from sokoban.kernel.instructions import Instruction
+
 Sizes = tuple[tuple[str, int], ...]
 
 
@@ -41,7 +43,7 @@ class TileSchedule:
         vector: elements per cooperative-fetch (or direct) access, by tensor; the widest legal one where absent.
         padding: elements added to the innermost dimension of a staged data tile, by tensor.
         unroll: largest number of inner-loop iterations the code generator unrolls.
-        instruction: ``"fma"``, ``"wmma_16x16x16"``, ``"mma_16x8x16"`` or ``"wgmma_64xNx16"``.
+        instruction: what computes the tiles; those of a matrix instruction belong to warps.
         stages: buffers of every staged tile in shared memory: with 1 a step is fetched, then computed on; with more
             the fetch of the next ``stages - 1`` steps is under way meanwhile.
         turned: staged tensors whose tile is stored with another dimension innermost: the last that outputs walk, where
@@ -61,7 +63,7 @@ class TileSchedule:
     vector: Sizes = ()
     padding: Sizes = ()
     unroll: int = 64
-    instruction: str = "fma"
+    instruction: Instruction = Instruction.FMA
     stages: int = 1
     turned: tuple[str, ...] = ()
     asynchronous: bool = False
@@ -107,10 +109,15 @@ class TileSchedule:
         return {axis: self.thread_of[axis] * self.vthreads_of[axis] for axis, _ in self.block}
 
     @property
+    def uses_matrix(self) -> bool:
+        """Whether warps compute its tiles by matrix instructions."""
+        return self.instruction != Instruction.FMA
+
+    @property
     def threads_per_block(self) -> int:
         threads = math.prod(self.threads_of.values()) * math.prod(self.reduce_threads_of.values())
         # A tile of matrix instructions belongs to a warp: `thread` is what one warp computes.
-        return threads if self.instruction == "fma" else threads * 32
+        return threads * 32 if self.uses_matrix else threads
 
     def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
         return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
@@ -128,7 +135,7 @@ class TileSchedule:
             "vector": dict(self.vector),
             "padding": dict(self.padding),
             "unroll": self.unroll,
-            "instruction": self.instruction,
+            "instruction": str(self.instruction),
         }
         if self.stages > 1:
             out["stages"] = self.stages

@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, MatrixRoles, is_mma, matrix_roles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MatrixRoles, matrix_roles
 from sokoban.schedule.accesses import VECTOR_BYTES, fetch_vector
 from sokoban.schedule.tile import TileSchedule
 
@@ -71,18 +72,24 @@ def warp_group_schedules(form: KernelForm, device: DeviceSpec) -> Iterator[TileS
                 yield from (_schedule(form, roles, rows, width, stages) for stages in STAGES)
 
 
-def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], str]) -> list[_T]:
+def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], Instruction | None]) -> list[_T]:
     """Programs, best first. Where some of the first ``top_k`` need warp groups and none is by ``mma.sync``, the best
     one that is has the last of these places, so that there is one to fall back on.
 
     Args:
-        instruction: of a program; any other text than an instruction for programs that are not one kernel.
+        instruction: of a program; None for programs that are not one kernel.
     """
-    best = [instruction(program) for program in ranked[:top_k]]
-    if top_k > 1 and WGMMA in best and not any(map(is_mma, best)):
-        found = next((i for i in range(top_k, len(ranked)) if is_mma(instruction(ranked[i]))), None)
-        if found is not None:
-            return [*ranked[: top_k - 1], ranked[found], *ranked[top_k - 1 : found], *ranked[found + 1 :]]
+
+    def is_mma(program: _T) -> bool:
+        computed_by = instruction(program)
+        return computed_by is not None and computed_by.is_mma
+
+    best = ranked[:top_k]
+    if top_k > 1 and Instruction.WGMMA in map(instruction, best) and not any(map(is_mma, best)):
+        fall_back = next((place for place in range(top_k, len(ranked)) if is_mma(ranked[place])), None)
+        if fall_back is not None:
+            between, behind = ranked[top_k - 1 : fall_back], ranked[fall_back + 1 :]
+            return [*ranked[: top_k - 1], ranked[fall_back], *between, *behind]
     return list(ranked)
 
 
@@ -94,6 +101,6 @@ def _schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, stage
         vthreads=tuple((axis, 1) for axis in form.spatial),
         step=tuple((axis, STEP if axis == roles.k else 1) for axis in form.reduced),
         cached=tuple(dict.fromkeys(load.tensor for load in form.body_loads)),
-        instruction=WGMMA,
+        instruction=Instruction.WGMMA,
         stages=stages,
     )

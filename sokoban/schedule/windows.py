@@ -45,7 +45,7 @@ def has_windows(form: KernelForm) -> bool:
 
 def reads_patches(form: KernelForm, schedule: TileSchedule) -> bool:
     """Whether a schedule asks for windows in registers: nothing staged, all of a thread's work unrolled."""
-    if form.kind != "tile" or form.reduction is None or schedule.instruction != "fma":
+    if form.kind != "tile" or form.reduction is None or schedule.uses_matrix:
         return False
     if schedule.cached or schedule.reduce_threads or schedule.stages > 1 or not has_windows(form):
         return False

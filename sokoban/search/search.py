@@ -25,7 +25,7 @@ from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
 from sokoban.search.bands import in_bands
-from sokoban.search.columns import UNROLL, adjacent, instruction_at, schedule_at, shared_table, tile_table
+from sokoban.search.columns import UNROLL, adjacent, schedule_at, shared_table, tile_table
 from sokoban.search.padding import bank_padding
 from sokoban.search.screen import block_seconds, efficient, schedule_seconds
 from sokoban.search.space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
@@ -323,4 +323,4 @@ def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
     order = order[np.isfinite(seconds[order])]
     _, first = np.unique(_keys(table, tiles_only=True)[order], axis=0, return_index=True)
     ranked = order[np.sort(first)].tolist()
-    return np.array(with_fall_back(ranked, top_k, lambda row: instruction_at(table, row))[:top_k], dtype=np.int64)
+    return np.array(with_fall_back(ranked, top_k, table.instruction_at)[:top_k], dtype=np.int64)

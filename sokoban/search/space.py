@@ -13,7 +13,8 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, is_mma, most_sums
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, most_sums
 from sokoban.schedule.table import Bools, Ints
 
 #: Share of an axis that padding to whole tiles may add.
@@ -46,14 +47,14 @@ class Family:
         staged: tensors in shared memory.
         whole_reduction: the reduction is one step; nothing is fetched step by step.
         roles: the axes of a matrix product, where a warp computes it by matrix instructions.
-        instruction: which of them; empty where there are none.
+        instruction: what computes its tiles.
     """
 
     name: str
     staged: tuple[str, ...] = ()
     whole_reduction: bool = False
     roles: MatrixRoles | None = None
-    instruction: str = ""
+    instruction: Instruction = Instruction.FMA
 
     def fragment(self, axis: str) -> int:
         """What every tile's size along ``axis`` is a multiple of."""
@@ -134,7 +135,7 @@ def thread_tiles(form: KernelForm, device: DeviceSpec, family: Family, blocks: I
     limits, lanes = device.limits, device.warp_lanes
     most_owners = limits.threads_per_block // (lanes if family.roles else 1)
     most_values = limits.registers_per_thread_usable * (lanes if family.roles else 1)
-    if is_mma(family.instruction):
+    if family.instruction.is_mma:
         most_values = most_sums(form, device)
     largest = LARGEST_WARP_AXIS if family.roles else LARGEST_THREAD_AXIS
     rows = np.arange(len(blocks))
