@@ -146,7 +146,7 @@ class _Ranking:
         if staged.any():
             stages = np.concatenate([plain.stages, *(np.full(len(pipelined), n) for n, _ in variants)])
             past = np.concatenate([plain.asynchronous, *(np.full(len(pipelined), past) for _, past in variants)])
-            table = with_layouts(plain.rows(rows), staged[rows], stages, past)
+            table = with_layouts(plain.candidates(rows), staged[rows], stages, past)
         padding = bank_padding(table, device)
         estimates = estimate(table.with_padding(padding), device)
         order = np.argsort(estimates.seconds, kind="stable")

@@ -36,7 +36,9 @@ def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
     model = _MODELS[device.teu.lane]
     if table.count <= _CHUNK:
         return model(table, device)
-    return EstimateTable.join([model(table.rows(slice(i, i + _CHUNK)), device) for i in range(0, table.count, _CHUNK)])
+    return EstimateTable.join(
+        [model(table.candidates(slice(i, i + _CHUNK)), device) for i in range(0, table.count, _CHUNK)]
+    )
 
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.

@@ -145,7 +145,7 @@ def sum_loops(form: KernelForm, axis: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class VectorTiles:
+class CpuTiles:
     """The schedules of a table that have the same vector axis, cut up as the code generator does it.
 
     Attributes:
@@ -227,12 +227,12 @@ class VectorTiles:
         return math.prod(self.form.sizes[axis] for axis in self.form.reduced)
 
 
-def by_vector_axis(table: ScheduleTable, device: DeviceSpec) -> list[tuple[Ints, VectorTiles]]:
+def by_vector_axis(table: ScheduleTable, device: DeviceSpec) -> list[tuple[Ints, CpuTiles]]:
     """The rows of a table by their vector axis: positions, and their tiles."""
     form, lanes = table.form, lanes_of(table.form, device)
     axes = form.final.axes if form.kind == "tile" else form.spatial
     if len(axes) == 0:
-        return [(np.arange(table.count), VectorTiles(table, "", lanes))]
+        return [(np.arange(table.count), CpuTiles(table, "", lanes))]
     chosen = np.full(table.count, len(axes) - 1)
     for position, axis in enumerate(axes):
         # The last one that fills a vector stays; where none does, the last axis was there from the start.
@@ -245,6 +245,6 @@ def by_vector_axis(table: ScheduleTable, device: DeviceSpec) -> list[tuple[Ints,
     found = []
     for position in np.unique(chosen).tolist():
         where = np.flatnonzero(chosen == position)
-        part = table if len(where) == table.count else table.rows(where)
-        found.append((where, VectorTiles(part, axes[position], lanes)))
+        part = table if len(where) == table.count else table.candidates(where)
+        found.append((where, CpuTiles(part, axes[position], lanes)))
     return found

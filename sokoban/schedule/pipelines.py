@@ -102,17 +102,17 @@ def with_layouts(
 def fetched_ahead(table: ScheduleTable, device: DeviceSpec) -> list[ScheduleTable]:
     """The fully staged schedules of one stage with more, in their own steps and in shorter ones: with no load to wait
     for, a step need not be long."""
-    rows = table.rows(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
+    rows = table.candidates(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
     if not rows.count:
         return []
     found = []
     for stages, past in pipeline_variants(table.form, device):
         ahead = replace(rows, stages=np.full(rows.count, stages), asynchronous=np.full(rows.count, past))
-        found.append(ahead.rows(np.flatnonzero(ahead.step_count > 1)))
+        found.append(ahead.candidates(np.flatnonzero(ahead.step_count > 1)))
         for parts in (2, 4):
             step = _shortened(ahead, parts)
             changed = np.flatnonzero(np.any([step[axis] != ahead.step[axis] for axis in step], axis=0))
-            found.append(replace(ahead, step=step).rows(changed))
+            found.append(replace(ahead, step=step).candidates(changed))
     return [part for part in found if part.count]
 
 

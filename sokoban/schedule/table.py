@@ -136,7 +136,7 @@ class ScheduleTable:
         other.__dict__.update(self.__dict__, raster=raster)
         return other
 
-    def rows(self, which: slice | Ints) -> ScheduleTable:
+    def candidates(self, which: slice | Ints) -> ScheduleTable:
         """Some rows, in the order given."""
         return _from_columns([self], lambda columns: columns[0][which])
 

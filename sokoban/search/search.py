@@ -90,14 +90,14 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     scored, seconds = _score(join(tables), device)
     count = scored.count
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    running = scored.rows(best[np.isfinite(seconds[best])])
+    running = scored.candidates(best[np.isfinite(seconds[best])])
     variants = join([_variants(running, device), *_longer_pipelines(running)])
     if variants.count:
         more, more_seconds = _score(variants, device)
         count += more.count
-        scored, seconds = join([scored.rows(best), more]), np.concatenate([seconds[best], more_seconds])
+        scored, seconds = join([scored.candidates(best), more]), np.concatenate([seconds[best], more_seconds])
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    ahead = fetched_ahead(scored.rows(best[np.isfinite(seconds[best])]), device)
+    ahead = fetched_ahead(scored.candidates(best[np.isfinite(seconds[best])]), device)
     if ahead:
         more, more_seconds = _score(join(ahead), device)
         count += more.count
@@ -105,7 +105,7 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     chosen = _distinct_best(scored, seconds, top_k)
     if not len(chosen):
         raise _nothing_fits(form, device)
-    final = scored.rows(chosen)
+    final = scored.candidates(chosen)
     raster, predictions = in_bands(final, np.arange(final.count), estimate(final, device), device)
     final = final.with_raster(raster)
     ranked = np.argsort(predictions.seconds, kind="stable").tolist()
@@ -231,7 +231,7 @@ def _score(table: ScheduleTable, device: DeviceSpec) -> tuple[ScheduleTable, Flo
     """RATIONAL's time of every row, after the storage padding that its bank conflicts ask for."""
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
-        part = table.rows(slice(start, start + CHUNK))
+        part = table.candidates(slice(start, start + CHUNK))
         padded = part.with_padding(bank_padding(part, device)) if part.form.kind == "tile" else part
         seconds.append(estimate(padded, device).seconds)
         parts.append(padded)
@@ -243,7 +243,7 @@ def _variants(table: ScheduleTable, device: DeviceSpec) -> ScheduleTable:
     read in place."""
     form = table.form
     plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.kind == "tile" else np.arange(0)
-    table = table.rows(plain)
+    table = table.candidates(plain)
     if not table.count:
         return table
     found = [_threaded(table, wanted) for wanted in _inner_choices(form)]
@@ -253,7 +253,7 @@ def _variants(table: ScheduleTable, device: DeviceSpec) -> ScheduleTable:
         for name in names:
             cached = {**table.cached, name: np.zeros(table.count, dtype=bool)}
             some = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
-            found += [_in_place(replace(other, cached=cached)).rows(some) for other in [table, *found[:2]]]
+            found += [_in_place(replace(other, cached=cached)).candidates(some) for other in [table, *found[:2]]]
     return _without_repeats(join(found))
 
 
@@ -264,7 +264,7 @@ def _in_place(table: ScheduleTable) -> ScheduleTable:
 
 def _longer_pipelines(table: ScheduleTable) -> list[ScheduleTable]:
     """The rows by ``mma.sync``, with more stages."""
-    pipelined = table.rows(np.flatnonzero(table.mma & ~table.wgmma))
+    pipelined = table.candidates(np.flatnonzero(table.mma & ~table.wgmma))
     return [replace(pipelined, stages=np.full(pipelined.count, stages)) for stages in MMA_STAGES[1:]]
 
 
@@ -296,7 +296,7 @@ def _resized(table: ScheduleTable, axis: str, device: DeviceSpec) -> list[Schedu
     halved, doubled = {**table.block, axis: np.maximum(1, block // 2)}, {**table.block, axis: block * 2}
     launched = can_launch(table.form, device, np.stack(list(halved.values()), axis=1))
     smaller = smaller[launched[smaller]]
-    return [replace(table, block=halved).rows(smaller), replace(table, block=doubled).rows(larger)]
+    return [replace(table, block=halved).candidates(smaller), replace(table, block=doubled).candidates(larger)]
 
 
 def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
@@ -314,7 +314,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
 def _without_repeats(table: ScheduleTable) -> ScheduleTable:
     """Every schedule once, the first of each."""
     _, first = np.unique(_keys(table, tiles_only=False), axis=0, return_index=True)
-    return table.rows(np.sort(first))
+    return table.candidates(np.sort(first))
 
 
 def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
