@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from hal.support.errors import InputError
-from sokoban.language.checks import check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.named import NAMED_OPERATORS
@@ -43,7 +43,6 @@ from sokoban.language.named.base import (
 from sokoban.language.parser import parse_program
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
-MAX_NAME_LENGTH = 100
 
 PadValue = float | Literal["inf", "-inf"]
 

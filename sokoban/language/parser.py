@@ -14,17 +14,11 @@ from hal.support.errors import InputError
 from sokoban.language.checks import (
     MAX_AXIS_SIZE,
     MAX_ELEMENTS,
-    MAX_NAME_LENGTH,
-    NAME_PATTERN,
-    RESERVED_NAMES,
     accumulate_dtype,
-    check_accumulate,
     check_dtype,
-    check_name,
     check_shape,
     check_sizes,
     reach,
-    shown,
 )
 from sokoban.language.expression import (
     RESULT_DTYPE,
@@ -42,33 +36,9 @@ from sokoban.language.expression import (
     used_axes,
     walk,
 )
-from sokoban.language.grammar import GRAMMAR, MAX_NESTING, MAX_STATEMENTS, MAX_TEXT_BYTES, Node, parse_tree
+from sokoban.language.grammar import parse_tree
 from sokoban.language.names import unused_name
-from sokoban.language.statements import REDUCERS, Pads, build_statements
-
-__all__ = [
-    "GRAMMAR",
-    "MAX_AXIS_SIZE",
-    "MAX_ELEMENTS",
-    "MAX_NAME_LENGTH",
-    "MAX_NESTING",
-    "MAX_STATEMENTS",
-    "MAX_TEXT_BYTES",
-    "NAME_PATTERN",
-    "REDUCERS",
-    "RESERVED_NAMES",
-    "Node",
-    "Pads",
-    "check_accumulate",
-    "check_dtype",
-    "check_name",
-    "check_shape",
-    "check_sizes",
-    "parse_program",
-    "parse_tree",
-    "shown",
-    "unused_name",
-]
+from sokoban.language.statements import Pads, build_statements
 
 
 def parse_program(

@@ -26,10 +26,10 @@ from sokoban.schedule.table import Ints, ScheduleTable, product
 PARTIAL_SUMS = 8
 
 
-def lane_axis(form: KernelForm) -> str:
-    """The row axis that lanes lie along; "" where they lie along the columns."""
-    last = form.final.axes[-1] if form.final.axes else ""
-    return last if form.kind == "rows" and last in form.spatial else ""
+def lane_axis(form: KernelForm) -> str | None:
+    """The row axis that lanes lie along; None where they lie along the columns, and for kernels without rows."""
+    last = form.final.axes[-1] if form.final.axes else None
+    return last if form.kind == "rows" and last in form.spatial else None
 
 
 #: Elements that a row of a staged box is lengthened by where its bytes are a multiple of `CONFLICT_BYTES`.
