@@ -16,15 +16,13 @@ from sokoban.kernel.instructions import depends, value_instructions
 from sokoban.language.expression import Call, Constant, Load, Reduction, Tensor, Value, loads, rewrite, walk
 from sokoban.schedule.accesses import VECTOR_BYTES
 
-#: Vectors that a thread loads before it uses the first, at least so many and at least so many columns: as many loads
-#: under way as hide the latency of memory.
+#: Least vectors, and least columns, that a thread loads before it uses the first: so many loads under way hide the
+#: latency of memory.
 LEAST_LOADS = 4
 LEAST_COLUMNS = 16
 
-
-#: Registers for the part of a row that a thread keeps: with the rest of it four blocks of 256 threads still fit.
+#: Registers for the part of a row that a thread keeps: with all others, four blocks of 256 threads still fit a unit.
 KEPT_REGISTERS = 32
-
 
 #: Instructions from which on a value is worth the registers that remember it for a later statement.
 REMEMBERED_INSTRUCTIONS = 8.0
@@ -41,9 +39,9 @@ class RowPlan:
         values: what is computed: by the reductions in order, then by the final statement.
         reads: loads of input tensors along a row, by statement.
         vector: adjacent columns that a thread takes at a time.
-        vectors: of a row.
-        turns: vectors of a thread, the last turn may leave some threads out.
-        wide: loads whose vectors are one access each.
+        vectors: vectors of a row.
+        turns: vectors of a thread; the last turn may leave some threads out.
+        wide: loads that read a vector by one access.
         stores_wide: the results of a vector are stored by one access.
         kept: loads that are read from memory once, and from registers by later statements.
         remembered: the body of a reduction whose values later statements find in registers, as :data:`REMEMBERED`;
@@ -67,7 +65,15 @@ def row_columns(form: KernelForm) -> tuple[str, ...]:
 
 
 def row_plan(form: KernelForm, threads: int) -> RowPlan:
-    """How ``threads`` threads walk a row of ``form``."""
+    """How ``threads`` threads walk a row of ``form``.
+
+    >>> from sokoban.kernel.form import kernel_form
+    >>> from sokoban.language.parser import parse_program
+    >>> text = "M[i] = max(j, X[i,j]); S[i] = sum(j, exp(X[i,j] - M[i])); Y[i,j] = exp(X[i,j] - M[i]) / S[i]"
+    >>> plan = row_plan(kernel_form(parse_program(text, {"i": 64, "j": 1024}, {})), threads=128)
+    >>> plan.vector, plan.vectors, plan.turns, len(plan.kept)
+    (4, 256, 2, 1)
+    """
     columns = row_columns(form)
     values = tuple(_reciprocals(statement.value, columns) for statement in (*form.reductions, form.final))
     reads = _reads(form, values)
@@ -132,8 +138,10 @@ def _reads(form: KernelForm, values: tuple[Value, ...]) -> tuple[tuple[Load, ...
 
 
 def _reciprocals(value: Value, columns: tuple[str, ...]) -> Value:
-    """``value`` with one division per row in place of one per column: by what a row has once, ``x / s`` is
-    ``x * (1 / s)``, which may round once more."""
+    """``value`` with one division per row in place of one per column.
+
+    ``x / s`` becomes ``x * (1 / s)`` where ``s`` is the same all along a row, which may round once more.
+    """
     if isinstance(value, Reduction):
         return Reduction(value.function, value.axes, _reciprocals(value.body, columns))
     if not isinstance(value, Call):
@@ -174,6 +182,7 @@ def _stored_width(form: KernelForm, columns: tuple[str, ...]) -> int:
 
 
 def _largest(tensor: Tensor, columns: int) -> int:
+    """Elements of the widest access that divides a row of ``columns`` and the tensor's innermost dimension."""
     width = max(1, VECTOR_BYTES // tensor.element_bytes)
     while width > 1 and (columns % width or tensor.shape[-1] % width):
         width //= 2

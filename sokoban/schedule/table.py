@@ -1,4 +1,4 @@
-"""Many schedules of one operator as NumPy columns: a candidate is a row."""
+"""Many schedules of one operator as NumPy columns, one entry per candidate."""
 
 from __future__ import annotations
 
@@ -39,7 +39,11 @@ def instruction_numbers(instructions: Iterable[Instruction]) -> Ints:
 
 
 def one(values: object) -> float:
-    """The entry of an array that has one."""
+    """The entry of an array that has a single one.
+
+    >>> one(np.array([[2.5]]))
+    2.5
+    """
     return float(np.ravel(np.asarray(values))[0])
 
 
@@ -53,8 +57,11 @@ class ScheduleTable:
     """Columns of ``count`` schedules of one operator; every array has one entry per schedule.
 
     Attributes:
-        block, thread, vthreads: elements or counts by spatial axis, as in :class:`TileSchedule`.
-        step: elements by reduction axis.
+        form: the operator.
+        block: elements per block, by spatial axis.
+        thread: adjacent elements per thread, by spatial axis.
+        vthreads: strided copies per thread, by spatial axis.
+        step: elements per step, by reduction axis.
         reduce_threads: threads along the reduction, all axes together.
         cached: whether a tensor is staged in shared memory, by tensor.
         padding: storage padding of staged tiles in elements, by tensor.
@@ -62,9 +69,10 @@ class ScheduleTable:
             missing, stand for the widest legal access.
         unroll: largest number of inner-loop iterations that the code generator unrolls; 0 leaves all of it to the
             compiler.
-        inner_thread, inner_step: the parts of ``thread`` and ``step`` in the innermost loops, by axis; a missing axis
-            is all of ``thread`` or of ``step``. The loops of a thread are, outermost first: what is left of the step,
-            what is left of the thread's elements, ``inner_step``, ``inner_thread``, the virtual threads.
+        inner_thread: the part of ``thread`` in the innermost loops, by axis; all of it for a missing axis.
+        inner_step: the part of ``step`` in the innermost loops, by axis; all of it for a missing axis. The loops of a
+            thread are, outermost first: over parts of the step, over parts of the thread's elements, ``inner_step``,
+            ``inner_thread``, the virtual threads.
         stages: buffers of the staged tiles; 1 everywhere where it is left out.
         turned: whether a staged tile is stored turned, by tensor; a missing tensor is not.
         instruction: number of what computes the tiles, of :data:`INSTRUCTIONS`; multiply-adds everywhere where it is
@@ -125,23 +133,24 @@ class ScheduleTable:
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
-        """The same schedules with other storage padding; what was derived of the rest stays known."""
-        other = object.__new__(ScheduleTable)
-        other.__dict__.update(self.__dict__, padding=padding)
-        return other
+        """The schedules with other storage padding; what was derived from the other columns stays known."""
+        padded = object.__new__(ScheduleTable)
+        padded.__dict__.update(self.__dict__, padding=padding)
+        return padded
 
     def with_raster(self, raster: Ints) -> ScheduleTable:
-        """The same schedules in bands of other widths; what was derived of the rest stays known."""
-        other = object.__new__(ScheduleTable)
-        other.__dict__.update(self.__dict__, raster=raster)
-        return other
+        """The schedules in bands of other widths; what was derived from the other columns stays known."""
+        banded = object.__new__(ScheduleTable)
+        banded.__dict__.update(self.__dict__, raster=raster)
+        return banded
 
     def candidates(self, which: slice | Ints) -> ScheduleTable:
-        """Some rows, in the order given."""
+        """The schedules at some positions, in the order given."""
         return _from_columns([self], lambda columns: columns[0][which])
 
     @cached_property
     def count(self) -> int:
+        """Schedules of the table."""
         return len(self.reduce_threads)
 
     @cached_property
@@ -185,16 +194,19 @@ class ScheduleTable:
 
     @cached_property
     def register_tile(self) -> Mapping[str, Ints]:
+        """Elements of the output that a thread accumulates (a warp for matrix instructions), by spatial axis."""
         return {axis: self.thread[axis] * self.vthreads[axis] for axis in self.block}
 
     @cached_property
     def threads(self) -> Mapping[str, Ints]:
+        """Threads along each spatial axis; warps for matrix instructions."""
         return {axis: self.block[axis] // self.register_tile[axis] for axis in self.block}
 
     @cached_property
     def threads_per_block(self) -> Ints:
-        total = product(self.threads.values(), self.count) * self.reduce_threads
-        return np.where(self.warp_tile, total * 32, total) if self.has_warp_tiles else total
+        """Threads of a block, 32 for every tile of a warp."""
+        owners = product(self.threads.values(), self.count) * self.reduce_threads
+        return np.where(self.warp_tile, owners * 32, owners) if self.has_warp_tiles else owners
 
     @cached_property
     def _warps(self) -> dict[int, Ints]:
@@ -224,10 +236,12 @@ class ScheduleTable:
 
     @cached_property
     def block_count(self) -> Ints:
+        """Blocks of the launch."""
         return product(self.grid.values(), self.count)
 
     @cached_property
     def step_counts(self) -> Mapping[str, Ints]:
+        """Steps along each reduction axis."""
         return {axis: -(-self.form.sizes[axis] // step) for axis, step in self.step.items()}
 
     @cached_property
@@ -280,8 +294,10 @@ class ScheduleTable:
     def by_order(
         self, load: Load, of: Callable[[tuple[int, ...]], tuple[Any, ...]], lanes: bool = False
     ) -> tuple[Any, ...]:
-        """``of(order)`` for the order in which each schedule's tile of ``load`` is stored: arrays whose last axis has
-        the schedules, or the first one with ``lanes`` behind it."""
+        """``of(order)`` for the order of dimensions in which each schedule stores its tile of ``load``.
+
+        ``of`` gives arrays whose last axis has the schedules; with ``lanes`` their first one has, the lanes behind it.
+        """
         common, (order, other, turned) = self._orders(load)
         if common is not None:
             return of(common)
@@ -289,7 +305,8 @@ class ScheduleTable:
         return tuple(np.where(turned[:, None] if lanes else turned, a, b) for a, b in pairs)
 
     def _orders(self, load: Load) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
-        """The order in which all tiles of ``load`` are stored, if there is one; both orders and who is turned."""
+        """The order in which all tiles of ``load`` are stored, None where they differ; then the tensor's own order, the
+        turned one, and which schedules turn it (None where none says so)."""
         known = self._known_orders.get(load)
         if known is None:
             order, turned = tuple(range(len(load.indices))), self.turned.get(load.tensor)
@@ -346,8 +363,8 @@ class ScheduleTable:
                     width = np.gcd(self.thread[axis], 4)
             return (width,)
 
-        found: Ints = self.by_order(load, along)[0]
-        return found
+        widths: Ints = self.by_order(load, along)[0]
+        return widths
 
     @cached_property
     def block_tile(self) -> Mapping[str, Ints]:
@@ -386,28 +403,32 @@ def _listed(tensors: Sequence[str], lists: Sequence[tuple[str, ...]]) -> dict[st
 
 
 def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
-    """The rows of several tables of one operator, one table after the other."""
+    """The schedules of several tables of one operator, one table after the other."""
     return _from_columns(tables, np.concatenate)
 
 
 def _from_columns(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
     """A table whose every column is made of the same column of ``tables``."""
-    first, made = tables[0], {}
+    first, columns = tables[0], {}
     for each in fields(ScheduleTable):
         value = getattr(first, each.name)
         if isinstance(value, np.ndarray):
-            made[each.name] = make([getattr(table, each.name) for table in tables])
+            columns[each.name] = make([getattr(table, each.name) for table in tables])
         elif isinstance(value, Mapping):
-            made[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
-    return replace(first, **made)
+            columns[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
+    return replace(first, **columns)
 
 
 def product(columns: Iterable[Ints], count: int) -> Ints:
-    """Row-wise product of some columns; ones where there are none."""
+    """Entry-wise product of some columns of ``count`` entries; ones where there are none.
+
+    >>> product([np.array([2, 3]), np.array([5, 7])], count=2).tolist(), product([], count=2).tolist()
+    ([10, 21], [1, 1])
+    """
     total: Ints | None = None
     for column in columns:
         total = column if total is None else total * column
     if total is None:
         return np.ones(count, dtype=np.int64)
-    # A column that is the same for every row may be a single number.
+    # A column that is the same for every schedule may be a single number.
     return total if getattr(total, "shape", ()) == (count,) else np.broadcast_to(total, (count,))

@@ -21,25 +21,26 @@ from sokoban.schedule.tile import TileSchedule
 
 _T = TypeVar("_T")
 
-#: Compute capability that has the instruction: it is in none before, and in none after.
+#: The only compute capability that has the instruction: neither older nor newer boards do.
 CAPABILITY = (9, 0)
 
-#: Element types whose tiles are written here; the instruction takes narrower ones, too.
+#: Element types whose tiles are generated; the instruction takes narrower ones, too.
 DTYPES = ("float16", "bfloat16")
 ELEMENT_BYTES = 2
 
-#: Rows that a group multiplies, and those of a warp of it; widths of its tile that are generated.
+#: Rows that a group multiplies, and rows of each of its four warps.
 GROUP_ROWS, WARP_ROWS = 64, 16
+#: Columns of a group's tile that are proposed.
 WIDTHS = (64, 128, 192, 256)
 
-#: Groups of a block: four would leave a thread of the widest tile no registers besides its sums.
+#: Groups of a block that are proposed: with four, a thread of the widest tile has no registers besides its sums.
 GROUPS = (1, 2, 3, 4)
 
-#: Tiles lie in panels of rows of 128 bytes, as wide as the widest swizzle of the instruction. A step is as deep.
+#: Bytes of a panel's row: tiles lie in panels as wide as the widest swizzle of the instruction. A step is as deep.
 PANEL_BYTES = 128
 STEP = PANEL_BYTES // ELEMENT_BYTES
 
-#: Buffers of a pipeline: the products of one step and the one before occupy two, which leaves one to six for copies.
+#: Buffers of a pipeline: products of a step and of the one before it occupy two, which leaves one to six for copies.
 STAGES = (3, 4, 5, 6)
 LEAST_STAGES, MOST_STAGES = 3, 8
 
@@ -60,23 +61,35 @@ def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
 
 
 def warp_group_schedules(form: KernelForm, device: DeviceSpec) -> Iterator[TileSchedule]:
-    """Every tile and pipeline for the operator, but for larger tiles than the smallest of which more than half would be
-    padding; none where warp groups cannot multiply it. Whether they fit the device is left to the estimate."""
+    """Every tile and pipeline for an operator; none where warp groups cannot multiply it.
+
+    Tiles of which more than half would be padding are left out, but for the smallest. Whether a tile fits the device is
+    left to the estimate.
+    """
     roles = warp_group_roles(form, device)
     if roles is None:
         return
     for rows in (GROUP_ROWS * groups for groups in GROUPS):
         for width in WIDTHS:
-            most = max(GROUP_ROWS, 2 * form.sizes[roles.m]), max(WIDTHS[0], 2 * form.sizes[roles.n])
-            if rows <= most[0] and width <= most[1]:
+            most_rows = max(GROUP_ROWS, 2 * form.sizes[roles.m])
+            most_columns = max(WIDTHS[0], 2 * form.sizes[roles.n])
+            if rows <= most_rows and width <= most_columns:
                 yield from (_schedule(form, roles, rows, width, stages) for stages in STAGES)
 
 
 def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], Instruction | None]) -> list[_T]:
-    """Programs, best first. Where some of the first ``top_k`` need warp groups and none is by ``mma.sync``, the best
-    one that is has the last of these places, so that there is one to fall back on.
+    """Programs, best first, with one by ``mma.sync`` among the first ``top_k`` where some of those need warp groups.
+
+    Warp groups run on one generation of boards alone. Where none of the first ``top_k`` is by ``mma.sync``, the best
+    one that is takes the last of their places.
+
+    >>> ranked = [Instruction.WGMMA, Instruction.WGMMA, Instruction.FMA, Instruction.MMA_16X8X16]
+    >>> [str(instruction) for instruction in with_fall_back(ranked, 2, lambda program: program)]
+    ['wgmma_64xNx16', 'mma_16x8x16', 'wgmma_64xNx16', 'fma']
 
     Args:
+        ranked: the programs, best first.
+        top_k: programs that are asked for.
         instruction: of a program; None for programs that are not one kernel.
     """
 
