@@ -19,7 +19,7 @@ import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
 from daydream.operators.convolutions import Convolutions, is_convolution, only
-from daydream.operators.shapes import PRODUCTS, Direction, Part, Work, describe, inputs_of
+from daydream.operators.shapes import PRODUCTS, Direction, Work, WorkPart, describe, inputs_of
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -339,7 +339,7 @@ class PartPrice:
 _KNOWN: dict[tuple[Any, ...], PartPrice] = {}
 
 
-def _part_key(part: Part, dtype: str) -> tuple[str, Direction]:
+def _part_key(part: WorkPart, dtype: str) -> tuple[str, Direction]:
     data = part.data | {"dtype": dtype} if dtype else part.data
     return json.dumps(data), part.direction
 

@@ -68,9 +68,8 @@ class ChainProgram:
         return self.composition
 
     @property
-    def instruction(self) -> str:
-        """Empty, as several kernels have no instruction in common."""
-        return ""
+    def instruction(self) -> None:
+        """None, as several kernels have no instruction in common."""
 
     @property
     def main(self) -> ProgramPart:

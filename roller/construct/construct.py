@@ -189,7 +189,7 @@ class _Variants:
         if staged.any():
             stages = np.concatenate([table.stages, *(np.full(len(ahead), count) for count, _ in pipelines)])
             past = np.concatenate([table.asynchronous, *(np.full(len(ahead), past) for _, past in pipelines)])
-            table = with_layouts(table.rows(candidate), staged[candidate], stages, past)
+            table = with_layouts(table.candidates(candidate), staged[candidate], stages, past)
         return _Variants(
             schedules=schedules,
             candidate=candidate,

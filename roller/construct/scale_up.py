@@ -16,7 +16,8 @@ from roller.construct.alignment import aligned_axis_sizes, default_rules
 from roller.construct.performance import Costs, MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
-from sokoban.kernel.matrix import MMA_STAGES, WMMA, is_mma
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MMA_STAGES
 from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.tile import Sizes, TileSchedule
 
@@ -69,7 +70,8 @@ class ScaleUp:
     ) -> None:
         """``costs``: what tiles cost, as far as it is known; see :class:`MicroModel`."""
         device, product = placed.device, placed.product if matrix else None
-        roles, self.instruction = (None, "fma") if product is None else product
+        roles = None if product is None else product.roles
+        self.instruction = Instruction.FMA if product is None else product.instruction
         self.space, self.placed, self.device, self.epsilon, self.roles = space, placed, device, epsilon, roles
         self.limits, self.lanes = device.limits, device.warp_lanes
         fragments = (
@@ -146,7 +148,7 @@ class ScaleUp:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
         if self.roles is None:
             return self.limits.registers_per_thread_usable
-        if is_mma(self.instruction):
+        if self.instruction.is_mma:
             other = self.placed.mma_other_registers
             return (self.limits.registers_per_thread - other) * self.lanes
         return self.limits.registers_per_thread_usable * self.lanes
@@ -363,7 +365,7 @@ class ScaleUp:
     ) -> Iterator[Candidate]:
         """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
         candidate = self._candidate(register_shape, shared_shape, reasons)
-        if not is_mma(candidate.schedule.instruction):
+        if not candidate.schedule.instruction.is_mma:
             yield candidate
             return
         for stages in MMA_STAGES:
@@ -381,12 +383,12 @@ class ScaleUp:
             vthreads=virtual,
             step=pairs[space.spatial_count :],
             cached=self.staged,
-            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == WMMA else (),
+            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == Instruction.WMMA else (),
             instruction=instruction,
         )
         return Candidate(
             schedule,
-            "scale up" if instruction == "fma" else "scale up, Tensor Core",
+            "scale up" if instruction == Instruction.FMA else "scale up, Tensor Core",
             self.epsilon,
             reasons,
             (register_shape, shared_shape),

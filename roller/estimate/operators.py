@@ -30,6 +30,7 @@ from roller.programs import find_programs, finder_of
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
 Implementation = Literal["best", "library"]
@@ -338,7 +339,7 @@ def _gpu_texts(schedule: Mapping[str, Any]) -> list[str]:
     texts.append(f"thread {sizes_text(tuple(thread.items()))}")
     if schedule["step"]:
         texts.append(f"step {sizes_text(tuple(schedule['step'].items()))}")
-    if schedule["instruction"] != "fma":
+    if schedule["instruction"] != Instruction.FMA:
         texts.append(schedule["instruction"])
     return texts
 

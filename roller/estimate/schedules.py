@@ -13,7 +13,6 @@ from rich.table import Table
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.text.quantities import count_text, time_text
-from sokoban.kernel.matrix import is_mma
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.model.estimates import Estimate, EstimateTable
@@ -107,7 +106,7 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     product = placed.product
     if not table.has_warp_tiles or product is None:
         return table.warp_tile
-    by_warp = table.mma & (not is_mma(product.instruction))
+    by_warp = table.mma & (not product.instruction.is_mma)
     return np.where(table.wgmma, placed.warp_group_roles is None, by_warp)
 
 

@@ -81,7 +81,7 @@ def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Itera
     )
     yield from stage_bars(estimate, meanings)
     placed = PlacedForm(form, device)
-    rate, name = placed.ordinary_rate if program.schedule.instruction == "fma" else placed.rate
+    rate, name = placed.ordinary_rate if not program.schedule.uses_matrix else placed.rate
     useful = f"{si_text(form.compulsory_bytes / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * form.compulsory_bytes / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"

@@ -35,7 +35,6 @@ from roller.text.quantities import (
     wrapped,
 )
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, is_mma
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
@@ -162,7 +161,7 @@ def _story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -
         yield from wrapped(meaning)
     yield from wrapped(_epsilon(program))
     space = TileSpace.of(form)
-    uses_matrix = program.schedule.instruction != "fma"
+    uses_matrix = program.schedule.uses_matrix
     placed = PlacedForm(form, device)
     rate = (placed.rate if uses_matrix else placed.ordinary_rate).flops
     model = MicroModel(space, device, rate, float(form.body_operations))
@@ -333,7 +332,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
     yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     yield from wrapped(
         f"a {owner} computes {sizes_text(tuple(schedule.register_tile.items()))}, "
         f"about {estimate.registers} registers per thread"
@@ -369,7 +368,7 @@ def _buffers(schedule: TileSchedule) -> str:
 
 
 def _without_padding(schedule: TileSchedule) -> str:
-    swizzled = is_mma(schedule.instruction) or schedule.instruction == WGMMA
+    swizzled = schedule.instruction.is_swizzled
     return "swizzled against bank conflicts" if swizzled else "no bank conflicts to pad against"
 
 

@@ -14,7 +14,8 @@ from codegen.gpu.matrix.operands import OperandTile
 from hal.spec.device import DeviceSpec
 from roller.inspect.disassembly import HotLoop
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, WGMMA, is_mma, swizzle_of
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, swizzle_of
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.gpu import stages
@@ -93,7 +94,7 @@ def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot
         for load in form.body_loads
         if one(taken.table.cached[load.tensor]) and (load in taken.reads or _is_matrix(taken))
     )
-    if _is_matrix(taken) and not is_mma(schedule.instruction):
+    if _is_matrix(taken) and not schedule.instruction.is_mma:
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
     if form.kind != "tile" or form.reduction is None:
         return ModelView(None, None, "RATIONAL assumes a density for reductions of tiles alone", banks)
@@ -181,12 +182,12 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
     banks, bank_bytes = _banks(taken.device)
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
     columns = int(one(table.extents(load)[-1])) + int(one(table.padding[load.tensor]))
-    if is_mma(schedule.instruction):
+    if schedule.instruction.is_mma:
         return _addressed_use(taken, load, columns)
-    row_bytes = PANEL_BYTES if schedule.instruction == WGMMA else columns * element_bytes
+    row_bytes = PANEL_BYTES if schedule.instruction == Instruction.WGMMA else columns * element_bytes
     rows = np.arange(_MATRIX_ROWS, dtype=np.int64)
     pieces = rows * row_bytes // _MATRIX_ROW_BYTES
-    if schedule.instruction == WGMMA:
+    if schedule.instruction == Instruction.WGMMA:
         divisor, count = swizzle_of(row_bytes // _MATRIX_ROW_BYTES)
         pieces = pieces + rows // divisor % count
     passes = busiest_bank(pieces[None, :], max(1, banks * bank_bytes // _MATRIX_ROW_BYTES))

@@ -12,7 +12,7 @@ from sokoban.schedule.tile import TileSchedule
 def gpu_schedule_text(schedule: TileSchedule) -> str:
     """A schedule whose lanes are threads: ``block m=64 n=64 · thread m=4 n=8 · step k=8``."""
     text = f"block {short_sizes(schedule.block)}"
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     tile = short_sizes(tuple(schedule.register_tile.items()))
     text += f" · {owner} {tile}" if tile != "of one" else ""
     if schedule.step and schedule.cached:

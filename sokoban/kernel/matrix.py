@@ -14,6 +14,7 @@ from itertools import product
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import Call, Load, Reduction, TensorExpr
 
 #: Bytes of the depth that ``mma.sync`` multiplies at a time, whatever the element type: two words of every lane.
@@ -47,9 +48,9 @@ class MatrixType:
         return DEPTH_BYTES // self.element_bytes
 
     @property
-    def mma(self) -> str:
-        """The instruction by what a warp multiplies at a time: ``mma_16x8x16``."""
-        return f"mma_16x8x{self.depth}"
+    def mma(self) -> Instruction:
+        """The ``mma.sync`` that multiplies it: ``mma_16x8x16`` for halves."""
+        return Instruction(f"mma_16x8x{self.depth}")
 
 
 #: By name. TensorFloat-32 (``tfloat32``) is how products of float32 may be multiplied, stored as float32.
@@ -64,15 +65,6 @@ MATRIX_TYPES = {
         MatrixType("float8_e5m2", "float32", (8, 9)),
     )
 }
-
-#: Matrix instructions that code is generated for, by what a warp multiplies at a time: fragments of ``nvcuda::wmma``,
-#: whose layout is the hardware's secret, and ``mma.sync`` with operands by ``ldmatrix`` and asynchronous copies.
-WMMA = "wmma_16x16x16"
-MMA_INSTRUCTIONS = tuple(sorted({kind.mma for kind in MATRIX_TYPES.values()}))
-
-#: What a warp group of sm_90a multiplies at a time (``wgmma``): 64 rows by all columns of its tile by a depth of 16,
-#: operands in shared memory (:mod:`sokoban.schedule.warp_groups`).
-WGMMA = "wgmma_64xNx16"
 
 #: Edge of a fragment in elements; two 16x8 products side by side make one, too. Its depth is the type's own
 #: (:attr:`MatrixRoles.depth`), with ``wmma`` as many.
@@ -119,12 +111,7 @@ def swizzle_of(pieces: int) -> tuple[int, int]:
     return BANK_PIECES // count, count
 
 
-def is_mma(instruction: str) -> bool:
-    """Whether a schedule's instruction is ``mma.sync``, whatever the depth."""
-    return instruction in MMA_INSTRUCTIONS
-
-
-def instruction_for(device: DeviceSpec, dtype: str) -> str | None:
+def instruction_for(device: DeviceSpec, dtype: str) -> Instruction | None:
     """The matrix instruction that products of ``dtype`` (of :data:`MATRIX_TYPES`) are written with for ``device``; None
     where it has none, or none that code is generated for."""
     if device.matrix_instruction(dtype) is None:
@@ -132,7 +119,7 @@ def instruction_for(device: DeviceSpec, dtype: str) -> str | None:
     kind = MATRIX_TYPES[dtype]
     if device.compute_capability is not None and tuple(device.compute_capability) >= kind.capability:
         return kind.mma
-    return WMMA if kind.wmma else None
+    return Instruction.WMMA if kind.wmma else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

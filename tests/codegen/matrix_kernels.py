@@ -15,6 +15,7 @@ from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
 from codegen.tir.lowered import Lowered
 from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -41,7 +42,7 @@ def schedule_of(
         cached=operands,
         vector=sizes(dict.fromkeys(operands, 8)),
         padding=sizes(dict.fromkeys(operands, padding)),
-        instruction="wmma_16x16x16",
+        instruction=Instruction.WMMA,
     )
     return schedule.with_(**changes)
 

@@ -63,7 +63,7 @@ def test_blocks_that_run_together_cover_what_their_order_says(raster: int, block
     assert reached[0] <= covered[0] and reached[1] <= covered[1]
     # No more blocks than there are, and more than half of them.
     assert min(blocks, len(order)) / 2 < max(1, reached[0]) * max(1, reached[1]) <= blocks
-    plain = super_tile(table.rows(np.array([1])), np.array([blocks]))
+    plain = super_tile(table.candidates(np.array([1])), np.array([blocks]))
     assert int(together.tile["m"][1]) == int(plain.tile["m"][0]) and together.rounds[1] == plain.rounds[0]
 
 

@@ -265,7 +265,7 @@ def test_rows_come_back_as_the_schedules_they_were() -> None:
         matmul_schedule((16, 16), (1, 2), 256, cached=("A",), vector=(("A", 4),)),
     ]
     table = ScheduleTable.of(FORMS["matmul"], given_schedules)
-    turned = join([table, table]).rows(np.array([3, 0]))
+    turned = join([table, table]).candidates(np.array([3, 0]))
     back = [schedule_at(turned, row) for row in range(2)]
     assert [s.padding for s in back] == [(), (("A", 1),)]
     assert [(s.block, s.register_tile, s.step, s.cached) for s in back] == [
