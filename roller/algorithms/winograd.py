@@ -351,8 +351,9 @@ class _Layout:
 # What it takes
 
 
-def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
+def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The convolution by tiles of 2x2 and of 4x4 outputs, or why that cannot gain anything over ``direct``."""
+    form = placed.form
     found = convolution_of(form)
     if found is None:
         return Considered(NAME, declined="it is no 3x3 convolution of stride 1")
@@ -362,11 +363,11 @@ def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Consider
     programs, reasons = [], []
     for size in MATRICES:
         tiles = Tiles(size)
-        reason = _too_slow(form, found, device, direct, tiles)
+        reason = _too_slow(placed, found, direct, tiles)
         if reason:
             reasons.append(reason)
         else:
-            programs.append(_program(form, device, tiles))
+            programs.append(_program(form, placed.device, tiles))
     programs.sort(key=lambda program: program.estimate.seconds)
     return Considered(NAME, tuple(programs), "" if programs else "; ".join(reasons))
 
@@ -382,8 +383,9 @@ def _declined(form: KernelForm, found: Convolution) -> str:
     return ""
 
 
-def _too_slow(form: KernelForm, found: Convolution, device: DeviceSpec, direct: RProgram, tiles: Tiles) -> str:
+def _too_slow(placed: PlacedForm, found: Convolution, direct: RProgram, tiles: Tiles) -> str:
     """Why these tiles cannot be faster, from their traffic and arithmetic alone."""
+    form, device = placed.form, placed.device
     layout = _Layout.of(form, found, tiles.size)
     sizes, patches = form.sizes, math.prod(layout.grid)
     channels, filters = sizes[found.channels], sizes[found.filters]
@@ -392,9 +394,8 @@ def _too_slow(form: KernelForm, found: Convolution, device: DeviceSpec, direct: 
         return f"{tiles.text} needs a tensor of {most} elements, more than 32-bit indices reach"
     passed = 2 * 4 * layout.edge**2 * (patches * (channels + filters) + channels * filters)
     kept = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    rate = PlacedForm(form, device).rate.flops
     flops = 2.0 * layout.edge**2 * patches * channels * filters
-    least = max(flops / rate, passed / device.dram.bandwidth_bytes_per_second / 2)
+    least = max(flops / placed.rate.flops, passed / device.dram.bandwidth_bytes_per_second / 2)
     least += (passed / 2 + kept) / device.dram.bandwidth_bytes_per_second
     least += 4 * device.launch_overhead_seconds
     if least < direct.estimate.seconds:
