@@ -103,10 +103,10 @@ def compile_command(
         with progress(len(expressions), show=not as_json) as advance:
             finished = []
             for compiled in results:
-                directory = write_bundle(compiled, device, out)
+                bundle = write_bundle(compiled, device, out)
                 if as_json:
-                    click.echo(compiled_json(compiled, device, directory))
-                finished.append((compiled, directory))
+                    click.echo(compiled_json(compiled, bundle))
+                finished.append((compiled, bundle))
                 advance(compiled.expr.name)
     if not as_json:
         print_compiled(finished, device, time.perf_counter() - start)

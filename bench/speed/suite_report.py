@@ -90,7 +90,7 @@ def operator_result(compiled: CompiledOperator) -> OperatorResult:
         name=compiled.expr.name,
         programs=len(compiled.programs.direct),
         kernels=len(built),
-        cubins=sum(all(launch.binary is not None for launch in kernel.launches) for kernel in compiled.kernels),
+        cubins=sum(all(built.binary is not None for built in kernel.built.parts) for kernel in compiled.kernels),
         spills=tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
         verified=None if check is None else check.passed,
     )

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from codegen.bundle.manifest import KernelRecord
+from codegen.bundle.manifest import json_of
+from codegen.bundle.records import Bundle, KernelRecord
 from codegen.verify.result import Verification
 from hal.catalog import all_devices, provenance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.numbers import leaves
-from roller.compile.bundles import manifest
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
@@ -78,12 +77,12 @@ def print_line(text: str) -> None:
     _CONSOLE.print(text, markup=False, soft_wrap=True)
 
 
-def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Path) -> str:
+def compiled_json(compiled: CompiledOperator, bundle: Bundle) -> str:
     """One operator as one line of JSON: the manifest's kernels plus what this run took."""
-    record = manifest(compiled, device)
+    record, directory = bundle.manifest, bundle.directory
     kernels: list[dict[str, Any]] = []
     for entry in record.kernels:
-        kernel = msgspec.to_builtins(entry)
+        kernel = json_of(entry)
         kernel["source"] = str(directory / entry.source)
         kernel["binary"] = str(directory / entry.binary) if entry.binary else None
         kernel["schedule"] = str(directory / entry.schedule)
@@ -107,7 +106,7 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
     ).decode()
 
 
-def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: DeviceSpec, seconds: float) -> None:
+def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: DeviceSpec, seconds: float) -> None:
     """All kernels of a single operator, or the best kernel of every operator of a list."""
     table = Table(box=None, pad_edge=False)
     is_single = len(results) == 1
@@ -117,15 +116,15 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: Dev
         table.add_column(column, justify="right")
     for column in ("bound", "verified", "found by"):
         table.add_column(column)
-    for compiled, _ in results:
-        record = manifest(compiled, device)
-        for entry, kernel in zip(record.kernels, compiled.kernels, strict=True):
+    for compiled, bundle in results:
+        for entry, kernel in zip(bundle.kernels, compiled.kernels, strict=True):
             if not is_single and entry.rank > 1:
                 break
-            table.add_row(str(entry.rank) if is_single else record.name, *_kernel_cells(entry, kernel))
+            table.add_row(str(entry.rank) if is_single else bundle.name, *_kernel_cells(entry, kernel))
     print_table(table)
     operators = [compiled for compiled, _ in results]
-    folder = results[0][1] if is_single else results[0][1].parent
+    directory = results[0][1].directory
+    folder = directory if is_single else directory.parent
     count = sum(len(compiled.kernels) for compiled in operators)
     shares = ", ".join(_finding(operators))
     print_line(f"{count} kernels for {device.title} in {seconds:.1f} s ({shares}), written to {folder}")

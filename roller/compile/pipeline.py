@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
+from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
 from codegen.generators import engine_for
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
@@ -29,20 +29,15 @@ SPARES = 4
 
 @dataclass(frozen=True)
 class RankedKernel:
-    """A program as it was built: a kernel, or the kernels of a chain."""
+    """A program and what was built of it, kernel by kernel."""
 
     program: Program
-    built: BuiltKernel | BuiltChain
+    built: BuiltProgram
 
     @property
-    def launches(self) -> tuple[BuiltKernel, ...]:
-        """Its kernels in the order of their launches."""
-        return self.built.launches if isinstance(self.built, BuiltChain) else (self.built,)
-
-    @property
-    def parts(self) -> tuple[ProgramPart, ...]:
-        """Problem, schedule and estimate of each."""
-        return self.program.parts
+    def parts(self) -> tuple[tuple[ProgramPart, BuiltKernel], ...]:
+        """What every kernel computes, how and how fast, and the kernel, in the order of the launches."""
+        return tuple(zip(self.program.parts, self.built.parts, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +102,11 @@ class _Building:
     kernels: tuple[Future[BuiltKernel], ...]
     check: Future[Verification] | None
 
-    def result(self) -> BuiltKernel | BuiltChain:
+    def result(self) -> BuiltProgram:
         """What became of it; waits for it."""
-        built = tuple(future.result() for future in self.kernels)
-        return built[0] if len(built) == 1 else BuiltChain(built, self.check.result() if self.check else None)
+        kernels = tuple(future.result() for future in self.kernels)
+        # Kernels of a chain are checked together, never by themselves.
+        return BuiltProgram(kernels, kernels[0].verification if self.check is None else self.check.result())
 
 
 class _Job:
@@ -247,7 +243,7 @@ def entry_name(name: str) -> str:
     return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def _good(built: Sequence[BuiltKernel | BuiltChain]) -> int:
+def _good(built: Sequence[BuiltProgram]) -> int:
     return sum(not b.error and not b.spill_bytes for b in built)
 
 

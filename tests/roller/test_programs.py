@@ -147,7 +147,7 @@ def test_compiled_kernels_say_who_found_them(method: str) -> None:
     for result in results:
         wanted = find_programs(result.form, V100, 3, method).direct
         assert [kernel.program.schedule for kernel in result.kernels] == [program.schedule for program in wanted]
-        policies = [record.policy for record in manifest(result, V100).kernels]
+        policies = [record.policy for record in manifest(result, V100, None).kernels]
         assert policies == [program.policy for program in wanted]
 
 

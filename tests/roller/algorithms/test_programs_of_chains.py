@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import Bundle
 from codegen.compile.request import BuildRequest, BuiltKernel
 from codegen.verify.result import Verification
 from hal.catalog import load_device
@@ -19,7 +20,7 @@ from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS, ChainProgram, parse_algorithms
 from roller.cli import main
 from roller.command.tables import compiled_json, print_compiled
-from roller.compile.bundles import write_bundle
+from roller.compile.bundles import manifest, write_bundle
 from roller.compile.pipeline import compile_operators, verify_operators
 from roller.construct.program import RProgram
 from roller.estimate.operators import Item, SchedulePart, estimate_items
@@ -123,11 +124,11 @@ def compiled(operator: dict[str, Any], pool: Pool, **options: Any) -> Any:
 
 def test_a_bundle_lists_launches_workspace_and_files(tmp_path: Path) -> None:
     pool = Pool()
-    folder = write_bundle(compiled(TALL, pool), V100, tmp_path)
+    folder = write_bundle(compiled(TALL, pool), V100, tmp_path).directory
     record, bundle = read_manifest(folder), read_bundle(folder)
     best = record.kernels[0]
     assert best.policy.startswith("split-k, ") and best.verified
-    assert [launch.tensors for launch in best.launches] == [["A", "B", "C_slices"], ["C_slices", "C"]]
+    assert [launch.tensors for launch in best.launches] == [("A", "B", "C_slices"), ("C_slices", "C")]
     slices = int(best.policy.removeprefix("split-k, ").split()[0])
     assert best.workspace == {"C_slices": 4 * 64 * 64 * slices}
     assert best.seconds == pytest.approx(sum(launch.seconds for launch in best.launches), rel=1e-5)
@@ -157,7 +158,7 @@ def test_a_chain_that_spills_ranks_behind_kernels_that_do_not() -> None:
 
 def test_a_large_convolution_asks_for_its_tolerance(tmp_path: Path) -> None:
     deep = {**RESNET, "c": 1024, "f": 1024, "h": 7, "w": 7}
-    record = read_manifest(write_bundle(compiled(deep, Pool()), V100, tmp_path))
+    record = write_bundle(compiled(deep, Pool()), V100, tmp_path).manifest
     assert record.kernels[0].policy == "winograd, F(4x4, 3x3)"
     assert record.kernels[0].tolerance is not None and 1e-4 < record.kernels[0].tolerance < 1e-3
     assert list(record.kernels[0].workspace) == ["Y_filters", "Y_patches", "Y_products"]
@@ -177,11 +178,12 @@ def test_tables_and_json_tell_chains_apart(
     operator: dict[str, Any], count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = compiled(operator, Pool())
-    print_compiled([(result, tmp_path)], V100, 1.0)
+    bundle = Bundle(tmp_path, manifest(result, V100, None))
+    print_compiled([(result, bundle)], V100, 1.0)
     shown = capsys.readouterr().out
     assert f"{result.kernels[0].program.policy}: {count} kernels, the longest shown" in shown
     assert " ms algorithms)" in shown
-    record = json.loads(compiled_json(result, V100, tmp_path))
+    record = json.loads(compiled_json(result, bundle))
     assert record["algorithm_seconds"] > 0
     launches = record["kernels"][0]["launches"]
     assert [launch["source"] for launch in launches] == [
