@@ -71,6 +71,7 @@ def devices_command(name: str | None, as_json: bool) -> None:
 def compile_command(
     file: Path,
     device_name: str,
+    *,
     top_k: int,
     out: Path,
     jobs: int | None,
@@ -344,8 +345,8 @@ def inspect_command(kernel: Path, rank: int | None, architecture: str | None, li
     from roller.inspect.inspection import inspect_path
     from roller.inspect.page import inspection_text, json_line
 
-    for found in inspect_path(kernel, rank, architecture):
-        click.echo(json_line(found) if as_json else inspection_text(found, listing=listing), nl=as_json)
+    for inspection in inspect_path(kernel, rank, architecture):
+        click.echo(json_line(inspection) if as_json else inspection_text(inspection, listing=listing), nl=as_json)
 
 
 @main.command("schema")

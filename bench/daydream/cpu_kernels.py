@@ -38,7 +38,7 @@ def slowed(fast: Path, slow: Path) -> Path:
 
 
 def profiled(folder: Path) -> Path:
-    """The same folder, its kernels timed on this machine's cores."""
+    """The folder of bundles with its kernels timed on this machine's cores."""
     _run(*ROLLER, "profile", str(folder))
     return folder
 

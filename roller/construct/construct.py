@@ -18,7 +18,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.construct.cpu import VectorTiles
+from roller.construct.cpu import CpuScaleUp
 from roller.construct.flat import Flat
 from roller.construct.performance import Costs
 from roller.construct.program import Candidate, Construction, RProgram
@@ -26,8 +26,7 @@ from roller.construct.rtile import RTile, TileSpace
 from roller.construct.scale_up import ScaleUp
 from roller.construct.warp_groups import warp_group_candidates
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import check_float8, device_product, needs_matrix
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.pipelines import BODY_STATEMENTS, fully_staged, pipeline_variants, turned_tensors, with_layouts
@@ -64,9 +63,10 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         InputError: the device has no layer that holds even the smallest tile, or it cannot multiply the operator's
             element types.
     """
-    check_float8(form, device)
+    placed = PlacedForm(form, device)
+    placed.check()
     start = time.perf_counter()
-    proposals = Proposals(form, device)
+    proposals = Proposals(placed)
     ranking = _Ranking(proposals, top_k)
     epsilon = EPSILON_STEPS[0]
     for epsilon in EPSILON_STEPS:
@@ -74,7 +74,7 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         if ranking.considered >= min(top_k, ENOUGH) and len(ranking.best()) >= min(top_k, ENOUGH):
             break
     programs = ranking.best()
-    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(form, device, programs[0].estimate.seconds):
+    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(placed, programs[0].estimate.seconds):
         epsilon = IRREGULAR_EPSILON
         ranking.add(proposals.within(epsilon))
         programs = ranking.best()
@@ -90,13 +90,12 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
     )
 
 
-def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool:
+def _wants_padding(placed: PlacedForm, seconds: float) -> bool:
     """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
+    form = placed.form
     if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
         return False
-    rate, _ = arithmetic_rate(form, device)
-    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
-    return seconds > FAR_FROM_BOUND * bound + device.launch_overhead_seconds
+    return seconds > FAR_FROM_BOUND * placed.least_seconds + placed.device.launch_overhead_seconds
 
 
 class _Ranking:
@@ -121,9 +120,9 @@ class _Ranking:
     def best(self) -> tuple[RProgram, ...]:
         """Best first by predicted time; equal times keep the order in which construction proposed them."""
         if self._unscored:
-            new = self._scored(self._unscored)
+            scored = self._scored(self._unscored)
             self._unscored = []
-            together = [*self._best, *new]
+            together = [*self._best, *scored]
             if self._best:
                 together.sort(key=lambda program: program.estimate.seconds)
             self._best = tuple(with_fall_back(together, self.top_k, lambda program: program.instruction)[: self.top_k])
@@ -131,11 +130,11 @@ class _Ranking:
 
     def _scored(self, candidates: list[Candidate]) -> list[RProgram]:
         """The best of some candidates."""
-        space, device = self.proposals.space, self.proposals.device
-        variants = _Variants.of(space.form, device, [candidate.schedule for candidate in candidates])
-        estimates = estimate(variants.padded, device)
+        space, placed = self.proposals.space, self.proposals.placed
+        variants = _Variants.of(placed, [candidate.schedule for candidate in candidates])
+        estimates = estimate(variants.padded, placed)
         chosen = self._chosen(candidates, variants.candidate, estimates)
-        bands, predictions = in_bands(variants.padded, chosen, estimates, device)
+        bands, predictions = in_bands(variants.padded, chosen, estimates, placed)
         ranked = np.argsort(predictions.seconds, kind="stable").tolist()
         return [
             _program(
@@ -178,18 +177,19 @@ class _Variants:
     turned: tuple[str, ...]
 
     @staticmethod
-    def of(form: KernelForm, device: DeviceSpec, schedules: Sequence[TileSchedule]) -> _Variants:
-        """The variants of ``schedules`` that ``device`` has."""
+    def of(placed: PlacedForm, schedules: Sequence[TileSchedule]) -> _Variants:
+        """The variants of ``schedules`` that the device has."""
+        form, device = placed.form, placed.device
         table = ScheduleTable.of(form, schedules)
         # What a cache holds is not for the program to lay out or to fetch ahead.
         staged = fully_staged(table) & (not device.shared.is_cache)
         ahead = np.flatnonzero(staged & (table.step_count > 1))
-        pipelines = pipeline_variants(form, device, (CONSTRUCTED_STAGES,))
+        pipelines = pipeline_variants(placed, (CONSTRUCTED_STAGES,))
         candidate = np.concatenate([np.arange(table.count), *(ahead for _ in pipelines)])
         if staged.any():
             stages = np.concatenate([table.stages, *(np.full(len(ahead), count) for count, _ in pipelines)])
             past = np.concatenate([table.asynchronous, *(np.full(len(ahead), past) for _, past in pipelines)])
-            table = with_layouts(table.rows(candidate), staged[candidate], stages, past)
+            table = with_layouts(table.candidates(candidate), staged[candidate], stages, past)
         return _Variants(
             schedules=schedules,
             candidate=candidate,
@@ -234,25 +234,26 @@ def _program(space: TileSpace, candidate: Candidate, schedule: TileSchedule, pre
 class Proposals:
     """What construction proposes for one operator on one device. What tiles cost is computed once for all epsilons."""
 
-    def __init__(self, form: KernelForm, device: DeviceSpec) -> None:
-        self.form, self.device, self.space = form, device, TileSpace.of(form)
+    def __init__(self, placed: PlacedForm) -> None:
+        self.placed, self.space = placed, TileSpace.of(placed.form)
         self._reuse = has_reuse(self.space)
         self._costs: dict[tuple[int, ...], Costs] = {}
 
     def within(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates that waste at most ``epsilon`` by padding."""
-        return _PROPOSERS[self.device.teu.lane](self, epsilon)
+        return _PROPOSERS[self.placed.device.teu.lane](self, epsilon)
 
-    def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
+    def for_cpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are elements of vectors. Nothing is padded: what tiles leave over has tiles of its
         own, so that a larger epsilon adds none."""
         if epsilon == EPSILON_STEPS[0]:
-            yield from VectorTiles(self.space, self.device, epsilon).candidates()
+            yield from CpuScaleUp(self.space, self.placed, epsilon).candidates()
 
-    def of_threads(self, epsilon: float) -> Iterator[Candidate]:
+    def for_gpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
         much."""
-        form, device, space, reuse = self.form, self.device, self.space, self._reuse
+        placed, space, reuse = self.placed, self.space, self._reuse
+        form, device = placed.form, placed.device
         flat = Flat(space, device, epsilon)
         if form.kind == "rows":
             yield from flat.rows()
@@ -261,12 +262,12 @@ class Proposals:
             yield from flat.pointwise()
             return
         if reuse:
-            if device_product(form, device) is not None:
-                yield from ScaleUp(space, device, epsilon, self._costs, matrix=True).candidates()
-            if needs_matrix(form):
+            if placed.product is not None:
+                yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
+            if form.needs_matrix:
                 return
-            yield from warp_group_candidates(space, device, epsilon)
-            yield from ScaleUp(space, device, epsilon, self._costs).candidates()
+            yield from warp_group_candidates(space, placed, epsilon)
+            yield from ScaleUp(space, placed, epsilon, self._costs).candidates()
         else:
             yield from flat.staged_reduction()
         if not reuse or math.prod(form.sizes[axis] for axis in form.reduced) <= SHORT_REDUCTION:
@@ -277,7 +278,7 @@ class Proposals:
 
 
 #: Who proposes programs, by what the lanes of a device are.
-_PROPOSERS = {"thread": Proposals.of_threads, "element": Proposals.of_vectors}
+_PROPOSERS = {"thread": Proposals.for_gpu, "element": Proposals.for_cpu}
 
 
 def has_reuse(space: TileSpace) -> bool:

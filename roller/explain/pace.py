@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
 from roller.construct.program import Program, RProgram
-from roller.explain.cpu_pace import vector_stage_meanings
+from roller.explain.cpu_pace import cpu_stage_meanings
 from roller.programs import Programs
 from roller.text.quantities import (
     clipped,
@@ -23,10 +23,10 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from roller.text.schedules import _SCHEDULE_TEXTS
+from roller.text.schedules import SCHEDULE_TEXTS
 from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
-from sokoban.model.cpu.anatomy import REMAINDERS as VECTOR_REMAINDERS
+from sokoban.kernel.placed import PlacedForm
+from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.anatomy import REMAINDERS, Anatomy, anatomy
@@ -50,7 +50,7 @@ STAGE_MEANING = {
 #: Stages in words, by what the lanes of a device are.
 _STAGE_MEANINGS: Mapping[str, Callable[[DeviceSpec], Mapping[str, str]]] = {
     "thread": lambda device: STAGE_MEANING,
-    "element": vector_stage_meanings,
+    "element": cpu_stage_meanings,
 }
 
 _PART_MEANING = {
@@ -80,9 +80,10 @@ def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Itera
         f"{meanings[estimate.bound]} set the pace"
     )
     yield from stage_bars(estimate, meanings)
-    rate, name = arithmetic_rate(form, device, matrix=program.schedule.instruction != "fma")
-    useful = f"{si_text(compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
-    share = 100 * compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
+    placed = PlacedForm(form, device)
+    rate, name = placed.ordinary_rate if not program.schedule.uses_matrix else placed.rate
+    useful = f"{si_text(form.compulsory_bytes / estimate.seconds, 'B/s')} of useful traffic"
+    share = 100 * form.compulsory_bytes / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"
     if estimate.stage_seconds.get(device.dram.name) == 0.0:
         traffic = f"{useful}, none of it from {layer_below(device)}"
@@ -111,7 +112,7 @@ def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) 
 def reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     seconds = program.estimate.seconds
-    found = anatomy(form, device, program.schedule)
+    found = anatomy(PlacedForm(form, device), program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, seconds))
     arguments = {
@@ -352,16 +353,17 @@ def _change(programs: Programs, program: Program, chosen: Program) -> str:
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
     parts_of, remainders = _PARTS[programs.device.teu.lane]
-    mine, other = (parts_of(programs.form, programs.device, each.main.tiles) for each in (chosen, program))
+    placed = PlacedForm(programs.form, programs.device)
+    mine, other = (parts_of(placed, each.main.tiles) for each in (chosen, program))
     changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*remainders, *ours.stage_seconds)}
     part = (max if difference > 0 else min)(changes, key=lambda name: changes[name])
     return f"{percent:+.1f}%, {_signed(part, changes[part])}"
 
 
 #: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
-_PARTS: Mapping[str, tuple[Callable[[KernelForm, DeviceSpec, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
-    "thread": (lambda form, device, schedule: anatomy(form, device, schedule).parts, REMAINDERS),
-    "element": (lambda form, device, schedule: vector_anatomy(form, device, schedule).parts, VECTOR_REMAINDERS),
+_PARTS: Mapping[str, tuple[Callable[[PlacedForm, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
+    "thread": (lambda placed, schedule: anatomy(placed, schedule).parts, REMAINDERS),
+    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, CPU_REMAINDERS),
 }
 
 
@@ -375,4 +377,4 @@ def schedule_text(program: Program, lane: str = "thread") -> str:
     if len(program.parts) > 1:
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    return _SCHEDULE_TEXTS[lane](program.main.tiles)
+    return SCHEDULE_TEXTS[lane](program.main.tiles)

@@ -19,7 +19,7 @@ from roller.explain.pace import schedule_text
 from roller.programs import Programs
 from roller.text.quantities import layer_name, si_text, time_text
 from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_dtype, input_dtype
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.gpu.anatomy import anatomy
 from sokoban.schedule.tile import TileSchedule
@@ -37,9 +37,9 @@ _COLOURS = (
 
 #: Bytes that DRAM reads and writes for a program, by what the lanes of a device are; without what a cache kept of the
 #: call before.
-_DRAM_TRAFFIC: Mapping[str, Callable[[KernelForm, DeviceSpec, TileSchedule], float]] = {
-    "thread": lambda form, device, schedule: anatomy(form, device, schedule).dram_traffic,
-    "element": lambda form, device, schedule: vector_anatomy(form, device, schedule).dram_traffic,
+_DRAM_TRAFFIC: Mapping[str, Callable[[PlacedForm, TileSchedule], float]] = {
+    "thread": lambda placed, schedule: anatomy(placed, schedule).dram_traffic,
+    "element": lambda placed, schedule: vector_anatomy(placed, schedule).dram_traffic,
 }
 
 
@@ -143,12 +143,11 @@ def _roofline(
         axes.set_axis_off()
         near.set_axis_off()
         return
-    traffic = _DRAM_TRAFFIC[device.teu.lane]
+    placed, traffic = PlacedForm(form, device), _DRAM_TRAFFIC[device.teu.lane]
     points = [
-        (form.flops / traffic(form, device, program.schedule), form.flops / program.estimate.seconds)
-        for program in programs
+        (form.flops / traffic(placed, program.schedule), form.flops / program.estimate.seconds) for program in programs
     ]
-    flats = _flats(form, device, matrix=any(program.schedule.instruction != "fma" for program in programs))
+    flats = _flats(form, device, matrix=any(program.schedule.uses_matrix for program in programs))
     layers = [layer for layer in (device.dram, device.l2, device.shared) if layer is not None]
     top, dram = max(rate for _, rate in flats), device.dram.bandwidth_bytes_per_second
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -197,10 +196,10 @@ def _close_up(axes: Any, points: Sequence[tuple[float, float]], sustained: float
 
 def _flats(form: KernelForm, device: DeviceSpec, *, matrix: bool) -> list[tuple[str, float]]:
     """The ceilings of arithmetic: sustained, then peak, for the operator's accumulator and its matrix instruction."""
-    dtype = arithmetic_dtype(form, device)
+    dtype = PlacedForm(form, device).arithmetic_dtype
     flats = [(f"{dtype} sustained", device.sustained_flops(dtype)), (f"{dtype} peak", device.peak_flops(dtype))]
-    instruction = device.best_matrix_instruction(input_dtype(form)) if matrix else None
+    instruction = device.best_matrix_instruction(form.input_dtype) if matrix else None
     if instruction is not None:
-        name = f"{input_dtype(form)} by matrix instructions"
+        name = f"{form.input_dtype} by matrix instructions"
         flats += [(f"{name}, sustained", instruction.sustained_flops), (f"{name}, peak", instruction.peak_flops)]
     return flats

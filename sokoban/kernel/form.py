@@ -14,13 +14,15 @@ kinds of kernel:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal.support.errors import InputError
+from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.language.expression import (
+    FLOAT8_DTYPES,
     AffineIndex,
     Axis,
     AxisValue,
@@ -137,16 +139,44 @@ class KernelForm:
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
         for statement in self.reductions:
-            reduction = statement.reduction
-            assert reduction is not None
+            reduction = reduction_of(statement)
             count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
             total += float(count * (operation_count(reduction.body) + 1))
         return total
+
+    @cached_property
+    def roles(self) -> MatrixRoles | None:
+        """The roles of the axes where the operator is a product of matrices; None where it is none."""
+        return product_roles(self.expr, self.final.axes, self.reduction) if self.kind == "tile" else None
+
+    @cached_property
+    def input_dtype(self) -> str:
+        """The element type of what the body reads first, of the output where it reads nothing; of a matrix product's
+        operands as an instruction multiplies them (``tfloat32``)."""
+        if self.roles is not None:
+            return self.roles.dtype
+        return self.expr.tensor_by_name[self.body_loads[0].tensor].dtype if self.body_loads else self.expr.output.dtype
+
+    @cached_property
+    def needs_matrix(self) -> bool:
+        """Whether the operator reads eight-bit floats, which ordinary arithmetic takes none of."""
+        return any(tensor.dtype in FLOAT8_DTYPES for tensor in self.expr.inputs)
+
+    @cached_property
+    def compulsory_bytes(self) -> int:
+        """Bytes of all inputs and the output, each once."""
+        return sum(tensor.size_bytes for tensor in (*self.expr.inputs, self.expr.output))
 
 
 def operation_count(value: Value) -> int:
     """Calls inside a value; selections and comparisons count like arithmetic."""
     return sum(1 for node in walk(value) if not isinstance(node, (Load, AxisValue)) and hasattr(node, "arguments"))
+
+
+def reduction_of(statement: Statement) -> Reduction:
+    """The reduction that a statement is; only for statements that are one."""
+    assert statement.reduction is not None
+    return statement.reduction
 
 
 def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
@@ -235,9 +265,8 @@ def _reduced_apart(
     sizes = dict(expr.sizes)
     out = []
     for statement in reductions:
-        assert statement.reduction is not None
         renames: dict[str, str] = {}
-        for axis in statement.reduction.axes:
+        for axis in reduction_of(statement).axes:
             if axis in taken:
                 number = 1
                 while f"{axis}_{number}" in sizes:
@@ -316,8 +345,7 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
     if len(names) != len(read.indices) or len(set(names)) != len(names) or not set(names) <= set(final.axes):
         return None
     expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
-    assert reduction.reduction is not None
-    if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction.reduction.axes)) > MAX_REPEATED_POINTS:
+    if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction_of(reduction).axes)) > MAX_REPEATED_POINTS:
         return None
     renamed = _rename_to(final, reduction)
     everywhere = Statement(renamed.tensor, final.axes, renamed.value)
@@ -376,63 +404,77 @@ def _axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis,
 
 def _as_rows(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> TensorExpr:
     """Check that all reductions share rows and columns, and give rows and columns the final statement's names."""
-    produced = {statement.tensor for statement in reductions}
-    first = reductions[0]
-    row_sizes = tuple(expr.sizes[axis] for axis in first.axes)
-    assert first.reduction is not None
-    column_sizes = tuple(expr.sizes[axis] for axis in first.reduction.axes)
-    for statement in reductions:
-        assert statement.reduction is not None
-        if (
-            tuple(expr.sizes[axis] for axis in statement.axes) != row_sizes
-            or tuple(expr.sizes[axis] for axis in statement.reduction.axes) != column_sizes
-        ):
-            raise _too_much(expr, f"{statement.tensor} is not reduced over the same rows and columns as {first.tensor}")
-        for load in loads(statement.value):
-            if load.tensor in produced and tuple(index.axes for index in load.indices if index.is_plain_axis) != tuple(
-                (axis,) for axis in statement.axes
-            ):
-                raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
-    names = _row_names(expr, reductions, final)
-    columns = [axis for axis in final.axes if axis not in names]
-    if not columns:
+    _check_same_rows(expr, reductions)
+    rows = _row_names(expr, reductions, final)
+    columns = tuple(axis for axis in final.axes if axis not in rows)
+    if columns:
+        reduced = reduction_of(reductions[0]).axes
+        if sorted(expr.sizes[axis] for axis in columns) != sorted(expr.sizes[axis] for axis in reduced):
+            problem = f"{final.tensor} has columns of another size than {reductions[0].tensor} reduces"
+            raise _too_much(expr, problem)
+        renamed = [_over_columns(expr, statement, rows, columns) for statement in reductions]
+    else:
         expr, reductions = _reduced_apart(expr, reductions, final.axes)
-        first = reductions[0]
-        assert first.reduction is not None
-    if columns and sorted(expr.sizes[axis] for axis in columns) != sorted(column_sizes):
-        raise _too_much(expr, f"{final.tensor} has columns of another size than {first.tensor} reduces")
-    out: list[Statement] = []
-    for statement in reductions:
-        assert statement.reduction is not None
-        renames = dict(zip(statement.axes, names, strict=True))
-        free = list(columns)
-        for axis in statement.reduction.axes:
-            match = next((c for c in free if expr.sizes[c] == expr.sizes[axis]), None)
-            if match is not None:
-                free.remove(match)
-                renames[axis] = match
-        if not columns:
-            assert first.reduction is not None
-            renames.update(zip(statement.reduction.axes, first.reduction.axes, strict=True))
-        out.append(rename_axes(statement, renames))
-    statements = (*out, final)
+        common = reduction_of(reductions[0]).axes
+        renamed = [_renamed(statement, rows, common) for statement in reductions]
+    statements = (*renamed, final)
     return replace(expr, axes=_axes_of(expr, statements), statements=statements)
+
+
+def _check_same_rows(expr: TensorExpr, reductions: tuple[Statement, ...]) -> None:
+    """Refuse reductions over rows or columns of other sizes than the first one's, and reads across rows."""
+    first = reductions[0]
+    produced = {statement.tensor for statement in reductions}
+    row_sizes, column_sizes = _row_and_column_sizes(expr, first)
+    for statement in reductions:
+        if _row_and_column_sizes(expr, statement) != (row_sizes, column_sizes):
+            raise _too_much(expr, f"{statement.tensor} is not reduced over the same rows and columns as {first.tensor}")
+        in_its_row = tuple((axis,) for axis in statement.axes)
+        for load in loads(statement.value):
+            walked = tuple(index.axes for index in load.indices if index.is_plain_axis)
+            if load.tensor in produced and walked != in_its_row:
+                raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
+
+
+def _row_and_column_sizes(expr: TensorExpr, statement: Statement) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rows, columns = statement.axes, reduction_of(statement).axes
+    return tuple(expr.sizes[axis] for axis in rows), tuple(expr.sizes[axis] for axis in columns)
+
+
+def _over_columns(expr: TensorExpr, statement: Statement, rows: tuple[str, ...], columns: tuple[str, ...]) -> Statement:
+    """A reduction with the names of an output's rows and columns: each axis takes the first free column of its size."""
+    free = list(columns)
+    names = []
+    for axis in reduction_of(statement).axes:
+        column = next((c for c in free if expr.sizes[c] == expr.sizes[axis]), None)
+        if column is not None:
+            free.remove(column)
+        names.append(axis if column is None else column)
+    return _renamed(statement, rows, names)
+
+
+def _renamed(statement: Statement, rows: Sequence[str], columns: Sequence[str]) -> Statement:
+    """A reduction whose own axes are called ``rows``, and those that it reduces ``columns``."""
+    axes, reduced = statement.axes, reduction_of(statement).axes
+    return rename_axes(statement, dict(zip((*axes, *reduced), (*rows, *columns), strict=True)))
 
 
 def _row_names(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> tuple[str, ...]:
     """The final statement's names for the axes of a row, read off its loads of the reductions' results."""
-    found: tuple[str, ...] | None = None
+    results = {statement.tensor for statement in reductions}
+    names: tuple[str, ...] | None = None
     for load in loads(final.value):
-        if any(load.tensor == statement.tensor for statement in reductions):
-            if not all(index.is_plain_axis for index in load.indices):
-                raise _too_much(expr, f"{final.tensor} reads {load.tensor} at shifted or scaled indices")
-            here = tuple(index.axes[0] for index in load.indices)
-            if len(set(here)) != len(here) or (found is not None and here != found):
-                raise _too_much(expr, f"{final.tensor} reads {load.tensor} at other rows than its siblings")
-            found = here
-    if found is None:
+        if load.tensor not in results:
+            continue
+        if not all(index.is_plain_axis for index in load.indices):
+            raise _too_much(expr, f"{final.tensor} reads {load.tensor} at shifted or scaled indices")
+        read_at = tuple(index.axes[0] for index in load.indices)
+        if len(set(read_at)) != len(read_at) or (names is not None and read_at != names):
+            raise _too_much(expr, f"{final.tensor} reads {load.tensor} at other rows than its siblings")
+        names = read_at
+    if names is None:
         raise _too_much(expr, f"{final.tensor} reads none of the reductions before it")
-    return found
+    return names
 
 
 def _too_much(expr: TensorExpr, why: str) -> InputError:

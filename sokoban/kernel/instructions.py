@@ -1,12 +1,14 @@
-"""Instructions that values cost: what the device compiler makes of a function, on the way that is taken nearly always.
+"""Instructions: the one that computes a schedule's tiles, and how many the functions inside a value cost.
 
-Counted in the SASS of element-wise kernels compiled for sm_75, sm_80 and sm_90, which agree to within an instruction.
-Divisions, roots, sines and powers have a rare second way for huge, tiny and undefined arguments, which is not counted.
+Costs are what the device compiler makes of a function, on the way that is taken nearly always: counted in the SASS of
+element-wise kernels compiled for sm_75, sm_80 and sm_90, which agree to within an instruction. Divisions, roots, sines
+and powers have a rare second way for huge, tiny and undefined arguments, which is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from enum import StrEnum
 
 from sokoban.language.expression import (
     AxisValue,
@@ -16,6 +18,40 @@ from sokoban.language.expression import (
     Reduction,
     Value,
 )
+
+
+class Instruction(StrEnum):
+    """What computes the tiles of a schedule; the texts are those of files.
+
+    A matrix instruction is named by what a warp multiplies at a time, rows by columns by depth.
+    """
+
+    #: Scalar multiply-adds, a tile per thread.
+    FMA = "fma"
+    #: Fragments of ``nvcuda::wmma``, whose layout in registers is the hardware's secret.
+    WMMA = "wmma_16x16x16"
+    #: ``mma.sync`` with operands by ``ldmatrix`` and asynchronous copies; the depth is the element type's.
+    MMA_16X8X16 = "mma_16x8x16"
+    MMA_16X8X32 = "mma_16x8x32"
+    MMA_16X8X8 = "mma_16x8x8"
+    #: ``wgmma`` of sm_90a: four warps multiply 64 rows by all columns of their tile, operands in shared memory
+    #: (:mod:`sokoban.schedule.warp_groups`).
+    WGMMA = "wgmma_64xNx16"
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether a tile belongs to a warp, which multiplies it by a matrix instruction."""
+        return self is not Instruction.FMA
+
+    @property
+    def is_mma(self) -> bool:
+        """Whether it is ``mma.sync``, whatever the depth."""
+        return self in (Instruction.MMA_16X8X16, Instruction.MMA_16X8X32, Instruction.MMA_16X8X8)
+
+    @property
+    def is_swizzled(self) -> bool:
+        """Whether operands are copied past the registers and lie swizzled in shared memory: ``mma.sync``, ``wgmma``."""
+        return self.is_mma or self is Instruction.WGMMA
 
 
 def product_factors(value: Value) -> list[Load] | None:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from hal.support.errors import InputError
-from sokoban.language.checks import check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.named import NAMED_OPERATORS
@@ -43,7 +43,6 @@ from sokoban.language.named.base import (
 from sokoban.language.parser import parse_program
 
 MAX_FILE_BYTES = 32 * 1024 * 1024
-MAX_NAME_LENGTH = 100
 
 PadValue = float | Literal["inf", "-inf"]
 
@@ -97,9 +96,15 @@ def operator_from_data(data: object) -> TensorExpr:
     check_accumulate(operator.accumulate or "float64", operator.dtype)
     try:
         expr = parse_program(
-            program.text, program.sizes, program.dtypes, operator.accumulate, operator.name or _short(stem),
-            program.shapes, default_dtype=default_dtype, external_shapes=program.external_shapes,
-        )  # fmt: skip
+            program.text,
+            program.sizes,
+            program.dtypes,
+            accumulate=operator.accumulate,
+            name=operator.name or _short(stem),
+            shapes=program.shapes,
+            default_dtype=default_dtype,
+            external_shapes=program.external_shapes,
+        )
     except InputError as error:  # the text is ours, so what is wrong with it is the operator as a whole
         tensor = f"tensor {error.field.removeprefix('shapes.')}: " if error.field.startswith("shapes.") else ""
         field = "output_dtype" if error.field.startswith("dtypes.") else error.field
@@ -140,9 +145,15 @@ def _from_expr(data: dict[str, Any]) -> TensorExpr:
     if program.output != output and output in dtypes:
         dtypes.setdefault(program.output, dtypes[output])
     expr = parse_program(
-        program.text, operator.sizes, dtypes, operator.accumulate, operator.name or _short(stem),
-        operator.shapes, pads, operator.dtype,
-    )  # fmt: skip
+        program.text,
+        operator.sizes,
+        dtypes,
+        accumulate=operator.accumulate,
+        name=operator.name or _short(stem),
+        shapes=operator.shapes,
+        pads=pads,
+        default_dtype=operator.dtype,
+    )
     return _with_tf32(expr) if operator.allow_tf32 else expr
 
 

@@ -240,24 +240,38 @@ def _sum_of_product(
 ) -> Array | None:
     """``sum(axes, A[...] * B[...] * number)`` by einsum over strided views; None for any other body."""
     factors = _factors(reduction.body)
-    if factors is None or not 1 <= len(operands := [f for f in factors if isinstance(f, Load)]) <= 3:
+    if factors is None:
         return None
+    operands = [factor for factor in factors if isinstance(factor, Load)]
     order = (*statement.axes, *reduction.axes)
-    if len(order) > 26 or set(reduction.axes) - {axis for f in operands for i in f.indices for axis in i.axes}:
+    if not _suits_einsum(operands, order, reduction.axes):
         return None
     arguments: list[Any] = []
+    labels: set[int] = set()
     for load in operands:
         view = strided_view(values[load.tensor], load, order, expr.sizes)
         if view is None or (len(operands) > 1 and view.size > MAX_EINSUM_ELEMENTS):
             return None
-        used = [d for d, axis in enumerate(order) if any(axis in index.axes for index in load.indices)]
+        used = _used_dimensions(load, order)
         arguments += [view[tuple(slice(None) if d in used else 0 for d in range(view.ndim))], used]
-    scale = math.prod(f.value for f in factors if isinstance(f, Constant))
-    present = sorted({d for labels in arguments[1::2] for d in labels if d < len(statement.axes)})
+        labels.update(used)
+    scale = math.prod(factor.value for factor in factors if isinstance(factor, Constant))
+    present = sorted(label for label in labels if label < len(statement.axes))
     total = np.einsum(*arguments, present, optimize=len(operands) > 1) * scale
     shape = [expr.sizes[axis] if d in present else 1 for d, axis in enumerate(statement.axes)]
     full = tuple(expr.sizes[axis] for axis in statement.axes)
     return np.array(np.broadcast_to(np.reshape(total, shape), full))
+
+
+def _suits_einsum(operands: Sequence[Load], order: Sequence[str], reduced: Sequence[str]) -> bool:
+    """Whether einsum has letters for all axes, and operands that have all reduced ones."""
+    walked = {axis for load in operands for index in load.indices for axis in index.axes}
+    return 1 <= len(operands) <= 3 and len(order) <= 26 and walked.issuperset(reduced)
+
+
+def _used_dimensions(load: Load, order: Sequence[str]) -> list[int]:
+    """Positions in ``order`` of the axes that a load walks."""
+    return [d for d, axis in enumerate(order) if any(axis in index.axes for index in load.indices)]
 
 
 def _factors(value: Value) -> list[Load | Constant] | None:

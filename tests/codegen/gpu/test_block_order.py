@@ -9,6 +9,7 @@ from codegen.gpu.raster import block_places
 from codegen.verify.emulator import emulator_available
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 
@@ -51,7 +52,7 @@ def test_matrix_instructions_in_bands_agree_with_the_reference() -> None:
     form = product(96, 80, "float16")
     tiles = TileSchedule(
         block=sizes({"m": 32, "n": 16}), thread=sizes({"m": 16, "n": 16}), step=sizes({"k": 16}), cached=("A", "B"),
-        instruction="mma_16x8x16", stages=2, raster=2,
+        instruction=Instruction.MMA_16X8X16, stages=2, raster=2,
     )  # fmt: skip
     result = verify(form, tiles, full_size=True, engine="emulator")
     assert result.passed, result.reason

@@ -16,14 +16,15 @@ from roller.cli import main
 from roller.construct.program import DIRECT, RProgram
 from roller.estimate.operators import estimate_items, estimate_table, load_items
 from roller.estimate.schedules import score, score_table
-from roller.explain.cpu_pace import vector_reasons, vector_stage_meanings
-from roller.explain.cpu_page import vector_program
+from roller.explain.cpu_pace import cpu_reasons, cpu_stage_meanings
+from roller.explain.cpu_page import cpu_program
 from roller.explain.pace import schedule_text
 from roller.explain.page import explain
 from roller.explain.picture import draw
 from roller.programs import Programs, find_programs
 from roller.text.quantities import LONGEST_LINE, layer_name
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.model.cpu.anatomy import is_resident, lane_counts, vector_anatomy
 from sokoban.model.rational import estimate_schedules
@@ -67,7 +68,7 @@ def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) ->
         assert not re.search(r"\d[eE][+-]?\d|\bnan\b|\binf\b", numbers)
         assert [word for word in FOREIGN if re.search(rf"\b{word}", text)] == []
         assert f"How rank {rank} was constructed: {program.policy}" in text
-        for stage, meaning in vector_stage_meanings(programs.device).items():
+        for stage, meaning in cpu_stage_meanings(programs.device).items():
             bar = re.search(rf"^  {stage} +(\S+)(.*)$", text, re.MULTILINE)
             assert bar is not None
             assert meaning in bar[2] or program.estimate.stage_seconds[stage] == 0.0
@@ -78,7 +79,7 @@ def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) ->
 def test_the_parts_of_a_time_sum_to_it(name: str, device: str) -> None:
     programs = constructed(OPERATORS[name], device)
     for program in programs.direct:
-        found = vector_anatomy(programs.form, programs.device, program.schedule)
+        found = vector_anatomy(PlacedForm(programs.form, programs.device), program.schedule)
         assert sum(found.parts.values()) == pytest.approx(program.estimate.seconds)
         assert min(found.parts.values()) >= -1e-12
         longest = max(program.estimate.stage_seconds, key=lambda stage: program.estimate.stage_seconds[stage])
@@ -145,11 +146,11 @@ def test_uneven_blocks_are_named() -> None:
         epsilon=0.1,
         reasons=(),
     )
-    text = " ".join(" ".join(vector_reasons(form, device, program)).split())
+    text = " ".join(" ".join(cpu_reasons(form, device, program)).split())
     assert schedule.grid_blocks(form.sizes) == 24 and device.unit_count == 32
     assert "24 blocks on 32 cores keep the busiest 33% longer than even shares would take" in text
     assert "of cores that wait for the busiest" in text
-    text = " ".join(" ".join(vector_program(form, device, program)).split())
+    text = " ".join(" ".join(cpu_program(form, device, program)).split())
     assert "24 blocks: 1 for the busiest of 32 cores, 75% balanced" in text
     assert "n is 5 x 48 + 16" in text and "m is " not in text
     assert "B packed in panels of vectors along n, once a block" in text
@@ -159,7 +160,7 @@ def test_uneven_blocks_are_named() -> None:
 def test_tensors_that_stay_in_the_last_cache_cost_no_memory() -> None:
     small, large = constructed(OPERATORS["add"]), constructed({**OPERATORS["add"], "shape": [8192, 8192]})
     for programs, stays in ((small, True), (large, False)):
-        found = vector_anatomy(programs.form, programs.device, programs.direct[0].schedule)
+        found = vector_anatomy(PlacedForm(programs.form, programs.device), programs.direct[0].schedule)
         assert is_resident(found) == stays
         assert ("stay in L3 from one call to the next" in " ".join(explain(programs).split())) == stays
         assert found.dram_traffic >= sum(tensor.size_bytes for tensor in programs.form.expr.inputs)
@@ -187,7 +188,7 @@ def test_scores_have_the_stages_of_the_device() -> None:
     ]
     device = load_device(DEVICES[0])
     scores = score(schedules_from_json("\n".join(map(json.dumps, lines)).encode(), expr), device)
-    assert scores.stages == tuple(vector_stage_meanings(device))
+    assert scores.stages == tuple(cpu_stage_meanings(device))
     headings = [str(column.header) for column in score_table(scores, 10).columns]
     assert "scratch B" in headings and "shared B" not in headings
     first, second = scores.rows(0, 2)

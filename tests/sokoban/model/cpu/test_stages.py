@@ -12,12 +12,13 @@ import pytest
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import AffineIndex, Load
 from sokoban.language.operators import operator_from_data
 from sokoban.model.cpu.stages import SUSTAINED
 from sokoban.model.cpu.traffic import Footprint, Traffic, kept
 from sokoban.model.cpu.work import copies_of, tile_work
-from sokoban.model.rational import estimate
+from sokoban.model.rational import estimate, estimate_schedules
 from sokoban.schedule.cpu_tiles import (
     by_vector_axis,
     in_panels,
@@ -52,7 +53,7 @@ def matmul(block: tuple[int, int], thread: tuple[int, int], step: int = 512, cac
 
 
 def tiles_of(form: KernelForm, *schedules: TileSchedule) -> Any:
-    ((_, tiles),) = by_vector_axis(ScheduleTable.of(form, schedules), DEVICE)
+    ((_, tiles),) = by_vector_axis(ScheduleTable.of(form, schedules), PlacedForm(form, DEVICE))
     return tiles
 
 
@@ -72,7 +73,7 @@ def test_the_last_axis_that_fills_a_vector_has_the_lanes() -> None:
 
 def test_a_table_is_split_by_the_axis_of_its_vectors() -> None:
     table = ScheduleTable.of(MATMUL, [matmul((64, 64), (6, 64)), matmul((64, 64), (32, 8)), matmul((64, 64), (2, 32))])
-    found = {tiles.axis: where.tolist() for where, tiles in by_vector_axis(table, DEVICE)}
+    found = {tiles.axis: where.tolist() for where, tiles in by_vector_axis(table, PlacedForm(MATMUL, DEVICE))}
     assert found == {"n": [0, 2], "m": [1]}
 
 
@@ -222,7 +223,7 @@ def test_copies_that_tiles_ask_for_hide_behind_them() -> None:
 
 def test_copies_of_long_rows_are_faster() -> None:
     table = ScheduleTable.of(FEW_ROWS, [matmul((16, 96), (4, 96), 768, ("B",)), matmul((16, 768), (4, 96), 96, ("B",))])
-    found = estimate(table, PAIR)
+    found = estimate(table, PlacedForm(FEW_ROWS, PAIR))
     assert found.stage_seconds["copying"][0] > found.stage_seconds["copying"][1] > 0.0
     assert found.seconds[0] - found.stage_seconds["copying"][0] > 0.0
 
@@ -231,7 +232,7 @@ def test_copies_of_long_rows_are_faster() -> None:
 
 
 def seconds(form: KernelForm, *schedules: TileSchedule, device: DeviceSpec = DEVICE) -> list[float]:
-    return estimate(ScheduleTable.of(form, schedules), device).seconds.tolist()
+    return estimate_schedules(form, device, schedules).seconds.tolist()
 
 
 def test_a_good_tile_comes_near_the_peak_and_others_do_not() -> None:
@@ -259,7 +260,7 @@ def with_sustained(share: float) -> DeviceSpec:
 def test_cores_that_others_disturb_are_slower() -> None:
     schedule = matmul((64, 128), (8, 64))
     most, enough, half = (
-        estimate(ScheduleTable.of(MATMUL, [schedule]), with_sustained(share)).stage_seconds["compute"][0]
+        estimate_schedules(MATMUL, with_sustained(share), [schedule]).stage_seconds["compute"][0]
         for share in (0.95, SUSTAINED, SUSTAINED / 2)
     )
     assert most == enough == MATMUL.flops / DEVICE.peak_flops("float32")
@@ -272,7 +273,7 @@ def test_units_without_a_block_are_idle() -> None:
 
 
 def test_the_stages_are_those_of_the_layers() -> None:
-    table = estimate(ScheduleTable.of(MATMUL, [matmul((64, 128), (8, 64))]), DEVICE)
+    table = estimate_schedules(MATMUL, DEVICE, [matmul((64, 128), (8, 64))])
     assert set(table.stage_seconds) == {
         "compute", "issue", "l1", "chain", "latency", "copying", "l2", "l3", "dram", "block_launch",
     }  # fmt: skip
