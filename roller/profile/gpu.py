@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from codegen.bundle.records import ITEM_BYTES, Argument, Bundle, KernelRecord
 from codegen.runtime.arrays import cupy_module
 from codegen.runtime.gpu import LoadedKernel, capability_of, load_kernel, source_module
 from hal.support.errors import InputError
+from roller.profile.measurement import Board, Measurement
 
 #: Bytes behind every tensor that no kernel may touch.
 GUARD_BYTES = 1024
@@ -61,15 +61,6 @@ class MeasureOptions:
     limit_seconds: float = 2.0
 
 
-@dataclass(frozen=True)
-class Board:
-    """The GPU and its software, as far as times depend on them."""
-
-    name: str
-    capability: str
-    versions: dict[str, str]
-
-
 def board_of(device: int) -> Board:
     """What is at a device number.
 
@@ -97,24 +88,6 @@ def board_of(device: int) -> Board:
 def _version(number: int) -> str:
     """CUDA's version numbers: 12090 is 12.9."""
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """What came out for one kernel; fields as in :class:`codegen.bundle.manifest.ProfileRecord`.
-
-    ``lost`` says that the GPU takes no further work from this process, as after an access outside all memory.
-    """
-
-    seconds: float | None
-    spread_seconds: float | None
-    repeats: int
-    launches: int
-    relative_error: float | None
-    tolerance: float
-    struck_out: str
-    loaded: str
-    lost: bool = False
 
 
 class OperatorBench:
@@ -150,43 +123,19 @@ class OperatorBench:
                 loaded = kernel.how
                 error, reason = self._check(kernel)
                 if reason:
-                    return self._struck_out(limit, reason, error, loaded)
+                    return self._refused(limit, reason, error, loaded)
                 launches, times = self._times(kernel)
                 error, reason = self._check(kernel, launch=False)
                 if reason:
-                    return self._struck_out(limit, f"after {len(times)} timed runs: {reason}", error, loaded)
+                    return self._refused(limit, f"after {len(times)} timed runs: {reason}", error, loaded)
         except InputError as problem:
-            return self._struck_out(limit, str(problem), error, loaded)
+            return self._refused(limit, str(problem), error, loaded)
         except Exception as problem:  # whatever the driver reports
-            return self._struck_out(limit, f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
-        low, _, high = quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
-        return Measurement(
-            seconds=median(times),
-            spread_seconds=high - low,
-            repeats=len(times),
-            launches=launches,
-            relative_error=error,
-            tolerance=limit,
-            struck_out="",
-            loaded=loaded,
-        )
+            return self._refused(limit, f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
+        return Measurement.timed(times, launches=launches, relative_error=error, tolerance=limit, loaded=loaded)
 
-    def _struck_out(
-        self, limit: float, reason: str, error: float | None, loaded: str, lost: bool = False
-    ) -> Measurement:
-        reason = " ".join(reason.split())
-        finite = error if error is not None and math.isfinite(error) else None
-        return Measurement(
-            seconds=None,
-            spread_seconds=None,
-            repeats=0,
-            launches=0,
-            relative_error=finite,
-            tolerance=limit,
-            struck_out=reason,
-            loaded=loaded,
-            lost=lost,
-        )
+    def _refused(self, limit: float, reason: str, error: float | None, loaded: str, lost: bool = False) -> Measurement:
+        return Measurement.refused(reason, tolerance=limit, loaded=loaded, relative_error=error, lost=lost)
 
     def _lost(self) -> bool:
         """Whether the context is gone: then every further call fails, this one too."""

@@ -24,8 +24,10 @@ from codegen.bundle.records import MANIFEST, Bundle, KernelRecord
 from codegen.runtime.arrays import cupy_module
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
-from roller.profile.gpu import Board, Measurement, MeasureOptions
-from roller.profile.gpu_worker import ChildRunner, Runner
+from roller.profile.child import Runner
+from roller.profile.gpu import MeasureOptions
+from roller.profile.gpu_worker import GpuRunner
+from roller.profile.measurement import Board, Measurement
 
 if TYPE_CHECKING:
     from roller.profile.cpu import CpuMeasureOptions
@@ -135,7 +137,7 @@ def profile(
     directory: Path,
     devices: Sequence[int],
     options: ProfileOptions,
-    runner: Callable[[int, MeasureOptions], Runner] = ChildRunner,
+    runner: Callable[[int, MeasureOptions], Runner] = GpuRunner,
 ) -> Iterator[OperatorProfile]:
     """Profile a bundle, or all bundles in a folder, in order; each manifest is written when its bundle is done.
 
@@ -204,7 +206,7 @@ def remote_profile(files: dict[str, bytes], name: str, options: ProfileOptions) 
         folder.mkdir()
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        runner = ChildRunner(0, options.measure)
+        runner = GpuRunner(0, options.measure)
         try:
             return profile_bundle(folder, runner, runner.board(), replace(options, cache=default_cache()))
         finally:

@@ -34,7 +34,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> fake_cupy.Gpu:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)  # type: ignore[arg-type]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(profile.profile, "__defaults__", (LocalRunner,))
-    monkeypatch.setattr(profile, "ChildRunner", LocalRunner)
+    monkeypatch.setattr(profile, "GpuRunner", LocalRunner)
     return fake_cupy.reset(seconds={"kernel_1.cu": 0.4, "kernel_2.cu": 0.1, "kernel_3.cu": 0.2})
 
 

@@ -18,8 +18,9 @@ from codegen.bundle.reader import choose_kernel, read_bundle
 from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
 from roller.profile import profile
-from roller.profile.gpu import Board, Measurement, MeasureOptions
+from roller.profile.gpu import MeasureOptions
 from roller.profile.gpu_worker import LocalRunner
+from roller.profile.measurement import Board, Measurement
 from roller.profile.profile import OperatorProfile, ProfileOptions, parse_devices, profile_on_cluster
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle, write_chain
@@ -240,7 +241,7 @@ def test_other_devices_are_refused(text: str) -> None:
 
 
 def test_a_cluster_gets_bundles_as_bytes(gpu: fake_cupy.Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "ChildRunner", LocalRunner)
+    monkeypatch.setattr(profile, "GpuRunner", LocalRunner)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "out"
     folders = [write_bundle(out, (RIGHT, RIGHT), name=name) for name in ("a", "b")]
