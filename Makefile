@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := compile
-.PHONY: setup opencl compile test lint bench bench-cpu suite harvest-bundles clean
+.PHONY: setup opencl compile test fuzz lint bench bench-cpu suite harvest-bundles clean
 
 VENV := .venv
 # pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
@@ -73,6 +73,10 @@ compile: $(STAMP) opencl
 ## test: the tests, kernels run on the CPU included
 test: $(STAMP) opencl
 	@$(VENV)/bin/pytest -q -n logical --maxprocesses 8 --dist loadfile
+
+## fuzz: MINUTES=n (10) of new draws in every test that draws; prints the SEED=s that repeats them
+fuzz: $(STAMP) opencl
+	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 ## lint: style, types and the order of the layers
 lint: $(STAMP)

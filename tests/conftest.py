@@ -9,6 +9,7 @@ import pytest
 from codegen.verify.opencl import opencl_available
 
 ROOT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["tests.support.isolation", "tests.support.property_tests"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,8 +24,7 @@ from daydream.passes.unprofiled import unprofiled
 from daydream.record.record import record
 from daydream.record.timing import custom_call_us
 from daydream.swap.calls import operator_calls
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from roller.profile.cpu import private_bytes, rotating_sets
 
 WARM_STEPS = 5
@@ -60,7 +59,7 @@ def recorded(model: Any, inputs: Sequence[Any], path: Path, steps: int) -> TaskG
         while recorder.written is None:
             model(*inputs)
             recorder.step()
-    return build_graph(read_trace(path))
+    return read_graph(path)
 
 
 class Alone:

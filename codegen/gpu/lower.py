@@ -6,7 +6,6 @@ from codegen.gpu.patches import lower_patches
 from codegen.tir.lowered import Lowered, LoweringError, reason_of
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import needs_matrix
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import PatchSchedule, Schedule
@@ -26,7 +25,7 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
     Raises:
         LoweringError: the schedule does not fit the operator.
     """
-    if not schedule.uses_matrix and needs_matrix(form):
+    if not schedule.uses_matrix and form.needs_matrix:
         raise LoweringError(f"{entry}: eight-bit floats are multiplied by matrix instructions alone")
     for axis, block in schedule.block:
         if not schedule.uses_matrix and block % schedule.register_tile[axis]:

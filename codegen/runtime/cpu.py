@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.bundle.reader import ArgumentEntry, BundleEntry, KernelEntry, choose_kernel, read_bundle
+from codegen.bundle.reader import choose_kernel, read_bundle
+from codegen.bundle.records import Argument, Bundle, KernelRecord
 from hal.support.errors import InputError
 
 Array = NDArray[Any]
@@ -42,7 +43,7 @@ class CpuOperator:
     """An operator of a bundle: ``c = operator(a, b)`` takes NumPy arrays in the order of :attr:`inputs` and returns a
     new one. Other Python threads run meanwhile."""
 
-    def __init__(self, bundle: BundleEntry, kernel: KernelEntry) -> None:
+    def __init__(self, bundle: Bundle, kernel: KernelRecord) -> None:
         self.bundle, self.kernel = bundle, kernel
         self.__name__ = bundle.name
         if kernel.binary is None or not kernel.binary.endswith(".so"):
@@ -62,12 +63,12 @@ class CpuOperator:
         self._pointers: Any = ctypes.c_void_p * (len(bundle.arguments) + 1)
 
     @property
-    def inputs(self) -> tuple[ArgumentEntry, ...]:
+    def inputs(self) -> tuple[Argument, ...]:
         """Names, dtypes and shapes of what it takes."""
         return self.bundle.inputs
 
     @property
-    def output(self) -> ArgumentEntry:
+    def output(self) -> Argument:
         """Name, dtype and shape of what it gives."""
         return self.bundle.output
 
@@ -134,7 +135,7 @@ class CpuOperator:
                 raise self._error(self.output.name, f"overlaps {argument.name}", "give it memory of its own")
         return result
 
-    def _check(self, argument: ArgumentEntry, array: Array) -> None:
+    def _check(self, argument: Argument, array: Array) -> None:
         if not isinstance(array, np.ndarray):
             raise self._error(argument.name, f"is {type(array).__name__}", "give a NumPy array")
         if array.shape != argument.shape:

@@ -7,7 +7,6 @@ Neither TVM nor sympy nor any part of the compiler is imported.
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -15,15 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.bundle.reader import (
-    ITEM_BYTES,
-    ArgumentEntry,
-    BundleEntry,
-    KernelEntry,
-    LaunchEntry,
-    choose_kernel,
-    read_bundle,
-)
+from codegen.bundle.reader import choose_kernel, read_bundle
+from codegen.bundle.records import Argument, Bundle, KernelRecord, LaunchRecord
 from codegen.runtime.arrays import DeviceTensor, Tensors, cupy_module, holds, tensors_of
 from hal.support.errors import InputError
 
@@ -65,9 +57,9 @@ class LoadedKernel:
     for every stream that it has been launched on: two launches on one stream follow each other, on two they may not.
     """
 
-    entry: KernelEntry
+    entry: KernelRecord
     arguments: tuple[str, ...]
-    steps: tuple[tuple[LaunchEntry, Any], ...]
+    steps: tuple[tuple[LaunchRecord, Any], ...]
     how: str
     streams: dict[int, dict[str, Any]] = field(default_factory=dict)
 
@@ -97,7 +89,7 @@ class LoadedKernel:
         return self.streams[stream]
 
 
-def load_kernel(bundle: BundleEntry, entry: KernelEntry, device: int) -> LoadedKernel:
+def load_kernel(bundle: Bundle, entry: KernelRecord, device: int) -> LoadedKernel:
     """A kernel of a bundle on a GPU, ready to launch.
 
     Raises:
@@ -105,7 +97,7 @@ def load_kernel(bundle: BundleEntry, entry: KernelEntry, device: int) -> LoadedK
     """
     cupy = cupy_module()
     capability = capability_of(cupy, device)
-    launches = entry.steps(bundle.arguments)
+    launches = entry.parts(bundle.arguments)
     fits = all(step.binary and runs_on(step.architecture or bundle.architecture, capability) for step in launches)
     how = "cubin" if fits else f"NVRTC for sm_{capability[0]}{capability[1]}"
     steps = []
@@ -139,14 +131,14 @@ def header_directories() -> list[str]:
     return found
 
 
-def _check_shared(cupy: Any, entry: LaunchEntry, device: int) -> None:
+def _check_shared(cupy: Any, entry: LaunchRecord, device: int) -> None:
     limit = int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
     if entry.dynamic_shared_bytes > limit:
         problem = f"needs {entry.dynamic_shared_bytes} bytes of shared memory a block, this GPU gives {limit}"
         raise InputError(entry.source, problem, "choose another rank or compile for this board")
 
 
-def _function(module: Any, entry: LaunchEntry, how: str) -> Any:
+def _function(module: Any, entry: LaunchRecord, how: str) -> Any:
     """The kernel's function; CuPy loads and compiles when it is asked for it."""
     try:
         function = module.get_function(entry.entry)
@@ -166,18 +158,18 @@ class Operator:
     of the same framework. It does not wait for the GPU.
     """
 
-    def __init__(self, bundle: BundleEntry, kernel: KernelEntry) -> None:
+    def __init__(self, bundle: Bundle, kernel: KernelRecord) -> None:
         self.bundle, self.kernel = bundle, kernel
         self.loaded: dict[int, LoadedKernel] = {}
         self.__name__ = bundle.name
 
     @property
-    def inputs(self) -> tuple[ArgumentEntry, ...]:
+    def inputs(self) -> tuple[Argument, ...]:
         """Names, dtypes and shapes of what it takes."""
         return self.bundle.inputs
 
     @property
-    def output(self) -> ArgumentEntry:
+    def output(self) -> Argument:
         """Name, dtype and shape of what it gives."""
         return self.bundle.output
 
@@ -206,7 +198,7 @@ class Operator:
             result = framework.empty(self.output.shape, self.output.dtype, tensors, device) if out is None else out
             target = self._checked(self.output, result)
             self._check_target(described, target)
-            self.on_device(device).launch([t.pointer for t in (*described, target)], tensor_bytes(self.output))
+            self.on_device(device).launch([t.pointer for t in (*described, target)], self.output.size_bytes)
             return framework.give(result, tensors[0]) if out is None else out
 
     def on_device(self, device: int) -> LoadedKernel:
@@ -226,7 +218,7 @@ class Operator:
             raise self._error("", f"the tensors are of {' and '.join(kinds)}", "give all of one framework")
         return next(iter(kinds.values()))
 
-    def _checked(self, argument: ArgumentEntry, tensor: Any) -> DeviceTensor:
+    def _checked(self, argument: Argument, tensor: Any) -> DeviceTensor:
         """What a tensor is, if it is what the kernel takes as this argument."""
         try:
             found = tensors_of(tensor).describe(tensor)
@@ -255,18 +247,13 @@ class Operator:
             raise self._error(
                 self.output.name, f"is on GPU {target.device}", f"the inputs are on {described[0].device}"
             )
-        end = target.pointer + tensor_bytes(self.output)
+        end = target.pointer + self.output.size_bytes
         for argument, tensor in zip(self.inputs, described, strict=True):
-            if tensor.pointer < end and target.pointer < tensor.pointer + tensor_bytes(argument):
+            if tensor.pointer < end and target.pointer < tensor.pointer + argument.size_bytes:
                 raise self._error(self.output.name, f"overlaps {argument.name}", "give it memory of its own")
 
     def _error(self, argument: str, problem: str, remedy: str) -> InputError:
         return InputError(f"{self.bundle.name}.{argument}" if argument else self.bundle.name, problem, remedy)
-
-
-def tensor_bytes(argument: ArgumentEntry) -> int:
-    """Size of an argument's tensor."""
-    return math.prod(argument.shape) * ITEM_BYTES[argument.dtype]
 
 
 def load(path: Path | str, rank: int | None = None) -> Operator:
@@ -278,6 +265,6 @@ def load(path: Path | str, rank: int | None = None) -> Operator:
         InputError: the folder is no bundle, is one for processors, or has no kernel of this rank.
     """
     bundle = read_bundle(path)
-    if bundle.is_library:
+    if bundle.is_for_cpu:
         raise InputError(str(path), "holds shared libraries, no GPU kernels", "load it with roller.load")
     return Operator(bundle, choose_kernel(bundle, rank))

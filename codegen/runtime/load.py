@@ -32,7 +32,7 @@ def load(path: Path | str, rank: int | None = None) -> Operator | CpuOperator:
     """
     bundle = read_bundle(path)
     kernel = choose_kernel(bundle, rank)
-    return CpuOperator(bundle, kernel) if bundle.is_library else Operator(bundle, kernel)
+    return CpuOperator(bundle, kernel) if bundle.is_for_cpu else Operator(bundle, kernel)
 
 
 def torch_op(path: Path | str, name: str | None = None) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from codegen.bundle.reader import ArgumentEntry
+from codegen.bundle.records import Argument
 from codegen.runtime.arrays import holds
 from codegen.runtime.cpu import CpuOperator
 from codegen.runtime.gpu import Operator
@@ -83,7 +83,7 @@ def _elsewhere(full_name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _check_like(full_name: str, argument: ArgumentEntry, tensor: Any) -> None:
+def _check_like(full_name: str, argument: Argument, tensor: Any) -> None:
     """Shape and dtype, which a tensor without memory has too."""
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     if shape != argument.shape:

@@ -27,7 +27,6 @@ from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import TOLERANCE, Verification, judge, tolerance_of
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import matrix_roles
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES
@@ -42,7 +41,7 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
 
     It has as many threads wherever a warp's tile divides among 32 of them, which it does for multiples of 16.
     """
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
     elements = rows * columns // schedule.threads_per_block

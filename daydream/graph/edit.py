@@ -29,7 +29,7 @@ _KIND_OF_COLUMN = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Edit:
     """Changes to a graph. Rows are those of `graph`; an added task gets an id from `len(graph)` on, good as a row
     in every later call. Nothing happens before :meth:`apply`.
@@ -39,17 +39,17 @@ class Edit:
     """
 
     graph: TaskGraph
-    _added: list[dict[str, Any]] = field(default_factory=list)
-    _after: dict[int, list[int]] = field(default_factory=dict)
-    _before: dict[int, list[int]] = field(default_factory=dict)
-    _loose: list[int] = field(default_factory=list)
-    _anchor: dict[int, list[int]] = field(default_factory=dict)
-    _removed: list[Ints] = field(default_factory=list)
-    _edges: list[tuple[int, int, int, float]] = field(default_factory=list)
-    _dropped: list[Ints] = field(default_factory=list)
-    _names: dict[str, int] = field(default_factory=dict)
-    _threads: list[Thread] = field(default_factory=list)
-    _columns: dict[str, Any] = field(default_factory=dict)
+    _added: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _after: dict[int, list[int]] = field(init=False, default_factory=dict)
+    _before: dict[int, list[int]] = field(init=False, default_factory=dict)
+    _loose: list[int] = field(init=False, default_factory=list)
+    _anchor: dict[int, list[int]] = field(init=False, default_factory=dict)
+    _removed: list[Ints] = field(init=False, default_factory=list)
+    _edges: list[tuple[int, int, int, float]] = field(init=False, default_factory=list)
+    _dropped: list[Ints] = field(init=False, default_factory=list)
+    _names: dict[str, int] = field(init=False, default_factory=dict)
+    _threads: list[Thread] = field(init=False, default_factory=list)
+    _columns: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names = {text: i for i, text in enumerate(self.graph.names)}

@@ -17,6 +17,7 @@ from daydream.trace.trace import NONE, Ints
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
+#: Algorithm families by what the names of a call's kernels contain; the first that fits counts.
 FAMILIES = (
     ("non-fused Winograd", r"winograd_nonfused"),
     ("fused Winograd", r"winograd"),
@@ -28,7 +29,6 @@ FAMILIES = (
     ("GEMM", r"gemm"),
     ("implicit GEMM", r"scudnn|fprop|dgrad|wgrad|implicit"),
 )
-"""Algorithm families by what the names of a call's kernels contain; the first that fits counts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,24 +20,24 @@ from hal.support.errors import InputError
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
+#: Kernels that are bound by arithmetic, by name (4.5.1: "e.g., sgemm, conv").
 COMPUTE = re.compile(
     r"gemm|conv(?!ert)|xmma|cutlass|wgrad|dgrad|fprop|winograd|scudnn|attention|flash_|fmha|gemv|_dot_", re.IGNORECASE
 )
-"""Kernels that are bound by arithmetic, by name (4.5.1: "e.g., sgemm, conv")."""
 
+#: Kernels that compute in half precision already.
 HALF = re.compile(r"half|bfloat16|bf16|fp16|f16f16|h884|h1688|h16816|s884|s16816gemm_f16|hgemm|hmma", re.IGNORECASE)
-"""Kernels that compute in half precision already."""
 
+#: Kernels that use Tensor Cores already, with float32 operands.
 TF32 = re.compile(r"tf32|s1688gemm|s16816gemm(?!_f16|_bf16)", re.IGNORECASE)
-"""Kernels that use Tensor Cores already, with float32 operands."""
 
+#: Kernels whose elements are no floating-point numbers: their types and table of indices stay as they are.
 INTEGER = re.compile(r"offsets?kernel|<(?:long|int|bool|unsigned char)\b", re.IGNORECASE)
-"""Kernels whose elements are no floating-point numbers: their types and table of indices stay as they are."""
 
 NCCL = re.compile(r"nccl", re.IGNORECASE)
 
+#: Bytes moved per element that becomes half precision: 4 read and 2 written.
 CAST_BYTES = 6
-"""Bytes moved per element that becomes half precision: 4 read and 2 written."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _collectives(graph: TaskGraph) -> Ints:
 
 def _with_casts(graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec) -> tuple[TaskGraph, str]:
     """Before every forward product its weights' cast, which autocast keeps for the backward pass."""
-    edit, added, total = Edit(graph=graph), 0, 0.0
+    edit, added, total = Edit(graph), 0, 0.0
     launches = graph.launch[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
     durations = graph.duration_us[launches[launches != NONE]]
     call_us = float(np.median(durations)) if len(durations) else 0.0

@@ -64,7 +64,7 @@ def blueconnect(
     rows, sizes = rows[~np.isnan(sizes)], sizes[~np.isnan(sizes)]
     graph = tied(graph, np.intersect1d(rows, recorded_collectives(graph)))
     before = float(graph.duration_us[rows].sum())
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     chains = _Chains(edit, levels, 1.0 + interference)
     after = sum(chains.replace(int(row), float(size)) for row, size in zip(rows, sizes, strict=True))
     workers = int(np.prod([level.workers for level in levels]))

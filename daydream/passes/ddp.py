@@ -23,14 +23,14 @@ from daydream.passes.basis.gradients import Gradient, consumers, find_gradients,
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
+#: The channel on which collectives run: one, as NCCL runs those of a communicator one after another.
 NETWORK = Thread(kind=ThreadKind.CHANNEL, label="network")
-"""The channel on which collectives run: one, as NCCL runs those of a communicator one after another."""
 
+#: CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100.
 CALL_US = 42.0
-"""CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100."""
 
+#: DDP's `bucket_cap_mb`, MiB.
 USUAL_BUCKET_MB = 25.0
-"""DDP's `bucket_cap_mb`, MiB."""
 
 
 @what_if("ddp")
@@ -84,7 +84,7 @@ def ddp(
     gradients = find_gradients(graph, gradient_mb)
     grouped = _Grouping.of(graph, first_bucket_mb, bucket_mb)
     has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
-    insert = _Insertion(Edit(graph=graph), cost, overlap, 0.0 if has_calls else call_us)
+    insert = _Insertion(Edit(graph), cost, overlap, 0.0 if has_calls else call_us)
     for of_step in gradients.steps.values():
         insert.step(grouped(of_step))
     largest = grouped(gradients.steps[gradients.largest_step])

@@ -58,7 +58,7 @@ def gist(
     calls = _Calls.of(graph, role)
     if not calls.relu:
         return Outcome(graph, ("no forward kernel of a ReLU: nothing is encoded",))
-    inserts = _Inserts(Edit(graph=graph), preceding(graph))
+    inserts = _Inserts(Edit(graph), preceding(graph))
     coded = _code_relus(graph, calls, inserts, encode_factor, decode_factor)
     if lossy:
         _reduce(graph, calls, inserts, coded, dpr_factor)

@@ -50,7 +50,7 @@ def metaflow(graph: TaskGraph, *, policy: str, host: str = "operator") -> Outcom
         else:
             factor[rows] *= rule.factor
             notes.append(f"scaled layers like {rule.scale!r} by {rule.factor:g}: {_amount(graph, rows)}")
-    edit = Edit(graph=graph.with_durations(np.arange(len(graph)), graph.duration_us * factor))
+    edit = Edit(graph.with_durations(np.arange(len(graph)), graph.duration_us * factor))
     rows = np.flatnonzero(gone)
     edit.remove(rows, launches=True)
     if host == "operator":

@@ -65,7 +65,7 @@ def pointwise_fusion(
     duration: Floats = np.zeros(len(first))
     np.add.at(duration, number, graph.duration_us[rows] * moved)
     gone = rows[~is_first]
-    edit = Edit(graph=renamed(graph.with_durations(first, duration), first, "fused pointwise kernel"))
+    edit = Edit(renamed(graph.with_durations(first, duration), first, "fused pointwise kernel"))
     edit.remove(gone, launches=True)
     if host == "operator":
         edit.remove(host_of(graph, gone))

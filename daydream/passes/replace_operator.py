@@ -56,7 +56,7 @@ def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us:
 
 def replaced(graph: TaskGraph, found: Sequence[Replacement], call_us: float) -> TaskGraph:
     """The graph with one task in place of every chain; each takes its kernel's time and `call_us` more."""
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     for one in found:
         first, last = one.chain.calls[0], one.chain.calls[-1]
         row = int(first.rows[0])

@@ -29,8 +29,8 @@ from daydream.passes.basis.idioms import (
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
+#: Bytes a microsecond at 1 GB/s.
 BYTES_PER_US = 1e3
-"""Bytes a microsecond at 1 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def vdnn(
         raise InputError(
             "vdnn", "the sizes of the convolutions' inputs are not recorded", "record the trace with record_shapes=True"
         )
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     copies = _Copies(edit, before, pcie_gbps)
     for step in sorted({layer.forward.step for layer in layers}):
         mine = [layer for layer in layers if layer.forward.step == step]

@@ -9,11 +9,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 FIRST_BUCKET_BYTES = 1 << 20
+#: How DistributedDataParallel cuts gradients into buckets unless told otherwise: a small one first.
 BUCKET_BYTES = 25 << 20
-"""How DistributedDataParallel cuts gradients into buckets unless told otherwise: a small one first."""
 
+#: Modules that only hold another one: it is that one's paths which name parameters.
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
-"""Modules that only hold another one: it is that one's paths which name parameters."""
 
 
 class ModelWatch:

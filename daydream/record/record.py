@@ -26,8 +26,8 @@ from daydream.record.model import ModelWatch
 from daydream.record.timing import TimedSteps
 from hal.support.errors import InputError
 
+#: Of what this module adds to a trace under the key "daydream".
 VERSION = 1
-"""Of what this module adds to a trace under the key "daydream"."""
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ COPY = "waiting for a copy"
 COMMUNICATION = "waiting for communication"
 STREAM = "waiting for another stream"
 OWN = "between tasks of the stream"
+#: Less is rounding.
 _SHORTEST_US = 1e-6
-"""Less is rounding."""
 
+#: What a pause is put down to. SYNCHRONISED: the CPU had nothing queued because it had waited for the GPU, during this
+#: pause or as it began; LAUNCH: it was merely too slow.
 REASONS = (LAUNCH, SYNCHRONISED, LOADING, COPY, COMMUNICATION, STREAM, OWN)
-"""What a pause is put down to. SYNCHRONISED: the CPU had nothing queued because it had waited for the GPU, during
-this pause or as it began; LAUNCH: it was merely too slow."""
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from daydream.report.breakdown import Cover, Resource, cpu_busy_until, critical_
 from daydream.report.style import RESOURCE_CLASSES, esc, ms
 from daydream.trace.trace import Floats, Ints
 
+#: Units of the drawing: all, names of lanes, height of a lane, space between.
 WIDTH, LEFT, LANE, GAP = 1180, 165, 26, 8
-"""Units of the drawing: all, names of lanes, height of a lane, space between."""
 
+#: Pieces of time; a lane never has more rectangles.
 BINS = 500
-"""Pieces of time; a lane never has more rectangles."""
 
+#: Heights a rectangle may have: the share of its time in which the lane is busy.
 LEVELS = 8
-"""Heights a rectangle may have: the share of its time in which the lane is busy."""
 
 MOST_LANES = 12
 

@@ -8,8 +8,8 @@ from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import Timeline
 from daydream.trace.trace import NONE, Floats, Ints
 
+#: Behind the name of the task that ends a call that waits.
 RETURN = " (return)"
-"""Behind the name of the task that ends a call that waits."""
 
 
 def returns(graph: TaskGraph) -> Ints:

@@ -17,11 +17,11 @@ from daydream.report.breakdown import Resource, critical_segments, resources, wi
 from daydream.report.spans import returns, spans
 from daydream.trace.trace import NONE, Category, Floats, Ints
 
+#: Added to every process number, and more than any of Linux: so both files can be loaded together.
 PROCESS_OFFSET = 10_000_000
-"""Added to every process number, and more than any of Linux: so both files can be loaded together."""
 
+#: Further offsets: CPU processes above all devices, which have their number; two rows of our own.
 _CPU, _NETWORK, _CRITICAL = 1_000, 900, 901
-"""Further offsets: CPU processes above all devices, which have their number; two rows of our own."""
 
 _CATEGORIES = {
     Category.OPERATOR: "cpu_op",

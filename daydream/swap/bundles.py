@@ -15,8 +15,8 @@ from codegen.bundle.reader import choose_kernel, read_bundle
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr, statement_text
 
+#: What an operator computes, whatever it is called: statements, sizes, tensors, and how values are accumulated.
 Identity = tuple[Any, ...]
-"""What an operator computes, whatever it is called: statements, sizes, tensors, and how values are accumulated."""
 
 
 @dataclass(frozen=True)

@@ -213,10 +213,11 @@ def _layer_norm(_: str, inputs: Inputs) -> dict[str, Any] | None:
     return {"op": "layer_norm", "shape": list(tensor.dims), "axis": -1, "eps": eps}
 
 
+#: Convolutions, and the axis of their output's channels.
 _CHANNELS = {"conv2d": "f", "depthwise_conv2d": "c"}
-"""Convolutions, and the axis of their output's channels."""
 
 _FUSING = (*_CHANNELS, "matmul", "batch_matmul")
+#: How a call alone becomes an operator. In-place additions only follow others.
 _HEADS: dict[str, Callable[[str, Inputs], dict[str, Any] | None]] = {
     **dict.fromkeys(_CONVOLUTIONS, lambda name, inputs: None),
     **dict.fromkeys(_PRODUCTS, _product),
@@ -225,4 +226,3 @@ _HEADS: dict[str, Callable[[str, Inputs], dict[str, Any] | None]] = {
     "aten::softmax": _softmax,
     "aten::layer_norm": _layer_norm,
 }
-"""How a call alone becomes an operator. In-place additions only follow others."""

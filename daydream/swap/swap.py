@@ -15,13 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from codegen.bundle.reader import ArgumentEntry, read_bundle
+from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import Argument
 from daydream.graph.graph import TaskGraph
 from daydream.swap.bundles import CompiledOperator, Identity
 from daydream.swap.operands import Operands, operands_of
 from daydream.swap.plan import Replacement, replacements
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from daydream.trace.trace import NONE
 from hal.support.errors import InputError
 
@@ -120,7 +120,7 @@ def _recorded(torch: Any, fx: Any, traced: Any, inputs: Sequence[Any]) -> TaskGr
             for _ in range(2):
                 run(*inputs)
                 recorder.step()
-        return build_graph(read_trace(path))
+        return read_graph(path)
 
 
 def _nodes_by_call(graph: TaskGraph, traced: Any) -> dict[int, Any]:
@@ -175,7 +175,7 @@ def _put(traced: Any, one: Replacement, nodes: Sequence[Any], operands: Operands
             graph.erase_node(node)
 
 
-def _shaped(graph: Any, operands: Operands, argument: ArgumentEntry) -> Any:
+def _shaped(graph: Any, operands: Operands, argument: Argument) -> Any:
     """The operand in the shape that the kernel takes."""
     value, shape = operands.values[argument.name], operands.shapes.get(argument.name)
     if shape is None or shape == argument.shape:

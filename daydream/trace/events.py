@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from daydream.trace.text import Document, Event, Key, Notes
 from daydream.trace.trace import NONE, Category, ThreadName
 
+#: Categories of what happens on a stream rather than on a CPU thread.
 ON_DEVICE = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC, Category.GPU_ANNOTATION})
-"""Categories of what happens on a stream rather than on a CPU thread."""
 
+#: Times beyond this (the year 2255, in microseconds) are damage; nanoseconds up to it fit 64 bits.
 _LIMIT_US = 9e15
-"""Times beyond this (the year 2255, in microseconds) are damage; nanoseconds up to it fit 64 bits."""
 
+#: Larger numbers of threads and streams are damage, and fit no column.
 _LARGEST = 2**62
-"""Larger numbers of threads and streams are damage, and fit no column."""
 
 _CATEGORIES = {
     "cpu_op": Category.OPERATOR,
@@ -35,6 +35,7 @@ _CATEGORIES = {
     "memcpy": Category.MEMCPY,
     "memset": Category.MEMSET,
 }
+#: The rest carries the maker's or the backend's name: cuda, hip, xpu, mtia, mlu, privateuse1, gpu.
 _SUFFIXES = {
     "_runtime": Category.RUNTIME,
     "_driver": Category.RUNTIME,
@@ -43,8 +44,8 @@ _SUFFIXES = {
     "_sync": Category.SYNC,
     "_user_annotation": Category.GPU_ANNOTATION,
 }
-"""The rest carries the maker's or the backend's name: cuda, hip, xpu, mtia, mlu, privateuse1, gpu."""
 
+#: What Kineto writes as events although nothing runs: markers, counters, and copies of other events.
 _NOT_TASKS = frozenset(
     {
         "trace",
@@ -60,10 +61,9 @@ _NOT_TASKS = frozenset(
         "gpu_pm_counter",
     }
 )
-"""What Kineto writes as events although nothing runs: markers, counters, and copies of other events."""
 
+#: Ranges that the first profiler recorded under the category of operators.
 _ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#", "DistributedDataParallel.", "## ", "nccl:")
-"""Ranges that the first profiler recorded under the category of operators."""
 
 _FORWARD_BACKWARD = frozenset({"fwdbwd", "forward_backward", "fwd_bwd"})
 _LAUNCH = frozenset({"ac2g", "async", "async_cpu_to_gpu", "async_gpu"})

@@ -16,8 +16,8 @@ from daydream.trace.text import Document, Event, Notes, no_collection, read_docu
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace
 from hal.support.errors import InputError
 
+#: A longer duration, 30 years, is damage.
 _LONGEST_US = 1e15
-"""A longer duration, 30 years, is damage."""
 
 _CORRELATION = ("correlation", "correlation id", "Correlation ID")
 _EXTERNAL = ("External id", "external id", "External Id")

@@ -21,13 +21,13 @@ import msgspec
 
 from hal.support.errors import InputError
 
+#: Longest text that is read; a small gzip file can hold far more than any memory.
 MAX_BYTES = 4 << 30
-"""Longest text that is read; a small gzip file can hold far more than any memory."""
 
+#: Damaged places after which the rest of a file is not looked at.
 _MAX_DAMAGE = 1000
-"""Damaged places after which the rest of a file is not looked at."""
+#: The same for places nested too deep, each of which may cost a pass over the file.
 _MAX_DEEP = 50
-"""The same for places nested too deep, each of which may cost a pass over the file."""
 
 Key = int | str | float
 

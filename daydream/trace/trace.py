@@ -11,8 +11,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+#: An integer column's value where the trace says nothing.
 NONE = -1
-"""An integer column's value where the trace says nothing."""
 
 
 class Category(IntEnum):

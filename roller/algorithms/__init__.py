@@ -13,8 +13,8 @@ from codegen.generators import has_chains
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import split_k, winograd
-from roller.algorithms.chain import DIRECT, ChainProgram, Considered, Part
-from roller.construct.program import RProgram
+from roller.algorithms.chain import ChainProgram, Considered
+from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.form import KernelForm
 
 #: Algorithm -> what it makes of an operator, given its best program of one kernel.
@@ -59,7 +59,6 @@ __all__ = [
     "DIRECT",
     "ChainProgram",
     "Considered",
-    "Part",
     "algorithms_of",
     "parse_algorithms",
 ]

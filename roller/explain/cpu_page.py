@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from hal.spec.device import DeviceSpec
 from roller.construct.performance import MicroModel
-from roller.construct.program import Construction, Reason, RProgram
+from roller.construct.program import Reason, RProgram
 from roller.construct.rtile import TileSpace
 from roller.text.quantities import (
     clipped,
@@ -24,10 +24,10 @@ from roller.text.quantities import (
     wrapped,
 )
 from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_rate
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import VectorAnatomy, lane_counts, vector_anatomy
 from sokoban.model.cpu.work import copies_of
-from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, CpuTiles, in_panels, lane_axis, lanes_of, vector_axis
+from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, CpuTiles, in_panels, lane_axis, vector_axis
 from sokoban.schedule.table import one
 from sokoban.schedule.tile import TileSchedule
 
@@ -47,14 +47,13 @@ _TRIED_TOO = "not full: of all tiles on the way the predicted times decide"
 # The construction
 
 
-def vector_story(construction: Construction, program: RProgram, rank: int) -> Iterator[str]:
+def cpu_story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -> Iterator[str]:
     """How a program was constructed, from the reasons that construction recorded."""
-    form, device = construction.form, construction.device
     yield f"How rank {rank} was constructed: {program.policy}"
     yield from wrapped(_POLICY_MEANING[program.policy])
     yield from wrapped(_UNPADDED)
     space = TileSpace.of(form)
-    rate = arithmetic_rate(form, device)[0]
+    rate = PlacedForm(form, device).rate.flops
     model = MicroModel(space, device, rate, float(max(1, form.body_operations)))
     steps = {
         layer: [reason for reason in program.reasons if reason.layer == layer] for layer in ("registers", "shared")
@@ -71,7 +70,7 @@ def vector_story(construction: Construction, program: RProgram, rank: int) -> It
 
 def _register_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel) -> Iterator[str]:
     form, device = model.space.form, model.device
-    lanes = lanes_of(form, device)
+    lanes = PlacedForm(form, device).vector_lanes
     room = device.limits.registers_per_thread_usable // device.teu.lanes
     yield f"  Registers, the tile of an innermost loop: room for {count_text(room, 'vector')} of {lanes} lanes"
     yield from _growth(reasons, model, "caches", "value")
@@ -148,9 +147,9 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
 # The program
 
 
-def vector_program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def cpu_program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
     """The program: its blocks, its register tile in vectors, what it copies."""
-    found = vector_anatomy(form, device, program.schedule)
+    found = vector_anatomy(PlacedForm(form, device), program.schedule)
     blocks, units, unit = found.blocks, device.unit_count, device.unit_name
     yield "The program"
     spread = f"{found.busiest} for the busiest of {count_text(units, unit)}" if blocks > 1 else f"one {unit} works"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
-from codegen.bundle.reader import BundleEntry, KernelEntry
+from codegen.bundle.records import Bundle, KernelRecord
 from codegen.runtime.cpu import CpuOperator
 from codegen.verify.result import judge, tolerance_of
 from hal.microbench.cpu.topology import Topology, read_topology
@@ -108,7 +108,7 @@ def pin_to(cpu: int) -> None:
 class _Contender:
     """A kernel that is right: its calls in turn over the sets of inputs; seconds of one call, round by round."""
 
-    kernel: KernelEntry
+    kernel: KernelRecord
     calls: Iterator[Callable[[], Array]]
     error: float
     seconds: list[float] = field(default_factory=list)
@@ -153,7 +153,7 @@ class CpuBench:
         InputError: the manifest's operator cannot be read back.
     """
 
-    def __init__(self, bundle: BundleEntry, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
+    def __init__(self, bundle: Bundle, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
         self.bundle, self.options, self.pinned = bundle, options, pinned
         self.expr = operator_of(read_manifest(bundle.directory))
         self.limit = tolerance_of(self.expr)
@@ -176,7 +176,7 @@ class CpuBench:
             arrays.append((values * np.float32(high - low) + np.float32(low)).astype(argument.dtype))
         return arrays
 
-    def measure(self, kernels: Sequence[KernelEntry], running: Callable[[int], object]) -> dict[int, Measurement]:
+    def measure(self, kernels: Sequence[KernelRecord], running: Callable[[int], object]) -> dict[int, Measurement]:
         """Check the kernels and time those that are right, by rank; ``running`` is told the rank of a kernel before it
         runs, which may end the process."""
         found: dict[int, Measurement] = {}
@@ -190,10 +190,10 @@ class CpuBench:
                 contenders.append(contender)
         return found | self._timed(contenders, running)
 
-    def _limit(self, kernel: KernelEntry) -> float:
+    def _limit(self, kernel: KernelRecord) -> float:
         return max(self.limit, kernel.tolerance or 0.0)
 
-    def _checked(self, kernel: KernelEntry) -> _Contender | Measurement:
+    def _checked(self, kernel: KernelRecord) -> _Contender | Measurement:
         """A kernel that is right on an output that was full of NaN, or why it cannot be timed."""
         self.out.fill(np.nan)
         try:

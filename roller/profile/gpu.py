@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen.bundle.reader import ITEM_BYTES, ArgumentEntry, BundleEntry, KernelEntry
+from codegen.bundle.records import ITEM_BYTES, Argument, Bundle, KernelRecord
 from codegen.runtime.arrays import cupy_module
-from codegen.runtime.gpu import LoadedKernel, capability_of, load_kernel, source_module, tensor_bytes
+from codegen.runtime.gpu import LoadedKernel, capability_of, load_kernel, source_module
 from hal.support.errors import InputError
 
 #: Bytes behind every tensor that no kernel may touch.
@@ -124,7 +124,7 @@ class OperatorBench:
         InputError: the bundle has no reference, or it does not compile or fit on the GPU.
     """
 
-    def __init__(self, bundle: BundleEntry, device: int, options: MeasureOptions) -> None:
+    def __init__(self, bundle: Bundle, device: int, options: MeasureOptions) -> None:
         if bundle.reference is None:
             raise InputError(str(bundle.directory), "has no reference to check against", "compile the operator again")
         self.bundle, self.device, self.options = bundle, device, options
@@ -141,7 +141,7 @@ class OperatorBench:
                 self.copies = self._copied([*first, self._poisoned(bundle.output)])
             self.stream.synchronize()
 
-    def measure(self, entry: KernelEntry) -> Measurement:
+    def measure(self, entry: KernelRecord) -> Measurement:
         """Check one kernel and time it; never raises for what a kernel does, the result tells."""
         loaded, error, limit = "", None, self._tolerance(entry)
         try:
@@ -200,16 +200,16 @@ class OperatorBench:
 
     # Tensors: flat byte arrays with a guard behind them
 
-    def _bytes(self, argument: ArgumentEntry) -> Any:
-        size = -(-tensor_bytes(argument) // 16) * 16 + GUARD_BYTES
+    def _bytes(self, argument: Argument) -> Any:
+        size = -(-argument.size_bytes // 16) * 16 + GUARD_BYTES
         array = self.cupy.empty(size, "uint8")
         array.fill(POISON)
         return array
 
-    def _poisoned(self, argument: ArgumentEntry) -> Any:
+    def _poisoned(self, argument: Argument) -> Any:
         return self._bytes(argument)
 
-    def _random(self, argument: ArgumentEntry, number: int) -> Any:
+    def _random(self, argument: Argument, number: int) -> Any:
         """Test data of an input, the same on every run; drawn on the host, where they can be drawn again."""
         low, high = self.reference.ranges.get(argument.name, (-1.0, 1.0))
         generator = np.random.default_rng([0, number])
@@ -240,8 +240,9 @@ class OperatorBench:
         }
         values |= {name: self.cupy.empty(count, "float64") for name, count in self.reference.workspace.items()}
         try:
-            for entry, grid, block, tensors in self.reference.launches:
-                module.get_function(entry)(grid, block, tuple(values[name].data.ptr for name in tensors))
+            for launch in self.reference.launches:
+                pointers = tuple(values[name].data.ptr for name in launch.tensors)
+                module.get_function(launch.entry)(launch.grid, launch.block, pointers)
             self.stream.synchronize()
         except Exception as error:
             problem = f"cannot be run: {type(error).__name__}: {error}"
@@ -269,14 +270,14 @@ class OperatorBench:
             worst = max(worst, error)
         return worst, ""
 
-    def _tolerance(self, entry: KernelEntry) -> float:
+    def _tolerance(self, entry: KernelRecord) -> float:
         """The largest relative error that counts as right: the reference's, or what the kernel's algorithm asks for."""
         return max(self.reference.tolerance, entry.tolerance or 0.0)
 
     def _judged(self, tensors: Sequence[Any], limit: float) -> tuple[float, str]:
-        size = tensor_bytes(self.bundle.output)
+        size = self.bundle.output.size_bytes
         for argument, array in zip(self.bundle.arguments, tensors, strict=True):
-            if not bool((array[tensor_bytes(argument) :] == POISON).all()):
+            if not bool((array[argument.size_bytes :] == POISON).all()):
                 return math.inf, f"written behind the end of {argument.name}"
         result = widened(self.cupy, tensors[-1][:size], self.bundle.output.dtype)
         unwritten = int(self.cupy.isnan(result).sum()) - int(self.cupy.isnan(self.expected).sum())
@@ -289,7 +290,7 @@ class OperatorBench:
 
     def _launch(self, kernel: LoadedKernel, copy: int) -> None:
         pointers = [array.data.ptr for array in self.copies[copy]]
-        kernel.launch(pointers, tensor_bytes(self.bundle.output))
+        kernel.launch(pointers, self.bundle.output.size_bytes)
 
     def _times(self, kernel: LoadedKernel) -> tuple[int, list[float]]:
         """Launches in a graph, and seconds of one launch for every replay of it."""

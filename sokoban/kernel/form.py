@@ -19,8 +19,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal.support.errors import InputError
+from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.language.expression import (
+    FLOAT8_DTYPES,
     AffineIndex,
     Axis,
     AxisValue,
@@ -144,6 +146,29 @@ class KernelForm:
             count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
             total += float(count * (operation_count(reduction.body) + 1))
         return total
+
+    @cached_property
+    def roles(self) -> MatrixRoles | None:
+        """The roles of the axes where the operator is a product of matrices; None where it is none."""
+        return product_roles(self.expr, self.final.axes, self.reduction) if self.kind == "tile" else None
+
+    @cached_property
+    def input_dtype(self) -> str:
+        """The element type of what the body reads first, of the output where it reads nothing; of a matrix product's
+        operands as an instruction multiplies them (``tfloat32``)."""
+        if self.roles is not None:
+            return self.roles.dtype
+        return self.expr.tensor_by_name[self.body_loads[0].tensor].dtype if self.body_loads else self.expr.output.dtype
+
+    @cached_property
+    def needs_matrix(self) -> bool:
+        """Whether the operator reads eight-bit floats, which ordinary arithmetic takes none of."""
+        return any(tensor.dtype in FLOAT8_DTYPES for tensor in self.expr.inputs)
+
+    @cached_property
+    def compulsory_bytes(self) -> int:
+        """Bytes of all inputs and the output, each once."""
+        return sum(tensor.size_bytes for tensor in (*self.expr.inputs, self.expr.output))
 
 
 def operation_count(value: Value) -> int:

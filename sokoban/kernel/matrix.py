@@ -8,15 +8,14 @@ they are depends on the element type. An operator fits when three of its axes ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from hal.spec.device import DeviceSpec
-from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
-from hal.support.errors import InputError
-from sokoban.kernel.form import KernelForm
+from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.instructions import Instruction
-from sokoban.language.expression import FLOAT8_DTYPES, Call, Load
+from sokoban.language.expression import Call, Load, Reduction, TensorExpr
 
 #: Bytes of the depth that ``mma.sync`` multiplies at a time, whatever the element type: two words of every lane.
 DEPTH_BYTES = 32
@@ -84,7 +83,8 @@ MMA_OTHER_REGISTERS = 36
 #: 26 to 32 where all are needed).
 WGMMA_OTHER_REGISTERS = 32
 
-#: Registers of a thread for the halves that eight-bit floats are widened to (:func:`is_widened`).
+#: Registers of a thread for the halves that eight-bit floats are widened to
+#: (:attr:`sokoban.kernel.placed.PlacedForm.is_widened`).
 WIDENED_REGISTERS = 48
 #: Instructions that widened operands add (read off the SASS for sm_90): per 16x8 product two more by 16 bits and four
 #: additions, and per fragment two for each of its four words.
@@ -134,69 +134,6 @@ def instruction_for(device: DeviceSpec, dtype: str) -> Instruction | None:
     if device.compute_capability is not None and tuple(device.compute_capability) >= kind.capability:
         return kind.mma
     return Instruction.WMMA if kind.wmma else None
-
-
-def device_product(form: KernelForm, device: DeviceSpec) -> tuple[MatrixRoles, Instruction] | None:
-    """The roles of the axes of an operator, and the instruction that multiplies it on ``device``.
-
-    None where the operator is no product of matrices, or the device has no instruction for it.
-    """
-    roles = matrix_roles(form)
-    instruction = None if roles is None else instruction_for(device, roles.dtype)
-    return None if roles is None or instruction is None else (roles, instruction)
-
-
-def matrix_rates(form: KernelForm, device: DeviceSpec) -> MatrixInstruction | None:
-    """How fast ``device`` multiplies the matrices of an operator by an instruction that code is generated for."""
-    multiplied = device_product(form, device)
-    return None if multiplied is None else device.matrix_instruction(multiplied[0].dtype)
-
-
-def is_widened(form: KernelForm, device: DeviceSpec) -> bool:
-    """Whether the eight-bit floats of a product become halves in registers before ``mma.sync`` multiplies them.
-
-    They do where it is no faster for them: on sm_90, only the instructions of warp groups reach the units for them.
-    """
-    rates, halves = matrix_rates(form, device), device.matrix_instruction("float16")
-    if rates is None or halves is None or rates.input_dtype not in FLOAT8_DTYPES:
-        return False
-    return rates.peak_flops <= halves.peak_flops
-
-
-def mma_other_registers(form: KernelForm, device: DeviceSpec) -> int:
-    """Registers of a thread by ``mma.sync`` that hold neither sums nor fragments as they are stored."""
-    return MMA_OTHER_REGISTERS + (WIDENED_REGISTERS if is_widened(form, device) else 0)
-
-
-def most_sums(form: KernelForm, device: DeviceSpec) -> int:
-    """Elements of the largest tile of a warp by ``mma.sync``: half as many where widened operands need registers."""
-    return MMA_SUMS // 2 if is_widened(form, device) else MMA_SUMS
-
-
-def needs_matrix(form: KernelForm) -> bool:
-    """Whether an operator reads eight-bit floats, which ordinary arithmetic takes none of."""
-    return any(tensor.dtype in FLOAT8_DTYPES for tensor in form.expr.inputs)
-
-
-def check_float8(form: KernelForm, device: DeviceSpec) -> None:
-    """Raises InputError where an operator reads eight-bit floats that no matrix instruction of ``device`` multiplies.
-
-    Ordinary arithmetic takes no eight-bit floats.
-    """
-    narrow = [tensor for tensor in form.expr.inputs if tensor.dtype in FLOAT8_DTYPES]
-    if not narrow:
-        return
-    where = form.expr.name
-    what = f"dtype {narrow[0].dtype} of {narrow[0].name} is multiplied by matrix instructions alone"
-    roles = matrix_roles(form)
-    if roles is None:
-        raise InputError(where, f"{what}, and this is no product of two matrices of one dtype", "use float16")
-    if device_product(form, device) is None:
-        raise InputError(where, f"{what}, and {device.name} has none for it", "use float16, or a board like l4 or h200")
-    for tensor in narrow:
-        if tensor.name not in (roles.a.tensor, roles.b.tensor):
-            problem = f"dtype {tensor.dtype} of {tensor.name} is for the operands of the product alone"
-            raise InputError(where, problem, "use float16 or float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,34 +200,32 @@ class MatrixRoles:
         return self.fragment_loads(load) + (4 if is_permuted else 0) + (8 if self.dtype == "tfloat32" else 0)
 
 
-def matrix_roles(form: KernelForm) -> MatrixRoles | None:
+def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction | None) -> MatrixRoles | None:
     """The roles of the axes of an operator, None where it is no product of matrices.
 
     The three axes index their operands plainly, and each operand's innermost dimension is one of them. Where several
     choices are left, the output's innermost axis is preferred for n, and large axes for all three.
 
-    >>> from sokoban.kernel.form import kernel_form
-    >>> from sokoban.language.operators import operator_from_data
-    >>> matmul = {"op": "matmul", "m": 64, "n": 32, "k": 16, "dtype": "float16", "transpose_b": True}
-    >>> roles = matrix_roles(kernel_form(operator_from_data(matmul)))
-    >>> (roles.m, roles.n, roles.k), roles.a_layout, roles.b_layout
-    (('m', 'n', 'k'), 'row', 'col')
+    Args:
+        expr: the operator over the axes of its kernel.
+        outputs: axes of the output, outermost first.
+        reduction: the only one of the operator; None where it has none.
     """
-    operands = _operands(form)
-    if operands is None:
+    operands = _operands(expr, reduction)
+    if operands is None or reduction is None:
         return None
     best: MatrixRoles | None = None
     best_rank: tuple[bool, int] = (False, -1)
     first, second, dtype = operands
     for a, b in ((first, second), (second, first)):
-        for m, n, k in product(form.final.axes, form.final.axes, form.reduced):
-            if form.final.axes.index(m) >= form.final.axes.index(n):
+        for m, n, k in product(outputs, outputs, reduction.axes):
+            if outputs.index(m) >= outputs.index(n):
                 continue
             if not (_takes(a, b, m) and _takes(b, a, n) and _indexes_plainly(a, k) and _indexes_plainly(b, k)):
                 continue
             if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
                 continue
-            rank = (n == form.final.axes[-1], math.prod(form.sizes[axis] for axis in (m, n, k)))
+            rank = (n == outputs[-1], math.prod(expr.sizes[axis] for axis in (m, n, k)))
             if rank > best_rank:
                 best_rank = rank
                 a_layout = "row" if a.indices[-1].axes[0] == k else "col"
@@ -299,10 +234,9 @@ def matrix_roles(form: KernelForm) -> MatrixRoles | None:
     return best
 
 
-def _operands(form: KernelForm) -> tuple[Load, Load, str] | None:
+def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load, str] | None:
     """The two factors that the operator sums the product of, and their type, where a matrix instruction takes it."""
-    reduction = form.reduction
-    if form.kind != "tile" or reduction is None or reduction.function != "sum":
+    if reduction is None or reduction.function != "sum":
         return None
     body = reduction.body
     if not isinstance(body, Call) or body.function != "mul":
@@ -310,13 +244,13 @@ def _operands(form: KernelForm) -> tuple[Load, Load, str] | None:
     first, second = body.arguments
     if not isinstance(first, Load) or not isinstance(second, Load) or first.tensor == second.tensor:
         return None
-    dtypes = {form.expr.tensor_by_name[load.tensor].dtype for load in (first, second)}
+    dtypes = {expr.tensor_by_name[load.tensor].dtype for load in (first, second)}
     if len(dtypes) != 1:
         return None
     (dtype,) = dtypes
-    if dtype == "float32" and form.expr.allow_tf32:
+    if dtype == "float32" and expr.allow_tf32:
         dtype = "tfloat32"
-    if dtype not in MATRIX_TYPES or MATRIX_TYPES[dtype].accumulate != form.expr.accumulate:
+    if dtype not in MATRIX_TYPES or MATRIX_TYPES[dtype].accumulate != expr.accumulate:
         return None
     for load in (first, second):
         # A pad value other than zero would be data of the product.

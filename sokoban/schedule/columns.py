@@ -15,7 +15,6 @@ import numpy as np
 from hal.support.errors import InputError, listed
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import matrix_roles
 from sokoban.schedule.pipelines import asynchronous_problem
 from sokoban.schedule.table import INSTRUCTION_NUMBER, Bools, Ints, ScheduleTable, instruction_numbers, product
 from sokoban.schedule.tile import TileSchedule
@@ -268,7 +267,7 @@ class ScheduleReader:
         by_matrix: Bools = instruction != INSTRUCTION_NUMBER[Instruction.FMA]
         if not by_matrix.any():
             return
-        roles = matrix_roles(self.form)
+        roles = self.form.roles
         if roles is None:
             problem = f"{self.form.expr.name} is no product of matrices that an instruction multiplies"
             self._complain(by_matrix, lambda i: InputError("instruction", problem, 'write "fma"'))

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import DTYPE_BYTES, Load
+from sokoban.kernel.placed import PlacedForm
+from sokoban.language.expression import Load
 from sokoban.schedule.table import Ints, ScheduleTable, product
 
 #: Vectors of partial results that share a sum, so that an addition need not wait for the one before: the latency of an
@@ -46,11 +46,6 @@ def lane_axis(form: KernelForm) -> str | None:
     """The row axis that lanes lie along; None where they lie along the columns, and for kernels without rows."""
     last = form.final.axes[-1] if form.final.axes else None
     return last if form.kind == "rows" and last in form.spatial else None
-
-
-def lanes_of(form: KernelForm, device: DeviceSpec) -> int:
-    """Elements of the accumulator's type in one vector."""
-    return max(1, device.teu.lanes * 4 // DTYPE_BYTES[form.expr.accumulate])
 
 
 def vector_axis(axes: Sequence[str], tile: Mapping[str, int], lanes: int) -> str:
@@ -258,9 +253,9 @@ class CpuTiles:
         return math.prod(self.form.sizes[axis] for axis in self.form.reduced)
 
 
-def by_vector_axis(table: ScheduleTable, device: DeviceSpec) -> list[tuple[Ints, CpuTiles]]:
+def by_vector_axis(table: ScheduleTable, placed: PlacedForm) -> list[tuple[Ints, CpuTiles]]:
     """The schedules of a table by their vector axis: their positions in the table, and their tiles."""
-    form, lanes = table.form, lanes_of(table.form, device)
+    form, lanes = placed.form, placed.vector_lanes
     axes = form.final.axes if form.kind == "tile" else form.spatial
     if len(axes) == 0:
         return [(np.arange(table.count), CpuTiles(table, "", lanes))]

@@ -13,6 +13,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import storage_order
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
 
@@ -73,13 +74,11 @@ def turned_tensors(form: KernelForm) -> tuple[str, ...]:
     return tuple(dict.fromkeys(turned))
 
 
-def pipeline_variants(
-    form: KernelForm, device: DeviceSpec, stages: Sequence[int] = ASYNCHRONOUS_STAGES
-) -> tuple[tuple[int, bool], ...]:
-    """How the steps of a fully staged schedule may be fetched ahead: pairs of buffers, and whether copies are
-    asynchronous; ``stages`` are the numbers of buffers of those that are."""
-    is_asynchronous = copies_past_registers(device) and asynchronous_problem(form) is None
-    return ((2, False), *((buffers, True) for buffers in stages if is_asynchronous))
+def pipeline_variants(placed: PlacedForm, stages: Sequence[int] = ASYNCHRONOUS_STAGES) -> tuple[tuple[int, bool], ...]:
+    """How the steps of a fully staged schedule may be fetched ahead: buffers, of ``stages`` where copies pass by the
+    registers, and whether they do."""
+    past = copies_past_registers(placed.device) and asynchronous_problem(placed.form) is None
+    return ((2, False), *((count, True) for count in stages if past))
 
 
 def with_layouts(
@@ -101,7 +100,7 @@ def with_layouts(
     )
 
 
-def fetched_ahead(table: ScheduleTable, device: DeviceSpec) -> list[ScheduleTable]:
+def fetched_ahead(table: ScheduleTable, placed: PlacedForm) -> list[ScheduleTable]:
     """The fully staged schedules of one stage, with more stages, in their own steps and in shorter ones.
 
     A thread that waits for no load needs no long step to hide one.
@@ -110,7 +109,7 @@ def fetched_ahead(table: ScheduleTable, device: DeviceSpec) -> list[ScheduleTabl
     if not plain.count:
         return []
     variants = []
-    for stages, is_asynchronous in pipeline_variants(table.form, device):
+    for stages, is_asynchronous in pipeline_variants(placed):
         ahead = replace(plain, stages=np.full(plain.count, stages), asynchronous=np.full(plain.count, is_asynchronous))
         variants.append(ahead.candidates(np.flatnonzero(ahead.step_count > 1)))
         for parts in (2, 4):

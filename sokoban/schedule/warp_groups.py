@@ -12,20 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.accesses import VECTOR_BYTES, fetch_vector
 from sokoban.schedule.tile import TileSchedule
 
 _T = TypeVar("_T")
 
-#: The only compute capability that has the instruction: neither older nor newer boards do.
-CAPABILITY = (9, 0)
-
-#: Element types whose tiles are generated; the instruction takes narrower ones, too.
-DTYPES = ("float16", "bfloat16")
+#: Bytes of an element of the types that warp groups multiply.
 ELEMENT_BYTES = 2
 
 #: Rows that a group multiplies, and rows of each of its four warps.
@@ -45,28 +41,15 @@ STAGES = (3, 4, 5, 6)
 LEAST_STAGES, MOST_STAGES = 3, 8
 
 
-def warp_group_roles(form: KernelForm, device: DeviceSpec) -> MatrixRoles | None:
-    """The axes of an operator that warp groups of ``device`` can multiply; None where they cannot."""
-    if device.compute_capability is None or tuple(device.compute_capability) != CAPABILITY:
-        return None
-    roles = matrix_roles(form)
-    if roles is None or roles.dtype not in DTYPES or device.warp_group_instruction(roles.dtype) is None:
-        return None
-    return roles if is_aligned(form, _schedule(form, roles, GROUP_ROWS, WIDTHS[0], LEAST_STAGES)) else None
-
-
 def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
     """Whether both operands are copied by 16 bytes."""
     return all(fetch_vector(form, schedule, load) == VECTOR_BYTES // ELEMENT_BYTES for load in form.body_loads)
 
 
-def warp_group_schedules(form: KernelForm, device: DeviceSpec) -> Iterator[TileSchedule]:
-    """Every tile and pipeline for an operator; none where warp groups cannot multiply it.
-
-    Tiles of which more than half would be padding are left out, but for the smallest. Whether a tile fits the device is
-    left to the estimate.
-    """
-    roles = warp_group_roles(form, device)
+def warp_group_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
+    """Every tile and pipeline for the operator, but for larger tiles than the smallest of which more than half would be
+    padding; none where warp groups cannot multiply it. Whether they fit the device is left to the estimate."""
+    form, roles = placed.form, placed.warp_group_roles
     if roles is None:
         return
     for rows in (GROUP_ROWS * groups for groups in GROUPS):

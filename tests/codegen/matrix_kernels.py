@@ -16,7 +16,6 @@ from codegen.tir.lowered import Lowered
 from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import matrix_roles
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -32,7 +31,7 @@ def schedule_of(
     form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), step: int = 32,
     padding: int = 8, **changes: Any,
 ) -> TileSchedule:  # fmt: skip
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     operands = (roles.a.tensor, roles.b.tensor)
     blocks, warps = {roles.m: block[0], roles.n: block[1]}, {roles.m: warp[0], roles.n: warp[1]}

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from daydream.cli import main
 from daydream.record.record import Recorded
 from daydream.trace.kineto import read_trace
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = ROOT.parent / "shared/data/traces"
 
 OWN = """\
 def nothing(graph):
@@ -260,18 +260,14 @@ def test_nothing_slow_is_loaded_before_it_is_needed(here: Path, arguments: list[
     "name", ["resnet50_v100_nw0", "trace_diff_control_a100", "ns_resolution_v100", "alexnet_a100", "simple_add"]
 )
 def test_recorded_traces_are_replayed(name: str) -> None:
-    path = RECORDED / f"{name}.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip("no recorded traces here")
+    path = recorded_trace(name)
     answer = json.loads(daydream("simulate", path, "--json").stdout)
     assert answer["worst_error"] < 0.05
     assert answer["tasks"] > 500
 
 
 def test_a_recorded_trace_has_an_answer_to_every_question(tmp_path: Path) -> None:
-    path = RECORDED / "resnet50_v100_nw0.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip("no recorded traces here")
+    path = recorded_trace("resnet50_v100_nw0")
     (tmp_path / "own.py").write_text(OWN)
     own = f"{tmp_path / 'own.py'}:faster:factor=1000"
     result = daydream("whatif", path, "--pass", own, "--html", tmp_path / "r.html", "--json")

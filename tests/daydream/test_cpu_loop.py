@@ -23,8 +23,7 @@ from daydream.record.record import record
 from daydream.swap.bundles import CompiledOperator, Identity, read_bundles
 from daydream.swap.plan import replacements
 from daydream.swap.swap import swap
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
@@ -85,7 +84,7 @@ def trace(net: Any, image: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def graph(trace: Path) -> TaskGraph:
-    return build_graph(read_trace(trace))
+    return read_graph(trace)
 
 
 @pytest.fixture(scope="module")

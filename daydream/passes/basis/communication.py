@@ -20,12 +20,13 @@ from daydream.graph.graph import Mark, TaskGraph, TaskKind, ThreadKind, matching
 from daydream.trace.trace import NONE, Floats, Ints, argument
 from hal.support.errors import InputError
 
+#: Bytes a microsecond in one GB/s.
 BYTES_PER_US = 1e3
-"""Bytes a microsecond in one GB/s."""
 
+#: What PyTorch calls a megabyte in `bucket_cap_mb`.
 MEBIBYTE = float(2**20)
-"""What PyTorch calls a megabyte in `bucket_cap_mb`."""
 
+#: Bytes an element, by the profiler's "Input type" or a dtype's name, in lower case.
 ELEMENT_BYTES = {
     "double": 8,
     "float": 4,
@@ -46,7 +47,6 @@ ELEMENT_BYTES = {
     "char": 1,
     "bool": 1,
 }
-"""Bytes an element, by the profiler's "Input type" or a dtype's name, in lower case."""
 
 
 def element_bytes(type_name: object, otherwise: int = 4) -> int:

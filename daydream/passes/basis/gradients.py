@@ -20,15 +20,16 @@ from daydream.passes.basis.communication import MEBIBYTE, element_bytes, tensor_
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace, argument
 from hal.support.errors import InputError
 
+#: Autograd's operator that receives one parameter's finished gradient.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""Autograd's operator that receives one parameter's finished gradient."""
 
+#: DDP's copy of a gradient into its bucket: one element-wise kernel a gradient.
 _BUCKET_COPY = "torch::distributed::reducer::mul_out"
-"""DDP's copy of a gradient into its bucket: one element-wise kernel a gradient."""
 
+#: Of PyTorch's vectorised element-wise kernels, whose grid so tells the tensor's size.
 _ELEMENTS_PER_THREAD = 4
-"""Of PyTorch's vectorised element-wise kernels, whose grid so tells the tensor's size."""
 
+#: Operators with weights, and which of their inputs those are.
 _WEIGHTS: dict[str, tuple[int, ...]] = {
     "aten::convolution": (1, 2),
     "aten::_convolution": (1, 2),
@@ -40,7 +41,6 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "aten::group_norm": (2, 3),
     "aten::embedding": (0,),
 }
-"""Operators with weights, and which of their inputs those are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,8 @@ _FUSED_OPTIMIZER = re.compile(
 )
 _COLLECTIVE = re.compile(r"^(nccl|rccl|onecclk)", re.I)
 
+#: What :func:`is_elementwise` looks for, as a regular expression regardless of case.
 ELEMENTWISE = _ELEMENTWISE.pattern
-"""What :func:`is_elementwise` looks for, as a regular expression regardless of case."""
 
 
 def is_convolution(name: str) -> bool:
@@ -260,7 +260,8 @@ def backward_of(forward: list[LayerRun], backward: list[LayerRun]) -> list[Layer
     """For each forward call the backward one: the backward pass runs through the calls of a layer in reverse.
 
     Within each step the calls of a layer are matched by the layer's name; where a step's backward calls have no
-    layer names in common with its forward ones, all calls are, provided there are equally many.
+    layer names in common with its forward ones, all calls are, provided there are equally many. What begins before the
+    forward call has ended, as in a damaged trace, answers nothing.
     """
     found: list[LayerRun | None] = [None] * len(forward)
     for step in {run.step for run in forward}:
@@ -277,7 +278,10 @@ def backward_of(forward: list[LayerRun], backward: list[LayerRun]) -> list[Layer
             answers = [run for run in reversed(theirs) if run.layer == layer]
             for i, run in zip(calls, answers, strict=False):
                 found[i] = run
-    return found
+    return [
+        answer if answer is not None and call.last < answer.first else None
+        for call, answer in zip(forward, found, strict=True)
+    ]
 
 
 def preceding(graph: TaskGraph) -> Ints:

@@ -18,6 +18,7 @@ from bench.accuracy.library_ablation import Row, library_chart, library_rows, li
 from hal.catalog import load_device
 from roller.library import gemm_cost
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.model import rational
 from sokoban.model.rational import estimate
@@ -55,7 +56,8 @@ def schedules() -> ScheduleTable:
 def predicted(effect: Effect | None = None) -> list[float]:
     board = load_device("v100-pcie")
     with without([effect] if effect else []):
-        return estimate(schedules(), effect.device(board) if effect else board).seconds.tolist()
+        table = schedules()
+        return estimate(table, PlacedForm(table.form, effect.device(board) if effect else board)).seconds.tolist()
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.name)

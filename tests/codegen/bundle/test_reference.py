@@ -119,8 +119,8 @@ def test_the_record_says_how_to_run_and_to_judge_it() -> None:
     record = reference_kernel(expr, "roller_x").record
     assert record.source == "reference.cu"
     assert [(launch.entry, launch.grid, launch.tensors) for launch in record.launches] == [
-        ("roller_x_reference_0", (2, 1, 1), ["X", "Z", "Y"])
+        ("roller_x_reference_0", (2, 1, 1), ("X", "Z", "Y"))
     ]
     assert record.workspace == {"Y": 300}
     assert record.tolerance == 2e-2
-    assert record.ranges == {"X": [0.5, 1.5], "Z": [-1.0, 1.0]}
+    assert record.ranges == {"X": (0.5, 1.5), "Z": (-1.0, 1.0)}

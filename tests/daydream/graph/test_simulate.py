@@ -15,8 +15,8 @@ from daydream.graph.simulate import lower_bound_us, simulate
 from tests.daydream.graphs import AUTOGRAD, CHANNEL, MAIN, STREAM, STREAM2
 
 THREADS = (MAIN, AUTOGRAD, STREAM, STREAM2, CHANNEL)
+#: Rounding of sums of a few hundred microseconds.
 EXACT = 1e-6
-"""Rounding of sums of a few hundred microseconds."""
 
 
 @st.composite

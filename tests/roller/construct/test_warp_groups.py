@@ -17,7 +17,7 @@ from roller.estimate.schedules import score
 from roller.explain.page import explain
 from roller.inspect.disassembly import nvdisasm_path
 from roller.inspect.inspection import inspect_built
-from roller.programs import find_programs, ranked
+from roller.programs import Programs, find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
@@ -42,10 +42,10 @@ def test_construction_proposes_warp_groups_and_keeps_mma_to_fall_back_on(board: 
 
 @pytest.mark.parametrize("method", ["roller", "sokoban", "both"])
 def test_every_method_does(method: str) -> None:
-    construction = find_programs(product(), load_device("h200"), 6, method, ("direct",))
-    instructions = [program.schedule.instruction for program in ranked(construction, 4, spares=2)]  # type: ignore[union-attr]
+    programs = find_programs(product(), load_device("h200"), 6, method, ("direct",))
+    instructions = [program.schedule.instruction for program in programs.ranked(4, spares=2)]
     assert Instruction.WGMMA in instructions[:4]
-    assert any(each.is_mma for each in instructions[:4])
+    assert any(instruction.is_mma for instruction in instructions[:4])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_others_get_none(board: str, changes: dict[str, Any]) -> None:
 
 
 def test_the_page_on_a_program_says_how_it_was_found() -> None:
-    text = explain(construct(product(), load_device("h200")))
+    text = explain(Programs.of(construct(product(), load_device("h200")), top_k=10))
     assert f"How rank 1 was constructed: {WARP_GROUPS_POLICY}" in text
     assert "swizzled against bank conflicts" in text
 

@@ -10,6 +10,7 @@ from roller.inspect.model import BankUse, Density, density_record, model_view
 from roller.inspect.sass import parse_sass
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule
 
@@ -58,7 +59,7 @@ def test_the_density_assumed_is_that_of_the_issue_stage() -> None:
     from sokoban.schedule.table import one
 
     view = model_view(product(), DEVICE, tiled(), loop_of(FFMA))
-    taken = anatomy(product(), DEVICE, tiled())
+    taken = anatomy(PlacedForm(product(), DEVICE), tiled())
     reads = sum(one(part.instructions) for part in taken.reads.values())
     assert view.assumed is not None
     assert view.assumed.shared_loads == pytest.approx(reads / 512)

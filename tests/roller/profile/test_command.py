@@ -142,7 +142,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 from tests.codegen import fake_cupy
 sys.modules["cupy"] = fake_cupy
-from codegen import profile
+from roller.profile import profile
 from roller.profile.gpu_worker import LocalRunner
 profile.profile.__defaults__ = (LocalRunner,)
 from roller.cli import main

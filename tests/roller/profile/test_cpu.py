@@ -140,13 +140,13 @@ def test_a_profile_ranks_the_manifest(bundle: Path) -> None:
     (result,) = profile_here(bundle, ProfileOptions(), QUICK)
     assert result.best is not None and result.seconds is not None
     again = read_bundle(bundle)
-    assert again.profiling_seconds == {2: pytest.approx(result.seconds, rel=1e-3)}
+    assert again.manifest.profiling_seconds == {2: pytest.approx(result.seconds, rel=1e-3)}
     times = [kernel.profiled_seconds for kernel in again.kernels]
     assert times == sorted(times) and sorted(kernel.predicted_rank for kernel in again.kernels) == [1, 2]
     record = json.loads((bundle / "manifest.json").read_bytes())["kernels"][0]["profile"]
     assert record["capability"].endswith(" threads") and set(record["versions"]) == {"python", "numpy"}
     list(profile_here(bundle, ProfileOptions(top_k=1), QUICK))
-    assert sorted(read_bundle(bundle).profiling_seconds) == [1, 2]
+    assert sorted(read_bundle(bundle).manifest.profiling_seconds) == [1, 2]
 
 
 def test_requests_are_answered_in_order(bundle: Path) -> None:
@@ -175,6 +175,8 @@ def test_a_hopeless_kernel_is_out_after_the_first_rounds(bundle: Path, monkeypat
         next(self.calls)()
 
     monkeypatch.setattr(_Contender, "turn", turn)
+    # On a loaded machine there would be time for fewer.
+    monkeypatch.setattr(CpuBench, "_rounds", lambda self, contenders: 8)
     read = read_bundle(bundle)
     found = CpuBench(read, CpuMeasureOptions(8, 1e-3, 0.0)).measure(read.kernels, lambda rank: None)
     assert {rank: one.repeats for rank, one in found.items()} == {1: 8, 2: SIFTED_AFTER}

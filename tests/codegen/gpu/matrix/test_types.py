@@ -19,7 +19,7 @@ from hal.catalog import load_device
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import MATRIX_TYPES, matrix_roles
+from sokoban.kernel.matrix import MATRIX_TYPES
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.model.gpu.occupancy import shared_bytes
 from sokoban.schedule.table import ScheduleTable
@@ -46,7 +46,7 @@ def schedule_of(
     form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), depths: int = 2,
     stages: int = 3,
 ) -> TileSchedule:  # fmt: skip
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     instruction = MATRIX_TYPES[roles.dtype].mma
     return wmma_schedule(
