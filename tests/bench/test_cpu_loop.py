@@ -24,7 +24,6 @@ from bench.daydream.cpu_results import (
 )
 from codegen import read_manifest
 from codegen.cpu_library import load_cpu
-from codegen.generators import linker
 from hal.microbench.cpu.native import host_architecture
 from sokoban import TileSchedule, sizes
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
@@ -110,7 +109,7 @@ def test_a_slow_schedule_holds_one_vector() -> None:
     assert (slow.block, slow.step, slow.cached) == (best.block, best.step, best.cached)
 
 
-@pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+@pytest.mark.usefixtures("c_compiler")
 def test_slow_kernels_compute_the_same(tmp_path: Path) -> None:
     for name, fields in {
         "product": {"op": "matmul", "m": 24, "n": 64, "k": 32, "epilogue": ["relu"]},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.cuda_emulator import emulator_available, run_cuda_on_cpu
+from codegen.cuda_emulator import run_cuda_on_cpu
 from codegen.lower import Lowered, lower
 from codegen.prelude import strip_prelude
 from codegen.targets import KERNEL_SUFFIX, cuda_source
@@ -19,7 +19,7 @@ from sokoban.operators import operator_from_data
 from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule, sizes
 
-needs_emulator = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+needs_emulator = pytest.mark.usefixtures("emulator")
 
 
 def form_of(**operator: object) -> KernelForm:

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from codegen.arrays import CupyTensors, DlpackTensors, TorchTensors, holds, tensors_of
-from codegen.cuda_emulator import emulator_available
 from codegen.launch import load
 from hal import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import write_bundle
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 X = np.arange(40, dtype=np.float32).reshape(5, 8)
 B = np.arange(8, dtype=np.float32)

@@ -12,14 +12,13 @@ import pytest
 
 from codegen.bundle import read_manifest
 from codegen.cpu_library import load_cpu
-from codegen.generators import linker
 from codegen.launch import load
 from hal import InputError
 from hal.microbench.cpu.native import host_architecture
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.cuda_emulator import EmulatorError, emulator_available, run_cuda_on_cpu
+from codegen.cuda_emulator import EmulatorError, run_cuda_on_cpu
 from codegen.lower import lower
 from codegen.targets import KERNEL_SUFFIX, cuda_source
 from sokoban.kernel_form import kernel_form
@@ -13,7 +13,7 @@ from sokoban.operators import operator_from_data
 from sokoban.reference import evaluate, random_inputs
 from sokoban.schedule import TileSchedule, sizes
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 FLOATS = np.arange(64, dtype=np.float32)
 HEAD = 'extern "C" __global__ void __launch_bounds__(64) f(float* __restrict__ X, float* __restrict__ Y)'

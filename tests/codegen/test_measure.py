@@ -13,7 +13,6 @@ import pytest
 
 from codegen import measure
 from codegen.bundle_reader import read_bundle
-from codegen.cuda_emulator import emulator_available
 from codegen.measure import (
     GUARD_BYTES,
     MAX_COPIES,
@@ -30,7 +29,7 @@ from hal import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import ADDS, BEYOND, PARTIAL, RIGHT, SPOILS_INPUT, WRONG, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 QUICK = MeasureOptions(repeats=5, graph_seconds=0.0, warmup_seconds=0.0)
 

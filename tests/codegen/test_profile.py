@@ -15,7 +15,6 @@ import pytest
 
 from codegen import manifest_schema, profile, read_manifest
 from codegen.bundle_reader import choose_kernel, read_bundle
-from codegen.cuda_emulator import emulator_available
 from codegen.measure import Board, Measurement, MeasureOptions
 from codegen.profile import OperatorProfile, ProfileOptions, parse_devices, profile_on_cluster
 from codegen.profile_worker import LocalRunner
@@ -23,7 +22,7 @@ from hal import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 QUICK = ProfileOptions(measure=MeasureOptions(repeats=3, graph_seconds=0.0, warmup_seconds=0.0))
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from codegen.cuda_emulator import emulator_available
 from codegen.measure import Measurement, MeasureOptions
 from codegen.profile_worker import ChildRunner, serve
 from hal import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = MeasureOptions(repeats=3, graph_seconds=0.0, warmup_seconds=0.0)

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from codegen.cuda_emulator import emulator_available, run_cuda_on_cpu
+from codegen.cuda_emulator import run_cuda_on_cpu
 from codegen.device_compiler import compile_cuda
 from codegen.reference_kernel import ReferenceKernel, reference_kernel
 from codegen.verify import _stored
@@ -16,7 +16,7 @@ from sokoban.expression import TensorExpr
 from sokoban.operators import operator_from_data
 from sokoban.reference import evaluate, random_inputs
 
-emulated = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+emulated = pytest.mark.usefixtures("emulator")
 
 OPERATORS: list[dict[str, Any]] = [
     {"op": "matmul", "m": 13, "n": 9, "k": 17},

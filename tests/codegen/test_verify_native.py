@@ -10,13 +10,12 @@ import pytest
 
 from codegen import verify_native as module
 from codegen.cpu_build import BuiltLibrary
-from codegen.generators import linker
 from codegen.verify_native import WHOLE_POINTS, verify_native
 from hal.microbench.cpu.native import host_architecture
 from sokoban import KernelForm
 from tests.codegen.cpu_kernels import form_of, schedule_for, vector_bytes
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 LANES = vector_bytes() // 4
 

@@ -17,7 +17,6 @@ from click.testing import CliRunner, Result
 import roller
 from codegen import profile, read_manifest
 from codegen.cpu_measure import CpuMeasureOptions
-from codegen.generators import linker
 from hal import DeviceSpec, InputError, load_device
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
@@ -35,7 +34,7 @@ SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
 WIDTH = read_topology().simd_bits
 
 pytestmark = [
-    pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with"),
+    pytest.mark.usefixtures("c_compiler"),
     pytest.mark.skipif(WIDTH not in SPECS, reason=f"no shipped processor has vectors of {WIDTH} bits"),
 ]
 

@@ -15,14 +15,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from codegen import job_engines, profile, read_manifest
-from codegen.cuda_emulator import emulator_available
 from codegen.profile_worker import LocalRunner
 from roller.cli import main
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
 from tests.codegen.test_launch import BLOCKED
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 ROOT = Path(__file__).resolve().parents[2]
 
