@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
-LIMIT_SECONDS = 5.0
-
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--longest", type=float, default=5.0, metavar="SECONDS", help="processor time of a test that is not marked slow"
+    )
 
 
 def processor_seconds() -> float:
@@ -50,5 +54,6 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     started = processor_seconds()
     yield
     seconds = processor_seconds() - started
-    if seconds > LIMIT_SECONDS and item.get_closest_marker("slow") is None:
-        pytest.fail(f"took {seconds:.1f} s of processor time: make it faster than {LIMIT_SECONDS:g} s, or mark it slow")
+    longest = item.config.getoption("--longest")
+    if seconds > longest and item.get_closest_marker("slow") is None:
+        pytest.fail(f"took {seconds:.1f} s of processor time: make it faster than {longest:g} s, or mark it slow")
