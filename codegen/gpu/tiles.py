@@ -17,6 +17,7 @@ import tvm
 from tvm import te, tirx
 
 from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.values import Expr, affine, constant, evaluate, identity, reducer
 from sokoban.kernel.form import KernelForm
@@ -39,6 +40,17 @@ class _Stage:
     shifts: tuple[int, ...]
     vector: int
     padding: int
+
+
+def takes(request: LoweringRequest) -> bool:
+    """Whatever no other lowering takes: reductions of which some operands are staged, or none."""
+    return True
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a schedule of tiles."""
+    has_dynamic_shared = request.target.row.has_dynamic_shared
+    return TileLowering(request.form, request.tiles, request.entry, has_dynamic_shared).run()
 
 
 class TileLowering:

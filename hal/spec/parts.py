@@ -25,6 +25,13 @@ CountOrZero = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
 Positive = Annotated[float, msgspec.Meta(extra_json_schema={"exclusiveMinimum": 0})]
 Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 
+#: Bytes of a line of a processor's caches, on every processor that kernels are generated for.
+CPU_LINE_BYTES = 64
+
+#: How far ahead of its use a kernel for processors asks for a line of an array that it runs through: what a core moves
+#: while a line comes from memory, with room.
+CPU_AHEAD_BYTES = 2048
+
 
 class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One layer of the memory hierarchy.

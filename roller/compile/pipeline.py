@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
 from codegen.generators import engine_for
+from codegen.target import Target
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -188,9 +189,7 @@ class _Job:
             form=problem,
             schedule=schedule,
             entry=entry,
-            generator=self.device.code_generator or "cuda",
-            architecture=self.device.architecture,
-            lanes=self.device.teu.lanes,
+            target=Target.of(self.device),
             verify=verify,
         )
         return self.pool.submit(build_kernel, request)
@@ -302,4 +301,4 @@ def _checked(
 ) -> Future[Verification]:
     if isinstance(program, ChainProgram):
         return pool.submit(verify_chain, program.check(), engine)
-    return pool.submit(verify_schedule, form, program.schedule, engine, device.architecture, device.teu.lanes)
+    return pool.submit(verify_schedule, form, program.schedule, engine, Target.of(device))

@@ -14,22 +14,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.raster import block_places
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.statements import named
 from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
 from sokoban.language.expression import FLOAT8_DTYPES, Load, Tensor
 from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
@@ -39,11 +39,20 @@ WARP = 32
 RESULT_VECTOR = 4
 
 
-def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
+#: Why an instruction does not take a schedule whose tiles are those of a product by warps; None where it does.
+InstructionProblem = Callable[[KernelForm, TileSchedule, MatrixRoles], str | None]
+
+
+def product_problem(form: KernelForm, schedule: TileSchedule, instruction_problem: InstructionProblem) -> str | None:
+    """Why a schedule cannot be lowered to a matrix instruction; None where it can."""
     roles = matrix_roles(form)
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
+    return _warp_tile_problem(schedule, roles) or instruction_problem(form, schedule, roles)
+
+
+def _warp_tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+    """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
     for axis, block in schedule.block:
         warp = schedule.thread_of[axis]
         if axis in (roles.m, roles.n):
@@ -67,23 +76,27 @@ def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     return None
 
 
-#: What makes a :class:`MatrixLowering`, of operator, schedule, roles, entry and whether shared memory is dynamic.
-Lowering = Callable[[KernelForm, TileSchedule, MatrixRoles, str, bool], "MatrixLowering"]
-
-
 def lower_product(
-    lowering: Lowering, problem: str | None, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool
+    kernel: Callable[[LoweringRequest, MatrixRoles], MatrixLowering],
+    problem: Callable[[KernelForm, TileSchedule], str | None],
+    request: LoweringRequest,
 ) -> Lowered:
     """The kernel of a matrix product.
 
     Raises:
-        ValueError: there is a ``problem``.
+        ValueError: there is a ``problem`` with the schedule.
     """
-    if problem is not None:
-        raise ValueError(f"{form.expr.name}: {problem}")
+    reason = problem(request.form, request.tiles)
+    if reason is not None:
+        raise ValueError(f"{request.form.expr.name}: {reason}")
+    return kernel(request, roles_of(request.form)).run()
+
+
+def roles_of(form: KernelForm) -> MatrixRoles:
+    """The roles of the axes of an operator that is a matrix product."""
     roles = matrix_roles(form)
     assert roles is not None
-    return lowering(form, schedule, roles, entry, dynamic_shared).run()
+    return roles
 
 
 def outer_inner(roles: MatrixRoles, load: Load) -> tuple[str, str]:
@@ -114,6 +127,8 @@ class MatrixLowering(ABC):
     """One kernel. A subclass writes the statements of :meth:`kernel` and says how much shared memory they take.
 
     Attributes:
+        shared_bytes: shared memory of a block.
+        is_dynamic: shared memory is sized at launch.
         has_barriers: its statements have all barriers that they need; TVM adds none.
         has_interleaved_rows: the upper half of a fragment's rows in the strip are its even rows, the lower half the odd
             ones.
@@ -122,8 +137,11 @@ class MatrixLowering(ABC):
     has_barriers = False
     has_interleaved_rows = False
 
-    def __init__(self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str) -> None:
-        self.form, self.schedule, self.roles, self.entry = form, schedule, roles, entry
+    def __init__(self, request: LoweringRequest, roles: MatrixRoles, shared_bytes: int) -> None:
+        form, schedule = request.form, request.tiles
+        self.form, self.schedule, self.roles, self.entry = form, schedule, roles, request.entry
+        self.shared_bytes = shared_bytes
+        self.is_dynamic = request.target.row.has_dynamic_shared and shared_bytes > STATIC_SHARED_BYTES
         self.dtype = form.expr.accumulate
         self.tensors = {name: _stored(tensor) for name, tensor in form.expr.tensor_by_name.items()}
         self.padded = padded_sizes(form, schedule)
@@ -137,12 +155,12 @@ class MatrixLowering(ABC):
     def kernel(self) -> None:
         """The statements of a block; ``origin``, ``warp``, ``lane`` and ``thread`` are set."""
 
-    @abstractmethod
-    def memory(self) -> tuple[int, int]:
-        """Bytes of shared memory, and how many of them are dynamic."""
+    def dynamic_bytes(self) -> int:
+        """Shared memory that is sized at launch: all of it, or none."""
+        return self.shared_bytes if self.is_dynamic else 0
 
     def run(self) -> Lowered:
-        shared_bytes, dynamic_bytes = self.memory()
+        """The kernel as a module."""
         blocks = self.schedule.grid_blocks(self.form.sizes)
         module = written(self.entry, lambda: self._function(blocks))
         grid, threads = (blocks, 1, 1), (WARP, self.warps, 1)
@@ -151,8 +169,8 @@ class MatrixLowering(ABC):
             entry=self.entry,
             grid=grid,
             block=threads,
-            shared_bytes=shared_bytes,
-            dynamic_shared_bytes=dynamic_bytes,
+            shared_bytes=self.shared_bytes,
+            dynamic_shared_bytes=self.dynamic_bytes(),
             has_barriers=self.has_barriers,
         )
 
@@ -252,18 +270,3 @@ class MatrixLowering(ABC):
 def _stored(tensor: Tensor) -> Tensor:
     """A tensor as kernels see it: eight-bit floats are their bits, numbers to nothing but matrix instructions."""
     return replace(tensor, dtype="uint8") if tensor.dtype in FLOAT8_DTYPES else tensor
-
-
-def allocate(name: str, elements: int, dtype: str, scope: str, align: int = -1) -> Any:
-    """A buffer of a kernel, by a name of its own in the source; ``align`` bytes where its start is to be a multiple."""
-    buffer = T.alloc_buffer((elements,), dtype, scope=scope, align=align)
-    IRBuilder.name(name, buffer)
-    return buffer
-
-
-@contextmanager
-def named(loop: Callable[[int], Any], extent: int, name: str) -> Iterator[Expr]:
-    """A loop whose variable has a name of its own in the source."""
-    with loop(extent) as variable:
-        IRBuilder.name(name, variable)
-        yield variable

@@ -21,21 +21,22 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix.base import (
     MatrixLowering,
-    allocate,
     lower_product,
-    named,
     outer_inner,
+    product_problem,
+    roles_of,
     strip_bytes,
     strip_shape,
-    warp_tile_problem,
 )
 from codegen.gpu.matrix.mma_functions import COPY_BYTES, ROUND_TO_TF32, product_name
 from codegen.gpu.matrix.operands import OperandTile
 from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read, read_conditions
+from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr, affine
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MATRIX_TYPES, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, MATRIX_TYPES, MatrixRoles
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 
@@ -45,23 +46,26 @@ MOST_STAGES = 8
 SUMS = 4
 
 
-def lower_mma(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_shared: bool = True) -> Lowered:
-    """Lower a matrix product with one of :data:`sokoban.kernel.matrix.MMA_INSTRUCTIONS`.
+def takes(request: LoweringRequest) -> bool:
+    """Products by one of :data:`sokoban.kernel.matrix.MMA_INSTRUCTIONS`."""
+    return request.tiles.instruction.startswith("mma")
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product by ``mma.sync``.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction; :func:`mma_problem` says why.
     """
-    problem = mma_problem(form, schedule)
-    return lower_product(MmaLowering, problem, form, schedule, entry, dynamic_shared)
+    return lower_product(MmaLowering, mma_problem, request)
 
 
 def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule cannot be lowered to ``mma.sync``; None when it can."""
-    problem = warp_tile_problem(form, schedule)
-    if problem is not None:
-        return problem
-    roles = matrix_roles(form)
-    assert roles is not None
+    return product_problem(form, schedule, _instruction_problem)
+
+
+def _instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
     if schedule.instruction != MATRIX_TYPES[roles.dtype].mma:
         return f"instruction {schedule.instruction}: {roles.dtype} takes {MATRIX_TYPES[roles.dtype].mma}"
     padded = [f"{amount} of {name}" for name, amount in schedule.padding if amount]
@@ -74,8 +78,7 @@ def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
 
 def mma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
     """Shared memory of a block: the buffers of all stages, in whose place results leave afterwards."""
-    roles = matrix_roles(form)
-    assert roles is not None
+    roles = roles_of(form)
     rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
     step = MATRIX_TYPES[roles.dtype].element_bytes * schedule.step_of[roles.k] * (rows + columns)
     return max(schedule.stages * step, strip_bytes(roles, schedule))
@@ -86,12 +89,9 @@ class MmaLowering(MatrixLowering):
 
     has_barriers = True
 
-    def __init__(
-        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
-    ) -> None:
-        super().__init__(form, schedule, roles, entry)
-        self.shared_bytes = mma_shared_bytes(form, schedule)
-        self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
+    def __init__(self, request: LoweringRequest, roles: MatrixRoles) -> None:
+        form, schedule = request.form, request.tiles
+        super().__init__(request, roles, mma_shared_bytes(form, schedule))
         self.step = schedule.step_of[roles.k]
         self.depths = self.step // roles.depth
         self.stages = schedule.stages
@@ -110,9 +110,6 @@ class MmaLowering(MatrixLowering):
         #: With an even number of depths the fragments of the next step's first depth can be loaded ahead: they are in
         #: the same registers at every step.
         self.loads_ahead = self.stages > 1 and self.depths % 2 == 0
-
-    def memory(self) -> tuple[int, int]:
-        return self.shared_bytes, self.shared_bytes if self.is_dynamic else 0
 
     def kernel(self) -> None:
         scope = "shared.dyn" if self.is_dynamic else "shared"

@@ -20,12 +20,14 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix import wgmma_functions as device
-from codegen.gpu.matrix.base import allocate, lower_product, named, outer_inner, warp_tile_problem
+from codegen.gpu.matrix.base import lower_product, outer_inner, product_problem
 from codegen.gpu.matrix.mma import MmaLowering
 from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
+from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import WGMMA, MatrixRoles
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import (
@@ -48,23 +50,26 @@ PANEL, PIECE = PANEL_BYTES // ELEMENT_BYTES, 16 // ELEMENT_BYTES
 DEPTH = 16
 
 
-def lower_wgmma(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
-    """Lower a matrix product with instruction ``wgmma_64xNx16``.
+def takes(request: LoweringRequest) -> bool:
+    """Products by instruction ``wgmma_64xNx16``."""
+    return request.tiles.instruction == WGMMA
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product by ``wgmma``.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction; :func:`wgmma_problem` says why.
     """
-    problem = wgmma_problem(form, schedule)
-    return lower_product(_WarpGroupLowering, problem, form, schedule, entry, dynamic_shared=True)
+    return lower_product(_WarpGroupLowering, wgmma_problem, request)
 
 
 def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule cannot be lowered to ``wgmma``; None when it can."""
-    problem = warp_tile_problem(form, schedule)
-    if problem is not None:
-        return problem
-    roles = matrix_roles(form)
-    assert roles is not None
+    return product_problem(form, schedule, _instruction_problem)
+
+
+def _instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
     rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
     if roles.dtype not in DTYPES:
         return f"instruction {WGMMA} takes {' and '.join(DTYPES)}, not {roles.dtype}"
@@ -125,10 +130,8 @@ class PanelTile:
 class _WarpGroupLowering(MmaLowering):
     """One kernel: copies and the results' way out are those of ``mma.sync``, the steps are its own."""
 
-    def __init__(
-        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
-    ) -> None:
-        super().__init__(form, schedule, roles, entry, dynamic_shared)
+    def __init__(self, request: LoweringRequest, roles: MatrixRoles) -> None:
+        super().__init__(request, roles)
         #: Static memory need not start where the swizzle repeats.
         self.is_dynamic = True
         #: Steps whose copies are under way while one is multiplied: two buffers belong to products.
@@ -139,14 +142,14 @@ class _WarpGroupLowering(MmaLowering):
             outer, inner = outer_inner(roles, load)
             self.panels[load] = PanelTile(roles.is_turned(load), self.tile[outer], start)
             start += self.tile[outer] * self.tile[inner] * ELEMENT_BYTES
-        width = schedule.block_of[roles.n]
+        width = self.schedule.block_of[roles.n]
         self.product = device.product_name(roles.dtype, width, roles.is_turned(roles.a), roles.is_turned(roles.b))
 
     def place(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
         return self.panels[load].offset(stage * self.stage_bytes, row, column)
 
     def kernel(self) -> None:
-        self.shared = allocate("shared", self.shared_bytes // 4, "float32", "shared.dyn", align=device.ATOM_BYTES)
+        self.shared = allocate("shared", self.shared_bytes // 4, "float32", "shared.dyn", align_bytes=device.ATOM_BYTES)
         count = self.schedule.block_of[self.roles.n] // 2
         self.sums = allocate("sums", count, "float32", "local")
         self.warp_n: Expr = tirx.const(0, "int32")

@@ -15,20 +15,21 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix.base import (
     MatrixLowering,
-    allocate,
     lower_product,
-    named,
     outer_inner,
+    product_problem,
+    roles_of,
     shared_shape,
     strip_bytes,
     strip_shape,
-    warp_tile_problem,
 )
 from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read
+from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 
@@ -36,23 +37,26 @@ from sokoban.schedule.tile import TileSchedule
 OPERAND_PADDING_STEP = 8
 
 
-def lower_wmma(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_shared: bool = True) -> Lowered:
-    """Lower a matrix product with instruction ``wmma_16x16x16``.
+def takes(request: LoweringRequest) -> bool:
+    """Products by instruction ``wmma_16x16x16``."""
+    return request.tiles.instruction.startswith("wmma")
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product by ``wmma``.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction; :func:`wmma_problem` says why.
     """
-    problem = wmma_problem(form, schedule)
-    return lower_product(_WmmaLowering, problem, form, schedule, entry, dynamic_shared)
+    return lower_product(_WmmaLowering, wmma_problem, request)
 
 
 def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to matrix instructions; None when it can."""
-    problem = warp_tile_problem(form, schedule)
-    if problem is not None:
-        return problem
-    roles = matrix_roles(form)
-    assert roles is not None
+    """Why a schedule cannot be lowered to ``wmma``; None when it can."""
+    return product_problem(form, schedule, _instruction_problem)
+
+
+def _instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
     for load in (roles.a, roles.b):
         padding = schedule.padding_of.get(load.tensor, 0)
         if padding % OPERAND_PADDING_STEP or padding < 0:
@@ -70,8 +74,7 @@ def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
 
     Beyond 48 KiB the staged tiles move to dynamic shared memory; the strip, of another type, stays static.
     """
-    roles = matrix_roles(form)
-    assert roles is not None
+    roles = roles_of(form)
     staged = sum(2 * math.prod(shared_shape(roles, schedule, load)) for load in (roles.a, roles.b))
     return staged + strip_bytes(roles, schedule)
 
@@ -79,16 +82,12 @@ def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
 class _WmmaLowering(MatrixLowering):
     """One kernel, its statements in the order in which :meth:`kernel` writes them."""
 
-    def __init__(
-        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
-    ) -> None:
-        super().__init__(form, schedule, roles, entry)
-        self.shared_bytes = wmma_shared_bytes(form, schedule)
-        self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
+    def __init__(self, request: LoweringRequest, roles: MatrixRoles) -> None:
+        super().__init__(request, roles, wmma_shared_bytes(request.form, request.tiles))
 
-    def memory(self) -> tuple[int, int]:
-        strip = strip_bytes(self.roles, self.schedule)
-        return self.shared_bytes, self.shared_bytes - strip if self.is_dynamic else 0
+    def dynamic_bytes(self) -> int:
+        """Shared memory that is sized at launch: that of the operands. The strip has a static buffer of its own."""
+        return self.shared_bytes - strip_bytes(self.roles, self.schedule) if self.is_dynamic else 0
 
     def kernel(self) -> None:
         roles, schedule = self.roles, self.schedule
