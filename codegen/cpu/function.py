@@ -18,7 +18,6 @@ from codegen.tir.statements import named
 from codegen.tir.values import Expr
 from sokoban.language.expression import DTYPE_BYTES, Load, Tensor
 
-
 #: What the name of the function that runs a range of blocks has behind the kernel's.
 BLOCKS = "_blocks"
 
@@ -28,8 +27,8 @@ class LoweredCpu:
     """A TVM module and what a caller needs to run it.
 
     Attributes:
-        module: one PrimFunc, ``entry`` with `BLOCKS` behind it: pointers to the inputs in order, the output and scratch memory, then the first
-            block to run and the one to stop before (64-bit integers).
+        module: one PrimFunc, called ``entry`` with `BLOCKS` behind it: pointers to the inputs in order, the output and
+            scratch memory, then the first block to run and the one to stop before (64-bit integers).
         entry: name of the kernel, which is that of the function for callers.
         blocks: how many blocks there are; they may run in any order and at the same time.
         scratch_bytes: scratch memory that every thread needs for itself, aligned to 64 bytes.
