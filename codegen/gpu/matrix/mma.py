@@ -1,8 +1,9 @@
 """Tensor Core kernels of sm_80 and later: ``ldmatrix`` and ``mma.sync`` over a pipeline of asynchronous copies.
 
 While a step is multiplied, the next ``stages - 1`` are copied (:mod:`codegen.gpu.matrix.copied`); one barrier per step
-says both that a buffer is full and that the next one is free. Tiles lie swizzled: a row's pieces of 16 bytes are permuted by an exclusive or with the row's number,
-so that the eight rows which ``ldmatrix`` reads at a time fall into different banks, as the copies do, without padding.
+says both that a buffer is full and that the next one is free. Tiles lie swizzled: a row's pieces of 16 bytes are
+permuted by an exclusive or with the row's number, so that the eight rows which ``ldmatrix`` reads at a time fall into
+different banks, as the copies do, without padding.
 
 A warp multiplies 32 bytes of the depth at a time and loads the fragments of the next 32 meanwhile, those of the next
 step's first 32 included: :mod:`codegen.gpu.matrix.operands` has how, for every element type and layout.
