@@ -16,10 +16,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from codegen.gpu.lower import lower_problem
+from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source, opencl_source
+from codegen.target import Target
 from codegen.tir.lowered import LoweringError
+from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, emulator_available, run_cuda_on_cpu
 from codegen.verify.guards import guarded
@@ -34,6 +36,9 @@ from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule, sizes
+
+#: What kernels are lowered for to run them here: by OpenCL, and as CUDA text by the emulator.
+_OPENCL, _EMULATED = Target("opencl-source", "", 1), Target("cuda", "sm_80", 32)
 
 
 def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
@@ -166,7 +171,7 @@ def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:
 def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
     """The output with its guard, computed by OpenCL in float32 or float64."""
     widened = _widen(problem)
-    lowered = lower_problem(widened, schedule, entry="verify", dynamic_shared=False)
+    lowered = lower(LoweringRequest(widened, schedule, "verify", _OPENCL))
     tensors = tensors_of(widened)
     source = opencl_source(lowered, [tensor.name for tensor in tensors])
     arrays = [guarded(inputs[tensor.name], tensor) for tensor in tensors[:-1]]
@@ -184,9 +189,9 @@ def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.nda
 
 def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
     """The output with its guard, computed by the kernel's own CUDA text in its own dtypes."""
-    lowered = lower_problem(problem, schedule, entry="verify")
+    lowered = lower(LoweringRequest(problem, schedule, "verify", _EMULATED))
     tensors = tensors_of(problem)
-    source = strip_prelude(cuda_source(lowered, "sm_80", [tensor.name for tensor in tensors]))
+    source = strip_prelude(cuda_source(lowered, _EMULATED.architecture, [tensor.name for tensor in tensors]))
     arrays = [_stored(guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
     output = tensors[-1]
     arrays.append(_stored(guarded(np.full(output.shape, np.nan), output), output.dtype))

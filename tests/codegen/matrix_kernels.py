@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
 from codegen.tir.lowered import Lowered
@@ -19,6 +18,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
 needs_emulator = pytest.mark.usefixtures("emulator")
 

@@ -10,7 +10,9 @@ from codegen.compile.build import build_kernel, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltKernel
 from codegen.generators import linker
 from codegen.gpu.source.text import static_shared_bytes
+from codegen.target import Target
 from hal.microbench.cpu.native import host_architecture
+from hal.spec.parts import CodeGenerator
 from sokoban.kernel.form import kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
@@ -23,10 +25,10 @@ SCHEDULE = TileSchedule(
 )  # fmt: skip
 
 
-def build(generator: str, architecture: str, **changes: Any) -> BuiltKernel:
+def build(generator: CodeGenerator, architecture: str, lanes: int = 32, **changes: Any) -> BuiltKernel:
     request = {
-        "form": FORM, "schedule": SCHEDULE, "entry": "roller_m", "generator": generator, "architecture": architecture,
-        "lanes": 32, "verify": False,
+        "form": FORM, "schedule": SCHEDULE, "entry": "roller_m", "target": Target(generator, architecture, lanes),
+        "verify": False,
     }  # fmt: skip
     return build_kernel(BuildRequest(**(request | changes)))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from codegen.cpu.library import POOL
+from codegen.cpu.shared_object import POOL
 from codegen.generators import linker
 
 pytestmark = pytest.mark.usefixtures("c_compiler")

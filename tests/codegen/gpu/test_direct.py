@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source
@@ -16,6 +15,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.addresses import vector_accesses
+from tests.codegen.lowering import lower
 
 
 def form_of(**data: Any) -> KernelForm:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.text import opencl_source
 from codegen.tir.values import affine, constant, identity
 from codegen.verify.gpu import verify
@@ -16,6 +15,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import FUNCTIONS, AffineIndex
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 NUMERIC = sorted(set(FUNCTIONS) - {*COMPARISONS, "and", "or", "not", "select"})

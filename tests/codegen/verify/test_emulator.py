@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
 from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
 pytestmark = pytest.mark.usefixtures("emulator")
 

@@ -120,13 +120,13 @@ def test_a_kernel_that_does_not_compile_is_a_failure_with_the_compiler_s_words(
 
 @pytest.mark.usefixtures("opencl")
 def test_a_launch_that_is_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = module.lower_problem
+    original = module.lower
 
     def lower(*arguments: Any, **more: Any) -> Any:
         lowered = original(*arguments, **more)
         return replace(lowered, grid=(lowered.grid[0] - 1, 1, 1))
 
-    monkeypatch.setattr(module, "lower_problem", lower)
+    monkeypatch.setattr(module, "lower", lower)
     result = verify(matmul(), SCHEDULE)
     # 70 rows and 45 columns: the last block holds 6 rows by 13 columns.
     assert result.reason == "78 of 3150 outputs not written, or read outside a tensor"

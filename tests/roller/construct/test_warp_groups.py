@@ -9,6 +9,7 @@ import pytest
 
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
+from codegen.target import Target
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.construct.construct import construct
@@ -95,9 +96,7 @@ def test_inspection_sees_the_products_and_no_conflicts() -> None:
             form=form,
             schedule=schedule,
             entry="product",
-            generator="cuda",
-            architecture=device.architecture,
-            lanes=32,
+            target=Target.of(device),
             verify=False,
         )
     )

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.gpu.lower import lower
 from hal.catalog import load_device
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
@@ -22,6 +21,7 @@ from sokoban.search.padding import bank_padding, formula_padding
 from sokoban.search.screen import BAND, efficient
 from sokoban.search.search import SearchResult, families, search
 from sokoban.search.space import MOST_PADDING, Family, axis_sizes, block_tiles, step_tiles, thread_tiles
+from tests.codegen.lowering import lower
 from tests.sokoban.schedules import form_of, matmul_schedule
 
 V100 = load_device("v100")

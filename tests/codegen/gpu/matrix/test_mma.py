@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.matrix.mma import mma_problem, mma_shared_bytes
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
@@ -20,6 +19,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.addresses import warp_offsets
+from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import OPERATORS, assert_right, emulate, form_of, needs_emulator, source_of
 from tests.codegen.matrix_kernels import schedule_of as wmma_schedule
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.matrix.mma import mma_problem, mma_shared_bytes
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
@@ -26,6 +25,7 @@ from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import search
 from tests.codegen.addresses import warp_offsets
+from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import emulate, form_of, needs_emulator, source_of
 from tests.codegen.matrix_kernels import schedule_of as wmma_schedule
 

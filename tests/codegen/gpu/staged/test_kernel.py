@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source
-from codegen.gpu.staged.kernel import is_staged
+from codegen.gpu.staged import kernel as staged_kernels
 from codegen.tir.lowered import LoweringError
+from codegen.tir.lowering import LoweringRequest
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.pipelines import BODY_STATEMENTS, turned_tensors
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import CUDA, lower
 
 GEMM = {"op": "matmul", "m": 256, "n": 256, "k": 128}
 OPERATORS: tuple[dict[str, Any], ...] = (
@@ -66,7 +67,7 @@ def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
     schedule = TileSchedule(
         block=sizes(block), thread=sizes(thread), step=sizes(step), cached=staged, unroll=BODY_STATEMENTS
     )
-    assert is_staged(form, schedule)
+    assert staged_kernels.takes(LoweringRequest(form, schedule, "staged", CUDA))
     return schedule
 
 
