@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from hal.spec.device import DeviceSpec
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace, data_tile_elements
 from sokoban.kernel.form import KernelForm
 from sokoban.schedule.accesses import widest_vector
-from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.tile import Sizes, TileSchedule
 from sokoban.schedule.windows import PATCH_STATEMENTS
 
 #: Columns per thread up to which fewer threads than a warp are worth proposing for a row.
@@ -58,7 +59,7 @@ class Flat:
             for outputs in (4, 16):
                 for threads in self._thread_counts((256, 512)):
                     yield from self._flat("direct", 1, threads, 1, {axis: outputs})
-        window = self._window_axis()
+        window = self._window_axis
         if window is not None:
             size = self.form.sizes[window]
             last = self.form.spatial[-1]
@@ -69,6 +70,7 @@ class Flat:
                         yield from self._flat("direct", 1, threads, 1, {window: outputs, last: beside})
                     yield from self._flat("staged windows", 1, threads, 1, {window: outputs}, staged=True)
 
+    @cached_property
     def _window_axis(self) -> str | None:
         """The last axis but one that a window slides along, so that a thread's outputs along it share what they read;
         None where there is none."""
@@ -105,9 +107,9 @@ class Flat:
         if sizes[last] < vector * copies:
             copies = max(1, sizes[last] // vector)
         kept = {axis: min(outputs, sizes[axis]) for axis, outputs in (kept or {}).items()}
-        thread = {axis: 1 for axis in axes} | {last: vector} | kept
+        thread = dict.fromkeys(axes, 1) | {last: vector} | kept
         copies = 1 if last in kept else copies
-        virtual = {axis: 1 for axis in axes} | {last: copies}
+        virtual = dict.fromkeys(axes, 1) | {last: copies}
         block: dict[str, int] = {}
         unused = threads
         for axis in reversed(axes):
@@ -126,19 +128,31 @@ class Flat:
             f"{coarsen * math.prod(kept.values())} elements per thread, up to {threads} threads along the last axes",
             " ".join(f"{axis}={size}" for axis, size in pairs),
         )
+        # All of a thread's work in one body: what its windows share is then read once.
+        points = math.prod(thread.values()) * copies * self._reduced_points
+        in_registers = not staged and self._window_axis is not None and points <= PATCH_STATEMENTS
         schedule = TileSchedule(
             block=pairs,
             thread=tuple(thread.items()),
             vthreads=tuple(virtual.items()),
-            step=tuple((axis, sizes[axis]) for axis in self.form.reduced),
+            step=self._whole_step,
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
+            unroll=PATCH_STATEMENTS if in_registers else TileSchedule.unroll,
         )
-        elements = math.prod(schedule.register_tile.values()) * math.prod(sizes[axis] for axis in self.form.reduced)
-        if not staged and self._window_axis() is not None and elements <= PATCH_STATEMENTS:
-            # All of a thread's work in one body: what its windows share is then read once.
-            policy, schedule = "windows in registers", schedule.with_(unroll=PATCH_STATEMENTS)
+        if in_registers:
+            policy = "windows in registers"
         yield Candidate(schedule, policy, self.epsilon, (reason,))
+
+    @cached_property
+    def _whole_step(self) -> Sizes:
+        """The reduction in one step."""
+        return tuple((axis, self.form.sizes[axis]) for axis in self.form.reduced)
+
+    @cached_property
+    def _reduced_points(self) -> int:
+        """Points of the reduction."""
+        return math.prod(size for _, size in self._whole_step)
 
     def _tile_bytes(self, block: Mapping[str, int]) -> int:
         """Bytes that a block reads for its whole reduction."""
