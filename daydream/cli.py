@@ -232,9 +232,7 @@ def passes_command(name: str | None, as_json: bool) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file to write (.json), as roller compile takes it.",
 )
-@click.option(
-    "--fuse/--no-fuse", default=True, show_default=True, help="Chains of calls as one operator, or each alone."
-)
+@click.option("--fuse/--no-fuse", default=True, show_default=True, help="Runs of calls as one operator, or each alone.")
 @click.argument("trace", type=click.Path(path_type=Path))
 def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     """Write the operators of TRACE that ran on the CPU and that compiled kernels can replace."""

@@ -18,6 +18,7 @@ from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algo
 from roller.construct.construct import construct
 from roller.construct.program import Construction, Program, Reason, RProgram
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.search import SearchResult, search
@@ -40,8 +41,7 @@ class Programs:
     """The programs of one operator on one device, and where each came from.
 
     Attributes:
-        form: the operator.
-        device: where it runs.
+        placed: the operator on the device.
         direct: programs of one kernel, best first by predicted time, each schedule once.
         construction: what Roller constructed; None where the search looked alone.
         search: what Sokoban's search found; None where construction looked alone.
@@ -49,8 +49,7 @@ class Programs:
         algorithm_seconds: the time that this took.
     """
 
-    form: KernelForm
-    device: DeviceSpec
+    placed: PlacedForm
     direct: tuple[RProgram, ...]
     construction: Construction | None = None
     search: SearchResult | None = None
@@ -75,16 +74,25 @@ class Programs:
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
         if direct and not set(algorithms) <= {DIRECT}:
-            considered = algorithms_of(known.form, known.device, direct[0], algorithms)
+            considered = algorithms_of(known.placed, direct[0], algorithms)
         return Programs(
-            form=known.form,
-            device=known.device,
+            placed=known.placed,
             direct=direct,
             construction=construction,
             search=searched,
             considered=considered,
             algorithm_seconds=time.perf_counter() - start if considered else 0.0,
         )
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """Where it runs."""
+        return self.placed.device
 
     @property
     def chains(self) -> tuple[ChainProgram, ...]:

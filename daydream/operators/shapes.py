@@ -36,7 +36,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True)
-class Tensor:
+class RecordedTensor:
     """A recorded input; ``dtype`` as the profiler spells it, ``strides`` in elements, empty where not recorded."""
 
     dims: Dims
@@ -56,10 +56,10 @@ class Tensor:
 class Inputs:
     """An operator's arguments in order: tensors (None where it is none), and values as text ("" where not recorded)."""
 
-    tensors: tuple[Tensor | None, ...]
+    tensors: tuple[RecordedTensor | None, ...]
     values: tuple[str, ...] = ()
 
-    def tensor(self, position: int) -> Tensor | None:
+    def tensor(self, position: int) -> RecordedTensor | None:
         return self.tensors[position] if position < len(self.tensors) else None
 
     def value(self, position: int) -> Any:
@@ -134,8 +134,8 @@ def _inputs(dims: str, types: str, strides: str, values: tuple[str, ...]) -> Inp
     return Inputs(tuple(_tensors(*parts)), values)
 
 
-def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[Tensor | None]:
-    found: list[Tensor | None] = []
+def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[RecordedTensor | None]:
+    found: list[RecordedTensor | None] = []
     for position, sizes in enumerate(dims):
         kind = types[position] if position < len(types) else ""
         given = strides[position] if position < len(strides) else ()
@@ -146,7 +146,7 @@ def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) 
             found.append(None)
             continue
         apart = tuple(given) if _is_sizes(given) and len(given) == len(sizes) else ()
-        found.append(Tensor(tuple(sizes), str(kind), apart))
+        found.append(RecordedTensor(tuple(sizes), str(kind), apart))
     return found
 
 
@@ -235,7 +235,7 @@ def describe(name: str, inputs: Inputs) -> Work | str:
     return f"no rule for {name}"
 
 
-def _main(inputs: Inputs) -> tuple[Tensor, str] | str:
+def _main(inputs: Inputs) -> tuple[RecordedTensor, str] | str:
     """The largest tensor and its type as Roller names it."""
     tensors = [tensor for tensor in inputs.tensors if tensor is not None]
     if not tensors:
@@ -312,7 +312,7 @@ def _has_bias(stem: str, inputs: Inputs, columns: int) -> bool:
     return bias is not None and bias.elements == columns > 1
 
 
-def _column_major(tensor: Tensor) -> bool:
+def _column_major(tensor: RecordedTensor) -> bool:
     """Whether a matrix is the transpose of how it is stored."""
     strides = tensor.strides
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1

@@ -69,9 +69,9 @@ PILOTS = 16
 # Where it applies
 
 
-def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
+def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The operator in slices, priced, or why that cannot gain anything over its best program of one kernel."""
-    placed = PlacedForm(form, device)
+    form, device = placed.form, placed.device
     declined = _declined(placed, direct)
     axis = None if declined else _axis(form)
     if axis is None:

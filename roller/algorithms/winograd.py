@@ -359,8 +359,9 @@ class _Layout:
 # What it takes
 
 
-def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
+def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The convolution by tiles of 2x2 and of 4x4 outputs, or why that cannot gain anything over ``direct``."""
+    form = placed.form
     convolution = convolution_of(form)
     if convolution is None:
         return Considered(NAME, declined="it is no 3x3 convolution of stride 1")
@@ -370,11 +371,11 @@ def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Consider
     programs, reasons = [], []
     for size in MATRICES:
         tiles = Tiles(size)
-        reason = _too_slow(form, convolution, device, direct, tiles)
+        reason = _too_slow(placed, convolution, direct, tiles)
         if reason:
             reasons.append(reason)
         else:
-            programs.append(_program(form, device, tiles))
+            programs.append(_program(form, placed.device, tiles))
     programs.sort(key=lambda program: program.estimate.seconds)
     return Considered(NAME, tuple(programs), "" if programs else "; ".join(reasons))
 
@@ -390,8 +391,9 @@ def _declined(form: KernelForm, convolution: Convolution) -> str:
     return ""
 
 
-def _too_slow(form: KernelForm, convolution: Convolution, device: DeviceSpec, direct: RProgram, tiles: Tiles) -> str:
+def _too_slow(placed: PlacedForm, convolution: Convolution, direct: RProgram, tiles: Tiles) -> str:
     """Why these tiles cannot be faster, from their traffic and arithmetic alone."""
+    form, device = placed.form, placed.device
     layout = _Layout.of(form, convolution, tiles.size)
     sizes, patches = form.sizes, math.prod(layout.grid)
     channels, filters = sizes[convolution.channels], sizes[convolution.filters]
@@ -400,9 +402,8 @@ def _too_slow(form: KernelForm, convolution: Convolution, device: DeviceSpec, di
         return f"{tiles.text} needs a tensor of {most} elements, more than 32-bit indices reach"
     passed = 2 * 4 * layout.edge**2 * (patches * (channels + filters) + channels * filters)
     kept = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    rate = PlacedForm(form, device).rate.flops
     flops = 2.0 * layout.edge**2 * patches * channels * filters
-    least = max(flops / rate, passed / device.dram.bandwidth_bytes_per_second / 2)
+    least = max(flops / placed.rate.flops, passed / device.dram.bandwidth_bytes_per_second / 2)
     least += (passed / 2 + kept) / device.dram.bandwidth_bytes_per_second
     least += 4 * device.launch_overhead_seconds
     if least < direct.estimate.seconds:

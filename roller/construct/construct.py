@@ -81,8 +81,7 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
     if not programs:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
     return Construction(
-        form=form,
-        device=device,
+        placed=placed,
         programs=programs,
         considered=ranking.considered,
         epsilon=epsilon,

@@ -14,6 +14,7 @@ from hal.spec.device import DeviceSpec
 from roller.construct.rtile import RTile
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
@@ -179,20 +180,28 @@ class Construction:
     """What was constructed for one operator on one device.
 
     Attributes:
-        form: the operator.
-        device: where it runs.
+        placed: the operator on the device.
         programs: best first by predicted time, all different.
         considered: how many candidates were scored.
         epsilon: the largest tensor padding that had to be allowed.
         seconds: time the construction took.
     """
 
-    form: KernelForm
-    device: DeviceSpec
+    placed: PlacedForm
     programs: tuple[RProgram, ...]
     considered: int
     epsilon: float
     seconds: float
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """Where it runs."""
+        return self.placed.device
 
 
 class Reason(NamedTuple):

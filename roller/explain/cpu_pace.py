@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from hal.spec.device import DeviceSpec
 from roller.construct.program import RProgram
 from roller.text.quantities import count_text, layer_name, si_text, three_digits, time_text, wrapped
-from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import ROWS, VectorAnatomy, Way, is_resident, vector_anatomy
 from sokoban.model.cpu.stages import CHAIN_CYCLES, LINES_IN_FLIGHT, arithmetic_flops
@@ -58,9 +57,9 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
     }
 
 
-def cpu_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def cpu_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
-    found = vector_anatomy(PlacedForm(form, device), program.schedule)
+    found = vector_anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, program.estimate.seconds))
     stages = program.estimate.stage_seconds
@@ -74,7 +73,7 @@ def cpu_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iter
         yield from wrapped(uneven)
     if is_resident(found):
         way = found.ways[-1]
-        held = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
+        held = sum(tensor.size_bytes for tensor in (*placed.form.expr.inputs, placed.form.expr.output))
         yield from wrapped(
             f"{layer_name(way.below.name)}: no part of it, as all tensors, {si_text(held, 'B')}, stay in "
             f"{layer_name(way.above.name)} from one call to the next"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hal.spec.device import DeviceSpec
 from roller.construct.performance import MicroModel
 from roller.construct.program import Reason, RProgram
 from roller.construct.rtile import TileSpace
@@ -47,13 +46,14 @@ _TRIED_TOO = "not full: of all tiles on the way the predicted times decide"
 # The construction
 
 
-def cpu_story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -> Iterator[str]:
+def cpu_story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
     """How a program was constructed, from the reasons that construction recorded."""
     yield f"How rank {rank} was constructed: {program.policy}"
     yield from wrapped(_POLICY_MEANING[program.policy])
     yield from wrapped(_UNPADDED)
+    form, device = placed.form, placed.device
     space = TileSpace.of(form)
-    rate = PlacedForm(form, device).rate.flops
+    rate = placed.rate.flops
     model = MicroModel(space, device, rate, float(max(1, form.body_operations)))
     steps = {
         layer: [reason for reason in program.reasons if reason.layer == layer] for layer in ("registers", "shared")
@@ -147,9 +147,9 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
 # The program
 
 
-def cpu_program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def cpu_program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The program: its blocks, its register tile in vectors, what it copies."""
-    found = vector_anatomy(PlacedForm(form, device), program.schedule)
+    found, device = vector_anatomy(placed, program.schedule), placed.device
     blocks, units, unit = found.blocks, device.unit_count, device.unit_name
     yield "The program"
     spread = f"{found.busiest} for the busiest of {count_text(units, unit)}" if blocks > 1 else f"one {unit} works"

@@ -24,7 +24,6 @@ from roller.text.quantities import (
     wrapped,
 )
 from roller.text.schedules import SCHEDULE_TEXTS
-from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
 from sokoban.model.cpu.anatomy import vector_anatomy
@@ -72,15 +71,15 @@ _NAMED, _CLOSE = 0.005, 0.6
 _LOSS = 1.02
 
 
-def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def prediction(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The predicted time, a bar per stage, and the rates reached."""
+    form, device = placed.form, placed.device
     estimate, meanings = program.estimate, _STAGE_MEANINGS[device.teu.lane](device)
     yield (
         f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
         f"{meanings[estimate.bound]} set the pace"
     )
     yield from stage_bars(estimate, meanings)
-    placed = PlacedForm(form, device)
     rate, name = placed.ordinary_rate if not program.schedule.uses_matrix else placed.rate
     useful = f"{si_text(form.compulsory_bytes / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * form.compulsory_bytes / estimate.seconds / device.dram.bandwidth_bytes_per_second
@@ -109,10 +108,10 @@ def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) 
 # Reasons
 
 
-def reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     seconds = program.estimate.seconds
-    found = anatomy(PlacedForm(form, device), program.schedule)
+    found = anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, seconds))
     arguments = {
@@ -248,7 +247,7 @@ def _latency(found: Anatomy, program: RProgram) -> str:
         return f"{text}; the {count_text(running, 'block')} of a unit fill it but for a rest"
     if one(found.launch.resident) > running:
         return f"{text}: {wanted} blocks at a time would fill it, but a unit gets {running} in all"
-    limit = residency(found.form, found.device, program)
+    limit = residency(found.placed, program)
     return f"{text}: {wanted} blocks at a time would fill it, {running} fit, as {limit}"
 
 
@@ -281,10 +280,11 @@ def _remarks(found: Anatomy) -> Iterator[str]:
             yield f"loops: unrolled along {body}: {shared}"
 
 
-def residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
+def residency(placed: PlacedForm, program: RProgram) -> str:
     """Which limit of a unit keeps another block out, as the end of a sentence: ``65536 registers allow``."""
+    device = placed.device
     schedule, estimate, limits = program.schedule, program.estimate, device.limits
-    table = ScheduleTable.of(form, [schedule])
+    table = ScheduleTable.of(placed.form, [schedule])
 
     def with_use(registers: int, shared: int) -> int:
         one = blocks_per_unit(table, device, table.block_count * 0 + registers, table.block_count * 0 + shared)
@@ -353,8 +353,7 @@ def _change(programs: Programs, program: Program, chosen: Program) -> str:
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
     parts_of, remainders = _PARTS[programs.device.teu.lane]
-    placed = PlacedForm(programs.form, programs.device)
-    mine, other = (parts_of(placed, each.main.tiles) for each in (chosen, program))
+    mine, other = (parts_of(programs.placed, each.main.tiles) for each in (chosen, program))
     changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*remainders, *ours.stage_seconds)}
     part = (max if difference > 0 else min)(changes, key=lambda name: changes[name])
     return f"{percent:+.1f}%, {_signed(part, changes[part])}"

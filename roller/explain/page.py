@@ -34,7 +34,6 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from sokoban.kernel.form import KernelForm
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
@@ -75,12 +74,12 @@ def explain(programs: Programs, rank: int = 1, ranked: Sequence[Program] | None 
 
 
 def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator[str]:
-    form, device = programs.form, programs.device
+    placed, form, device = programs.placed, programs.form, programs.device
     program = ranked[rank - 1]
     yield f"{form.expr.name} on {device.title} ({device.name})"
     yield ""
     page = _PAGES[device.teu.lane]
-    yield from _operator(form, device, page.noun)
+    yield from _operator(placed, page.noun)
     yield ""
     if not isinstance(program, RProgram):
         yield from chain_page(programs, program, rank)
@@ -89,13 +88,13 @@ def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
             yield f"Kernel {number} of {len(program.parts)}: {part.label}"
             yield from _kernel(part, device)
     else:
-        yield from page.story(form, device, program, rank)
+        yield from page.story(placed, program, rank)
         yield ""
-        yield from page.program(form, device, program)
+        yield from page.program(placed, program)
         yield ""
-        yield from prediction(form, device, program)
+        yield from prediction(placed, program)
         yield ""
-        yield from page.reasons(form, device, program)
+        yield from page.reasons(placed, program)
     yield ""
     yield from stage_times(ranked, rank)
     yield ""
@@ -112,15 +111,17 @@ def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
         yield from patch_lines(part.problem, part, device)
         return
     program = part.program
-    yield from _program(part.problem, device, program)
-    yield from prediction(part.problem, device, program)
-    yield from reasons(part.problem, device, program)
+    placed = PlacedForm(part.problem, device)
+    yield from _program(placed, program)
+    yield from prediction(placed, program)
+    yield from reasons(placed, program)
 
 
 # The operator
 
 
-def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
+def _operator(placed: PlacedForm, noun: str) -> Iterator[str]:
+    form, device = placed.form, placed.device
     for statement in form.source.statements:
         yield from wrapped(statement_text(statement))
     yield from wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
@@ -129,7 +130,7 @@ def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
             f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
         )
     size_bytes = form.compulsory_bytes
-    rate, unit = PlacedForm(form, device).rate
+    rate, unit = placed.rate
     bandwidth = device.dram.bandwidth_bytes_per_second
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
@@ -154,7 +155,8 @@ def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
 # The construction
 
 
-def _story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -> Iterator[str]:
+def _story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
+    form, device = placed.form, placed.device
     yield f"How rank {rank} was {'found' if program.policy == SEARCH_POLICY else 'constructed'}: {program.policy}"
     meaning = _POLICY_MEANING.get(program.policy)
     if meaning is not None:
@@ -162,7 +164,6 @@ def _story(form: KernelForm, device: DeviceSpec, program: RProgram, rank: int) -
     yield from wrapped(_epsilon(program))
     space = TileSpace.of(form)
     uses_matrix = program.schedule.uses_matrix
-    placed = PlacedForm(form, device)
     rate = (placed.rate if uses_matrix else placed.ordinary_rate).flops
     model = MicroModel(space, device, rate, float(form.body_operations))
     layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
@@ -316,7 +317,8 @@ def _cheapest_doubling(layer: str, shape: tuple[int, ...], model: MicroModel, la
 # The program
 
 
-def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
+    form, device = placed.form, placed.device
     schedule, estimate = program.schedule, program.estimate
     blocks, units = schedule.grid_blocks(form.sizes), device.unit_count
     yield "The program"
@@ -328,7 +330,7 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         yield f"  a block owns its outputs and walks {', '.join(form.reduced)} alone: no partial results cross units"
     yield (
         f"  {count_text(estimate.blocks_per_unit, 'block')} at a time on a unit, "
-        f"as {residency(form, device, program)}; {count_text(estimate.wave_count, 'wave')}"
+        f"as {residency(placed, program)}; {count_text(estimate.wave_count, 'wave')}"
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
     yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
@@ -395,9 +397,9 @@ class _Page:
     """What pages on devices of one kind of lane do not share: a word for the device, and their own parts."""
 
     noun: str
-    story: Callable[[KernelForm, DeviceSpec, RProgram, int], Iterator[str]]
-    program: Callable[[KernelForm, DeviceSpec, RProgram], Iterator[str]]
-    reasons: Callable[[KernelForm, DeviceSpec, RProgram], Iterator[str]]
+    story: Callable[[PlacedForm, RProgram, int], Iterator[str]]
+    program: Callable[[PlacedForm, RProgram], Iterator[str]]
+    reasons: Callable[[PlacedForm, RProgram], Iterator[str]]
 
 
 _PAGES: Mapping[str, _Page] = {

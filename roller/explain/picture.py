@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hal.spec.device import DeviceSpec
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
 from roller.construct.program import RProgram
 from roller.explain.pace import schedule_text
 from roller.programs import Programs
 from roller.text.quantities import layer_name, si_text, time_text
-from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.gpu.anatomy import anatomy
@@ -85,7 +83,7 @@ def draw(programs: Programs, rank: int = 1) -> Any:
     """The figure: stage times on the left, the roofline on the right, its neighbourhood of the programs below."""
     from matplotlib.figure import Figure
 
-    form, device = programs.form, programs.device
+    placed, form, device = programs.placed, programs.form, programs.device
     shown = programs.direct[: max(MOST_PROGRAMS, rank)]
     figure = Figure(figsize=(17, 2.2 + 0.75 * max(8, len(shown))))
     figure.set_layout_engine("constrained", w_pad=0.15)
@@ -93,7 +91,7 @@ def draw(programs: Programs, rank: int = 1) -> Any:
         [["stages", "roofline"], ["stages", "near"]], width_ratios=(1.15, 1), height_ratios=(1.7, 1)
     )
     _stages(panels["stages"], shown, rank, device.teu.lane)
-    _roofline(panels["roofline"], panels["near"], form, device, shown, rank)
+    _roofline(panels["roofline"], panels["near"], placed, shown, rank)
     figure.suptitle(f"{form.expr.name} on {device.title}, as predicted")
     return figure
 
@@ -134,20 +132,19 @@ def _two_lines(program: RProgram, lane: str) -> str:
     return "\n".join(part for part in (parts[0], " · ".join(parts[1:])) if part)
 
 
-def _roofline(
-    axes: Any, near: Any, form: KernelForm, device: DeviceSpec, programs: Sequence[RProgram], rank: int
-) -> None:
+def _roofline(axes: Any, near: Any, placed: PlacedForm, programs: Sequence[RProgram], rank: int) -> None:
     """FLOP/s over FLOP per byte of DRAM traffic; the slopes of other layers are what they would feed at that rate."""
+    form, device = placed.form, placed.device
     if not form.flops:
         axes.text(0.5, 0.5, "no arithmetic:\nnothing to place under a roofline", ha="center", va="center")
         axes.set_axis_off()
         near.set_axis_off()
         return
-    placed, traffic = PlacedForm(form, device), _DRAM_TRAFFIC[device.teu.lane]
+    traffic = _DRAM_TRAFFIC[device.teu.lane]
     points = [
         (form.flops / traffic(placed, program.schedule), form.flops / program.estimate.seconds) for program in programs
     ]
-    flats = _flats(form, device, matrix=any(program.schedule.uses_matrix for program in programs))
+    flats = _flats(placed, matrix=any(program.schedule.uses_matrix for program in programs))
     layers = [layer for layer in (device.dram, device.l2, device.shared) if layer is not None]
     top, dram = max(rate for _, rate in flats), device.dram.bandwidth_bytes_per_second
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -194,9 +191,9 @@ def _close_up(axes: Any, points: Sequence[tuple[float, float]], sustained: float
         axes.annotate(text, points[ranks[0] - 1], xytext=(8, -3), textcoords="offset points", fontsize=9, zorder=5)
 
 
-def _flats(form: KernelForm, device: DeviceSpec, *, matrix: bool) -> list[tuple[str, float]]:
+def _flats(placed: PlacedForm, *, matrix: bool) -> list[tuple[str, float]]:
     """The ceilings of arithmetic: sustained, then peak, for the operator's accumulator and its matrix instruction."""
-    dtype = PlacedForm(form, device).arithmetic_dtype
+    form, device, dtype = placed.form, placed.device, placed.arithmetic_dtype
     flats = [(f"{dtype} sustained", device.sustained_flops(dtype)), (f"{dtype} peak", device.peak_flops(dtype))]
     instruction = device.best_matrix_instruction(form.input_dtype) if matrix else None
     if instruction is not None:

@@ -42,6 +42,7 @@ from sokoban.language.named.base import (
 )
 from sokoban.language.parser import parse_program
 
+#: Largest file of operators that is read.
 MAX_FILE_BYTES = 32 * 1024 * 1024
 
 PadValue = float | Literal["inf", "-inf"]
@@ -114,7 +115,7 @@ def operator_from_data(data: object) -> TensorExpr:
 
 
 def typed_stem(stem: str, operator: Operator | Expr) -> str:
-    """A derived name with the types in it that are not the usual ones."""
+    """A derived name with the types of the operator that are not the usual ones."""
     return stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}") + "_tf32" * operator.allow_tf32
 
 
@@ -201,13 +202,13 @@ def _validation_error(message: str, data: dict[str, Any], cls: type[Struct]) -> 
     key = re.split(r"[.\[]", where)[0]
     if problem.startswith("Invalid "):
         options = _literals(typing.get_type_hints(cls).get(key)) or []
-        found = re.search(r"'.*'|-?\d+$", problem)
+        given = re.search(r"'.*'|-?\d+$", problem)
         if key == "epilogue":
             options += [tag_of(step) for step in (BiasAdd, ResidualAdd, Scale)]
         if key == "padding":
             options += ["a number", "[top, left, bottom, right]"]
-        what = f"unknown {key} {found[0] if found else ''}".strip()
-        return InputError(where, what, f"use one of {', '.join(options)}" if options else "")
+        unknown = f"unknown {key} {given[0] if given else ''}".strip()
+        return InputError(where, unknown, f"use one of {', '.join(options)}" if options else "")
     return InputError(where, problem[:1].lower() + problem[1:])
 
 
@@ -313,13 +314,13 @@ def _decode(text: bytes, source_name: str) -> object:
         raise InputError(source_name, f"not UTF-8 text: {error.reason}", "save the file as UTF-8") from None
     except msgspec.DecodeError as error:
         message = str(error).removeprefix("JSON is malformed: ")
-        found = re.search(r" \(byte (\d+)\)$", message)
-        if not found and "truncated" not in message:
+        place = re.search(r" \(byte (\d+)\)$", message)
+        if not place and "truncated" not in message:
             raise InputError(source_name, f"broken JSON: {message.split(' - at ')[0].lower()}") from None
-        position = int(found[1]) if found else len(text)
+        position = int(place[1]) if place else len(text)
         line = text.count(b"\n", 0, position) + 1
         column = position - (text.rfind(b"\n", 0, position) + 1) + 1
-        problem = message[: found.start()] if found else "it ends too early"
+        problem = message[: place.start()] if place else "it ends too early"
         raise InputError(source_name, f"broken JSON at line {line}, column {column}: {problem}") from None
 
 

@@ -1,7 +1,7 @@
 """Text of the tensor-expression language -> :class:`TensorExpr`.
 
-The text is parsed by a real grammar (LALR) into a tree; values and indices are built from that tree and nothing is
-ever evaluated as Python. What the language means, with every error, is in ``docs/operators.md``.
+The text is parsed by an LALR grammar into a tree; values and indices are built from that tree, and nothing is ever
+evaluated as Python. What the language means, with every error, is in ``docs/operators.md``.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from roller.profile import profile
 from roller.profile.cpu import CpuMeasureOptions
 from roller.programs import finders
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from tests.codegen.bundles import write_bundle
 
@@ -213,4 +214,6 @@ def test_search_and_chains_are_for_lanes_that_are_threads() -> None:
     assert finders(device, "both") == finders(device, "roller") == (True, False)
     form = kernel_form(operator_from_data({"op": "matmul", "m": 8, "n": 8, "k": 4096}))
     best = construct(form, device, 1).programs[0]
-    assert all("not launched one after the other" in one.declined for one in algorithms_of(form, device, best))
+    assert all(
+        "not launched one after the other" in one.declined for one in algorithms_of(PlacedForm(form, device), best)
+    )

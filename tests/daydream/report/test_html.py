@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from daydream.graph.edit import Edit
-from daydream.graph.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, TrainingStep
 from daydream.graph.simulate import simulate
 from daydream.report.analysis import analyse
 from daydream.report.html import report, write_report
@@ -61,7 +61,7 @@ def one_step(name: str = "a", measured_us: float = 20.0, **fields: object) -> Ta
         task("step ends", MAIN, 0, mark=Mark.STEP_END),
     ]
     edges = [(1, 2, Dependency.LAUNCH), (2, 3, Dependency.SYNC)]
-    return graph(tasks, edges, steps=(Step("ProfilerStep#3", measured_us),), **fields)
+    return graph(tasks, edges, steps=(TrainingStep("ProfilerStep#3", measured_us),), **fields)
 
 
 def page_of(before: TaskGraph, after: TaskGraph | None = None, applied: tuple[AppliedPass, ...] = ()) -> _Page:

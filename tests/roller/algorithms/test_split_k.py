@@ -15,6 +15,7 @@ from roller.algorithms.split_k import consider
 from roller.construct.construct import construct
 from roller.estimate.gradients import gradients
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import tensors_of
 from sokoban.kernel.regions import storage_order
 from sokoban.language.expression import statement_text
@@ -39,11 +40,11 @@ def weight_gradient(**operator: Any) -> KernelForm:
 
 def chains(form: KernelForm, device: str = "v100") -> tuple[ChainProgram, ...]:
     board = load_device(device)
-    return consider(form, board, construct(form, board, 1).programs[0]).programs
+    return consider(PlacedForm(form, board), construct(form, board, 1).programs[0]).programs
 
 
 def declined(form: KernelForm) -> str:
-    return consider(form, V100, construct(form, V100, 1).programs[0]).declined
+    return consider(PlacedForm(form, V100), construct(form, V100, 1).programs[0]).declined
 
 
 def value_of(slices: Slices, form: KernelForm) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -146,7 +147,7 @@ def test_slices_of_fp16_are_whole_and_multiplied_by_matrix_instructions(operator
 def test_what_only_matrix_instructions_multiply_is_cut_into_whole_slices_or_not_at_all() -> None:
     prime = form_of(op="matmul", m=128, n=256, k=32771, dtype="float8_e4m3fn")
     board = load_device("h100")
-    found = consider(prime, board, construct(prime, board, 1).programs[0])
+    found = consider(PlacedForm(prime, board), construct(prime, board, 1).programs[0])
     assert (found.programs, found.declined) == ((), "k cannot be cut into slices that are worth it")
 
 

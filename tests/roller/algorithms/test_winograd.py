@@ -17,6 +17,7 @@ from roller.algorithms.winograd import MATRICES, Tiles, amplification, consider
 from roller.construct.construct import construct
 from roller.estimate.gradients import gradients
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100")
@@ -31,7 +32,7 @@ def form_of(**changes: Any) -> KernelForm:
 
 def considered(form: KernelForm, device: str = "v100") -> Considered:
     board = load_device(device)
-    return consider(form, board, construct(form, board, 1).programs[0])
+    return consider(PlacedForm(form, board), construct(form, board, 1).programs[0])
 
 
 # The identity

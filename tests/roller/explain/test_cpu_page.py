@@ -79,7 +79,7 @@ def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) ->
 def test_the_parts_of_a_time_sum_to_it(name: str, device: str) -> None:
     programs = constructed(OPERATORS[name], device)
     for program in programs.direct:
-        found = vector_anatomy(PlacedForm(programs.form, programs.device), program.schedule)
+        found = vector_anatomy(programs.placed, program.schedule)
         assert sum(found.parts.values()) == pytest.approx(program.estimate.seconds)
         assert min(found.parts.values()) >= -1e-12
         longest = max(program.estimate.stage_seconds, key=lambda stage: program.estimate.stage_seconds[stage])
@@ -146,11 +146,11 @@ def test_uneven_blocks_are_named() -> None:
         epsilon=0.1,
         reasons=(),
     )
-    text = " ".join(" ".join(cpu_reasons(form, device, program)).split())
+    text = " ".join(" ".join(cpu_reasons(PlacedForm(form, device), program)).split())
     assert schedule.grid_blocks(form.sizes) == 24 and device.unit_count == 32
     assert "24 blocks on 32 cores keep the busiest 33% longer than even shares would take" in text
     assert "of cores that wait for the busiest" in text
-    text = " ".join(" ".join(cpu_program(form, device, program)).split())
+    text = " ".join(" ".join(cpu_program(PlacedForm(form, device), program)).split())
     assert "24 blocks: 1 for the busiest of 32 cores, 75% balanced" in text
     assert "n is 5 x 48 + 16" in text and "m is " not in text
     assert "B packed in panels of vectors along n, once a block" in text
@@ -160,7 +160,7 @@ def test_uneven_blocks_are_named() -> None:
 def test_tensors_that_stay_in_the_last_cache_cost_no_memory() -> None:
     small, large = constructed(OPERATORS["add"]), constructed({**OPERATORS["add"], "shape": [8192, 8192]})
     for programs, stays in ((small, True), (large, False)):
-        found = vector_anatomy(PlacedForm(programs.form, programs.device), programs.direct[0].schedule)
+        found = vector_anatomy(programs.placed, programs.direct[0].schedule)
         assert is_resident(found) == stays
         assert ("stay in L3 from one call to the next" in " ".join(explain(programs).split())) == stays
         assert found.dram_traffic >= sum(tensor.size_bytes for tensor in programs.form.expr.inputs)

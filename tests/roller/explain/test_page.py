@@ -203,7 +203,7 @@ def test_the_stages_of_every_candidate_are_in_a_table_with_the_bound_marked(name
 def test_the_parts_of_a_time_add_up_to_it(name: str, device: str) -> None:
     programs = constructed(device, **OPERATORS[name])
     for program in programs.direct:
-        parts = anatomy(PlacedForm(programs.form, programs.device), program.schedule).parts
+        parts = anatomy(programs.placed, program.schedule).parts
         assert sum(parts.values()) == pytest.approx(program.estimate.seconds, rel=1e-9)
         assert set(parts) <= {*STAGES, *REMAINDERS, "launch"} and min(parts.values()) >= 0
 
@@ -212,7 +212,7 @@ def test_dram_traffic_is_what_the_dram_stage_takes() -> None:
     programs = constructed(**SUITE["C0"])
     v100 = programs.device
     for program in programs.direct:
-        moved = anatomy(PlacedForm(programs.form, v100), program.schedule).dram_traffic
+        moved = anatomy(programs.placed, program.schedule).dram_traffic
         seconds = program.estimate.stage_seconds["dram"]
         assert moved / v100.dram.bandwidth_bytes_per_second == pytest.approx(seconds)
 
@@ -222,7 +222,7 @@ def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
     programs = constructed(**OPERATORS[name])
     v100 = programs.device
     for program in programs.direct:
-        found = anatomy(PlacedForm(programs.form, v100), program.schedule)
+        found = anatomy(programs.placed, program.schedule)
         cycles = sum(found.instructions.values()) * busiest_scheduler(found.launch, v100)[0]
         assert found.step_busy["issue"] == pytest.approx(cycles / v100.clocks.boost_hz)
 
@@ -241,7 +241,7 @@ def reasons_of(schedule: TileSchedule, device: str = "v100", **operator: Any) ->
         epsilon=0.0,
         reasons=(),
     )
-    return " ".join(" ".join(reasons(form, board, program)).split())
+    return " ".join(" ".join(reasons(PlacedForm(form, board), program)).split())
 
 
 def product_schedule(m: int, n: int, k: int, thread_m: int, thread_n: int, **more: Any) -> TileSchedule:
@@ -311,7 +311,7 @@ def test_copies_past_the_registers_and_bands_are_named() -> None:
         epsilon=0.0,
         reasons=(),
     )
-    made = Construction(form=form, device=board, programs=(program,), considered=1, epsilon=0.1, seconds=0.0)
+    made = Construction(placed=PlacedForm(form, board), programs=(program,), considered=1, epsilon=0.1, seconds=0.0)
     text = " ".join(explain(Programs.of(made, top_k=1)).split())
     assert "3 buffers of each, copied asynchronously past the registers" in text
     assert "launched in bands, 8 beside each other along n and all the way down m" in text

@@ -15,6 +15,7 @@ from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, STAGES, UNHIDDEN, breakdown
 from sokoban.model.gpu.stages import Launch
 from sokoban.model.rational import estimate_schedules
@@ -232,7 +233,7 @@ def test_more_units_never_work_longer(kernel: tuple[str, list[TileSchedule]], un
     for stage in ("compute", "shared", "block_launch"):
         assert (after.stage_seconds[stage] <= before.stage_seconds[stage] * (1 + 1e-9)).all(), stage
     table = ScheduleTable.of(form, rows)
-    parts, fewer = breakdown(table, V100), breakdown(table, larger)
+    parts, fewer = (breakdown(table, PlacedForm(form, device)) for device in (V100, larger))
     assert (fewer.waiting == parts.waiting).all() and (fewer.launch.rounds <= parts.launch.rounds).all()
     work = parts.together / parts.launch.running * most_growth_of_a_block(parts.launch, fewer.launch)
     most = parts.launch.rounds * table.step_count * (parts.waiting + work)

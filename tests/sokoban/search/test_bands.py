@@ -14,7 +14,6 @@ from roller.construct.construct import construct
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.transactions import super_tile
 from sokoban.model.rational import estimate, estimate_schedules
-from sokoban.schedule.raster import raster_axes
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule, sizes
 from sokoban.search.bands import bands, in_bands
@@ -39,12 +38,6 @@ def schedule(raster: int) -> TileSchedule:
         block=sizes({"m": 100, "n": 50}), thread=sizes({"m": 5, "n": 5}), step=sizes({"k": 8}), cached=("A", "B"),
         raster=raster,
     )  # fmt: skip
-
-
-def test_a_band_runs_across_the_last_axis_with_several_tiles() -> None:
-    assert raster_axes({"b": 3, "m": 4, "n": 5}) == ("m", "n")
-    assert raster_axes({"b": 3, "m": 4, "n": 1}) == ("b", "m")
-    assert raster_axes({"m": 1, "n": 5}) is None
 
 
 @pytest.mark.parametrize("raster", [1, 2, 4, 7, 14, 64])
