@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 import roller
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
 from hal.catalog import load_device
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
@@ -39,7 +38,7 @@ SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
 WIDTH = read_topology().simd_bits
 
 pytestmark = [
-    pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with"),
+    pytest.mark.usefixtures("c_compiler"),
     pytest.mark.skipif(WIDTH not in SPECS, reason=f"no shipped processor has vectors of {WIDTH} bits"),
 ]
 

@@ -23,7 +23,6 @@ from bench.daydream.cpu_results import (
     write_loop,
 )
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
 from codegen.runtime.cpu import CpuOperator
 from hal.microbench.cpu.native import host_architecture
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -110,7 +109,7 @@ def test_a_slow_schedule_holds_one_vector() -> None:
     assert (slow.block, slow.step, slow.cached) == (best.block, best.step, best.cached)
 
 
-@pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+@pytest.mark.usefixtures("c_compiler")
 def test_slow_kernels_compute_the_same(tmp_path: Path) -> None:
     for name, fields in {
         "product": {"op": "matmul", "m": 24, "n": 64, "k": 32, "epilogue": ["relu"]},

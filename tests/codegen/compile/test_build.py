@@ -127,7 +127,7 @@ def test_what_does_not_build_says_why_in_one_line(schedule: TileSchedule) -> Non
     assert (kernel.source, kernel.binary) == ("", None)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_verification_is_run_where_it_is_asked_for() -> None:
     kernel = build("cuda", "sm_70", verify=True)
     assert kernel.verification is not None and kernel.verification.passed

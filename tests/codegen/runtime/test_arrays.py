@@ -13,12 +13,11 @@ import torch
 
 from codegen.runtime.arrays import CupyTensors, DlpackTensors, TorchTensors, holds, tensors_of
 from codegen.runtime.gpu import GpuOperator
-from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import write_bundle
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 X = np.arange(40, dtype=np.float32).reshape(5, 8)
 B = np.arange(8, dtype=np.float32)

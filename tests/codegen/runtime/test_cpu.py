@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
 from codegen.runtime.cpu import CpuOperator
 from codegen.runtime.gpu import GpuOperator
 from hal.microbench.cpu.native import host_architecture
@@ -19,7 +18,7 @@ from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 
 from codegen.runtime.gpu import GpuOperator, runs_on
-from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import ADDS, RIGHT, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 X = np.arange(40, dtype=np.float32).reshape(5, 8)
 B = np.arange(8, dtype=np.float32)

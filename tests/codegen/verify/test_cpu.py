@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 
 from codegen.cpu.library import BuiltLibrary
-from codegen.generators import linker
-from codegen.verify import cpu as module
 from codegen.verify.cpu import WHOLE_POINTS, verify_native
+from codegen.verify import cpu as module
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from tests.codegen.cpu_kernels import form_of, schedule_for, vector_bytes
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 LANES = vector_bytes() // 4
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from codegen.verify import gpu as module
-from codegen.verify.emulator import emulator_available
 from codegen.verify.gpu import verify
 from codegen.verify.result import relative_error
 from hal.catalog import load_device
@@ -68,7 +67,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> N
     monkeypatch.setattr(module, "opencl_source", opencl_source)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_right_kernel_passes_and_says_how() -> None:
     result = verify(matmul(), SCHEDULE)
     assert (result.passed, result.method, result.reason, result.tolerance) == (True, "opencl", "", 1e-4)
@@ -79,7 +78,7 @@ def test_a_right_kernel_passes_and_says_how() -> None:
     assert double.passed and double.tolerance == 1e-9
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_wrong_operation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: re.sub(r"\] \* (B_\w+\[)", r"] - \1", source))
     result = verify(matmul(), SCHEDULE)
@@ -87,7 +86,7 @@ def test_a_wrong_operation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"relative error \S+ is above 0.0001", result.reason)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_an_output_that_is_not_written_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("C_ptr[", "if (get_local_id(0) != 3) C_ptr[", 1))
     result = verify(matmul(), SCHEDULE)
@@ -95,21 +94,21 @@ def test_an_output_that_is_not_written_is_caught(monkeypatch: pytest.MonkeyPatch
     assert "outputs not written" in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_read_behind_an_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("A_ptr[", "A_ptr[70 * 19 + "))
     result = verify(matmul(), SCHEDULE)
     assert not result.passed and "read outside a tensor" in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_write_behind_the_output_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("  C_ptr[", "  C_ptr[70 * 45] = 1; C_ptr[", 1))
     result = verify(matmul(), SCHEDULE)
     assert (result.passed, result.reason) == (False, "written behind the end of the output")
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_kernel_that_does_not_compile_is_a_failure_with_the_compiler_s_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,7 +118,7 @@ def test_a_kernel_that_does_not_compile_is_a_failure_with_the_compiler_s_words(
     assert "nothing" in result.reason and "\n" not in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_launch_that_is_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = module.lower_problem
 
@@ -133,7 +132,7 @@ def test_a_launch_that_is_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert result.reason == "78 of 3150 outputs not written, or read outside a tensor"
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_schedule_that_cannot_be_lowered_is_a_failure_with_its_reason() -> None:
     result = verify(matmul(), SCHEDULE.with_(thread=sizes({"m": 3, "n": 4})))
     assert not result.passed
@@ -147,7 +146,7 @@ def test_without_opencl_nothing_passes_and_the_reason_is_given(monkeypatch: pyte
     assert result.reason == "not run: no OpenCL CPU device"
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_the_whole_problem_is_held_against_the_operator_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A normalisation that loses an epilogue agrees with itself, not with its source."""
     form = matmul(epilogue=["relu"])
@@ -165,7 +164,7 @@ def test_the_whole_problem_is_held_against_the_operator_as_written(monkeypatch: 
     assert not result.passed and "relative error" in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_tensor_core_tilings_are_run_by_a_scalar_twin() -> None:
     form = matmul(m=256, n=256, k=128, dtype="float16")
     programs = construct(form, load_device("v100"), 10).programs
@@ -178,7 +177,7 @@ def test_tensor_core_tilings_are_run_by_a_scalar_twin() -> None:
 # The other engine
 
 
-@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize(
     ("operator", "device"),
     [

@@ -85,6 +85,7 @@ def test_a_warp_of_a_group_has_sixteen_rows() -> None:
         schedules_from_json(json.dumps(schedule).encode(), operator_from_data(product_data()))
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.skipif(nvdisasm_path() is None, reason="there is no nvdisasm")
 def test_inspection_sees_the_products_and_no_conflicts() -> None:
     form, device = product(), load_device("h200")

@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from codegen.bundle.manifest import read_manifest
-from codegen.verify.emulator import emulator_available
 from roller.cli import main
 from roller.profile import clusters as job_engines
 from roller.profile import profile
@@ -24,7 +23,7 @@ from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
 from tests.codegen.runtime.test_gpu import BLOCKED
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -34,7 +34,7 @@ from roller.profile.profile import ProfileOptions, profile_here
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 QUICK = CpuMeasureOptions(rounds=3, turn_seconds=0.0, warmup_seconds=0.0)
 

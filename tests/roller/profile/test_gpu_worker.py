@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
 from roller.profile.child import serve
 from roller.profile.gpu import MeasureOptions
@@ -21,7 +20,7 @@ from roller.profile.measurement import Measurement
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICK = MeasureOptions(repeats=3, graph_seconds=0.0, warmup_seconds=0.0)

@@ -15,7 +15,6 @@ import pytest
 
 from codegen.bundle.manifest import manifest_schema, read_manifest
 from codegen.bundle.reader import choose_kernel, read_bundle
-from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
 from roller.profile import profile
 from roller.profile.gpu import MeasureOptions
@@ -25,7 +24,7 @@ from roller.profile.profile import OperatorProfile, ProfileOptions, parse_device
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 QUICK = ProfileOptions(measure=MeasureOptions(repeats=3, graph_seconds=0.0, warmup_seconds=0.0))
 

@@ -131,10 +131,10 @@ def test_operands_of_tensorfloat_that_are_not_rounded_are_noticed() -> None:
         emulate(form, lowered, broken)
 
 
-@needs_emulator
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("engine", ["opencl", "emulator"])
-def test_verification_takes_the_types(kind: str, engine: str) -> None:
+def test_verification_takes_the_types(kind: str, engine: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(engine)
     form = typed(kind, m=300, n=200, k=160, epilogue=["relu"])
     found = verify(form, schedule_of(form), engine=engine)
     assert found.passed, found.reason
@@ -142,7 +142,6 @@ def test_verification_takes_the_types(kind: str, engine: str) -> None:
     assert found.tolerance == exact.get(kind, 1e-4 if engine == "opencl" else 2e-2)
 
 
-@needs_emulator
 @pytest.mark.parametrize(
     "operator",
     [
@@ -162,8 +161,9 @@ def test_verification_takes_the_types(kind: str, engine: str) -> None:
 )
 @pytest.mark.parametrize("engine", ["opencl", "emulator"])
 def test_boards_without_an_instruction_for_bytes_compute_them_by_ordinary_arithmetic(
-    operator: dict[str, Any], engine: str
+    operator: dict[str, Any], engine: str, request: pytest.FixtureRequest
 ) -> None:
+    request.getfixturevalue(engine)
     form = form_of(**operator, dtype="int8")
     schedule = search(form, load_device("t4"), 1).schedules[0]
     assert schedule.instruction == "fma"
