@@ -22,7 +22,8 @@ from hal.support.errors import InputError
 
 Array = NDArray[Any]
 
-_ALIGNMENT = 4096
+#: Bytes that scratch memory is aligned to: a page.
+_ALIGNMENT_BYTES = 4096
 
 _lock = threading.Lock()
 #: ``roller_parallel`` and ``roller_threads`` of the first shared object, once there is one.
@@ -76,7 +77,7 @@ class CpuOperator(BundleOperator):
         one: what is checked at every other call is checked once.
 
         Raises:
-            InputError: as a call.
+            InputError: an array is not what the kernel takes.
         """
         result = self._checked(arrays, out)
         addresses = self._pointers(*(array.ctypes.data for array in (*arrays, result)), self._scratch_address)
@@ -145,6 +146,6 @@ def _shared_pool(shared_object: ctypes.CDLL) -> tuple[int, int]:
 
 def _aligned(size: int) -> Array:
     """Page-aligned bytes; calls take turns, so that one piece of scratch memory does for all of them."""
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
     return raw[start : start + max(1, size)]

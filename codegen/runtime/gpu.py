@@ -31,7 +31,11 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
     """Whether a cubin for ``architecture`` runs on a GPU of this compute capability.
 
-    The same major number and no older minor one; ``sm_90a`` runs on exactly 9.0 (CUDA C++ Programming Guide, 5.1).
+    Their major numbers are equal and the GPU's minor one is no smaller; ``sm_90a`` runs on exactly 9.0 (CUDA C++
+    Programming Guide, 5.1).
+
+    >>> runs_on("sm_80", (8, 6)), runs_on("sm_90a", (9, 0)), runs_on("sm_86", (8, 0))
+    (True, True, False)
     """
     match = _ARCHITECTURE.fullmatch(architecture)
     if match is None:
@@ -65,16 +69,16 @@ class LoadedKernel:
 
     def launch(self, pointers: Sequence[int], output_bytes: int) -> None:
         """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last."""
-        at = dict(zip(self.arguments, pointers, strict=True))
-        at |= {name: array.data.ptr for name, array in self.workspace().items()}
+        addresses = dict(zip(self.arguments, pointers, strict=True))
+        addresses |= {name: array.data.ptr for name, array in self.workspace().items()}
         for step, function in self.steps:
             last = step.tensors[-1]
             if step.zero_output:
                 cupy = cupy_module()
                 size = self.entry.workspace.get(last, output_bytes)
-                cupy.cuda.runtime.memsetAsync(at[last], 0, size, cupy.cuda.get_current_stream().ptr)
-            places = tuple(at[name] for name in step.tensors)
-            function(step.grid, step.block, places, shared_mem=step.dynamic_shared_bytes)
+                cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
+            parameters = tuple(addresses[name] for name in step.tensors)
+            function(step.grid, step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
     def workspace(self) -> dict[str, Any]:
         """The tensors between its launches for CuPy's current stream, as bytes; allocated when it is first asked for
@@ -119,7 +123,7 @@ def source_module(source: Path) -> Any:
 def header_directories() -> list[str]:
     """Headers of the CUDA wheels that go with CuPy: of CUDA 12 a folder per package, of CUDA 13 one for all."""
     major = int(cupy_module().cuda.runtime.runtimeGetVersion()) // 1000
-    found = []
+    folders = []
     for package in ("nvidia.cuda_runtime", "nvidia.cuda_cccl") if major < 13 else (f"nvidia.cu{major}",):
         try:
             spec = importlib.util.find_spec(package)
@@ -127,8 +131,8 @@ def header_directories() -> list[str]:
             spec = None
         for location in (spec.submodule_search_locations or ()) if spec else ():
             folder = Path(location) / "include"
-            found += [str(folder)] if folder.is_dir() else []
-    return found
+            folders += [str(folder)] if folder.is_dir() else []
+    return folders
 
 
 def _check_shared(cupy: Any, entry: LaunchRecord, device: int) -> None:

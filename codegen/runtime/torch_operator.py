@@ -60,9 +60,9 @@ def _kernel(torch: Any, operator: CpuOperator, full_name: str) -> Callable[..., 
             if tensor.shape != wanted_shape or tensor.dtype is not wanted_dtype or not tensor.is_contiguous():
                 _refuse(full_name, operator, tensors)
             addresses.append(tensor.data_ptr())
-        out = empty_like(like)
-        run(*addresses, out.data_ptr())
-        return out
+        output = empty_like(like)
+        run(*addresses, output.data_ptr())
+        return output
 
     return launch
 

@@ -98,10 +98,10 @@ def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
     if form.kind != "tile" or form.reduction is None:
         return ModelView(None, None, "RATIONAL assumes a density for reductions of tiles alone", banks)
-    found = _found(taken, hot)
-    if found is None:
+    counted = _counted(taken, hot)
+    if counted is None:
         return ModelView(None, None, "there is no arithmetic in the hottest loop", banks)
-    return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), found, "", banks)
+    return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), counted, "", banks)
 
 
 def _is_matrix(taken: Anatomy) -> bool:
@@ -138,23 +138,23 @@ def _assumed(taken: Anatomy) -> Density:
     return Density(reads / arithmetic, (_issued(taken) - arithmetic - reads) / arithmetic)
 
 
-def _found(taken: Anatomy, hot: HotLoop) -> Density | None:
+def _counted(taken: Anatomy, hot: HotLoop) -> Density | None:
     """What a step really issues.
 
     The text tells no trip counts, but the schedule tells the arithmetic of a step, and so how often the loop turns in
     it. Where the loop is a part of a step, whatever the loop around it does comes on top.
     """
-    wanted, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
+    step_arithmetic, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
     if _is_matrix(taken):
         # Eight-bit floats that are widened take two instructions a product.
-        wanted, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.placed.is_widened else 1)
+        step_arithmetic, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.placed.is_widened else 1)
     if not arithmetic:
         return None
-    turns = wanted / arithmetic
+    turns = step_arithmetic / arithmetic
     around = 0 if _holds_step(hot) else len(hot.around)
     loads = hot.mix.count("shared loads") * turns
     issued = hot.mix.total * turns + around
-    return Density(loads / wanted, (issued - loads) / wanted - 1.0)
+    return Density(loads / step_arithmetic, (issued - loads) / step_arithmetic - 1.0)
 
 
 def _holds_step(hot: HotLoop) -> bool:

@@ -38,7 +38,7 @@ MEMORY_SHARE = 0.5
 #: At most so many launches in one graph.
 MAX_GRAPH_LAUNCHES = 4096
 
-#: What stands for infinity in the narrowest dtype; see `codegen.verify.gpu`.
+#: What stands for infinity in the narrowest dtype; as in :mod:`codegen.verify.result`, which needs more than NumPy.
 LARGEST_HALF = 65504.0
 
 
@@ -86,7 +86,11 @@ def board_of(device: int) -> Board:
 
 
 def _version(number: int) -> str:
-    """CUDA's version numbers: 12090 is 12.9."""
+    """A version number of CUDA as people write it.
+
+    >>> _version(12090)
+    '12.9'
+    """
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
@@ -173,10 +177,11 @@ class OperatorBench:
     def _copied(self, first: Sequence[Any]) -> list[list[Any]]:
         """Copies of all tensors to rotate over; the first is the given one."""
         runtime = self.cupy.cuda.runtime
-        cache = int(runtime.getDeviceProperties(self.device)["l2CacheSize"])
-        one = sum(array.nbytes for array in first)
-        free = runtime.memGetInfo()[0]
-        count = min(1 + math.ceil(L2_FILLS * cache / one), 1 + int(MEMORY_SHARE * free / one), MAX_COPIES)
+        cache_bytes = int(runtime.getDeviceProperties(self.device)["l2CacheSize"])
+        set_bytes = sum(array.nbytes for array in first)
+        free_bytes = runtime.memGetInfo()[0]
+        filling = math.ceil(L2_FILLS * cache_bytes / set_bytes)
+        count = min(1 + filling, 1 + int(MEMORY_SHARE * free_bytes / set_bytes), MAX_COPIES)
         return [list(first), *([array.copy() for array in first] for _ in range(count - 1))]
 
     # The reference
@@ -284,7 +289,11 @@ class OperatorBench:
 
 
 def stored_bytes(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Values as a tensor holds them, byte by byte; bfloat16, which NumPy lacks, is a float32's upper half, rounded."""
+    """Values as a tensor holds them, byte by byte; bfloat16, which NumPy lacks, is a float32's upper half, rounded.
+
+    >>> stored_bytes(np.array([1.0], np.float32), "bfloat16").tolist()
+    [128, 63]
+    """
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
@@ -314,7 +323,8 @@ def widened(cupy: Any, raw: Any, dtype: str) -> Any:
 
 
 def device_relative_error(cupy: Any, result: Any, expected: Any) -> float:
-    """`codegen.verify.gpu.relative_error` on the device: largest |result - expected| / (|expected| + rms(expected)).
+    """Largest ``|result - expected| / (|expected| + rms(expected))``, worked out on the device; the definition is that
+    of :func:`codegen.verify.result.relative_error`.
 
     Infinities have to be infinite or the largest finite number of the same sign; what the reference finds undefined is
     not judged.

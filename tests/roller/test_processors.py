@@ -142,12 +142,12 @@ def test_a_profile_ranks_by_time_and_says_how_long_it_took(place: Path, quick: N
 
 
 def test_the_right_profiler_is_told_by_the_files(place: Path, tmp_path: Path) -> None:
-    assert profile.is_for_processors(place / "out")
+    assert profile.is_for_cpu(place / "out")
     write_bundle(tmp_path)
-    assert not profile.is_for_processors(tmp_path)
+    assert not profile.is_for_cpu(tmp_path)
     (tmp_path / "product").symlink_to(place / "out" / "product")
     with pytest.raises(InputError, match="product is for processors, twice for GPUs; profile them one by one"):
-        profile.is_for_processors(tmp_path)
+        profile.is_for_cpu(tmp_path)
 
 
 @pytest.mark.parametrize(
