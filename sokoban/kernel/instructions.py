@@ -41,17 +41,23 @@ class Instruction(StrEnum):
     @property
     def is_matrix(self) -> bool:
         """Whether a tile belongs to a warp, which multiplies it by a matrix instruction."""
-        return self is not Instruction.FMA
+        return self is not _SCALAR
 
     @property
     def is_mma(self) -> bool:
         """Whether it is ``mma.sync``, whatever the depth."""
-        return self in (Instruction.MMA_16X8X16, Instruction.MMA_16X8X32, Instruction.MMA_16X8X8)
+        return self in _MMA
 
     @property
     def is_swizzled(self) -> bool:
         """Whether operands are copied past the registers and lie swizzled in shared memory: ``mma.sync``, ``wgmma``."""
-        return self.is_mma or self is Instruction.WGMMA
+        return self in _SWIZZLED
+
+
+# Construction asks for every tile, and a member looked up in its class takes ten times as long as a name of the module.
+_SCALAR = Instruction.FMA
+_MMA = frozenset((Instruction.MMA_16X8X16, Instruction.MMA_16X8X32, Instruction.MMA_16X8X8))
+_SWIZZLED = _MMA | {Instruction.WGMMA}
 
 
 def product_factors(value: Value) -> list[Load] | None:

@@ -364,11 +364,11 @@ _TYPES = {
 
 def _worded(message: str) -> str:
     """``Expected `array | null`, got `str``` -> ``expected a list of tensors, got a string``."""
-    found = re.fullmatch(r"Expected (.*?)( [<>]=? \d+)?(?:, got (.*))?", message)
-    if found is None:
+    parts = re.fullmatch(r"Expected (.*?)( [<>]=? \d+)?(?:, got (.*))?", message)
+    if parts is None:
         return message.replace("Invalid enum value", "unknown instruction")
-    text = f"expected {_TYPES.get(found[1], found[1])}{found[2] or ''}"
-    return text + (f", got {_TYPES.get(found[3], found[3])}" if found[3] else "")
+    text = f"expected {_TYPES.get(parts[1], parts[1])}{parts[2] or ''}"
+    return text + (f", got {_TYPES.get(parts[3], parts[3])}" if parts[3] else "")
 
 
 def _close(name: str, known: Sequence[str]) -> str:

@@ -22,8 +22,9 @@ Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
 
-#: Instructions in the order of their numbers in a table, and the numbers of those that differ from scalar arithmetic.
+#: Instructions in the order of their numbers in a table.
 INSTRUCTIONS = tuple(Instruction)
+#: Number of every instruction in a table.
 INSTRUCTION_NUMBER: Mapping[Instruction, int] = {each: number for number, each in enumerate(INSTRUCTIONS)}
 _IS_MATRIX = np.array([each.is_matrix for each in INSTRUCTIONS])
 _IS_SWIZZLED = np.array([each.is_swizzled for each in INSTRUCTIONS])

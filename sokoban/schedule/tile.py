@@ -126,7 +126,7 @@ class TileSchedule:
     @property
     def uses_matrix(self) -> bool:
         """Whether warps compute its tiles by matrix instructions."""
-        return self.instruction != Instruction.FMA
+        return self.instruction.is_matrix
 
     @property
     def threads_per_block(self) -> int:
