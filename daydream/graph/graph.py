@@ -171,11 +171,11 @@ class TaskGraph:
 
     def operators(self, row: int) -> list[int]:
         """The trace rows of the CPU events around a task, innermost first."""
-        found, at = [], int(self.operator[row])
-        while at != NONE:
-            found.append(at)
-            at = int(self.enclosing[at])
-        return found
+        events, event = [], int(self.operator[row])
+        while event != NONE:
+            events.append(event)
+            event = int(self.enclosing[event])
+        return events
 
     # Thread order
 
@@ -209,9 +209,9 @@ class TaskGraph:
         devices = np.array([t.device for t in self.threads])[self.thread[self.edge_target[edges]]]
         sources, targets = [], []
         for device in np.unique(devices):
-            mine = edges[devices == device]
-            mine = mine[np.argsort(self.edge_source[mine], kind="stable")]
-            launches, tasks = self.edge_source[mine], self.edge_target[mine]
+            launching = edges[devices == device]
+            launching = launching[np.argsort(self.edge_source[launching], kind="stable")]
+            launches, tasks = self.edge_source[launching], self.edge_target[launching]
             # One call may launch many tasks (a CUDA graph); it takes one place.
             _, first = np.unique(launches, return_index=True)
             launches, tasks = launches[first], tasks[first]

@@ -139,16 +139,16 @@ def totals(rows: Sequence[RepricedRow]) -> dict[str, tuple[float, float, float]]
 
     Matrix products count as ``matrix product``; rows without price are left out.
     """
-    out = {}
+    by_direction = {}
     for direction in dict.fromkeys(_kind(row) for row in rows):
-        mine = [row for row in rows if _kind(row) == direction and np.isfinite(row.priced_us) and row.recorded_us > 0]
-        if mine:
-            weights = np.array([row.calls for row in mine])
-            logs = np.log([row.ratio for row in mine])
-            recorded = sum(row.calls * row.recorded_us for row in mine) / 1e3
-            predicted = sum(row.calls * row.priced_us for row in mine) / 1e3
-            out[direction] = (recorded, predicted, float(np.exp(np.average(logs, weights=weights))))
-    return out
+        priced = [row for row in rows if _kind(row) == direction and np.isfinite(row.priced_us) and row.recorded_us > 0]
+        if priced:
+            weights = np.array([row.calls for row in priced])
+            logs = np.log([row.ratio for row in priced])
+            recorded = sum(row.calls * row.recorded_us for row in priced) / 1e3
+            predicted = sum(row.calls * row.priced_us for row in priced) / 1e3
+            by_direction[direction] = (recorded, predicted, float(np.exp(np.average(logs, weights=weights))))
+    return by_direction
 
 
 def _kind(row: RepricedRow) -> str:

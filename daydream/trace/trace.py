@@ -115,7 +115,7 @@ def argument(arguments: dict[str, Any], *spellings: str) -> Any:
 
 def looked_up(column: Any, rows: Ints, otherwise: float) -> Any:
     """For each row its entry in `column`, `otherwise` where the row is NONE; `column` may be empty then."""
-    found = np.full(len(rows), otherwise, np.asarray(column).dtype)
-    known = rows != NONE
-    found[known] = column[rows[known]]
-    return found
+    values = np.full(len(rows), otherwise, np.asarray(column).dtype)
+    given_rows = rows != NONE
+    values[given_rows] = column[rows[given_rows]]
+    return values

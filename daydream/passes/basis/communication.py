@@ -163,12 +163,12 @@ def numbers(field: str, text: str) -> list[float]:
         InputError: something else stands there.
     """
     try:
-        found = [float(part) for part in text.lower().split("x")]
+        values = [float(part) for part in text.lower().split("x")]
     except ValueError:
         raise InputError(field, f"{text!r} is not numbers joined by x", "write for example 8x4") from None
-    if not all(np.isfinite(found)) or min(found) <= 0:
+    if not all(np.isfinite(values)) or min(values) <= 0:
         raise InputError(field, f"{text!r} holds a number that is not above 0", "write for example 8x4")
-    return found
+    return values
 
 
 # Collectives in the graph
