@@ -81,6 +81,7 @@ class Thread:
 
     @property
     def ordered(self) -> bool:
+        """Whether its tasks run in row order."""
         return self.kind is not ThreadKind.CHANNEL
 
 
@@ -159,6 +160,7 @@ class TaskGraph:
 
     @cached_property
     def thread_kinds(self) -> Ints:
+        """The :class:`ThreadKind` of every thread."""
         return np.array([t.kind for t in self.threads], np.int64)
 
     @cached_property

@@ -95,14 +95,17 @@ class Prices:
 
     @cached_property
     def operator(self) -> tuple[str, ...]:
+        """Name of each row's operator."""
         return tuple(self.calls[each].text for each in self.call.tolist())
 
     @cached_property
     def bound(self) -> tuple[str, ...]:
+        """What bounds each row's call."""
         return tuple(self.calls[each].bound for each in self.call.tolist())
 
     @cached_property
     def reason(self) -> tuple[str, ...]:
+        """Why each row has no price; empty where it has one."""
         return tuple(self.calls[each].reason for each in self.call.tolist())
 
 

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -134,12 +134,20 @@ def short_name(kernel: str) -> str:
     return words[-1].rpartition("::")[2] if words else kernel
 
 
-def totals(rows: Sequence[RepricedRow]) -> dict[str, tuple[float, float, float]]:
-    """Direction -> recorded and predicted milliseconds of a step, and the geometric mean of predicted over recorded.
+class Total(NamedTuple):
+    """Recorded and predicted milliseconds of a step, and the geometric mean of predicted over recorded."""
+
+    recorded_ms: float
+    predicted_ms: float
+    ratio: float
+
+
+def totals(rows: Sequence[RepricedRow]) -> dict[str, Total]:
+    """The rows of each direction put together.
 
     Matrix products count as ``matrix product``; rows without price are left out.
     """
-    by_direction = {}
+    by_direction: dict[str, Total] = {}
     for direction in dict.fromkeys(_kind(row) for row in rows):
         priced = [row for row in rows if _kind(row) == direction and np.isfinite(row.priced_us) and row.recorded_us > 0]
         if priced:
@@ -147,7 +155,8 @@ def totals(rows: Sequence[RepricedRow]) -> dict[str, tuple[float, float, float]]
             logs = np.log([row.ratio for row in priced])
             recorded = sum(row.calls * row.recorded_us for row in priced) / 1e3
             predicted = sum(row.calls * row.priced_us for row in priced) / 1e3
-            by_direction[direction] = (recorded, predicted, float(np.exp(np.average(logs, weights=weights))))
+            mean = float(np.exp(np.average(logs, weights=weights)))
+            by_direction[direction] = Total(recorded, predicted, mean)
     return by_direction
 
 

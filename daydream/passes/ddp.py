@@ -107,6 +107,7 @@ class _Cost:
     slower: float
 
     def us(self, size: float) -> float:
+        """Microseconds of an all-reduce of `size` bytes."""
         return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
 
 

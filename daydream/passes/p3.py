@@ -113,12 +113,15 @@ class _Network:
         return not self.servers and number % self.workers == 0
 
     def push_us(self, size: float) -> float:
+        """Microseconds in which a worker sends a slice of `size` bytes to its server."""
         return push_us(size, self.workers, self.servers, self.bandwidth) if self.servers else self.once_us(size)
 
     def pull_us(self, size: float) -> float:
+        """Microseconds in which a worker fetches a slice of `size` bytes."""
         return pull_us(size, self.workers, self.servers, self.bandwidth) if self.servers else self.once_us(size)
 
     def once_us(self, size: float) -> float:
+        """Microseconds of `size` bytes over one link."""
         return transfer_us(size, self.bandwidth)
 
     def others_us(self, size: float) -> float:

@@ -78,7 +78,11 @@ def _preceding(graph: TaskGraph, steps: list[int]) -> tuple[Ints, Floats]:
 
 
 def _cost(room: Floats, surplus: float) -> float:
-    """The cost per event that takes the surplus off in all, where no event gives more than it has."""
+    """The cost per event that takes the surplus off in all, where no event gives more than it has; microseconds.
+
+    >>> _cost(np.array([1.0, 5.0, 5.0]), surplus=7.0)
+    3.0
+    """
     if surplus <= 0 or not len(room):
         return 0.0
     spare = np.sort(room)

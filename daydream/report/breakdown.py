@@ -52,7 +52,12 @@ def resources(graph: TaskGraph) -> Ints:
 
 
 class Cover:
-    """The union of intervals, as a function of time: how much of it lies before."""
+    """The union of intervals, as a function of time: how much of it lies before.
+
+    >>> cover = Cover(np.array([0.0, 2.0, 8.0]), np.array([3.0, 5.0, 9.0]))
+    >>> cover.within(np.array([0.0, 4.0]), np.array([10.0, 6.0])).tolist()
+    [6.0, 1.0]
+    """
 
     def __init__(self, start_us: Floats, end_us: Floats) -> None:
         order = np.argsort(start_us, kind="stable")
@@ -91,6 +96,11 @@ class Busy:
 
     @property
     def total_us(self) -> float:
+        """Length of the step.
+
+        >>> Busy(1.0, 2.0, 3.0, 4.0, 0.5).total_us
+        10.0
+        """
         return self.cpu_only_us + self.gpu_only_us + self.both_us + self.neither_us
 
 

@@ -34,12 +34,20 @@ def line(text: str = "") -> None:
 
 
 def ms(microseconds: float) -> str:
-    """``176.08``; a dash for what is not known."""
+    """Milliseconds as text; a dash for what is not known.
+
+    >>> ms(176_080.0), ms(float("nan"))
+    ('176.08', '-')
+    """
     return f"{microseconds / 1000:.2f}" if microseconds == microseconds else "-"
 
 
 def percent(part: float, whole: float) -> str:
-    """``12.3 %``."""
+    """A share as text; a dash where the whole is nothing.
+
+    >>> percent(1.0, 8.0), percent(1.0, 0.0)
+    ('12.5 %', '-')
+    """
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 

@@ -39,7 +39,11 @@ def enclosing_events(trace: Trace) -> Ints:
 
 
 def outermost(enclosing: Ints, inside: Flags) -> Ints:
-    """For each row flagged in `inside` the outermost flagged row reached over flagged parents, itself at least."""
+    """For each row flagged in `inside` the outermost flagged row reached over flagged parents, itself at least.
+
+    >>> outermost(np.array([-1, 0, 1, -1]), np.array([False, True, True, False])).tolist()
+    [0, 1, 1, 3]
+    """
     owner = np.arange(len(enclosing))
     # Parents start before their children and so stand before them.
     for row in np.flatnonzero(inside):
@@ -50,7 +54,11 @@ def outermost(enclosing: Ints, inside: Flags) -> Ints:
 
 
 def innermost_of(enclosing: Ints, chosen: Flags) -> Ints:
-    """For each row the innermost chosen row among itself and those around it, -1 without."""
+    """For each row the innermost chosen row among itself and those around it, -1 without.
+
+    >>> innermost_of(np.array([-1, 0, 1, -1]), np.array([True, False, False, False])).tolist()
+    [0, 0, 0, -1]
+    """
     nearest = np.where(chosen, np.arange(len(enclosing)), NONE)
     # One level of nesting at a time: as many rounds as events are deep.
     waiting = np.flatnonzero((nearest == NONE) & (enclosing != NONE))

@@ -94,6 +94,9 @@ def operands(name: str) -> int:
 
     ATen's kernels say so in their name (``Array<char*, 3>``: two read, one written). Otherwise 3 where the name is
     that of a sum or product of two tensors, else 2.
+
+    >>> operands("vectorized_elementwise_kernel<4, Array<char*, 3> >"), operands("relu")
+    (3, 2)
     """
     match = re.search(r"Array<char ?\*, ?(\d+)", name)
     if match:
@@ -231,10 +234,12 @@ class LayerRun:
 
     @property
     def first(self) -> int:
+        """Row of its first task."""
         return int(self.rows[0])
 
     @property
     def last(self) -> int:
+        """Row of its last task."""
         return int(self.rows[-1])
 
 
