@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from codegen.cpu.library import BuiltLibrary
-from codegen.verify.cpu import WHOLE_POINTS, verify_native
 from codegen.verify import cpu as module
+from codegen.verify.cpu import WHOLE_POINTS, verify_native
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
