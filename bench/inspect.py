@@ -78,7 +78,7 @@ class Row:
         """Bytes that a thread spills, else its instructions on local memory; of the kernel as it is, where the code
         that was read is for a newer architecture."""
         found = self.found
-        return (found.own[1] or 0) if found.own else found.spill_bytes or found.local_accesses
+        return (found.as_built.spill_bytes or 0) if found.as_built else found.spill_bytes or found.local_accesses
 
 
 def rows_of(

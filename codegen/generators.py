@@ -20,6 +20,7 @@ class Generator:
         has_chains: whether its kernels can be launched one after the other, with tensors between them.
         has_reference: whether the operator is also written in its language, to check kernels on the device.
         needs_linker: whether its kernels are linked by the system's C compiler.
+        has_dynamic_shared: whether shared memory can be sized at launch, beyond the 48 KiB that a kernel may declare.
     """
 
     lane: str
@@ -28,12 +29,27 @@ class Generator:
     has_chains: bool
     has_reference: bool
     needs_linker: bool = False
+    has_dynamic_shared: bool = False
 
 
 #: By the name in a device's spec.
 GENERATORS: Mapping[str, Generator] = {
-    "cuda": Generator(lane="thread", source_suffix="cu", binary_suffix="cubin", has_chains=True, has_reference=True),
-    "cuda-source": Generator(lane="thread", source_suffix="cu", binary_suffix="", has_chains=True, has_reference=True),
+    "cuda": Generator(
+        lane="thread",
+        source_suffix="cu",
+        binary_suffix="cubin",
+        has_chains=True,
+        has_reference=True,
+        has_dynamic_shared=True,
+    ),
+    "cuda-source": Generator(
+        lane="thread",
+        source_suffix="cu",
+        binary_suffix="",
+        has_chains=True,
+        has_reference=True,
+        has_dynamic_shared=True,
+    ),
     "opencl-source": Generator(
         lane="thread", source_suffix="cl", binary_suffix="", has_chains=True, has_reference=False
     ),

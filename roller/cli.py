@@ -71,6 +71,7 @@ def devices_command(name: str | None, as_json: bool) -> None:
 def compile_command(
     file: Path,
     device_name: str,
+    *,
     top_k: int,
     out: Path,
     jobs: int | None,
@@ -332,20 +333,20 @@ def estimate_command(
 def inspect_command(kernel: Path, rank: int | None, architecture: str | None, listing: bool, as_json: bool) -> None:
     """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of. Of a bundle for
     processors the assembly is read."""
-    from roller.inspect.cpu import inspect_library, is_library_bundle, library_json, library_text
+    from roller.inspect.cpu import cpu_json, cpu_text, inspect_cpu, is_cpu_bundle
 
-    if is_library_bundle(kernel):
+    if is_cpu_bundle(kernel):
         if architecture is not None or listing:
             option = "--listing" if listing else "--arch"
             raise InputError(option, "is for GPU kernels", "leave it out; the whole assembly lies in the bundle")
-        library = inspect_library(kernel, rank)
-        click.echo(library_json(library) if as_json else library_text(library))
+        assembly = inspect_cpu(kernel, rank)
+        click.echo(cpu_json(assembly) if as_json else cpu_text(assembly))
         return
     from roller.inspect.inspection import inspect_path
     from roller.inspect.page import inspection_text, json_line
 
-    for found in inspect_path(kernel, rank, architecture):
-        click.echo(json_line(found) if as_json else inspection_text(found, listing=listing), nl=as_json)
+    for inspection in inspect_path(kernel, rank, architecture):
+        click.echo(json_line(inspection) if as_json else inspection_text(inspection, listing=listing), nl=as_json)
 
 
 @main.command("schema")

@@ -68,15 +68,15 @@ class Programs:
 
         Of equal times constructed programs come before searched ones. At least one of the two has to have looked.
         """
-        found = construction or searched
-        assert found is not None
+        known = construction or searched
+        assert known is not None
         direct = _united(construction, searched, top_k)
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
         if direct and not set(algorithms) <= {DIRECT}:
-            considered = algorithms_of(found.placed, direct[0], algorithms)
+            considered = algorithms_of(known.placed, direct[0], algorithms)
         return Programs(
-            placed=found.placed,
+            placed=known.placed,
             direct=direct,
             construction=construction,
             search=searched,
@@ -176,7 +176,7 @@ def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:
 
 
 def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
-    """Equal for schedules that give the same kernel, however their defaults are written."""
+    """A key that is equal for schedules that give the same kernel, however their defaults are written."""
     steps = {**{axis: form.sizes[axis] for axis in form.reduced}, **schedule.step_of}
     shared = {axis: count for axis, count in schedule.reduce_threads if count > 1}
     return (

@@ -21,7 +21,6 @@ from click.testing import CliRunner
 
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.records import Argument, KernelRecord, Manifest, VerificationRecord
-from codegen.verify.opencl import opencl_available
 from hal.catalog import all_devices
 from roller.cli import main
 from roller.command.schemas import schema, schema_text
@@ -136,6 +135,7 @@ def launch(grid, block, arguments, shared_mem):
 """
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_the_launch_example_launches_what_the_manifest_says(tmp_path: Path) -> None:
     (script,) = fenced(ROOT / "README.md", "python")
     (tmp_path / "cupy.py").write_text(CUPY_STAND_IN)
@@ -277,8 +277,7 @@ def test_shown_output_is_what_the_program_prints(name: str) -> None:
     assert shown_blocks()[name] == update().BLOCKS[name](), "out of date; run python docs/update.py"
 
 
-@pytest.mark.opencl
-@pytest.mark.skipif(opencl_available() is not None, reason=opencl_available() or "")
+@pytest.mark.usefixtures("opencl")
 def test_the_first_output_of_the_readme_is_real() -> None:
     steady = update().steady
     assert steady(shown_blocks()["compile"]) == steady(update().BLOCKS["compile"]()), "run python docs/update.py"

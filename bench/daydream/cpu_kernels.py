@@ -66,17 +66,20 @@ def write_slow(fast: Path, slow: Path) -> None:
 
 
 def _write_slow_bundle(folder: Path, form: KernelForm, target: Path) -> None:
-    from codegen.cpu.library import build_library
-    from codegen.cpu.lower import lower_cpu
+    from codegen.cpu.lower import lower
+    from codegen.cpu.shared_object import build_shared_object
+    from codegen.target import Target
+    from codegen.tir.lowering import LoweringRequest
     from hal.catalog import load_device
     from hal.microbench.cpu.topology import read_topology
     from sokoban.model.rational import estimate_schedules
 
-    manifest, vector_bytes = read_manifest(folder), read_topology().simd_bits // 8
+    manifest, lanes = read_manifest(folder), read_topology().simd_bits // 32
     best = manifest.kernels[0]
-    schedule = slow_schedule(form, _schedule(folder / best.schedule), vector_bytes // 4)
-    lowered = lower_cpu(form, schedule, entry=f"{best.entry}_slow_blocks", vector_bytes=vector_bytes)
-    library = build_library(lowered, manifest.architecture, len(form.expr.inputs) + 1)
+    schedule = slow_schedule(form, _schedule(folder / best.schedule), lanes)
+    processor = Target("llvm", manifest.architecture, lanes)
+    lowered = lower(LoweringRequest(form, schedule, f"{best.entry}_slow", processor))
+    library = build_shared_object(lowered, manifest.architecture, len(form.expr.inputs) + 1)
     predicted = estimate_schedules(form, load_device("cpu"), [schedule])
     record = KernelRecord(
         rank=1, entry=library.entry, source="slow.s", binary="slow.so", schedule="slow.schedule.json",
@@ -86,7 +89,7 @@ def _write_slow_bundle(folder: Path, form: KernelForm, target: Path) -> None:
         policy="one vector of results", verified=None, verification=None,
     )  # fmt: skip
     with staged_directory(target) as staged:
-        (staged / "slow.so").write_bytes(library.library)
+        (staged / "slow.so").write_bytes(library.data)
         (staged / "slow.s").write_text(library.assembly, "utf-8")
         (staged / "slow.schedule.json").write_bytes(to_json(schedule.to_json()))
         (staged / MANIFEST).write_bytes(to_json(replace(manifest, kernels=(record,))))

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codegen.compile.request import BuildRequest, BuiltKernel
-from codegen.generators import GENERATORS, engine_for
+from codegen.generators import engine_for
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
 from codegen.verify.result import Verification
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import tensors_of
-from sokoban.language.expression import DTYPE_BYTES
 from sokoban.schedule.tile import TileSchedule
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
     from codegen.tir.lowered import LoweringError
 
     try:
-        built = _BUILDERS[request.generator](request)
+        built = _BUILDERS[request.target.generator](request)
     except (LoweringError, CompileError, ValueError) as error:
         return BuiltKernel(
             entry=request.entry,
@@ -46,21 +47,21 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
         return built
     form, schedule = request.form, request.schedule
     assert isinstance(form, KernelForm) and isinstance(schedule, TileSchedule)
-    engine = engine_for(GENERATORS[request.generator].lane)
-    return replace(built, verification=verify_schedule(form, schedule, engine, request.architecture, request.lanes))
+    engine = engine_for(request.target.row.lane)
+    return replace(built, verification=verify_schedule(form, schedule, engine, request.target))
 
 
 def _build_cuda(request: BuildRequest) -> BuiltKernel:
     """Source and cubin."""
-    from codegen.gpu.lower import lower_problem
+    from codegen.gpu.lower import lower
     from codegen.gpu.source.nvrtc import compile_cuda
     from codegen.gpu.source.prelude import strip_prelude
     from codegen.gpu.source.residency import squeezed
     from codegen.gpu.source.text import cuda_source, own_architecture
 
-    own = own_architecture(request.schedule, request.architecture)
-    architecture = own or request.architecture
-    lowered = lower_problem(request.form, request.schedule, entry=request.entry)
+    own = own_architecture(request.schedule, request.target.architecture)
+    architecture = own or request.target.architecture
+    lowered = lower(_lowering(request))
     source = strip_prelude(cuda_source(lowered, architecture, _parameters(request)))
     compiled = compile_cuda(source, architecture, name=request.entry)
     if lowered.has_barriers:
@@ -78,22 +79,26 @@ def _build_cuda(request: BuildRequest) -> BuiltKernel:
 
 
 def _build_cuda_source(request: BuildRequest) -> BuiltKernel:
-    from codegen.gpu.lower import lower_problem
+    from codegen.gpu.lower import lower
     from codegen.gpu.source.prelude import strip_prelude
     from codegen.gpu.source.text import cuda_source, own_architecture
 
-    own = own_architecture(request.schedule, request.architecture)
-    lowered = lower_problem(request.form, request.schedule, entry=request.entry)
-    source = strip_prelude(cuda_source(lowered, own or request.architecture, _parameters(request)))
+    own = own_architecture(request.schedule, request.target.architecture)
+    lowered = lower(_lowering(request))
+    source = strip_prelude(cuda_source(lowered, own or request.target.architecture, _parameters(request)))
     return _source_kernel(request, lowered, source, own)
 
 
 def _build_opencl_source(request: BuildRequest) -> BuiltKernel:
-    from codegen.gpu.lower import lower_problem
+    from codegen.gpu.lower import lower
     from codegen.gpu.source.text import opencl_source
 
-    lowered = lower_problem(request.form, request.schedule, entry=request.entry, dynamic_shared=False)
-    return _source_kernel(request, lowered, opencl_source(lowered, _parameters(request), request.lanes))
+    lowered = lower(_lowering(request))
+    return _source_kernel(request, lowered, opencl_source(lowered, _parameters(request), request.target.lanes))
+
+
+def _lowering(request: BuildRequest) -> LoweringRequest:
+    return LoweringRequest(request.form, request.schedule, request.entry, request.target)
 
 
 def _parameters(request: BuildRequest) -> list[str]:
@@ -120,21 +125,16 @@ def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: st
 
 
 def _build_llvm(request: BuildRequest) -> BuiltKernel:
-    """Assembly and shared library."""
-    from codegen.cpu.library import build_library
-    from codegen.cpu.lower import lower_cpu
-    from codegen.tir.lowered import LoweringError
+    """Assembly and shared object."""
+    from codegen.cpu.lower import lower
+    from codegen.cpu.shared_object import build_shared_object
 
-    form, schedule = request.form, request.schedule
-    if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
-        raise LoweringError(f"{request.entry}: shared libraries hold operators, no transforms between kernels")
-    vector_bytes = DTYPE_BYTES["float32"] * request.lanes
-    lowered = lower_cpu(form, schedule, entry=f"{request.entry}_blocks", vector_bytes=vector_bytes)
-    built = build_library(lowered, request.architecture, len(form.expr.inputs) + 1)
+    lowered = lower(_lowering(request))
+    built = build_shared_object(lowered, request.target.architecture, len(_parameters(request)))
     return BuiltKernel(
         entry=built.entry,
         source=built.assembly,
-        binary=built.library,
+        binary=built.data,
         grid=(built.blocks, 1, 1),
         block=(1, 1, 1),
         shared_bytes=built.scratch_bytes,
@@ -155,14 +155,15 @@ _BUILDERS: Mapping[str, Callable[[BuildRequest], BuiltKernel]] = {
 
 
 def verify_schedule(
-    form: KernelForm, schedule: TileSchedule, engine: str = "opencl", architecture: str = "", lanes: int = 1
+    form: KernelForm, schedule: TileSchedule, engine: str = "opencl", target: Target | None = None
 ) -> Verification:
     """Run one schedule against the reference; see :func:`codegen.verify.gpu.verify`, and for the engine ``"native"``,
-    which alone needs to know the processor, :func:`codegen.verify.cpu.verify_native`."""
+    which alone needs the target, :func:`codegen.verify.cpu.verify_cpu`."""
     if engine == "native":
-        from codegen.verify.cpu import verify_native
+        from codegen.verify.cpu import verify_cpu
 
-        return verify_native(form, schedule, architecture=architecture, lanes=lanes)
+        assert target is not None
+        return verify_cpu(form, schedule, target)
     from codegen.verify.gpu import verify
 
     return verify(form, schedule, engine=engine)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from codegen.target import Target
 from codegen.verify.result import Verification
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import Schedule
@@ -21,18 +22,14 @@ class BuildRequest:
         form: the operator in canonical form, or what a kernel of a chain computes.
         schedule: the schedule to lower.
         entry: name of the kernel function.
-        generator: ``"cuda"`` (source and cubin), ``"cuda-source"``, ``"opencl-source"`` or ``"llvm"`` (shared library).
-        architecture: ``"sm_70"``, ``"icelake-server"`` and the like.
-        lanes: of a TEU: work-items of a wavefront for OpenCL, float32 elements of a vector for LLVM.
+        target: what the kernel is for.
         verify: run the schedule on a cut-down problem too; of a chain's kernels only all together are verified.
     """
 
     form: Problem
     schedule: Schedule
     entry: str
-    generator: str
-    architecture: str
-    lanes: int
+    target: Target
     verify: bool
 
 
@@ -43,9 +40,9 @@ class BuiltKernel:
     Attributes:
         entry: name of the function in the source.
         source: CUDA C++, OpenCL C or assembly.
-        binary: cubin or shared library; None where only source can be made.
-        grid, block: launch extents (x, y, z); of a shared library the number of blocks, each taken by one thread.
-        shared_bytes: shared memory of a block, all of it; of a shared library the scratch memory of a thread.
+        binary: cubin or shared object; None where only source can be made.
+        grid, block: launch extents (x, y, z); of a shared object the number of blocks, each taken by one thread.
+        shared_bytes: shared memory of a block, all of it; of a shared object the scratch memory of a thread.
         dynamic_shared_bytes: the part of it to give at launch.
         registers: registers per thread as compiled; None without a binary.
         spill_bytes: bytes per thread spilled to local memory, stores and loads; None without a binary.

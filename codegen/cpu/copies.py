@@ -11,9 +11,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import position, vectors
-from codegen.cpu.vectors import ALL_CACHES, held_vector, prefetch, store_vector, transposed, vector_at, whole_vector
+from codegen.cpu.lines import ALL_CACHES, prefetch
+from codegen.cpu.vectors import held_vector, store_vector, transposed, vector_at, whole_vector
 from codegen.tir.values import Expr, affine, constant
-from hal.microbench.cpu.vector_ir import AHEAD_BYTES, LINE_BYTES
+from hal.spec.parts import CPU_AHEAD_BYTES, CPU_LINE_BYTES
 from sokoban.language.expression import Load, Tensor
 from sokoban.schedule.cpu_tiles import CONFLICT_BYTES, ROW_PADDING
 
@@ -254,7 +255,7 @@ class _Box:
         for none."""
         size = self.staged.tensor.element_bytes * self.extents[-1]
         for depth in range(len(self.extents) - 2, -1, -1):
-            further = -(-AHEAD_BYTES // size)
+            further = -(-CPU_AHEAD_BYTES // size)
             if 2 * further <= self.extents[depth]:
                 return depth, further
             size *= self.extents[depth]
@@ -265,7 +266,7 @@ class _Box:
         if not further:
             return
         here = [*at[:depth], at[depth] + further, *at[depth + 1 :]]
-        line = LINE_BYTES // self.staged.tensor.element_bytes
+        line = CPU_LINE_BYTES // self.staged.tensor.element_bytes
         for start in range(0, self.extents[-1], line):
             places = [low + offset for low, offset in zip(self.lows, [*here, tirx.const(start, "int32")], strict=True)]
             prefetch(self.source[position(places, self.staged.tensor.shape)], ALL_CACHES)

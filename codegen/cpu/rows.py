@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.cpu.cuts import Cut, position, vectors
-from codegen.cpu.function import CpuFunction, LoweredCpu, read_flat
+from codegen.cpu.function import CpuBuffers, LoweredCpu, lanes_of, lowered_blocks, read_flat
 from codegen.cpu.functions import evaluate
-from codegen.cpu.vectors import ask_for_line, runs_through
+from codegen.cpu.lines import ask_for_line, runs_through
 from codegen.tir.lowered import LoweringError, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, combine, identity
-from hal.microbench.cpu.vector_ir import LINE_BYTES
+from hal.spec.parts import CPU_LINE_BYTES
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import DTYPE_BYTES, Call, Constant, Load, Statement, Value, loads, rewrite, walk
+from sokoban.language.expression import Call, Constant, Load, Reduction, Statement, Value, loads, rewrite, walk
 from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, lane_axis
-from sokoban.schedule.tile import TileSchedule
 
 #: Stands in the final statement for a value that is kept in scratch memory.
 _KEPT = Load("|kept", ())
@@ -33,92 +34,164 @@ _KEPT = Load("|kept", ())
 Point = Mapping[str, Expr]
 
 
-class RowsLowering:
-    """One ``rows`` kernel, or a ``tile`` kernel whose reduction is shared among lanes."""
+def takes(request: LoweringRequest) -> bool:
+    """``rows`` kernels, and ``tile`` kernels whose reduction is shared among lanes."""
+    return request.form.kind == "rows" or bool(request.tiles.reduce_threads)
 
-    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str, lanes: int) -> None:
-        self.form, self.entry, self.lanes = form, entry, lanes
-        self.dtype = form.expr.accumulate
-        self.tensors = form.expr.tensor_by_name
-        #: The row axis that lanes lie along; "" where they lie along the columns.
-        self.lane_axis = lane_axis(form)
-        self.cuts = [self._cut(axis, schedule.block_of[axis]) for axis in form.spatial]
-        #: Results of the reductions for the rows at hand, by tensor.
-        self.results: dict[str, Any] = {}
-        self.kept = self._kept()
-        self.final = self._final()
 
-    def run(self) -> LoweredCpu:
-        elements = math.prod(self.form.sizes[axis] for axis in self.form.columns) if self.kept else 0
-        elements = -(-elements // self.lanes) * self.lanes
-        module = CpuFunction(self.form, self.entry).build(elements, self._block)
-        blocks = math.prod(cut.blocks for cut in self.cuts)
-        element_bytes = DTYPE_BYTES[self.dtype]
-        return LoweredCpu(module, self.entry, blocks, elements * element_bytes, self.lanes * element_bytes)
+def lower(request: LoweringRequest) -> LoweredCpu:
+    """The kernel of a schedule whose threads take whole rows."""
+    plan = _RowsPlan.of(request)
+    return lowered_blocks(
+        request,
+        blocks=math.prod(cut.blocks for cut in plan.cuts),
+        scratch_elements=plan.scratch_elements,
+        body=lambda buffers, number: _BlockLoops(plan, buffers).write(number),
+    )
 
-    def _kept(self) -> Value | None:
-        """What the last reduction adds up, where the final statement needs it again: softmax's exponentials.
 
-        A row of it stays in scratch memory, and need not be computed twice.
+@dataclass(frozen=True, kw_only=True)
+class _RowsPlan:
+    """What is fixed before the kernel is written.
+
+    Attributes:
+        form: the operator.
+        lanes: elements of a vector.
+        lane_axis: the row axis that lanes lie along; None where they lie along the columns.
+        cuts: blocks of rows, by axis in order; where lanes lie along one, vectors of it are register tiles.
+        kept: what the last reduction adds up, where the final statement needs it again; else None.
+        final: the final statement's value.
+    """
+
+    form: KernelForm
+    lanes: int
+    lane_axis: str | None
+    cuts: tuple[Cut, ...]
+    kept: Value | None
+    final: Value
+
+    @staticmethod
+    def of(request: LoweringRequest) -> _RowsPlan:
+        """The plan of a schedule.
+
+        Raises:
+            LoweringError: vectors of rows do not divide a block.
         """
-        reduction = _reduction(self.form.reductions[-1])
-        alike = not self.lane_axis and tuple(reduction.axes) == self.form.columns
-        costly = isinstance(reduction.body, Call)
-        again = costly and reduction.body in walk(self.form.final.value)
-        return reduction.body if alike and again and self.form.expr.final_dtype == self.dtype else None
+        form, lanes, axis = request.form, lanes_of(request), lane_axis(request.form)
+        block_of = request.tiles.block_of
+        cuts = []
+        for row_axis in form.spatial:
+            size, block = form.sizes[row_axis], block_of[row_axis]
+            tile = min(size, lanes) if row_axis == axis else 1
+            if block < size and block % tile:
+                raise LoweringError(f"{request.entry}: vectors of {tile} rows do not divide a block of {block}")
+            cuts.append(Cut(row_axis, size, min(block, size), tile))
+        kept = _kept(form, axis)
+        return _RowsPlan(
+            form=form, lanes=lanes, lane_axis=axis, cuts=tuple(cuts), kept=kept, final=_final_value(form, kept)
+        )
 
-    def _cut(self, axis: str, block: int) -> Cut:
-        size = self.form.sizes[axis]
-        tile = min(size, self.lanes) if axis == self.lane_axis else 1
-        if block < size and block % tile:
-            raise LoweringError(f"{self.entry}: vectors of {tile} rows do not divide a block of {block}")
-        return Cut(axis, size, min(block, size), tile)
+    @property
+    def dtype(self) -> str:
+        """The type that the kernel computes in."""
+        return self.form.expr.accumulate
 
-    def _block(self, sources: Mapping[str, Any], output: Any, scratch: Any, number: Expr) -> None:
-        self.sources, self.output, self.scratch = sources, output, scratch
+    @property
+    def scratch_elements(self) -> int:
+        """Elements of scratch memory that a thread needs: a row of what is kept, in whole vectors."""
+        elements = math.prod(self.form.sizes[axis] for axis in self.form.columns) if self.kept else 0
+        return -(-elements // self.lanes) * self.lanes
+
+
+def _kept(form: KernelForm, lane_axis: str | None) -> Value | None:
+    """What the last reduction adds up, where the final statement needs it again: softmax's exponentials.
+
+    A row of it stays in scratch memory, and need not be computed twice.
+    """
+    reduction = _reduction(form.reductions[-1])
+    alike = not lane_axis and tuple(reduction.axes) == form.columns
+    again = isinstance(reduction.body, Call) and reduction.body in walk(form.final.value)
+    return reduction.body if alike and again and form.expr.final_dtype == form.expr.accumulate else None
+
+
+def _final_value(form: KernelForm, kept: Value | None) -> Value:
+    """The final statement's value: with what is kept, and by one division a row where every element is divided by the
+    row's own number."""
+    value = form.final.value if kept is None else rewrite(form.final.value, {kept: _KEPT})
+    produced = {statement.tensor for statement in form.reductions}
+    inverted: dict[Value, Value] = {}
+    for node in walk(value):
+        if isinstance(node, Call) and node.function == "div":
+            above, below = node.arguments
+            if loads(below) and {load.tensor for load in loads(below)} <= produced:
+                inverted[node] = Call("mul", (above, Call("div", (Constant(1.0), below))))
+    return rewrite(value, inverted)
+
+
+class _BlockLoops:
+    """The loops over the rows of a block."""
+
+    def __init__(self, plan: _RowsPlan, buffers: CpuBuffers) -> None:
+        self.plan, self.buffers = plan, buffers
+
+    def write(self, number: Expr) -> None:
+        """All statements of the block of a number; blocks count the last axis fastest."""
         origin: dict[str, Expr] = {}
-        rest = number
-        for cut in reversed(self.cuts):
-            origin[cut.axis] = tirx.floormod(rest, cut.blocks) * cut.block
-            rest = tirx.floordiv(rest, cut.blocks)
-        self._rows(self.cuts, origin, {})
+        for cut in reversed(self.plan.cuts):
+            origin[cut.axis] = tirx.floormod(number, cut.blocks) * cut.block
+            number = tirx.floordiv(number, cut.blocks)
+        self._rows(self.plan.cuts, origin, {})
 
-    def _rows(self, cuts: Sequence[Cut], origin: Point, at: dict[str, Expr]) -> None:
+    def _rows(self, cuts: Sequence[Cut], origin: Point, row: Point) -> None:
         """Loops over the rows of a block, vectors of rows along the lane axis."""
         if not cuts:
-            self._row(at, 1)
+            self._row(row, 1)
             return
         cut, *others = cuts
-        if cut.axis != self.lane_axis:
+        if cut.axis != self.plan.lane_axis:
             with named(T.serial, tirx.min(cut.block, cut.size - origin[cut.axis]), identifier(cut.axis)) as index:
-                self._rows(others, origin, {**at, cut.axis: origin[cut.axis] + index})
+                self._rows(others, origin, {**row, cut.axis: origin[cut.axis] + index})
             return
         # The last axis of the output, so that nothing follows.
         with named(T.serial, cut.tiles_per_block, identifier(cut.axis)) as index:
             first = origin[cut.axis] + index * cut.tile
             with T.If(first + cut.tile <= cut.size), T.Then():
-                self._row({**at, cut.axis: first}, cut.tile)
+                self._row({**row, cut.axis: first}, cut.tile)
             if cut.rest:
                 with T.If(tirx.all(first < cut.size, first + cut.tile > cut.size)), T.Then():
-                    for start, width in vectors(cut.rest, self.lanes):
-                        self._row({**at, cut.axis: first + start}, width)
+                    for start, width in vectors(cut.rest, self.plan.lanes):
+                        self._row({**row, cut.axis: first + start}, width)
 
-    def _row(self, at: Point, width: int) -> None:
-        """All statements for one row, or for ``width`` neighbouring ones."""
-        self.results = {}
+    def _row(self, row: Point, width: int) -> None:
+        _RowWriter(self.plan, self.buffers, width).write(row)
+
+
+class _RowWriter:
+    """The statements for one row, or for ``width`` neighbouring ones in the lanes of vectors."""
+
+    def __init__(self, plan: _RowsPlan, buffers: CpuBuffers, width: int) -> None:
+        self.plan, self.form, self.lanes, self.width = plan, plan.form, plan.lanes, width
+        self.dtype, self.lane_axis, self.kept = plan.dtype, plan.lane_axis, plan.kept
+        self.sources, self.output, self.scratch = buffers.sources, buffers.output, buffers.scratch
+        self.tensors = plan.form.expr.tensor_by_name
+        #: Results of the reductions so far, by tensor.
+        self.results: dict[str, Any] = {}
+
+    def write(self, row: Point) -> None:
+        """All statements; ``row``: its place, of several that of the first."""
         for number, statement in enumerate(self.form.reductions):
-            held = local_buffer(f"result_{number}", width, self.dtype)
+            held = local_buffer(f"result_{number}", self.width, self.dtype)
             if self.lane_axis:
-                self._reduce_rows(statement, at, width, held)
+                self._reduce_rows(statement, row, held)
             else:
-                self._reduce_columns(statement, at, number, held)
+                self._reduce_columns(statement, row, number, held)
             self.results[statement.tensor] = held
-        self._finish(list(self.form.columns), at, width)
+        self._finish(list(self.form.columns), row)
 
     # ---- lanes along the rows
 
-    def _reduce_rows(self, statement: Statement, at: Point, width: int, held: Any) -> None:
-        reduction = _reduction(statement)
+    def _reduce_rows(self, statement: Statement, at: Point, held: Any) -> None:
+        reduction, width = _reduction(statement), self.width
 
         def clear(lane: Expr) -> None:
             T.buffer_store(held, identity(reduction.function, self.dtype), [lane])
@@ -195,10 +268,10 @@ class RowsLowering:
 
     # ---- results
 
-    def _finish(self, columns: Sequence[str], at: Point, width: int) -> None:
+    def _finish(self, columns: Sequence[str], at: Point) -> None:
         """The final statement for every column of the rows at hand."""
         if self.lane_axis or not columns:
-            self._loops(columns, at, lambda here: self._store(here, "", tirx.const(0, "int32"), width))
+            self._loops(columns, at, lambda here: self._store(here, "", tirx.const(0, "int32"), self.width))
             return
         *outer, last = columns
         whole, rest = divmod(self.form.sizes[last], self.lanes)
@@ -217,7 +290,7 @@ class RowsLowering:
         form = self.form
         with T.vectorized(width) as lane:
             axes = {**here, column: start + lane} if column else self._lane(here, lane)
-            value = self._value(self.final, axes, lane, form.expr.final_dtype).astype(form.expr.output.dtype)
+            value = self._value(self.plan.final, axes, lane, form.expr.final_dtype).astype(form.expr.output.dtype)
             place = position([axes[axis] for axis in form.final.axes], form.expr.output.shape or (1,))
             T.buffer_store(self.output, value, [place])
 
@@ -231,7 +304,7 @@ class RowsLowering:
             tensor = self.tensors.get(load.tensor)
             if tensor is None or not runs_through(load, tensor, axes, elements):
                 continue
-            for start in range(0, run, LINE_BYTES // tensor.element_bytes):
+            for start in range(0, run, CPU_LINE_BYTES // tensor.element_bytes):
                 at = {**here, axes[-1]: here[axes[-1]] + start}
                 ask_for_line(self.sources[load.tensor], tensor, at, axes, written=False)
 
@@ -239,22 +312,9 @@ class RowsLowering:
         """Ask for where the row's results, or those of the next one, go some vectors later."""
         axes, output = self.form.final.axes, self.form.expr.output
         if axes[-1] == column:
-            for start in range(0, self.lanes, LINE_BYTES // output.element_bytes):
+            for start in range(0, self.lanes, CPU_LINE_BYTES // output.element_bytes):
                 at = {**here, column: here[column] + start}
                 ask_for_line(self.output, output, at, axes, written=True)
-
-    def _final(self) -> Value:
-        """The final statement's value: with what is kept, and by one division a row where every element is divided by
-        the row's own number."""
-        value = self.form.final.value if self.kept is None else rewrite(self.form.final.value, {self.kept: _KEPT})
-        produced = {statement.tensor for statement in self.form.reductions}
-        inverted: dict[Value, Value] = {}
-        for node in walk(value):
-            if isinstance(node, Call) and node.function == "div":
-                above, below = node.arguments
-                if loads(below) and {load.tensor for load in loads(below)} <= produced:
-                    inverted[node] = Call("mul", (above, Call("div", (Constant(1.0), below))))
-        return rewrite(value, inverted)
 
     def _column(self, axes: Point) -> Expr:
         """Position of an element within its row."""
@@ -273,7 +333,7 @@ class RowsLowering:
         return evaluate(value, axes, read, dtype)
 
 
-def _reduction(statement: Statement) -> Any:
+def _reduction(statement: Statement) -> Reduction:
     assert statement.reduction is not None
     return statement.reduction
 

@@ -1,4 +1,4 @@
-"""Vectors of neighbours, requests for lines of the caches, and squares of elements transposed in registers."""
+"""Vectors of neighbours in memory and in registers, and squares of elements transposed in registers."""
 
 from __future__ import annotations
 
@@ -9,34 +9,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.cpu.cuts import position, vectors
+from codegen.cpu.cuts import vectors
 from codegen.tir.statements import local_buffer
 from codegen.tir.values import Expr
-from hal.microbench.cpu.vector_ir import AHEAD_BYTES
-from sokoban.language.expression import Load, Tensor
-
-
-def runs_through(load: Load, tensor: Tensor, axes: Sequence[str], elements: int) -> bool:
-    """Whether a kernel that walks ``axes``, the last one fastest, reads the tensor from one end to the other.
-
-    Args:
-        load: the access.
-        tensor: what is read.
-        axes: the output's axes in order.
-        elements: how many the output has; a tensor of fewer is read again and again, and stays in a cache.
-    """
-    read = tuple(index.axes[0] for index in load.indices if index.is_plain_axis)
-    return read == tuple(axes) and len(load.indices) == len(axes) and tensor.element_count >= elements
-
-
-def ask_for_line(buffer: Any, tensor: Tensor, at: Mapping[str, Expr], axes: Sequence[str], *, written: bool) -> None:
-    """Ask for the line that lies `AHEAD_BYTES` after the element at ``at`` of a tensor that ``axes`` index."""
-    ahead = AHEAD_BYTES // tensor.element_bytes
-    prefetch(buffer[position([at[axis] for axis in axes], tensor.shape) + ahead], ALL_CACHES, written=written)
-
-
-#: Caches that a line is asked into, in LLVM's numbers: from the first on, or from the second.
-ALL_CACHES, OWN_CACHE = 3, 2
 
 
 def vector_at(buffer: Any, place: Expr, lanes: int, dtype: str) -> Expr:
@@ -134,10 +109,3 @@ def along_rows(found: Sequence[Held], axis: str, last: str, extent: int) -> list
 def shuffled(values: Sequence[Expr], order: Sequence[int]) -> Expr:
     """A vector of elements of others, as one by one they are numbered from the first one's first."""
     return tirx.Shuffle(list(values), [tirx.const(one, "int32") for one in order])
-
-
-def prefetch(element: Any, caches: int, *, written: bool = False) -> None:
-    """Write a request for the line of an element, which may lie outside its tensor; ``caches``: LLVM's locality, 3 for
-    all of them; ``written``: it will be."""
-    access, locality, data = (tirx.const(number, "int32") for number in (int(written), caches, 1))
-    T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", T.address_of(element), access, locality, data))

@@ -193,13 +193,3 @@ def number(extents: Mapping[str, int], at: Place) -> Expr:
     for name, extent in extents.items():
         total = total * extent + at[name]
     return total
-
-
-def lower_pointwise(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
-    """Lower a ``tile`` without a reduction and with nothing staged."""
-    return _PointwiseLowering(form, schedule, entry).run()
-
-
-class _PointwiseLowering(DirectKernel):
-    def elements(self) -> None:
-        self.store()

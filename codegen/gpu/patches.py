@@ -15,7 +15,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.tir.function import parameter, written
-from codegen.tir.lowered import Lowered, LoweringError, reason_of
+from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read
 from codegen.tir.statements import local_buffer, vector_write
 from codegen.tir.values import Expr, affine, constant, evaluate
@@ -24,18 +25,16 @@ from sokoban.language.expression import Load
 from sokoban.schedule.patches import PatchSchedule
 
 
-def lower_patches(transform: PatchTransform, schedule: PatchSchedule, *, entry: str) -> Lowered:
-    """Lower one patch transform.
+def takes(request: LoweringRequest) -> bool:
+    """Patch transforms."""
+    return isinstance(request.problem, PatchTransform)
 
-    Raises:
-        LoweringError: TVM refused it.
-    """
-    try:
-        return _PatchLowering(transform, schedule, entry).run()
-    except RuntimeError as error:  # what all of TVM's errors are
-        if isinstance(error, LoweringError):
-            raise
-        raise LoweringError(f"{entry}: {reason_of(error)}") from error
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a patch transform."""
+    transform, schedule = request.problem, request.schedule
+    assert isinstance(transform, PatchTransform) and isinstance(schedule, PatchSchedule)
+    return _PatchLowering(transform, schedule, request.entry).run()
 
 
 class _PatchLowering:

@@ -20,6 +20,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read, padded_sizes
 from codegen.tir.statements import local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, affine, combine, evaluate, identity
@@ -33,9 +34,14 @@ from sokoban.schedule.tile import TileSchedule
 Read = Callable[[Load], Expr]
 
 
-def lower_rows(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
-    """Lower a ``rows`` kernel, or a ``tile`` kernel whose reduction is shared among threads."""
-    return _RowsLowering(form, schedule, entry).run()
+def takes(request: LoweringRequest) -> bool:
+    """``rows`` kernels, and ``tile`` kernels whose reduction is shared among threads."""
+    return request.form.kind == "rows" or bool(request.tiles.reduce_threads)
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a schedule whose threads share rows."""
+    return _RowsLowering(request.form, request.tiles, request.entry).run()
 
 
 class _RowsLowering:

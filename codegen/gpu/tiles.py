@@ -9,7 +9,7 @@ traffic ends at the tensor's edge, the inner loops run without conditions and on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import tvm
 from tvm import te, tirx
 
 from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.values import Expr, affine, constant, evaluate, identity, reducer
 from sokoban.kernel.form import KernelForm
@@ -28,9 +29,29 @@ from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
 
 
+def takes(request: LoweringRequest) -> bool:
+    """Whatever no other lowering takes: reductions of which some operands are staged, or none."""
+    return True
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a schedule of tiles."""
+    return _LoopWriter(request, _ExpressionWriter(request.form, request.tiles).write()).write()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Stage:
-    """A data tile staged in shared memory: the load it serves and its coordinates over the padded axes."""
+    """A data tile staged in shared memory: the load it serves and its coordinates over the padded axes.
+
+    Attributes:
+        load: the access.
+        tensor: the tile as a tensor expression.
+        name: of its block and buffer in the source.
+        dimensions: of what is read, as coordinates in the tile.
+        shifts: what makes coordinates along every dimension start at zero.
+        vector: elements that a thread copies at a time.
+        padding: elements behind every row.
+    """
 
     load: Load
     tensor: Any
@@ -41,81 +62,84 @@ class _Stage:
     padding: int
 
 
-class TileLowering:
-    """One ``tile`` kernel: the steps in the order of :meth:`run`."""
+@dataclass(frozen=True, kw_only=True)
+class _Expressions:
+    """The operator as tensor expressions.
 
-    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool) -> None:
-        self.form = form
-        self.schedule = schedule
-        self.entry = entry
-        self.dynamic_shared = dynamic_shared
+    Attributes:
+        arguments: placeholders of the inputs, then the output.
+        stages: the data tiles in shared memory.
+        store: name of the block that writes the output.
+        accumulator: name of the block that reduces; None without a reduction.
+    """
+
+    arguments: tuple[Any, ...]
+    stages: tuple[_Stage, ...]
+    store: str
+    accumulator: str | None
+
+
+class _ExpressionWriter:
+    """The operator over padded axes, its staged tiles as expressions of their own."""
+
+    def __init__(self, form: KernelForm, schedule: TileSchedule) -> None:
+        self.form, self.schedule = form, schedule
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
         self.padded = padded_sizes(form, schedule)
         self.sources = placeholders(form)
-        self.stages: list[_Stage] = []
         # Block and buffer names appear in the source: the output by its own name, nothing twice.
-        self.names = {"store": identifier(form.expr.output.name)}
-        self.names["acc"] = self._fresh("accumulator")
+        self.store_name = identifier(form.expr.output.name)
+        self.names = {*self.tensors, self.store_name}
+        self.accumulator_name = self._fresh("accumulator")
+        self.stages: dict[Load, _Stage] = {}
+        for load in form.body_loads:
+            if load.tensor in schedule.cached:
+                self.stages[load] = self._stage(load)
 
-    def run(self) -> Lowered:
-        output = self._write_expressions()
-        function = te.create_prim_func([*self.sources.values(), output]).with_attr("global_symbol", self.entry)
-        self.sch = tvm.s_tir.Schedule(tvm.IRModule({self.entry: function}))
-        self.sch.work_on(self.entry)
-        main = self.sch.get_sblock(self.names["acc" if self.form.reduction else "store"])
-        thread_loop, steps = self._tile_loops(main)
-        shared_bytes = self._fetch(steps[-1] if steps else thread_loop)
-        if self.form.reduction is not None:
-            self._store(thread_loop)
-            self.sch.decompose_reduction(
-                self.sch.get_sblock(self.names["acc"]), steps[0] if steps else self.inner_loops[0]
-            )
-        self._unroll()
-        return Lowered(
-            module=self.sch.mod,
-            entry=self.entry,
-            grid=(self.schedule.grid_blocks(self.form.sizes), 1, 1),
-            block=(self.schedule.threads_per_block, 1, 1),
-            shared_bytes=shared_bytes,
-            dynamic_shared_bytes=shared_bytes if self._is_dynamic(shared_bytes) else 0,
+    def write(self) -> _Expressions:
+        """The expressions."""
+        form = self.form
+        accumulator = None if form.reduction is None else self._accumulate(form.reduction)
+
+        def store(*variables: Expr) -> Expr:
+            axes = dict(zip(form.final.axes, variables, strict=True))
+
+            def read(load: Load) -> Expr:
+                if accumulator is not None and load.tensor == form.reductions[0].tensor:
+                    return accumulator(*variables).astype(form.expr.final_dtype)
+                return self._read(load, axes, form.sizes, form.expr.final_dtype)
+
+            value = evaluate(form.final.value, axes, read, form.expr.final_dtype)
+            return value.astype(form.expr.output.dtype)
+
+        output = te.compute(form.expr.output.shape, store, name=self.store_name)
+        return _Expressions(
+            arguments=(*self.sources.values(), output),
+            stages=tuple(self.stages.values()),
+            store=self.store_name,
+            accumulator=None if accumulator is None else self.accumulator_name,
         )
 
     def _fresh(self, name: str) -> str:
         """``name``, numbered where a tensor or another block has it."""
-        return fresh_name(name, {*self.tensors, *self.names.values()})
+        name = fresh_name(name, self.names)
+        self.names.add(name)
+        return name
 
-    # ---- expressions
-
-    def _write_expressions(self) -> Any:
-        form, schedule = self.form, self.schedule
-        staged = {load: self._stage(load) for load in form.body_loads if load.tensor in schedule.cached}
-
-        def read(load: Load, axes: Mapping[str, Expr], ranges: Mapping[str, int], dtype: str = self.dtype) -> Expr:
-            stage = staged.get(load)
-            if stage is not None:
-                return stage.tensor(*self._stage_coordinates(stage, axes)).astype(dtype)
+    def _read(self, load: Load, axes: Mapping[str, Expr], ranges: Mapping[str, int], dtype: str) -> Expr:
+        """An element of an operand, from its staged tile where it has one."""
+        stage = self.stages.get(load)
+        if stage is None:
             value = guarded_read(load, self.tensors[load.tensor], self.sources[load.tensor], axes, ranges)
             return value.astype(dtype)
+        coordinates = [
+            affine(AffineIndex(dimension.terms, shift), axes)
+            for dimension, shift in zip(stage.dimensions, stage.shifts, strict=True)
+        ]
+        return stage.tensor(*coordinates).astype(dtype)
 
-        final_axes, final_dtype = form.final.axes, form.expr.final_dtype
-        accumulator = None
-        if form.reduction is not None:
-            accumulator = self._accumulate(form.reduction, read)
-
-        def store(*variables: Expr) -> Expr:
-            axes = dict(zip(final_axes, variables, strict=True))
-
-            def final_read(load: Load) -> Expr:
-                if accumulator is not None and load.tensor == form.reductions[0].tensor:
-                    return accumulator(*variables).astype(final_dtype)
-                return read(load, axes, form.sizes, final_dtype)
-
-            return evaluate(form.final.value, axes, final_read, final_dtype).astype(form.expr.output.dtype)
-
-        return te.compute(form.expr.output.shape, store, name=self.names["store"])
-
-    def _accumulate(self, reduction: Reduction, read: Callable[..., Expr]) -> Any:
+    def _accumulate(self, reduction: Reduction) -> Any:
         form = self.form
         final_axes = form.final.axes
         reduce_axes = {axis: te.reduce_axis((0, self.padded[axis]), name=identifier(axis)) for axis in reduction.axes}
@@ -124,13 +148,15 @@ class TileLowering:
 
         def accumulate(*variables: Expr) -> Expr:
             axes = {**dict(zip(final_axes, variables, strict=True)), **reduce_axes}
-            body = evaluate(reduction.body, axes, lambda load: read(load, axes, self.padded), self.dtype)
+            body = evaluate(
+                reduction.body, axes, lambda load: self._read(load, axes, self.padded, self.dtype), self.dtype
+            )
             if guarded:
                 inside = tirx.all(*(axes[axis] < form.sizes[axis] for axis in guarded))
                 body = tirx.if_then_else(inside, body, identity(reduction.function, self.dtype))
             return reducer(reduction.function)(body, axis=list(reduce_axes.values()))
 
-        return te.compute(tuple(self.padded[axis] for axis in final_axes), accumulate, name=self.names["acc"])
+        return te.compute(tuple(self.padded[axis] for axis in final_axes), accumulate, name=self.accumulator_name)
 
     def _stage(self, load: Load) -> _Stage:
         tensor = self.tensors[load.tensor]
@@ -157,34 +183,62 @@ class TileLowering:
             return tirx.if_then_else(tirx.all(*conditions), value, constant(load.pad or 0.0, tensor.dtype))
 
         name = self._fresh(f"{identifier(load.tensor)}_shared")
-        self.names[f"stage {len(self.stages)}"] = name
-        stage_tensor = te.compute(extents, fetch, name=name)
         padding = self.schedule.padding_of.get(load.tensor, 0) if len(extents) > 1 else 0
         allowed = fetch_vector(self.form, self.schedule, load, padding)
-        vector = math.gcd(self.schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed)
-        stage = _Stage(
+        return _Stage(
             load=load,
-            tensor=stage_tensor,
+            tensor=te.compute(extents, fetch, name=name),
             name=name,
             dimensions=dimensions,
             shifts=shifts,
-            vector=vector,
+            vector=math.gcd(self.schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed),
             padding=padding,
         )
-        self.stages.append(stage)
-        return stage
 
-    def _stage_coordinates(self, stage: _Stage, axes: Mapping[str, Expr]) -> list[Expr]:
-        return [
-            affine(AffineIndex(dimension.terms, shift), axes)
-            for dimension, shift in zip(stage.dimensions, stage.shifts, strict=True)
-        ]
 
-    # ---- loops
+@dataclass(frozen=True, kw_only=True)
+class _Loops:
+    """The loops of a kernel: of blocks, of threads, over steps of the reduction, and those inside them, spatial ones
+    last."""
 
-    def _tile_loops(self, block: Any) -> tuple[Any, list[Any]]:
-        """Cut all loops, order them, bind blocks, virtual threads and threads. Returns the thread loop and the loops
-        over reduction steps; leaves the loops inside them in ``inner_loops``, spatial ones last."""
+    block: Any
+    thread: Any
+    steps: tuple[Any, ...]
+    inner: tuple[Any, ...]
+
+
+class _LoopWriter:
+    """The loops of the expressions: cut, ordered, bound to blocks and threads."""
+
+    def __init__(self, request: LoweringRequest, expressions: _Expressions) -> None:
+        self.form, self.schedule, self.entry = request.form, request.tiles, request.entry
+        self.has_dynamic_shared = request.target.row.has_dynamic_shared
+        self.expressions = expressions
+        function = te.create_prim_func(list(expressions.arguments)).with_attr("global_symbol", request.entry)
+        self.sch = tvm.s_tir.Schedule(tvm.IRModule({request.entry: function}))
+        self.sch.work_on(request.entry)
+
+    def write(self) -> Lowered:
+        """The kernel, step by step."""
+        names = self.expressions
+        loops = self._tile_loops(self.sch.get_sblock(names.accumulator or names.store))
+        shared_bytes = self._fetch(loops.steps[-1] if loops.steps else loops.thread)
+        if names.accumulator is not None:
+            self._store(loops.thread)
+            first = loops.steps[0] if loops.steps else loops.inner[0]
+            self.sch.decompose_reduction(self.sch.get_sblock(names.accumulator), first)
+        self._unroll(loops.block)
+        return Lowered(
+            module=self.sch.mod,
+            entry=self.entry,
+            grid=(self.schedule.grid_blocks(self.form.sizes), 1, 1),
+            block=(self.schedule.threads_per_block, 1, 1),
+            shared_bytes=shared_bytes,
+            dynamic_shared_bytes=shared_bytes if self._is_dynamic(shared_bytes) else 0,
+        )
+
+    def _tile_loops(self, block: Any) -> _Loops:
+        """Cut all loops, order them, bind blocks, virtual threads and threads."""
         sch, schedule = self.sch, self.schedule
         loops = sch.get_loops(block)
         spatial = loops[: len(self.form.final.axes)]
@@ -207,27 +261,30 @@ class TileLowering:
         thread_loop = sch.fuse(*threads)
         sch.bind(thread_loop, "threadIdx.x")
         if self.form.reduction is None:
-            self._vectorize_last(block, inner_spatial[-1])
+            self._vectorize_last(inner_spatial[-1])
         else:
             sch.set_scope(block, 0, "local")
-        self.block_loop = block_loop
-        self.inner_loops = [*in_step, *inner_spatial]
-        return thread_loop, step_loops
+        return _Loops(block=block_loop, thread=thread_loop, steps=tuple(step_loops), inner=(*in_step, *inner_spatial))
 
-    def _fetch(self, at: Any) -> int:
-        """Compute every staged tile at loop ``at``, fetched by all threads of the block together."""
-        sch = self.sch
+    def _fetch(self, loop: Any) -> int:
+        """Compute every staged tile inside ``loop``, fetched by all threads of the block together.
+
+        Returns:
+            Bytes of shared memory that the tiles take.
+        """
+        sch, stages = self.sch, self.expressions.stages
         tile = {**self.schedule.block_of, **self.schedule.step_of}
+        tensors = self.form.expr.tensor_by_name
         sizes_bytes = []
-        for stage in self.stages:
+        for stage in stages:
             shape = [dimension.extent(tile) for dimension in stage.dimensions]
             shape[-1] += stage.padding
-            sizes_bytes.append(math.prod(shape) * self.tensors[stage.load.tensor].element_bytes)
+            sizes_bytes.append(math.prod(shape) * tensors[stage.load.tensor].element_bytes)
         scope = "shared.dyn" if self._is_dynamic(sum(sizes_bytes)) else "shared"
-        for stage in reversed(self.stages):
+        for stage in reversed(stages):
             block = sch.get_sblock(stage.name)
             sch.set_scope(block, 0, scope)
-            sch.compute_at(block, at, preserve_unit_loops=True)
+            sch.compute_at(block, loop, preserve_unit_loops=True)
             data_loops = sch.get_loops(block)[-len(stage.dimensions) :]
             if stage.padding:
                 row = stage.dimensions[-1].extent(tile)
@@ -240,27 +297,27 @@ class TileLowering:
         return sum(sizes_bytes)
 
     def _store(self, thread_loop: Any) -> None:
-        block = self.sch.get_sblock(self.names["store"])
+        """The final statement at the end of every thread."""
+        block = self.sch.get_sblock(self.expressions.store)
         self.sch.reverse_compute_at(block, thread_loop)
-        self._vectorize_last(block, self.sch.get_loops(block)[-1])
+        self._vectorize_last(self.sch.get_loops(block)[-1])
 
-    def _vectorize_last(self, block: Any, loop: Any) -> None:
-        width = math.gcd(
-            self.schedule.vector_of.get(self.form.expr.output.name, VECTOR_ANY), store_vector(self.form, self.schedule)
-        )
+    def _vectorize_last(self, loop: Any) -> None:
+        output = self.form.expr.output.name
+        width = math.gcd(self.schedule.vector_of.get(output, VECTOR_ANY), store_vector(self.form, self.schedule))
         if width <= 1:
             return
         _, inner = self.sch.split(loop, [None, width])
         self.sch.vectorize(inner)
 
-    def _unroll(self) -> None:
+    def _unroll(self, block_loop: Any) -> None:
         if self.schedule.unroll > 0:
-            self.sch.annotate(self.block_loop, "pragma_auto_unroll_max_step", self.schedule.unroll)
+            self.sch.annotate(block_loop, "pragma_auto_unroll_max_step", self.schedule.unroll)
             # `#pragma unroll` in the source: the device compiler unrolls, the source stays short.
-            self.sch.annotate(self.block_loop, "pragma_unroll_explicit", 0)
+            self.sch.annotate(block_loop, "pragma_unroll_explicit", 0)
 
     def _is_dynamic(self, shared_bytes: int) -> bool:
-        return self.dynamic_shared and shared_bytes > STATIC_SHARED_BYTES
+        return self.has_dynamic_shared and shared_bytes > STATIC_SHARED_BYTES
 
 
 def placeholders(form: KernelForm) -> dict[str, Any]:

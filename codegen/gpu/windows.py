@@ -16,17 +16,23 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.direct import ZERO, DirectKernel, Place, nest, number
 from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.statements import local_buffer, named
 from codegen.tir.values import Expr, affine, combine, constant, evaluate, identity
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.windows import slide_of, slides
+from sokoban.schedule.windows import reads_patches, slide_of, slides
 
 
-def lower_windows(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
-    """Lower a schedule of which :func:`sokoban.schedule.windows.reads_patches` holds."""
-    return WindowLowering(form, schedule, entry).run()
+def takes(request: LoweringRequest) -> bool:
+    """Windows that threads read in place, :func:`sokoban.schedule.windows.reads_patches`."""
+    return reads_patches(request.form, request.tiles)
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a depthwise convolution or pool."""
+    return WindowLowering(request.form, request.tiles, request.entry).run()
 
 
 class WindowLowering(DirectKernel):

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.bundle.reader import choose_kernel, read_bundle
 from codegen.bundle.records import Argument, Bundle, KernelRecord, LaunchRecord
 from codegen.runtime.arrays import DeviceTensor, Tensors, cupy_module, holds, tensors_of
+from codegen.runtime.operator import BundleOperator, mismatch
 from hal.support.errors import InputError
 
 #: Dynamic shared memory that a launch may have without asking for more (CUDA C++ Programming Guide, 16.4.3).
@@ -31,7 +31,11 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
     """Whether a cubin for ``architecture`` runs on a GPU of this compute capability.
 
-    The same major number and no older minor one; ``sm_90a`` runs on exactly 9.0 (CUDA C++ Programming Guide, 5.1).
+    Their major numbers are equal and the GPU's minor one is no smaller; ``sm_90a`` runs on exactly 9.0 (CUDA C++
+    Programming Guide, 5.1).
+
+    >>> runs_on("sm_80", (8, 6)), runs_on("sm_90a", (9, 0)), runs_on("sm_86", (8, 0))
+    (True, True, False)
     """
     match = _ARCHITECTURE.fullmatch(architecture)
     if match is None:
@@ -65,16 +69,16 @@ class LoadedKernel:
 
     def launch(self, pointers: Sequence[int], output_bytes: int) -> None:
         """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last."""
-        at = dict(zip(self.arguments, pointers, strict=True))
-        at |= {name: array.data.ptr for name, array in self.workspace().items()}
+        addresses = dict(zip(self.arguments, pointers, strict=True))
+        addresses |= {name: array.data.ptr for name, array in self.workspace().items()}
         for step, function in self.steps:
             last = step.tensors[-1]
             if step.zero_output:
                 cupy = cupy_module()
                 size = self.entry.workspace.get(last, output_bytes)
-                cupy.cuda.runtime.memsetAsync(at[last], 0, size, cupy.cuda.get_current_stream().ptr)
-            places = tuple(at[name] for name in step.tensors)
-            function(step.grid, step.block, places, shared_mem=step.dynamic_shared_bytes)
+                cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
+            parameters = tuple(addresses[name] for name in step.tensors)
+            function(step.grid, step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
     def workspace(self) -> dict[str, Any]:
         """The tensors between its launches for CuPy's current stream, as bytes; allocated when it is first asked for
@@ -119,7 +123,7 @@ def source_module(source: Path) -> Any:
 def header_directories() -> list[str]:
     """Headers of the CUDA wheels that go with CuPy: of CUDA 12 a folder per package, of CUDA 13 one for all."""
     major = int(cupy_module().cuda.runtime.runtimeGetVersion()) // 1000
-    found = []
+    folders = []
     for package in ("nvidia.cuda_runtime", "nvidia.cuda_cccl") if major < 13 else (f"nvidia.cu{major}",):
         try:
             spec = importlib.util.find_spec(package)
@@ -127,8 +131,8 @@ def header_directories() -> list[str]:
             spec = None
         for location in (spec.submodule_search_locations or ()) if spec else ():
             folder = Path(location) / "include"
-            found += [str(folder)] if folder.is_dir() else []
-    return found
+            folders += [str(folder)] if folder.is_dir() else []
+    return folders
 
 
 def _check_shared(cupy: Any, entry: LaunchRecord, device: int) -> None:
@@ -150,33 +154,24 @@ def _function(module: Any, entry: LaunchRecord, how: str) -> Any:
     return function
 
 
-class Operator:
+class GpuOperator(BundleOperator):
     """An operator of a bundle as a function of GPU tensors.
 
     ``c = operator(a, b)`` takes CuPy arrays, PyTorch tensors or anything else with DLPack, without copying them, in
     the order of :attr:`inputs`; launches on the current stream of their framework and device; and returns a new tensor
-    of the same framework. It does not wait for the GPU.
+    of the same framework. It does not wait for the GPU, and puts nothing on one until tensors there are given.
+
+    Raises:
+        InputError: the bundle is for CPUs.
     """
 
     def __init__(self, bundle: Bundle, kernel: KernelRecord) -> None:
-        self.bundle, self.kernel = bundle, kernel
+        super().__init__(bundle, kernel)
+        if bundle.is_for_cpu:
+            raise InputError(
+                str(bundle.directory), "holds shared libraries, no GPU kernels", "load it with roller.load"
+            )
         self.loaded: dict[int, LoadedKernel] = {}
-        self.__name__ = bundle.name
-
-    @property
-    def inputs(self) -> tuple[Argument, ...]:
-        """Names, dtypes and shapes of what it takes."""
-        return self.bundle.inputs
-
-    @property
-    def output(self) -> Argument:
-        """Name, dtype and shape of what it gives."""
-        return self.bundle.output
-
-    def __repr__(self) -> str:
-        takes = ", ".join(f"{a.name}: {a.dtype}{list(a.shape)}" for a in self.inputs)
-        gives = f"{self.output.name}: {self.output.dtype}{list(self.output.shape)}"
-        return f"<{self.bundle.name}({takes}) -> {gives}, rank {self.kernel.rank} for {self.bundle.device}>"
 
     def __call__(self, *tensors: Any, out: Any = None) -> Any:
         """Queue the kernel and return its output.
@@ -188,9 +183,7 @@ class Operator:
         Raises:
             InputError: a tensor is not what the kernel takes, or the kernel cannot be loaded on the GPU.
         """
-        if len(tensors) != len(self.inputs):
-            names = ", ".join(argument.name for argument in self.inputs)
-            raise InputError(self.bundle.name, f"given {len(tensors)} tensors", f"it takes {len(self.inputs)}: {names}")
+        self._check_count(tensors)
         described = [self._checked(a, t) for a, t in zip(self.inputs, tensors, strict=True)]
         framework = self._framework(tensors)
         device = self._one_device(described)
@@ -221,19 +214,16 @@ class Operator:
     def _checked(self, argument: Argument, tensor: Any) -> DeviceTensor:
         """What a tensor is, if it is what the kernel takes as this argument."""
         try:
-            found = tensors_of(tensor).describe(tensor)
+            described = tensors_of(tensor).describe(tensor)
         except InputError as error:
             raise self._error(argument.name, error.problem, error.remedy) from None
-        if found.shape != argument.shape:
-            raise self._error(argument.name, f"has shape {list(found.shape)}", f"it takes {list(argument.shape)}")
-        if not holds(argument.dtype, found.dtype):
-            raise self._error(argument.name, f"is {found.dtype}", f"it takes {argument.dtype}")
-        if not found.contiguous:
-            raise self._error(argument.name, "is not dense and row-major", "give a contiguous copy")
-        if found.pointer % ALIGNMENT_BYTES:
+        fits_dtype = holds(argument.dtype, described.dtype)
+        if described.shape != argument.shape or not fits_dtype or not described.contiguous:
+            raise mismatch(self.bundle.name, argument, described.shape, described.dtype, fits_dtype=fits_dtype)
+        if described.pointer % ALIGNMENT_BYTES:
             problem = f"starts at an address that is no multiple of {ALIGNMENT_BYTES} bytes"
             raise self._error(argument.name, problem, "give a copy with memory of its own")
-        return found
+        return described
 
     def _one_device(self, described: Sequence[DeviceTensor]) -> int:
         devices = sorted({tensor.device for tensor in described})
@@ -250,21 +240,4 @@ class Operator:
         end = target.pointer + self.output.size_bytes
         for argument, tensor in zip(self.inputs, described, strict=True):
             if tensor.pointer < end and target.pointer < tensor.pointer + argument.size_bytes:
-                raise self._error(self.output.name, f"overlaps {argument.name}", "give it memory of its own")
-
-    def _error(self, argument: str, problem: str, remedy: str) -> InputError:
-        return InputError(f"{self.bundle.name}.{argument}" if argument else self.bundle.name, problem, remedy)
-
-
-def load(path: Path | str, rank: int | None = None) -> Operator:
-    """The operator in a bundle's folder; its kernel is the fastest measured one, or without a profile rank 1.
-
-    Nothing is put on a GPU until tensors on one are given.
-
-    Raises:
-        InputError: the folder is no bundle, is one for processors, or has no kernel of this rank.
-    """
-    bundle = read_bundle(path)
-    if bundle.is_for_cpu:
-        raise InputError(str(path), "holds shared libraries, no GPU kernels", "load it with roller.load")
-    return Operator(bundle, choose_kernel(bundle, rank))
+                raise self._overlap(argument)

@@ -33,9 +33,9 @@ def local_buffer(name: str, elements: int, dtype: str) -> Any:
     return allocate(name, elements, dtype, "local")
 
 
-def allocate(name: str, elements: int, dtype: str, scope: str) -> Any:
-    """A one-dimensional buffer with a name in the source."""
-    buffer = T.alloc_buffer((elements,), dtype, scope=scope)
+def allocate(name: str, elements: int, dtype: str, scope: str, *, align_bytes: int = -1) -> Any:
+    """A one-dimensional buffer with a name in the source; its start is a multiple of ``align_bytes``, where given."""
+    buffer = T.alloc_buffer((elements,), dtype, scope=scope, align=align_bytes)
     IRBuilder.name(name, buffer)
     return buffer
 

@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cpu.library import BuiltLibrary, build_library
-from codegen.cpu.lower import lower_cpu
+from codegen.cpu.lower import lower
+from codegen.cpu.shared_object import SharedObject, build_shared_object
 from codegen.generators import linker
+from codegen.target import Target
 from codegen.tir.lowered import LoweringError
+from codegen.tir.lowering import LoweringRequest
 from codegen.verify.guards import guarded
 from codegen.verify.result import Verification, judge, tolerance_of
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import DTYPE_BYTES
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.tile import TileSchedule
@@ -45,18 +46,18 @@ _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, 
 _PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
-def verify_native(
-    form: KernelForm, schedule: TileSchedule, *, architecture: str, lanes: int, seed: int = 0, full_size: bool = False
+def verify_cpu(
+    form: KernelForm, schedule: TileSchedule, target: Target, *, seed: int = 0, full_size: bool = False
 ) -> Verification:
     """Run one schedule on this processor and compare with the reference.
 
     Args:
-        architecture: the processor that it is for, by LLVM's name.
-        lanes: float32 elements of a vector.
+        target: the processor that it is for.
+        seed: of the inputs.
         full_size: run the whole problem however large it is.
     """
     whole = full_size or math.prod(form.sizes.values()) <= WHOLE_POINTS
-    small = form if whole else cut_down(form, schedule, vector=lanes)
+    small = form if whole else cut_down(form, schedule, vector=target.lanes)
     accepted, sizes = tolerance_of(form.expr), dict(small.sizes)
     if linker() is None:
         reason = "not run: there is no C compiler to link with; install gcc or clang"
@@ -64,10 +65,10 @@ def verify_native(
             passed=False, method="none", relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=reason
         )
     here = host_architecture()
-    method = "native" if architecture == here else f"native (compiled for {here})"
+    method = "native" if target.architecture == here else f"native (compiled for {here})"
     inputs = random_inputs(small.expr, seed)
     try:
-        library = _built(small, schedule, here, DTYPE_BYTES["float32"] * lanes)
+        library = _built(small, schedule, replace(target, architecture=here))
         flat, problem = _run(small, library, inputs)
     except LoweringError as refused:
         return Verification(
@@ -91,13 +92,13 @@ def verify_native(
     )
 
 
-def _built(form: KernelForm, schedule: TileSchedule, architecture: str, vector_bytes: int) -> BuiltLibrary:
-    lowered = lower_cpu(form, schedule, entry="verify_blocks", vector_bytes=vector_bytes)
+def _built(form: KernelForm, schedule: TileSchedule, target: Target) -> SharedObject:
+    lowered = lower(LoweringRequest(form, schedule, "verify", target))
     # LLVM splits vectors that are wider than the processor's: it has whatever such a kernel needs.
-    return build_library(replace(lowered, vector_bytes=0), architecture, len(form.expr.inputs) + 1)
+    return build_shared_object(replace(lowered, vector_bytes=0), target.architecture, len(form.expr.inputs) + 1)
 
 
-def _run(form: KernelForm, library: BuiltLibrary, inputs: dict[str, Any]) -> tuple[Any, str]:
+def _run(form: KernelForm, library: SharedObject, inputs: dict[str, Any]) -> tuple[Any, str]:
     """The output with its guard, and what was wrong on the way.
 
     The blocks run in this thread, last ones first, as if several threads had taken them.
@@ -113,7 +114,7 @@ def _run(form: KernelForm, library: BuiltLibrary, inputs: dict[str, Any]) -> tup
     )
     with tempfile.TemporaryDirectory(prefix="roller-verify-") as folder:
         path = Path(folder) / "kernel.so"
-        path.write_bytes(library.library)
+        path.write_bytes(library.data)
         loaded = ctypes.CDLL(str(path))
         try:
             function = loaded[library.entry]

@@ -85,7 +85,7 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A training step as recorded. `full` is false where the recording began or ended inside it."""
 
     name: str
@@ -107,7 +107,7 @@ class TaskGraph:
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
     layers: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TrainingStep, ...]
     name: Ints
     kind: Ints
     thread: Ints

@@ -19,7 +19,7 @@ from daydream.passes.basis.communication import (
     message_bytes,
     recorded_collectives,
 )
-from daydream.passes.basis.gradients import Gradient, consumers, find_gradients, last_of_threads, tied
+from daydream.passes.basis.gradients import ParameterGradient, consumers, find_gradients, last_of_threads, tied
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
@@ -110,13 +110,15 @@ class _Cost:
         return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
 
 
-def buckets(gradients: Sequence[Gradient], first_bytes: float, later_bytes: float) -> list[list[Gradient]]:
+def buckets(
+    gradients: Sequence[ParameterGradient], first_bytes: float, later_bytes: float
+) -> list[list[ParameterGradient]]:
     """Gradients grouped as DDP's reducer does (PyTorch, ``compute_bucket_assignment_by_size``).
 
     A bucket closes with the gradient by which it reaches its limit, so it may be larger; one bucket holds gradients
     of one dtype in DDP, which makes no difference where all are alike.
     """
-    found: list[list[Gradient]] = []
+    found: list[list[ParameterGradient]] = []
     size, limit, is_open = 0.0, first_bytes, False
     for gradient in gradients:
         if not is_open:
@@ -144,10 +146,10 @@ class _Grouping:
         names = {str(name): i for i, bucket in enumerate(listed or []) for name in bucket}
         return _Grouping(names, first_mb * MEBIBYTE, (later_mb or USUAL_BUCKET_MB) * MEBIBYTE)
 
-    def __call__(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+    def __call__(self, gradients: Sequence[ParameterGradient]) -> list[list[ParameterGradient]]:
         if not all(gradient.name in self.recorded for gradient in gradients):
             return buckets(gradients, self.first_bytes, self.later_bytes)
-        groups: dict[int, list[Gradient]] = {}
+        groups: dict[int, list[ParameterGradient]] = {}
         for gradient in gradients:
             groups.setdefault(self.recorded[gradient.name], []).append(gradient)
         return [groups[number] for number in sorted(groups)]
@@ -162,7 +164,7 @@ class _Insertion:
     overlap: bool
     call_us: float
 
-    def step(self, groups: list[list[Gradient]]) -> None:
+    def step(self, groups: list[list[ParameterGradient]]) -> None:
         """Adds the all-reduces of a step's buckets."""
         graph = self.edit.graph
         everything = [gradient for group in groups for gradient in group]
@@ -178,7 +180,7 @@ class _Insertion:
             for row in waiting:
                 self.edit.depend(task, row, Dependency.COMMUNICATION)
 
-    def _all_reduce(self, rank: int, group: list[Gradient]) -> int:
+    def _all_reduce(self, rank: int, group: list[ParameterGradient]) -> int:
         size = sum(gradient.bytes for gradient in group)
         return self.edit.add(
             f"ncclAllReduce bucket {rank}",
@@ -193,7 +195,7 @@ class _Insertion:
             priority=-rank,
         )
 
-    def _callers(self, sources: Sequence[Gradient]) -> Iterator[int]:
+    def _callers(self, sources: Sequence[ParameterGradient]) -> Iterator[int]:
         """The CPU tasks that launch an all-reduce: a call behind the last hook of every thread."""
         for hook in last_of_threads(self.edit.graph, (g.hook for g in sources)):
             if self.call_us:

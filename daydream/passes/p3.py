@@ -19,7 +19,7 @@ from daydream.passes.basis.communication import (
     push_us,
     transfer_us,
 )
-from daydream.passes.basis.gradients import Gradient, consumers, find_gradients, last_of_threads
+from daydream.passes.basis.gradients import ParameterGradient, consumers, find_gradients, last_of_threads
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -142,7 +142,7 @@ class _Needs:
     rest: list[int]
 
     @staticmethod
-    def of(graph: TaskGraph, step: int, gradients: Sequence[Gradient], update: str) -> _Needs:
+    def of(graph: TaskGraph, step: int, gradients: Sequence[ParameterGradient], update: str) -> _Needs:
         if update == "worker":
             ready: Ints = np.array(last_of_threads(graph, (g.ready for g in gradients)), np.int64)
             return _Needs({}, consumers(graph, step, ready))
@@ -170,7 +170,7 @@ class _Insertion:
     def __post_init__(self) -> None:
         self._send, self._receive = self.edit.thread(SEND), self.edit.thread(RECEIVE)
 
-    def step(self, gradients: Sequence[Gradient], needs: _Needs) -> None:
+    def step(self, gradients: Sequence[ParameterGradient], needs: _Needs) -> None:
         """Adds a step's; the rank of a gradient is its place in the order of readiness."""
         number = 0
         for rank, gradient in enumerate(gradients):
@@ -189,7 +189,7 @@ class _Insertion:
         rest = size - whole * self.slice_bytes
         return [self.slice_bytes] * whole + [rest] * (rest > 0)
 
-    def _slice(self, gradient: Gradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
+    def _slice(self, gradient: ParameterGradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
         """One slice: its push once the gradient is ready, its pull, and who waits."""
         network = self.network
         ready = gradient.ready if gradient.ready != NONE else gradient.hook
@@ -209,7 +209,7 @@ class _Insertion:
             self.edit.depend(done, row, Dependency.COMMUNICATION, behind)
 
     def _transfer(
-        self, what: str, channel: int, duration_us: float, gradient: Gradient, priority: int, size: float
+        self, what: str, channel: int, duration_us: float, gradient: ParameterGradient, priority: int, size: float
     ) -> int:
         return self.edit.add(
             f"{what} {gradient.name}",

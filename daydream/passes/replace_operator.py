@@ -16,11 +16,11 @@ from hal.support.errors import InputError
 
 @what_if("replace-operator")
 def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us: float = -1.0) -> Outcome:
-    """Compiled kernels in place of operators that PyTorch runs on the CPU, one kernel for each chain of calls.
+    """Compiled kernels in place of operators that PyTorch runs on the CPU, one kernel for each run of calls.
 
     A call counts as a whole: the outermost operator and all that it called, allocations and changes of layout too.
     Bundles are matched by what they compute, so that a convolution with its batch norm, residual and activation
-    counts where a bundle has that convolution with these as its epilogue. The longest chain that is compiled is
+    counts where a bundle has that convolution with these as its epilogue. The longest run that is compiled is
     taken; the time between its calls goes with it, the time behind it stays.
 
     Assumptions: calls that follow each other with fitting sizes use each other's results; a kernel takes as long as
@@ -45,7 +45,7 @@ def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us:
     by_name = Counter(one.kernel.name for one in found)
     for name, count in by_name.items():
         some = [one for one in found if one.kernel.name == name]
-        before = sum(one.chain.duration_us for one in some) / count
+        before = sum(one.run.duration_us for one in some) / count
         kernel = some[0].kernel
         source = "profiled" if kernel.profiled else "predicted"
         notes.append(f"{name}: {count} x {before:.0f} µs take {kernel.seconds * 1e6:.0f} µs, {source}")
@@ -55,12 +55,12 @@ def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us:
 
 
 def replaced(graph: TaskGraph, found: Sequence[Replacement], call_us: float) -> TaskGraph:
-    """The graph with one task in place of every chain; each takes its kernel's time and `call_us` more."""
+    """The graph with one task in place of every run of calls; each takes its kernel's time and `call_us` more."""
     edit = Edit(graph)
     for one in found:
-        first, last = one.chain.calls[0], one.chain.calls[-1]
+        first, last = one.run.calls[0], one.run.calls[-1]
         row = int(first.rows[0])
-        for call in one.chain.calls:
+        for call in one.run.calls:
             edit.remove(call.rows)
         edit.add(
             one.kernel.name,
@@ -96,9 +96,9 @@ def _nothing(graph: TaskGraph) -> str:
 
 
 def _summary(found: Sequence[Replacement], call_us: float) -> str:
-    before = sum(one.chain.duration_us for one in found)
+    before = sum(one.run.duration_us for one in found)
     after = sum(one.kernel.seconds for one in found) * 1e6
-    calls = sum(len(one.chain.calls) for one in found)
+    calls = sum(len(one.run.calls) for one in found)
     return (
         f"{calls} calls of {before / 1e3:.2f} ms become {len(found)} kernels of {after / 1e3:.2f} ms, "
         f"and {len(found) * call_us / 1e3:.2f} ms of calling them, {call_us:.1f} µs each"

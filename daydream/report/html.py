@@ -10,7 +10,7 @@ from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_t
 from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, table, tile
-from daydream.whatif import Applied
+from daydream.whatif import AppliedPass
 
 #: Lines of a table, at most.
 ROWS = 15
@@ -34,7 +34,7 @@ _REASONS = {
 Named = list[tuple[str, Analysis]]
 
 
-def write_report(path: Path, before: Analysis, after: Analysis | None, applied: Sequence[Applied] = ()) -> None:
+def write_report(path: Path, before: Analysis, after: Analysis | None, applied: Sequence[AppliedPass] = ()) -> None:
     """Writes the report of one timeline, or of a baseline and a prediction; it appears whole or not at all.
 
     Raises:
@@ -45,7 +45,7 @@ def write_report(path: Path, before: Analysis, after: Analysis | None, applied: 
     write_atomic(path, report(before, after, applied))
 
 
-def report(before: Analysis, after: Analysis | None = None, applied: Sequence[Applied] = ()) -> str:
+def report(before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = ()) -> str:
     """The report as HTML. All text from the trace and from passes is escaped."""
     graph = before.timeline.graph
     named: Named = [("baseline", before), ("predicted", after)] if after else [("simulated", before)]
@@ -116,7 +116,7 @@ def _of_path(analysis: Analysis) -> str:
     return f"{100 * max(analysis.critical_us) / whole:.0f} % of the critical path" if whole else ""
 
 
-def _passes(applied: Sequence[Applied]) -> str:
+def _passes(applied: Sequence[AppliedPass]) -> str:
     parts = []
     for number, one in enumerate(applied, start=1):
         notes = "".join(f"<li>{esc(note)}</li>" for note in one.notes)

@@ -11,7 +11,7 @@ from rich.table import Table
 from daydream.passes import WhatIf
 from daydream.report.analysis import Analysis, mean_busy, ratio
 from daydream.report.breakdown import Busy, Resource, Share
-from daydream.whatif import Applied, parameter_text, written
+from daydream.whatif import AppliedPass, parameter_text, written
 
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
@@ -154,7 +154,7 @@ def print_idle(analysis: Analysis, rows: int) -> None:
     _print_shares("What the GPU waited for on the CPU, per step", "operator", analysis.idle.operators[:rows], "of it")
 
 
-def print_whatif(before: Analysis, after: Analysis, applied: Sequence[Applied]) -> None:
+def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:
     """Measured, simulated baseline and predicted step, and what changed."""
     made = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
     graph = before.timeline.graph

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.graph.graph import Dependency, Mark, Step, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.graph.graph import Dependency, Mark, TaskGraph, TaskKind, Thread, ThreadKind, TrainingStep
 from daydream.tasks.cpu import CpuTasks, Handoff
 from daydream.tasks.gpu import GpuTasks
 from daydream.tasks.held import Returns
@@ -41,7 +41,7 @@ class TaskPlan:
 
     trace: Trace
     enclosing: Ints
-    steps: tuple[Step, ...]
+    steps: tuple[TrainingStep, ...]
     step_rows: Ints
     cpu: CpuTasks
     gpu: GpuTasks

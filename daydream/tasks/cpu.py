@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from daydream.graph.graph import Mark, Step, TaskKind
+from daydream.graph.graph import Mark, TaskKind, TrainingStep
 from daydream.trace.nesting import innermost_of, outermost
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
 
@@ -53,7 +53,7 @@ class CpuTasks:
         return after
 
 
-def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
+def find_steps(trace: Trace) -> tuple[tuple[TrainingStep, ...], Ints]:
     """The steps of a trace and their marks' rows, on the thread that has most of them.
 
     A trace without marks is one step from its first event to its last; its rows are empty. A first or last step
@@ -63,7 +63,7 @@ def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
     rows = np.flatnonzero(wanted[trace.name] & (trace.category == Category.ANNOTATION))
     if not len(rows):
         length = float((trace.start_us + trace.duration_us).max(initial=0.0) - trace.start_us.min(initial=0.0))
-        return (Step("trace", length),), rows
+        return (TrainingStep("trace", length),), rows
     rows = rows[trace.thread[rows] == np.bincount(trace.thread[rows]).argmax()]
     gpu = np.isin(trace.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
     launching = (trace.category == Category.RUNTIME) & np.isin(trace.correlation, trace.correlation[gpu])
@@ -75,7 +75,7 @@ def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
     for place, row in enumerate(rows):
         outer = place in (0, len(rows) - 1)
         full = not (outer and len(rows) > 1 and count[place] < CUT_STEP * usual)
-        steps.append(Step(trace.text(row), float(trace.duration_us[row]), full))
+        steps.append(TrainingStep(trace.text(row), float(trace.duration_us[row]), full))
     return tuple(steps), rows
 
 

@@ -31,6 +31,12 @@ DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
     "int32": 4, "int8": 1,
 }  # fmt: skip
+#: Bytes of a line of a processor's caches, on every processor that kernels are generated for.
+CPU_LINE_BYTES = 64
+
+#: How far ahead of its use a kernel for processors asks for a line of an array that it runs through: what a core moves
+#: while a line comes from memory, with room.
+CPU_AHEAD_BYTES = 2048
 
 
 class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

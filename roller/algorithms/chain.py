@@ -68,9 +68,8 @@ class ChainProgram:
         return self.composition
 
     @property
-    def instruction(self) -> str:
-        """Empty, as several kernels have no instruction in common."""
-        return ""
+    def instruction(self) -> None:
+        """None, as several kernels have no instruction in common."""
 
     @property
     def main(self) -> ProgramPart:
@@ -128,15 +127,18 @@ def needed_sizes(full: Mapping[str, int], wanted: Sequence[tuple[KernelForm, Map
     Args:
         full: sizes of the axes that the forms have, fused ones by their parts.
         wanted: forms, and the size that each wants of its own axes.
+
+    >>> needed_sizes({"m": 64, "n": 1}, [])
+    {'m': 2, 'n': 1}
     """
-    out = {axis: min(2, size) for axis, size in full.items()}
+    smallest = {axis: min(2, size) for axis, size in full.items()}
     for form, sizes in wanted:
         fused = dict(form.fused)
         for axis, size in sizes.items():
-            left = size
+            remaining = size
             # A fused axis grows from its innermost part.
             for part in reversed(fused.get(axis, (axis,))):
                 if part in full:
-                    out[part] = max(out[part], min(full[part], left))
-                    left = -(-left // out[part])
-    return out
+                    smallest[part] = max(smallest[part], min(full[part], remaining))
+                    remaining = -(-remaining // smallest[part])
+    return smallest

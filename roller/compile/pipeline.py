@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
 from codegen.generators import engine_for
+from codegen.target import Target
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -179,9 +180,7 @@ class _Job:
             form=part.problem,
             schedule=part.schedule,
             entry=entry,
-            generator=self.device.code_generator or "cuda",
-            architecture=self.device.architecture,
-            lanes=self.device.teu.lanes,
+            target=Target.of(self.device),
             verify=verify,
         )
         return self.pool.submit(build_kernel, request)
@@ -292,4 +291,4 @@ def _checked(program: Program, device: DeviceSpec, engine: str, pool: Executor) 
     check = program.check()
     if check is not None:
         return pool.submit(verify_chain, check, engine)
-    return pool.submit(verify_schedule, program.form, program.main.tiles, engine, device.architecture, device.teu.lanes)
+    return pool.submit(verify_schedule, program.form, program.main.tiles, engine, Target.of(device))

@@ -18,7 +18,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.construct.cpu import VectorTiles
+from roller.construct.cpu import CpuScaleUp
 from roller.construct.flat import Flat
 from roller.construct.performance import Costs
 from roller.construct.program import Candidate, Construction, RProgram
@@ -119,9 +119,9 @@ class _Ranking:
     def best(self) -> tuple[RProgram, ...]:
         """Best first by predicted time; equal times keep the order in which construction proposed them."""
         if self._unscored:
-            new = self._scored(self._unscored)
+            scored = self._scored(self._unscored)
             self._unscored = []
-            together = [*self._best, *new]
+            together = [*self._best, *scored]
             if self._best:
                 together.sort(key=lambda program: program.estimate.seconds)
             self._best = tuple(with_fall_back(together, self.top_k, lambda program: program.instruction)[: self.top_k])
@@ -188,7 +188,7 @@ class _Variants:
         if staged.any():
             stages = np.concatenate([table.stages, *(np.full(len(ahead), count) for count, _ in pipelines)])
             past = np.concatenate([table.asynchronous, *(np.full(len(ahead), past) for _, past in pipelines)])
-            table = with_layouts(table.rows(candidate), staged[candidate], stages, past)
+            table = with_layouts(table.candidates(candidate), staged[candidate], stages, past)
         return _Variants(
             schedules=schedules,
             candidate=candidate,
@@ -242,13 +242,13 @@ class Proposals:
         """Candidates that waste at most ``epsilon`` by padding."""
         return _PROPOSERS[self.placed.device.teu.lane](self, epsilon)
 
-    def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
+    def for_cpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are elements of vectors. Nothing is padded: what tiles leave over has tiles of its
         own, so that a larger epsilon adds none."""
         if epsilon == EPSILON_STEPS[0]:
-            yield from VectorTiles(self.space, self.placed, epsilon).candidates()
+            yield from CpuScaleUp(self.space, self.placed, epsilon).candidates()
 
-    def of_threads(self, epsilon: float) -> Iterator[Candidate]:
+    def for_gpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
         much."""
         placed, space, reuse = self.placed, self.space, self._reuse
@@ -277,7 +277,7 @@ class Proposals:
 
 
 #: Who proposes programs, by what the lanes of a device are.
-_PROPOSERS = {"thread": Proposals.of_threads, "element": Proposals.of_vectors}
+_PROPOSERS = {"thread": Proposals.for_gpu, "element": Proposals.for_cpu}
 
 
 def has_reuse(space: TileSpace) -> bool:

@@ -13,6 +13,7 @@ from codegen.verify.chain import ChainCheck
 from hal.spec.device import DeviceSpec
 from roller.construct.rtile import RTile
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor
@@ -96,8 +97,8 @@ class Program(Protocol):
         """How it was found: by which walk of construction, by the search, or by which composition."""
 
     @property
-    def instruction(self) -> str:
-        """The instruction that computes it; empty where several kernels do."""
+    def instruction(self) -> Instruction | None:
+        """The instruction that computes it; None where several kernels do."""
 
     @property
     def workspace(self) -> tuple[Tensor, ...]:
@@ -155,7 +156,7 @@ class RProgram:
         return DIRECT
 
     @property
-    def instruction(self) -> str:
+    def instruction(self) -> Instruction:
         """The schedule's; see :class:`Program`."""
         return self.schedule.instruction
 

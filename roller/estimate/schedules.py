@@ -13,7 +13,6 @@ from rich.table import Table
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.text.quantities import count_text, time_text
-from sokoban.kernel.matrix import is_mma
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.model.estimates import Estimate, EstimateTable
@@ -39,19 +38,19 @@ class Scored:
     @property
     def record(self) -> dict[str, Any]:
         """What ``roller score --json`` prints; ``seconds`` is None where the schedule cannot run."""
-        found = self.estimate
-        out: dict[str, Any] = {
-            "seconds": None if self.reason else found.seconds,
-            "bound": None if self.reason else found.bound,
-            "stage_seconds": dict(found.stage_seconds),
-            "registers": found.registers,
-            "shared_bytes": found.shared_bytes,
-            "blocks_per_unit": found.blocks_per_unit,
-            "waves": found.wave_count,
+        estimate = self.estimate
+        record: dict[str, Any] = {
+            "seconds": None if self.reason else estimate.seconds,
+            "bound": None if self.reason else estimate.bound,
+            "stage_seconds": dict(estimate.stage_seconds),
+            "registers": estimate.registers,
+            "shared_bytes": estimate.shared_bytes,
+            "blocks_per_unit": estimate.blocks_per_unit,
+            "waves": estimate.wave_count,
         }
         if self.reason:
-            out |= {"stage_seconds": None, "blocks_per_unit": 0, "waves": None, "reason": self.reason}
-        return out
+            record |= {"stage_seconds": None, "blocks_per_unit": 0, "waves": None, "reason": self.reason}
+        return record
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +72,16 @@ class Scores:
 
     def rows(self, start: int, stop: int) -> list[Scored]:
         """The schedules ``start`` ... ``stop - 1``."""
-        out: dict[int, Scored] = {}
+        scored: dict[int, Scored] = {}
         for group, estimates in self._parts:
             picked = np.flatnonzero((group.positions >= start) & (group.positions < stop))
             positions = group.positions[picked]
             runs = np.isfinite(self.seconds[positions]).tolist()
             rows = zip(picked.tolist(), positions.tolist(), runs, estimates.rows(picked.tolist()), strict=True)
-            for row, position, fine, found in rows:
+            for row, position, fine, row_estimate in rows:
                 reason = None if fine else _reason(group.table, self.device, estimates, row)
-                out[position] = Scored(found, reason)
-        return [out[position] for position in sorted(out)] if len(self._parts) > 1 else list(out.values())
+                scored[position] = Scored(row_estimate, reason)
+        return [scored[position] for position in sorted(scored)] if len(self._parts) > 1 else list(scored.values())
 
 
 def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
@@ -107,7 +106,7 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     product = placed.product
     if not table.has_warp_tiles or product is None:
         return table.warp_tile
-    by_warp = table.mma & (not is_mma(product.instruction))
+    by_warp = table.mma & (not product.instruction.is_mma)
     return np.where(table.wgmma, placed.warp_group_roles is None, by_warp)
 
 
@@ -166,20 +165,20 @@ def score_table(scores: Scores, limit: int) -> Table:
         view.add_column(column, justify="right")
     view.add_column("bound", overflow="fold")
     for position, each in enumerate(scores.rows(0, limit), start=1):
-        found = each.estimate
-        resources = (str(found.registers), str(found.shared_bytes))
+        estimate = each.estimate
+        resources = (str(estimate.registers), str(estimate.shared_bytes))
         if each.reason:
             dashes = ("-",) * len(scores.stages)
             view.add_row(str(position), "-", *dashes, *resources, "0", "-", f"cannot run: {each.reason}")
             continue
         view.add_row(
             str(position),
-            time_text(found.seconds),
-            *(time_text(found.stage_seconds[stage]) for stage in scores.stages),
+            time_text(estimate.seconds),
+            *(time_text(estimate.stage_seconds[stage]) for stage in scores.stages),
             *resources,
-            str(found.blocks_per_unit),
-            str(found.wave_count),
-            found.bound.replace("_", " "),
+            str(estimate.blocks_per_unit),
+            str(estimate.wave_count),
+            estimate.bound.replace("_", " "),
         )
     return view
 

@@ -23,7 +23,7 @@ _NAMED, _CLOSE = 0.005, 0.6
 _LOSS = 1.02
 
 
-def vector_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
+def cpu_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
     """The stages of a device with vectors in words, in the order in which they are shown."""
     first = layer_name(device.layers[1].name)
     ways = {
@@ -46,7 +46,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
     """What a time consists of, in words."""
     unit = device.unit_name
     return {
-        **vector_stage_meanings(device),
+        **cpu_stage_meanings(device),
         "compute": "arithmetic",
         "uneven blocks": f"{unit}s that wait for the busiest",
         "core": f"other stages of a {unit} that it does not hide",
@@ -57,7 +57,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
     }
 
 
-def vector_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
+def cpu_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     found = vector_anatomy(placed, program.schedule)
     yield "Why it takes that long"

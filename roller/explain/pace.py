@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
 from roller.construct.program import Program, RProgram
-from roller.explain.cpu_pace import vector_stage_meanings
+from roller.explain.cpu_pace import cpu_stage_meanings
 from roller.programs import Programs
 from roller.text.quantities import (
     clipped,
@@ -23,9 +23,9 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from roller.text.schedules import _SCHEDULE_TEXTS
+from roller.text.schedules import SCHEDULE_TEXTS
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.cpu.anatomy import REMAINDERS as VECTOR_REMAINDERS
+from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.anatomy import REMAINDERS, Anatomy, anatomy
@@ -49,7 +49,7 @@ STAGE_MEANING = {
 #: Stages in words, by what the lanes of a device are.
 _STAGE_MEANINGS: Mapping[str, Callable[[DeviceSpec], Mapping[str, str]]] = {
     "thread": lambda device: STAGE_MEANING,
-    "element": vector_stage_meanings,
+    "element": cpu_stage_meanings,
 }
 
 _PART_MEANING = {
@@ -80,7 +80,7 @@ def prediction(placed: PlacedForm, program: RProgram) -> Iterator[str]:
         f"{meanings[estimate.bound]} set the pace"
     )
     yield from stage_bars(estimate, meanings)
-    rate, name = placed.ordinary_rate if program.schedule.instruction == "fma" else placed.rate
+    rate, name = placed.ordinary_rate if not program.schedule.uses_matrix else placed.rate
     useful = f"{si_text(form.compulsory_bytes / estimate.seconds, 'B/s')} of useful traffic"
     share = 100 * form.compulsory_bytes / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"
@@ -362,7 +362,7 @@ def _change(programs: Programs, program: Program, chosen: Program) -> str:
 #: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
 _PARTS: Mapping[str, tuple[Callable[[PlacedForm, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
     "thread": (lambda placed, schedule: anatomy(placed, schedule).parts, REMAINDERS),
-    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, VECTOR_REMAINDERS),
+    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, CPU_REMAINDERS),
 }
 
 
@@ -376,4 +376,4 @@ def schedule_text(program: Program, lane: str = "thread") -> str:
     if len(program.parts) > 1:
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    return _SCHEDULE_TEXTS[lane](program.main.tiles)
+    return SCHEDULE_TEXTS[lane](program.main.tiles)

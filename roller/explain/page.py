@@ -18,8 +18,8 @@ from roller.construct.rtile import TileSpace
 from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
 from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
-from roller.explain.cpu_pace import vector_reasons
-from roller.explain.cpu_page import vector_program, vector_story
+from roller.explain.cpu_pace import cpu_reasons
+from roller.explain.cpu_page import cpu_program, cpu_story
 from roller.explain.pace import prediction, reasons, residency, rivals, stage_times
 from roller.programs import SEARCH_POLICY, Programs
 from roller.text.quantities import (
@@ -34,7 +34,6 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from sokoban.kernel.matrix import WGMMA, is_mma
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
@@ -164,7 +163,7 @@ def _story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
         yield from wrapped(meaning)
     yield from wrapped(_epsilon(program))
     space = TileSpace.of(form)
-    uses_matrix = program.schedule.instruction != "fma"
+    uses_matrix = program.schedule.uses_matrix
     rate = (placed.rate if uses_matrix else placed.ordinary_rate).flops
     model = MicroModel(space, device, rate, float(form.body_operations))
     layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
@@ -335,7 +334,7 @@ def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
     yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     yield from wrapped(
         f"a {owner} computes {sizes_text(tuple(schedule.register_tile.items()))}, "
         f"about {estimate.registers} registers per thread"
@@ -371,7 +370,7 @@ def _buffers(schedule: TileSchedule) -> str:
 
 
 def _without_padding(schedule: TileSchedule) -> str:
-    swizzled = is_mma(schedule.instruction) or schedule.instruction == WGMMA
+    swizzled = schedule.instruction.is_swizzled
     return "swizzled against bank conflicts" if swizzled else "no bank conflicts to pad against"
 
 
@@ -405,5 +404,5 @@ class _Page:
 
 _PAGES: Mapping[str, _Page] = {
     "thread": _Page("board", _story, _program, reasons),
-    "element": _Page("processor", vector_story, vector_program, vector_reasons),
+    "element": _Page("processor", cpu_story, cpu_program, cpu_reasons),
 }

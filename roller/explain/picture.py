@@ -144,7 +144,7 @@ def _roofline(axes: Any, near: Any, placed: PlacedForm, programs: Sequence[RProg
     points = [
         (form.flops / traffic(placed, program.schedule), form.flops / program.estimate.seconds) for program in programs
     ]
-    flats = _flats(placed, matrix=any(program.schedule.instruction != "fma" for program in programs))
+    flats = _flats(placed, matrix=any(program.schedule.uses_matrix for program in programs))
     layers = [layer for layer in (device.dram, device.l2, device.shared) if layer is not None]
     top, dram = max(rate for _, rate in flats), device.dram.bandwidth_bytes_per_second
     xs, ys = [x for x, _ in points], [y for _, y in points]

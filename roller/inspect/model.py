@@ -14,7 +14,8 @@ from codegen.gpu.matrix.operands import OperandTile
 from hal.spec.device import DeviceSpec
 from roller.inspect.disassembly import HotLoop
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, WGMMA, is_mma, swizzle_of
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, swizzle_of
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.gpu.anatomy import Anatomy, anatomy
@@ -93,14 +94,14 @@ def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot
         for load in form.body_loads
         if one(taken.table.cached[load.tensor]) and (load in taken.step.reads or _is_matrix(taken))
     )
-    if _is_matrix(taken) and not is_mma(schedule.instruction):
+    if _is_matrix(taken) and not schedule.instruction.is_mma:
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
     if form.kind != "tile" or form.reduction is None:
         return ModelView(None, None, "RATIONAL assumes a density for reductions of tiles alone", banks)
-    found = _found(taken, hot)
-    if found is None:
+    counted = _counted(taken, hot)
+    if counted is None:
         return ModelView(None, None, "there is no arithmetic in the hottest loop", banks)
-    return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), found, "", banks)
+    return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), counted, "", banks)
 
 
 def _is_matrix(taken: Anatomy) -> bool:
@@ -138,23 +139,23 @@ def _assumed(taken: Anatomy) -> Density:
     return Density(reads / arithmetic, (_issued(taken) - arithmetic - reads) / arithmetic)
 
 
-def _found(taken: Anatomy, hot: HotLoop) -> Density | None:
+def _counted(taken: Anatomy, hot: HotLoop) -> Density | None:
     """What a step really issues.
 
     The text tells no trip counts, but the schedule tells the arithmetic of a step, and so how often the loop turns in
     it. Where the loop is a part of a step, whatever the loop around it does comes on top.
     """
-    wanted, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
+    step_arithmetic, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
     if _is_matrix(taken):
         # Eight-bit floats that are widened take two instructions a product.
-        wanted, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.step.placed.is_widened else 1)
+        step_arithmetic, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.step.placed.is_widened else 1)
     if not arithmetic:
         return None
-    turns = wanted / arithmetic
+    turns = step_arithmetic / arithmetic
     around = 0 if _holds_step(hot) else len(hot.around)
     loads = hot.mix.count("shared loads") * turns
     issued = hot.mix.total * turns + around
-    return Density(loads / wanted, (issued - loads) / wanted - 1.0)
+    return Density(loads / step_arithmetic, (issued - loads) / step_arithmetic - 1.0)
 
 
 def _holds_step(hot: HotLoop) -> bool:
@@ -182,12 +183,12 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
     banks, bank_bytes = _banks(taken.device)
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
     columns = int(one(table.extents(load)[-1])) + int(one(table.padding[load.tensor]))
-    if is_mma(schedule.instruction):
+    if schedule.instruction.is_mma:
         return _addressed_use(taken, load, columns)
-    row_bytes = PANEL_BYTES if schedule.instruction == WGMMA else columns * element_bytes
+    row_bytes = PANEL_BYTES if schedule.instruction == Instruction.WGMMA else columns * element_bytes
     rows = np.arange(_MATRIX_ROWS, dtype=np.int64)
     pieces = rows * row_bytes // _MATRIX_ROW_BYTES
-    if schedule.instruction == WGMMA:
+    if schedule.instruction == Instruction.WGMMA:
         divisor, count = swizzle_of(row_bytes // _MATRIX_ROW_BYTES)
         pieces = pieces + rows // divisor % count
     passes = busiest_bank(pieces[None, :], max(1, banks * bank_bytes // _MATRIX_ROW_BYTES))

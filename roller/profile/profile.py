@@ -24,8 +24,10 @@ from codegen.bundle.records import MANIFEST, Bundle, KernelRecord
 from codegen.runtime.arrays import cupy_module
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
-from roller.profile.gpu import Board, Measurement, MeasureOptions
-from roller.profile.gpu_worker import ChildRunner, Runner
+from roller.profile.child import Runner
+from roller.profile.gpu import MeasureOptions
+from roller.profile.gpu_worker import GpuRunner
+from roller.profile.measurement import Board, Measurement
 
 if TYPE_CHECKING:
     from roller.profile.cpu import CpuMeasureOptions
@@ -89,17 +91,17 @@ def default_cache() -> Path:
 
 
 def profile_here(directory: Path, options: ProfileOptions, measure: CpuMeasureOptions) -> Iterator[OperatorProfile]:
-    """The same for bundles of processors, on this machine's cores; known measurements are not asked for.
+    """Profile a bundle for CPUs, or all such bundles in a folder, on this machine's cores; no cache is asked.
 
     Raises:
-        InputError: as :func:`profile`.
+        InputError: there is no bundle, or it cannot be measured here.
     """
     from roller.profile.cpu_worker import CpuRunner
 
     return profile(directory, [0], options, lambda device, _: CpuRunner(measure))
 
 
-def is_for_processors(directory: Path) -> bool:
+def is_for_cpu(directory: Path) -> bool:
     """Whether the bundle, or all bundles in a folder, hold shared libraries.
 
     Raises:
@@ -114,6 +116,9 @@ def is_for_processors(directory: Path) -> bool:
 
 def parse_devices(text: str) -> list[int]:
     """GPU numbers of ``cuda:1``, ``cuda:0,cuda:2`` or ``all``.
+
+    >>> parse_devices("cuda:2,cuda:0")
+    [0, 2]
 
     Raises:
         InputError: the text is none of these.
@@ -135,7 +140,7 @@ def profile(
     directory: Path,
     devices: Sequence[int],
     options: ProfileOptions,
-    runner: Callable[[int, MeasureOptions], Runner] = ChildRunner,
+    runner: Callable[[int, MeasureOptions], Runner] = GpuRunner,
 ) -> Iterator[OperatorProfile]:
     """Profile a bundle, or all bundles in a folder, in order; each manifest is written when its bundle is done.
 
@@ -149,11 +154,11 @@ def profile(
     folders = find_bundles(directory)
     runners = [runner(device, options.measure) for device in devices]
     try:
-        boards = [one.board() for one in runners]
+        boards = [runner.board() for runner in runners]
         _check_alike(devices, boards)
         free: queue.SimpleQueue[Runner] = queue.SimpleQueue()
-        for one in runners:
-            free.put(one)
+        for idle in runners:
+            free.put(idle)
 
         def job(folder: Path) -> OperatorProfile:
             taken = free.get()
@@ -175,15 +180,16 @@ def profile(
 
 
 def _close(runners: Sequence[Runner]) -> None:
-    for one in runners:
-        one.close()
+    for runner in runners:
+        runner.close()
 
 
 def profile_on_cluster(directory: Path, executor: Executor, options: ProfileOptions) -> Iterator[OperatorProfile]:
-    """The same on a cluster's machines, each bundle on the first GPU of whichever takes it.
+    """Profile a bundle, or all bundles in a folder, on a cluster: each on the first GPU of the machine that takes it.
 
     Raises:
-        InputError: as :func:`profile`; a job's own errors come back as they are.
+        InputError: there is no bundle, a bundle has no reference, or the GPUs differ; errors of a job come back as they
+            are.
     """
     folders = find_bundles(directory)
     carried = replace(options, cache=None)  # a path of this machine
@@ -204,7 +210,7 @@ def remote_profile(files: dict[str, bytes], name: str, options: ProfileOptions) 
         folder.mkdir()
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        runner = ChildRunner(0, options.measure)
+        runner = GpuRunner(0, options.measure)
         try:
             return profile_bundle(folder, runner, runner.board(), replace(options, cache=default_cache()))
         finally:
@@ -237,7 +243,8 @@ def profile_bundle(folder: Path, runner: Runner, board: Board, options: ProfileO
     # Turns on a processor that others use too are comparable within a run alone.
     cache = None if bundle.is_for_cpu else options.cache
     keys = {} if cache is None else {k.rank: _key(bundle, k, board, options.measure) for k in chosen}
-    known = {rank: found for rank, key in keys.items() if (found := _recall(cache, key)) is not None}
+    recalled = {rank: _recall(cache, key) for rank, key in keys.items()}
+    known = {rank: measurement for rank, measurement in recalled.items() if measurement is not None}
     missing = [kernel.rank for kernel in chosen if kernel.rank not in known]
     start = time.perf_counter()
     fresh = dict(runner.measure(folder, missing)) if missing else {}
@@ -310,14 +317,14 @@ def rank_manifest(result: OperatorProfile) -> None:
     Measured kernels come first, then those that were not measured on this board, in predicted order, then those that
     were struck out. Files keep the number of the predicted rank.
     """
-    data = manifest_data(result.directory)
+    data, board = manifest_data(result.directory), (result.board.name, result.board.capability)
     profiles = {kernel.entry.predicted_rank: kernel for kernel in result.kernels}
     for kernel in data["kernels"]:
-        old = kernel.get("profile") or {}
-        predicted_rank = old.get("predicted_rank", kernel["rank"])
+        earlier = kernel.get("profile") or {}
+        predicted_rank = earlier.get("predicted_rank", kernel["rank"])
         if predicted_rank in profiles:
             kernel |= _record(profiles[predicted_rank], result.board)
-        elif old and (old.get("board"), old.get("capability")) != (result.board.name, result.board.capability):
+        elif earlier and (earlier.get("board"), earlier.get("capability")) != board:
             kernel |= {"rank": predicted_rank}
             for key in ("profiled_seconds", "profile"):
                 kernel.pop(key, None)
@@ -364,7 +371,7 @@ def _record(kernel: KernelProfile, board: Board) -> dict[str, Any]:
 
 
 def _unmeasured(predicted_rank: int, board: Board) -> dict[str, Any]:
-    """The same for a kernel that only moved because others did."""
+    """What the manifest says of a kernel that was not measured, whose rank changed because others were."""
     return {
         "predicted_rank": predicted_rank, "spread_seconds": None, "repeats": 0, "launches": 0,
         "prediction_error": None, "relative_error": None, "tolerance": None, "struck_out": "",
@@ -373,5 +380,9 @@ def _unmeasured(predicted_rank: int, board: Board) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits."""
+    """A number with six significant digits.
+
+    >>> _rounded(1.23456789e-6), _rounded(None)
+    (1.23457e-06, None)
+    """
     return None if value is None else float(f"{value:.6g}")

@@ -14,6 +14,7 @@ from itertools import product
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import Call, Load, Reduction, TensorExpr
 
 #: Bytes of the depth that ``mma.sync`` multiplies at a time, whatever the element type: two words of every lane.
@@ -24,11 +25,14 @@ DEPTH_BYTES = 32
 class MatrixType:
     """An element type of the operands of matrix instructions.
 
+    >>> MATRIX_TYPES["float16"].depth, str(MATRIX_TYPES["int8"].mma)
+    (16, 'mma_16x8x32')
+
     Attributes:
         dtype: its name.
         accumulate: dtype of the sums.
-        capability: oldest NVIDIA devices that ``mma.sync`` multiplies it on, as a compute capability.
-        wmma: ``nvcuda::wmma`` kernels are written for it, too.
+        capability: compute capability of the oldest NVIDIA devices that multiply it by ``mma.sync``.
+        wmma: whether ``nvcuda::wmma`` kernels are written for it, too.
     """
 
     dtype: str
@@ -47,12 +51,13 @@ class MatrixType:
         return DEPTH_BYTES // self.element_bytes
 
     @property
-    def mma(self) -> str:
-        """The instruction by what a warp multiplies at a time: ``mma_16x8x16``."""
-        return f"mma_16x8x{self.depth}"
+    def mma(self) -> Instruction:
+        """The ``mma.sync`` that multiplies it: ``mma_16x8x16`` for halves."""
+        return Instruction(f"mma_16x8x{self.depth}")
 
 
-#: By name. TensorFloat-32 (``tfloat32``) is how products of float32 may be multiplied, stored as float32.
+#: Element types of operands by name. TensorFloat-32 (``tfloat32``) is how products of float32 may be multiplied, stored
+#: as float32.
 MATRIX_TYPES = {
     kind.dtype: kind
     for kind in (
@@ -65,45 +70,37 @@ MATRIX_TYPES = {
     )
 }
 
-#: Matrix instructions that code is generated for, by what a warp multiplies at a time: fragments of ``nvcuda::wmma``,
-#: whose layout is the hardware's secret, and ``mma.sync`` with operands by ``ldmatrix`` and asynchronous copies.
-WMMA = "wmma_16x16x16"
-MMA_INSTRUCTIONS = tuple(sorted({kind.mma for kind in MATRIX_TYPES.values()}))
-
-#: What a warp group of sm_90a multiplies at a time (``wgmma``): 64 rows by all columns of its tile by a depth of 16,
-#: operands in shared memory (:mod:`sokoban.schedule.warp_groups`).
-WGMMA = "wgmma_64xNx16"
-
 #: Edge of a fragment in elements; two 16x8 products side by side make one, too. Its depth is the type's own
 #: (:attr:`MatrixRoles.depth`), with ``wmma`` as many.
 FRAGMENT = 16
 
-#: Most elements of a warp's tile by ``mma.sync``, 64x64, half of all registers; and the registers of a thread that hold
-#: neither sums nor fragments but addresses and counters (read off compiler reports for sm_80 and sm_90, warp tiles of
-#: 32x32 to 64x64).
+#: Most elements of a warp's tile by ``mma.sync``: 64x64 sums take half of all registers.
 MMA_SUMS = 64 * 64
+#: Registers of a thread by ``mma.sync`` that hold neither sums nor fragments but addresses and counters (read off
+#: compiler reports for sm_80 and sm_90, warp tiles of 32x32 to 64x64).
 MMA_OTHER_REGISTERS = 36
-#: The same with ``wgmma``, whose operands are in no registers (read off compiler reports for sm_90a: 26 to 32 where all
-#: are needed).
+#: Registers of a thread by ``wgmma`` that hold no sums; its operands are in none (read off compiler reports for sm_90a:
+#: 26 to 32 where all are needed).
 WGMMA_OTHER_REGISTERS = 32
 
-#: What eight-bit floats take besides where they are widened (:attr:`sokoban.kernel.placed.PlacedForm.is_widened`; read
-#: off the SASS for sm_90): registers of a thread for the halves; instructions per 16x8 product, two with 16 bits and
-#: four additions, and per fragment, two for each of its four words.
+#: Registers of a thread for the halves that eight-bit floats are widened to
+#: (:attr:`sokoban.kernel.placed.PlacedForm.is_widened`).
 WIDENED_REGISTERS = 48
+#: Instructions that widened operands add (read off the SASS for sm_90): per 16x8 product two more by 16 bits and four
+#: additions, and per fragment two for each of its four words.
 WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS = 6, 8
 
 #: Pipeline stages worth proposing for ``mma.sync``: more than four hide nothing that four do not.
 MMA_STAGES = (2, 3, 4)
 
-#: Results leave the fragments through a strip of shared memory, its rows of 32-bit sums padded by this many elements;
-#: and by this many where a lane has four adjacent sums of a row instead of two (:attr:`MatrixRoles.is_interleaved`).
+#: Elements that pad the rows of the strip of shared memory through which 32-bit sums leave the fragments.
 STRIP_PADDING = 8
+#: Elements that pad them where a lane has four adjacent sums of a row instead of two
+#: (:attr:`MatrixRoles.is_interleaved`).
 INTERLEAVED_STRIP_PADDING = 16
 
 #: Largest statically declared shared memory of a block on any CUDA device; the strip is declared so.
 STATIC_SHARED_BYTES = 48 * 1024
-
 
 #: Pieces of 16 bytes that lie side by side in the banks of shared memory.
 BANK_PIECES = 8
@@ -112,27 +109,31 @@ BANK_PIECES = 8
 def swizzle_of(pieces: int) -> tuple[int, int]:
     """How rows of ``pieces`` pieces of 16 bytes are swizzled in shared memory: ``(divisor, count)``.
 
-    Piece ``p`` of row ``r`` lies where ``p ^ (r // divisor % count)`` would: eight rows then have their piece ``p`` in
-    different banks. Rows of an odd number of pieces have so by themselves (count 1): their starts already differ.
+    Piece ``p`` of row ``r`` lies where ``p ^ (r // divisor % count)`` would, so that eight rows have their piece ``p``
+    in different banks. Rows of an odd number of pieces need no swizzle (count 1): their starts already differ.
+
+    >>> swizzle_of(8), swizzle_of(4), swizzle_of(3)
+    ((1, 8), (2, 4), (8, 1))
     """
     count = min(BANK_PIECES, pieces & -pieces)
     return BANK_PIECES // count, count
 
 
-def is_mma(instruction: str) -> bool:
-    """Whether a schedule's instruction is ``mma.sync``, whatever the depth."""
-    return instruction in MMA_INSTRUCTIONS
+def instruction_for(device: DeviceSpec, dtype: str) -> Instruction | None:
+    """The matrix instruction that products of ``dtype`` are written with for ``device``.
 
+    None where the device has none for the type, or none that code is generated for.
 
-def instruction_for(device: DeviceSpec, dtype: str) -> str | None:
-    """The matrix instruction that products of ``dtype`` (of :data:`MATRIX_TYPES`) are written with for ``device``; None
-    where it has none, or none that code is generated for."""
+    >>> from hal.catalog import load_device
+    >>> str(instruction_for(load_device("v100"), "float16")), instruction_for(load_device("v100"), "int8")
+    ('wmma_16x16x16', None)
+    """
     if device.matrix_instruction(dtype) is None:
         return None
     kind = MATRIX_TYPES[dtype]
     if device.compute_capability is not None and tuple(device.compute_capability) >= kind.capability:
         return kind.mma
-    return WMMA if kind.wmma else None
+    return Instruction.WMMA if kind.wmma else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +141,11 @@ class MatrixRoles:
     """``output[… m … n …] = sum(k, a[m, k] * b[k, n])``: m comes before n in the output.
 
     Attributes:
-        m, n, k: axis names.
-        a: the operand that m indexes. b: the operand that n indexes.
+        m: axis of the product's rows.
+        n: axis of its columns.
+        k: axis of its depth, which is summed over.
+        a: the operand that m indexes.
+        b: the operand that n indexes.
         a_layout: ``"row"`` where k is the innermost dimension of ``a``, ``"col"`` where m is.
         b_layout: ``"row"`` where n is the innermost dimension of ``b``, ``"col"`` where k is.
         dtype: the operands' element type, one of :data:`MATRIX_TYPES`.
@@ -171,8 +175,10 @@ class MatrixRoles:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether two 16x8 products side by side have every other column each: bytes that ``ldmatrix`` turns come in
-        pairs of columns."""
+        """Whether two 16x8 products side by side have every other column each.
+
+        They do where bytes are turned: ``ldmatrix`` turns pairs of columns.
+        """
         return MATRIX_TYPES[self.dtype].element_bytes == 1 and self.is_turned(self.b)
 
     @property
@@ -181,15 +187,17 @@ class MatrixRoles:
         return INTERLEAVED_STRIP_PADDING if self.is_interleaved else STRIP_PADDING
 
     def fragment_loads(self, load: Load) -> int:
-        """Reads of shared memory by a warp for a fragment of one depth: one ``ldmatrix``, or words that it cannot
-        turn."""
+        """Reads of shared memory by a warp for a fragment of one depth: one ``ldmatrix``, which turns no words."""
         return 4 if self.is_turned(load) and MATRIX_TYPES[self.dtype].element_bytes == 4 else 1
 
     def fragment_instructions(self, load: Load) -> int:
-        """Instructions of a warp until a fragment of one depth is in its registers, ready to be multiplied: its loads,
-        four permutations of bytes that are turned, two instructions for each of four roundings to TensorFloat-32."""
-        permuted = self.is_turned(load) and MATRIX_TYPES[self.dtype].element_bytes == 1
-        return self.fragment_loads(load) + (4 if permuted else 0) + (8 if self.dtype == "tfloat32" else 0)
+        """Instructions of a warp until a fragment of one depth is in its registers, ready to be multiplied.
+
+        Its loads, four permutations of bytes that are turned, two instructions for each of four roundings to
+        TensorFloat-32.
+        """
+        is_permuted = self.is_turned(load) and MATRIX_TYPES[self.dtype].element_bytes == 1
+        return self.fragment_loads(load) + (4 if is_permuted else 0) + (8 if self.dtype == "tfloat32" else 0)
 
 
 def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction | None) -> MatrixRoles | None:
@@ -258,5 +266,5 @@ def _takes(load: Load, other: Load, axis: str) -> bool:
 
 def _indexes_plainly(load: Load, axis: str) -> bool:
     """``axis`` is one whole index of ``load`` and has no part in any other."""
-    used = [index for index in load.indices if index.coefficient(axis)]
-    return len(used) == 1 and used[0].is_plain_axis
+    indexed = [index for index in load.indices if index.coefficient(axis)]
+    return len(indexed) == 1 and indexed[0].is_plain_axis

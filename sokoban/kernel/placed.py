@@ -13,6 +13,7 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import (
     MMA_OTHER_REGISTERS,
     MMA_SUMS,
@@ -35,7 +36,7 @@ class MatrixProduct(NamedTuple):
     """How a product of matrices is computed: the roles of its axes, and the instruction that a warp multiplies by."""
 
     roles: MatrixRoles
-    instruction: str
+    instruction: Instruction
 
 
 class Rate(NamedTuple):

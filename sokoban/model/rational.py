@@ -37,7 +37,9 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
     model = _MODELS[placed.device.teu.lane]
     if table.count <= _CHUNK:
         return model(table, placed)
-    return EstimateTable.join([model(table.rows(slice(i, i + _CHUNK)), placed) for i in range(0, table.count, _CHUNK)])
+    return EstimateTable.join(
+        [model(table.candidates(slice(i, i + _CHUNK)), placed) for i in range(0, table.count, _CHUNK)]
+    )
 
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.

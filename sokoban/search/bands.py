@@ -33,7 +33,7 @@ def in_bands(
     found = estimates.rows_of(which)
     if not len(which) or found.stage_seconds["dram"][0] <= DRAM_SHARE * found.seconds[0]:
         return np.zeros(len(which), dtype=np.int64), found
-    table = table.rows(which)
+    table = table.candidates(which)
     raster = bands(table, found, placed.device)
     return raster, estimate(table.with_raster(raster), placed) if raster.any() else found
 

@@ -26,7 +26,7 @@ from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
 from sokoban.search.bands import in_bands
-from sokoban.search.columns import UNROLL, adjacent, instruction_at, schedule_at, shared_table, tile_table
+from sokoban.search.columns import UNROLL, adjacent, schedule_at, shared_table, tile_table
 from sokoban.search.padding import bank_padding
 from sokoban.search.screen import block_seconds, efficient, schedule_seconds
 from sokoban.search.space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
@@ -101,14 +101,14 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     scored, seconds = _score(join(tables), placed)
     count = scored.count
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    running = scored.rows(best[np.isfinite(seconds[best])])
+    running = scored.candidates(best[np.isfinite(seconds[best])])
     variants = join([_variants(running, placed), *_longer_pipelines(running)])
     if variants.count:
         more, more_seconds = _score(variants, placed)
         count += more.count
-        scored, seconds = join([scored.rows(best), more]), np.concatenate([seconds[best], more_seconds])
+        scored, seconds = join([scored.candidates(best), more]), np.concatenate([seconds[best], more_seconds])
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    ahead = fetched_ahead(scored.rows(best[np.isfinite(seconds[best])]), placed)
+    ahead = fetched_ahead(scored.candidates(best[np.isfinite(seconds[best])]), placed)
     if ahead:
         more, more_seconds = _score(join(ahead), placed)
         count += more.count
@@ -116,7 +116,7 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     chosen = _distinct_best(scored, seconds, top_k)
     if not len(chosen):
         raise _nothing_fits(placed)
-    final = scored.rows(chosen)
+    final = scored.candidates(chosen)
     raster, predictions = in_bands(final, np.arange(final.count), estimate(final, placed), placed)
     final = final.with_raster(raster)
     ranked = np.argsort(predictions.seconds, kind="stable").tolist()
@@ -242,7 +242,7 @@ def _score(table: ScheduleTable, placed: PlacedForm) -> tuple[ScheduleTable, Flo
     """RATIONAL's time of every row, after the storage padding that its bank conflicts ask for."""
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
-        part = table.rows(slice(start, start + CHUNK))
+        part = table.candidates(slice(start, start + CHUNK))
         padded = part.with_padding(bank_padding(part, placed.device)) if part.form.kind == "tile" else part
         seconds.append(estimate(padded, placed).seconds)
         parts.append(padded)
@@ -254,7 +254,7 @@ def _variants(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
     read in place."""
     form = table.form
     plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.kind == "tile" else np.arange(0)
-    table = table.rows(plain)
+    table = table.candidates(plain)
     if not table.count:
         return table
     found = [_threaded(table, wanted) for wanted in _inner_choices(form)]
@@ -264,7 +264,7 @@ def _variants(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
         for name in names:
             cached = {**table.cached, name: np.zeros(table.count, dtype=bool)}
             some = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
-            found += [_in_place(replace(other, cached=cached)).rows(some) for other in [table, *found[:2]]]
+            found += [_in_place(replace(other, cached=cached)).candidates(some) for other in [table, *found[:2]]]
     return _without_repeats(join(found))
 
 
@@ -275,7 +275,7 @@ def _in_place(table: ScheduleTable) -> ScheduleTable:
 
 def _longer_pipelines(table: ScheduleTable) -> list[ScheduleTable]:
     """The rows by ``mma.sync``, with more stages."""
-    pipelined = table.rows(np.flatnonzero(table.mma & ~table.wgmma))
+    pipelined = table.candidates(np.flatnonzero(table.mma & ~table.wgmma))
     return [replace(pipelined, stages=np.full(pipelined.count, stages)) for stages in MMA_STAGES[1:]]
 
 
@@ -307,7 +307,7 @@ def _resized(table: ScheduleTable, axis: str, placed: PlacedForm) -> list[Schedu
     halved, doubled = {**table.block, axis: np.maximum(1, block // 2)}, {**table.block, axis: block * 2}
     launched = can_launch(placed, np.stack(list(halved.values()), axis=1))
     smaller = smaller[launched[smaller]]
-    return [replace(table, block=halved).rows(smaller), replace(table, block=doubled).rows(larger)]
+    return [replace(table, block=halved).candidates(smaller), replace(table, block=doubled).candidates(larger)]
 
 
 def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
@@ -325,7 +325,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
 def _without_repeats(table: ScheduleTable) -> ScheduleTable:
     """Every schedule once, the first of each."""
     _, first = np.unique(_keys(table, tiles_only=False), axis=0, return_index=True)
-    return table.rows(np.sort(first))
+    return table.candidates(np.sort(first))
 
 
 def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
@@ -334,4 +334,4 @@ def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
     order = order[np.isfinite(seconds[order])]
     _, first = np.unique(_keys(table, tiles_only=True)[order], axis=0, return_index=True)
     ranked = order[np.sort(first)].tolist()
-    return np.array(with_fall_back(ranked, top_k, lambda row: instruction_at(table, row))[:top_k], dtype=np.int64)
+    return np.array(with_fall_back(ranked, top_k, table.instruction_at)[:top_k], dtype=np.int64)

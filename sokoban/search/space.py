@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, is_mma
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, MatrixRoles
 from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.table import Bools, Ints
 
@@ -46,14 +47,14 @@ class Family:
         staged: tensors in shared memory.
         whole_reduction: the reduction is one step; nothing is fetched step by step.
         roles: the axes of a matrix product, where a warp computes it by matrix instructions.
-        instruction: which of them; empty where there are none.
+        instruction: what computes its tiles.
     """
 
     name: str
     staged: tuple[str, ...] = ()
     whole_reduction: bool = False
     roles: MatrixRoles | None = None
-    instruction: str = ""
+    instruction: Instruction = Instruction.FMA
 
     def fragment(self, axis: str) -> int:
         """What every tile's size along ``axis`` is a multiple of."""
@@ -137,7 +138,7 @@ def thread_tiles(placed: PlacedForm, family: Family, blocks: Ints) -> tuple[Ints
     limits, lanes = device.limits, device.warp_lanes
     most_owners = limits.threads_per_block // (lanes if family.roles else 1)
     most_values = limits.registers_per_thread_usable * (lanes if family.roles else 1)
-    if is_mma(family.instruction):
+    if family.instruction.is_mma:
         most_values = placed.most_sums
     largest = LARGEST_WARP_AXIS if family.roles else LARGEST_THREAD_AXIS
     rows = np.arange(len(blocks))

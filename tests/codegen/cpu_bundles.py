@@ -9,7 +9,7 @@ from pathlib import Path
 from codegen import staged_directory
 from codegen.bundle.manifest import to_json
 from codegen.bundle.records import FORMAT, MANIFEST, Argument, KernelRecord, Manifest
-from codegen.cpu.library import BuiltLibrary
+from codegen.cpu.shared_object import SharedObject
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import statement_text
 from sokoban.schedule.tile import TileSchedule
@@ -19,7 +19,7 @@ from sokoban.schedule.tile import TileSchedule
 class CpuKernel:
     """A built kernel, the schedule it was built from, and the time said to be predicted for it, in seconds."""
 
-    built: BuiltLibrary
+    built: SharedObject
     schedule: TileSchedule
     seconds: float
 
@@ -49,7 +49,7 @@ def write_cpu_bundle(
 def _write(folder: Path, rank: int, kernel: CpuKernel) -> KernelRecord:
     """The files of one kernel: library, assembly, schedule."""
     built, stem = kernel.built, f"kernel_{rank}"
-    (folder / f"{stem}.so").write_bytes(built.library)
+    (folder / f"{stem}.so").write_bytes(built.data)
     (folder / f"{stem}.s").write_text(built.assembly, "utf-8")
     (folder / f"{stem}.schedule.json").write_bytes(to_json(kernel.schedule.to_json()))
     return KernelRecord(

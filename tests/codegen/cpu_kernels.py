@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cpu.library import BuiltLibrary, build_library
-from codegen.cpu.lower import lower_cpu
+from codegen.cpu.lower import lower
+from codegen.cpu.shared_object import SharedObject, build_shared_object
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -56,19 +58,24 @@ def schedule_for(
     return TileSchedule(block=sizes(block), thread=sizes(thread), step=sizes(steps), cached=names)
 
 
-def built(form: KernelForm, schedule: TileSchedule) -> BuiltLibrary:
+def host() -> Target:
+    """This machine."""
+    return Target("llvm", host_architecture(), vector_bytes() // 4)
+
+
+def built(form: KernelForm, schedule: TileSchedule) -> SharedObject:
     """The schedule compiled for this machine."""
-    lowered = lower_cpu(form, schedule, entry="op_blocks", vector_bytes=vector_bytes())
-    return build_library(lowered, host_architecture(), len(form.expr.inputs) + 1)
+    lowered = lower(LoweringRequest(form, schedule, "op", host()))
+    return build_shared_object(lowered, host_architecture(), len(form.expr.inputs) + 1)
 
 
-def error_of(form: KernelForm, library: BuiltLibrary, folder: Path) -> float:
+def error_of(form: KernelForm, library: SharedObject, folder: Path) -> float:
     """Largest error of the kernel's output over the largest element, against the operator as it was written.
 
     The output starts as NaN and is followed by elements that must stay so.
     """
     path = folder / "op.so"
-    path.write_bytes(library.library)
+    path.write_bytes(library.data)
     loaded = ctypes.CDLL(str(path))
     loaded.roller_threads.restype = ctypes.c_int64
     inputs = random_inputs(form.source, 1)

@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
 from codegen.tir.lowered import Lowered
-from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
+from codegen.verify.emulator import run_cuda_on_cpu
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
-needs_emulator = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+needs_emulator = pytest.mark.usefixtures("emulator")
 
 
 def form_of(**operator: object) -> KernelForm:
@@ -41,7 +42,7 @@ def schedule_of(
         cached=operands,
         vector=sizes(dict.fromkeys(operands, 8)),
         padding=sizes(dict.fromkeys(operands, padding)),
-        instruction="wmma_16x16x16",
+        instruction=Instruction.WMMA,
     )
     return schedule.with_(**changes)
 

@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 import roller
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
 from hal.catalog import load_device
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
@@ -39,7 +38,7 @@ SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
 WIDTH = read_topology().simd_bits
 
 pytestmark = [
-    pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with"),
+    pytest.mark.usefixtures("c_compiler"),
     pytest.mark.skipif(WIDTH not in SPECS, reason=f"no shipped processor has vectors of {WIDTH} bits"),
 ]
 
@@ -143,12 +142,12 @@ def test_a_profile_ranks_by_time_and_says_how_long_it_took(place: Path, quick: N
 
 
 def test_the_right_profiler_is_told_by_the_files(place: Path, tmp_path: Path) -> None:
-    assert profile.is_for_processors(place / "out")
+    assert profile.is_for_cpu(place / "out")
     write_bundle(tmp_path)
-    assert not profile.is_for_processors(tmp_path)
+    assert not profile.is_for_cpu(tmp_path)
     (tmp_path / "product").symlink_to(place / "out" / "product")
     with pytest.raises(InputError, match="product is for processors, twice for GPUs; profile them one by one"):
-        profile.is_for_processors(tmp_path)
+        profile.is_for_cpu(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,22 +14,23 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.raster import block_places
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.statements import named
 from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MatrixRoles
+from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
 from sokoban.language.expression import FLOAT8_DTYPES, Load, Tensor
 from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
@@ -39,11 +40,8 @@ WARP = 32
 RESULT_VECTOR = 4
 
 
-def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
+def _warp_tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
     """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
-    roles = form.roles
-    if roles is None:
-        return "is no product of matrices that an instruction multiplies"
     for axis, block in schedule.block:
         warp = schedule.thread_of[axis]
         if axis in (roles.m, roles.n):
@@ -65,25 +63,6 @@ def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     if schedule.threads_per_block > 1024:
         return f"{schedule.threads_per_block} threads are more than a block has"
     return None
-
-
-#: What makes a :class:`MatrixLowering`, of operator, schedule, roles, entry and whether shared memory is dynamic.
-Lowering = Callable[[KernelForm, TileSchedule, MatrixRoles, str, bool], "MatrixLowering"]
-
-
-def lower_product(
-    lowering: Lowering, problem: str | None, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool
-) -> Lowered:
-    """The kernel of a matrix product.
-
-    Raises:
-        ValueError: there is a ``problem``.
-    """
-    if problem is not None:
-        raise ValueError(f"{form.expr.name}: {problem}")
-    roles = form.roles
-    assert roles is not None
-    return lowering(form, schedule, roles, entry, dynamic_shared).run()
 
 
 def outer_inner(roles: MatrixRoles, load: Load) -> tuple[str, str]:
@@ -110,65 +89,116 @@ def strip_bytes(roles: MatrixRoles, schedule: TileSchedule) -> int:
     return 4 * math.prod(strip_shape(roles, schedule))
 
 
-class MatrixLowering(ABC):
-    """One kernel. A subclass writes the statements of :meth:`kernel` and says how much shared memory they take.
+@dataclass(frozen=True, kw_only=True)
+class ProductPlan:
+    """What is fixed before the kernel of a matrix product is written.
 
     Attributes:
+        form, schedule: the operator and its tiles.
+        roles: of the operator's axes and operands.
+        shared_bytes: shared memory of a block.
+        is_dynamic: whether shared memory is sized at launch.
+    """
+
+    form: KernelForm
+    schedule: TileSchedule
+    roles: MatrixRoles
+    shared_bytes: int
+    is_dynamic: bool
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """The tensors by name, as kernels see them."""
+        return {name: _stored(tensor) for name, tensor in self.form.expr.tensor_by_name.items()}
+
+    @cached_property
+    def padded(self) -> Mapping[str, int]:
+        """Sizes of all axes in whole tiles."""
+        return padded_sizes(self.form, self.schedule)
+
+    @cached_property
+    def tile(self) -> Mapping[str, int]:
+        """Sizes of a block along the output's axes, and of a step along the others."""
+        return {**self.schedule.block_of, **self.schedule.step_of}
+
+    @property
+    def warps_n(self) -> int:
+        """Warps beside each other along n."""
+        return self.schedule.threads_of[self.roles.n]
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.schedule.threads_of[self.roles.m] * self.warps_n
+
+    @property
+    def fragments_m(self) -> int:
+        """Fragments of a warp along m."""
+        return self.schedule.thread_of[self.roles.m] // FRAGMENT
+
+    @property
+    def fragments_n(self) -> int:
+        """Fragments of a warp along n."""
+        return self.schedule.thread_of[self.roles.n] // FRAGMENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductBlock:
+    """The thread that a kernel describes, and what it reads and writes.
+
+    Attributes:
+        buffers: the inputs by name.
+        output: the output.
+        origin: first element of the thread's block, by axis of the output.
+        warp, lane: the thread's warp in the block, and its place in the warp.
+    """
+
+    buffers: Mapping[str, Any]
+    output: Any
+    origin: Mapping[str, Expr]
+    warp: Expr
+    lane: Expr
+
+
+class ProductKernel(ABC):
+    """The statements of one kernel, those of :meth:`write` in their order.
+
+    Attributes:
+        needs_dynamic_shared: its shared memory is sized at launch however little it is.
         has_barriers: its statements have all barriers that they need; TVM adds none.
         has_interleaved_rows: the upper half of a fragment's rows in the strip are its even rows, the lower half the odd
             ones.
     """
 
+    needs_dynamic_shared = False
     has_barriers = False
     has_interleaved_rows = False
 
-    def __init__(self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str) -> None:
-        self.form, self.schedule, self.roles, self.entry = form, schedule, roles, entry
-        self.dtype = form.expr.accumulate
-        self.tensors = {name: _stored(tensor) for name, tensor in form.expr.tensor_by_name.items()}
-        self.padded = padded_sizes(form, schedule)
-        self.tile = {**schedule.block_of, **schedule.step_of}
-        self.warps_n = schedule.threads_of[roles.n]
-        self.warps = schedule.threads_of[roles.m] * self.warps_n
-        self.fragments_m = schedule.thread_of[roles.m] // FRAGMENT
-        self.fragments_n = schedule.thread_of[roles.n] // FRAGMENT
+    def __init__(self, plan: ProductPlan, block: ProductBlock) -> None:
+        self.plan, self.block = plan, block
+        self.form, self.schedule, self.roles, self.tile = plan.form, plan.schedule, plan.roles, plan.tile
+        self.origin, self.warp, self.lane = block.origin, block.warp, block.lane
+        self.thread = block.warp * WARP + block.lane
+
+    @staticmethod
+    @abstractmethod
+    def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+        """Why the instruction does not take a schedule whose tiles are those of a product by warps; None where it
+        does."""
+
+    @staticmethod
+    @abstractmethod
+    def shared_bytes(schedule: TileSchedule, roles: MatrixRoles) -> int:
+        """Shared memory of a block, static and dynamic together."""
+
+    @staticmethod
+    def dynamic_bytes(plan: ProductPlan) -> int:
+        """Shared memory that is sized at launch: all of it, or none."""
+        return plan.shared_bytes if plan.is_dynamic else 0
 
     @abstractmethod
-    def kernel(self) -> None:
-        """The statements of a block; ``origin``, ``warp``, ``lane`` and ``thread`` are set."""
-
-    @abstractmethod
-    def memory(self) -> tuple[int, int]:
-        """Bytes of shared memory, and how many of them are dynamic."""
-
-    def run(self) -> Lowered:
-        shared_bytes, dynamic_bytes = self.memory()
-        blocks = self.schedule.grid_blocks(self.form.sizes)
-        module = written(self.entry, lambda: self._function(blocks))
-        grid, threads = (blocks, 1, 1), (WARP, self.warps, 1)
-        return Lowered(
-            module=module,
-            entry=self.entry,
-            grid=grid,
-            block=threads,
-            shared_bytes=shared_bytes,
-            dynamic_shared_bytes=dynamic_bytes,
-            has_barriers=self.has_barriers,
-        )
-
-    def _function(self, blocks: int) -> None:
-        # Eight-bit floats are bytes to TVM: the tensors as they are stored, not as the operator has them.
-        self.buffers = {tensor.name: parameter(self.tensors[tensor.name]) for tensor in self.form.expr.inputs}
-        self.output = parameter(self.form.expr.output)
-        with (
-            T.launch_thread("blockIdx.x", blocks) as block,
-            T.launch_thread("threadIdx.y", self.warps) as warp,
-            T.launch_thread("threadIdx.x", WARP) as lane,
-        ):
-            places = block_places(block, self.form, self.schedule)
-            self.origin = {axis: place * self.schedule.block_of[axis] for axis, place in places.items()}
-            self.warp, self.lane, self.thread = warp, lane, warp * WARP + lane
-            self.kernel()
+    def write(self) -> None:
+        """All statements of a block."""
 
     def fetch_width(self, load: Load) -> int:
         """Elements that a thread copies at once to the shared tile of ``load``."""
@@ -192,7 +222,7 @@ class MatrixLowering(ABC):
         self, rows: int, columns: int, vector: int, body: Callable[[Expr, Expr], None], unroll: bool = False
     ) -> None:
         """``body(row, column)`` for every vector of a matrix, by its first element."""
-        threads = self.warps * WARP
+        threads = self.plan.warps * WARP
         count = rows * columns // vector
         per_row = columns // vector
         with named(T.unroll if unroll else T.serial, -(-count // threads), "turn") as turn:
@@ -221,15 +251,15 @@ class MatrixLowering(ABC):
             value = self._final(axes, strip[strip_row * width + column])
             inside = [axes[axis] < self.form.sizes[axis] for axis in (roles.m, roles.n) if self._is_padded(axis)]
             if not inside:
-                T.buffer_store(self.output, value, [axes[axis] for axis in self.form.final.axes])
+                T.buffer_store(self.block.output, value, [axes[axis] for axis in self.form.final.axes])
                 return
             with T.If(tirx.all(*inside)), T.Then():
-                T.buffer_store(self.output, value, [axes[axis] for axis in self.form.final.axes])
+                T.buffer_store(self.block.output, value, [axes[axis] for axis in self.form.final.axes])
 
         self.share_out(schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n], vector, store)
 
     def _is_padded(self, axis: str) -> bool:
-        return self.padded[axis] > self.form.sizes[axis]
+        return self.plan.padded[axis] > self.form.sizes[axis]
 
     def _final(self, axes: Mapping[str, Expr], result: Expr) -> Expr:
         """The final statement at one element of the output, its guarded loads read only where they exist."""
@@ -238,14 +268,14 @@ class MatrixLowering(ABC):
         def read(load: Load) -> Expr:
             if load.tensor == form.reductions[0].tensor:
                 return result.astype(dtype)
-            value = guarded_read(load, self.tensors[load.tensor], self.source(load), axes, form.sizes)
+            value = guarded_read(load, self.plan.tensors[load.tensor], self.source(load), axes, form.sizes)
             return value.astype(dtype)
 
         return evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
 
     def source(self, load: Load) -> Callable[..., Expr]:
         """The tensor of ``load`` as a function of its indices."""
-        buffer = self.buffers[load.tensor]
+        buffer = self.block.buffers[load.tensor]
         return lambda *indices: buffer[indices]
 
 
@@ -254,16 +284,66 @@ def _stored(tensor: Tensor) -> Tensor:
     return replace(tensor, dtype="uint8") if tensor.dtype in FLOAT8_DTYPES else tensor
 
 
-def allocate(name: str, elements: int, dtype: str, scope: str, align: int = -1) -> Any:
-    """A buffer of a kernel, by a name of its own in the source; ``align`` bytes where its start is to be a multiple."""
-    buffer = T.alloc_buffer((elements,), dtype, scope=scope, align=align)
-    IRBuilder.name(name, buffer)
-    return buffer
+def product_problem(kernel: type[ProductKernel], form: KernelForm, schedule: TileSchedule) -> str | None:
+    """Why a schedule cannot be lowered to a kernel's matrix instruction; None where it can."""
+    roles = form.roles
+    if roles is None:
+        return "is no product of matrices that an instruction multiplies"
+    return _warp_tile_problem(schedule, roles) or kernel.instruction_problem(form, schedule, roles)
 
 
-@contextmanager
-def named(loop: Callable[[int], Any], extent: int, name: str) -> Iterator[Expr]:
-    """A loop whose variable has a name of its own in the source."""
-    with loop(extent) as variable:
-        IRBuilder.name(name, variable)
-        yield variable
+def product_shared_bytes(kernel: type[ProductKernel], form: KernelForm, schedule: TileSchedule) -> int:
+    """Shared memory of a block of a kernel for an operator that is a matrix product."""
+    return kernel.shared_bytes(schedule, _roles_of(form))
+
+
+def lower_product(kernel: type[ProductKernel], request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product.
+
+    Raises:
+        ValueError: the operator or the schedule does not fit the instruction.
+    """
+    form, schedule = request.form, request.tiles
+    problem = product_problem(kernel, form, schedule)
+    if problem is not None:
+        raise ValueError(f"{form.expr.name}: {problem}")
+    roles = _roles_of(form)
+    shared_bytes = kernel.shared_bytes(schedule, roles)
+    is_dynamic = request.target.row.has_dynamic_shared and shared_bytes > STATIC_SHARED_BYTES
+    plan = ProductPlan(
+        form=form,
+        schedule=schedule,
+        roles=roles,
+        shared_bytes=shared_bytes,
+        is_dynamic=is_dynamic or kernel.needs_dynamic_shared,
+    )
+    return Lowered(
+        module=written(request.entry, lambda: _write_function(kernel, plan)),
+        entry=request.entry,
+        grid=(schedule.grid_blocks(form.sizes), 1, 1),
+        block=(WARP, plan.warps, 1),
+        shared_bytes=shared_bytes,
+        dynamic_shared_bytes=kernel.dynamic_bytes(plan),
+        has_barriers=kernel.has_barriers,
+    )
+
+
+def _write_function(kernel: type[ProductKernel], plan: ProductPlan) -> None:
+    # Eight-bit floats are bytes to TVM: the tensors as they are stored, not as the operator has them.
+    buffers = {tensor.name: parameter(plan.tensors[tensor.name]) for tensor in plan.form.expr.inputs}
+    output = parameter(plan.form.expr.output)
+    with (
+        T.launch_thread("blockIdx.x", plan.schedule.grid_blocks(plan.form.sizes)) as number,
+        T.launch_thread("threadIdx.y", plan.warps) as warp,
+        T.launch_thread("threadIdx.x", WARP) as lane,
+    ):
+        places = block_places(number, plan.form, plan.schedule)
+        origin = {axis: place * plan.schedule.block_of[axis] for axis, place in places.items()}
+        kernel(plan, ProductBlock(buffers=buffers, output=output, origin=origin, warp=warp, lane=lane)).write()
+
+
+def _roles_of(form: KernelForm) -> MatrixRoles:
+    """The roles of the axes of an operator that is a matrix product."""
+    roles = form.roles
+    assert roles is not None
+    return roles

@@ -1,6 +1,6 @@
 """Tensor Core kernels of sm_90a: warp groups multiply from shared memory (``wgmma``) over a pipeline of copies.
 
-The copies are those of :mod:`codegen.gpu.matrix.mma`, ``cp.async`` of 16 bytes each with zeros at the edges. What
+The copies are those of :mod:`codegen.gpu.matrix.copied`, ``cp.async`` of 16 bytes each with zeros at the edges. What
 differs is where an element goes, and who reads it: the instruction finds its operands itself, by the descriptor of a
 tile in 128-byte swizzle. A tile is a row of panels, each 64 elements (128 bytes) wide and as long as the tile; eight
 rows of a panel make an atom of 1024 bytes, within which pieces of 16 bytes are permuted by an exclusive or with the
@@ -20,12 +20,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix import wgmma_functions as device
-from codegen.gpu.matrix.base import allocate, lower_product, named, outer_inner, warp_tile_problem
-from codegen.gpu.matrix.mma import MmaLowering
+from codegen.gpu.matrix.base import ProductBlock, ProductPlan, lower_product, outer_inner, product_problem
+from codegen.gpu.matrix.copied import CopiedProduct
 from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
+from codegen.tir.statements import named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, MatrixRoles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MatrixRoles
 from sokoban.kernel.placed import WARP_GROUP_DTYPES
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
@@ -48,39 +51,23 @@ PANEL, PIECE = PANEL_BYTES // ELEMENT_BYTES, 16 // ELEMENT_BYTES
 DEPTH = 16
 
 
-def lower_wgmma(form: KernelForm, schedule: TileSchedule, *, entry: str) -> Lowered:
-    """Lower a matrix product with instruction ``wgmma_64xNx16``.
+def takes(request: LoweringRequest) -> bool:
+    """Products by instruction ``wgmma_64xNx16``."""
+    return request.tiles.instruction == Instruction.WGMMA
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product by ``wgmma``.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction; :func:`wgmma_problem` says why.
     """
-    problem = wgmma_problem(form, schedule)
-    return lower_product(_WarpGroupLowering, problem, form, schedule, entry, dynamic_shared=True)
+    return lower_product(_WarpGroupKernel, request)
 
 
 def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule cannot be lowered to ``wgmma``; None when it can."""
-    problem = warp_tile_problem(form, schedule)
-    if problem is not None:
-        return problem
-    roles = form.roles
-    assert roles is not None
-    rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
-    if roles.dtype not in WARP_GROUP_DTYPES:
-        return f"instruction {WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
-    if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
-        return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
-    if schedule.thread_of[roles.n] != width or width not in WIDTHS:
-        return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, WIDTHS))} columns"
-    if schedule.step_of[roles.k] % STEP:
-        return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
-    if any(amount for _, amount in schedule.padding):
-        return "padding: tiles of warp groups are swizzled instead"
-    if not LEAST_STAGES <= schedule.stages <= MOST_STAGES:
-        return f"{schedule.stages} pipeline stages: warp groups take {LEAST_STAGES} to {MOST_STAGES}"
-    if not is_aligned(form, schedule):
-        return "rows of an operand are no multiples of 16 bytes"
-    return None
+    return product_problem(_WarpGroupKernel, form, schedule)
 
 
 @dataclass(frozen=True)
@@ -122,64 +109,82 @@ class PanelTile:
         return start + within + spatial * PANEL_BYTES, 16, device.ATOM_BYTES
 
 
-class _WarpGroupLowering(MmaLowering):
-    """One kernel: copies and the results' way out are those of ``mma.sync``, the steps are its own."""
+class _WarpGroupKernel(CopiedProduct):
+    """The statements of one kernel, those of :meth:`write` in their order."""
 
-    def __init__(
-        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
-    ) -> None:
-        super().__init__(form, schedule, roles, entry, dynamic_shared)
-        #: Static memory need not start where the swizzle repeats.
-        self.is_dynamic = True
-        #: Steps whose copies are under way while one is multiplied: two buffers belong to products.
-        self.ahead = self.stages - 2
+    #: Static memory need not start where the swizzle repeats.
+    needs_dynamic_shared = True
+
+    def __init__(self, plan: ProductPlan, block: ProductBlock) -> None:
+        schedule, roles = plan.schedule, plan.roles
+        width = schedule.block_of[roles.n]
+        super().__init__(
+            plan,
+            block,
+            sums=width // 2,
+            ahead=schedule.stages - 2,  # two buffers belong to products
+            first_column=tirx.const(0, "int32"),
+            alignment_bytes=device.ATOM_BYTES,
+        )
         self.panels: dict[Load, PanelTile] = {}
         start = 0
         for load in (roles.a, roles.b):
             outer, inner = outer_inner(roles, load)
             self.panels[load] = PanelTile(roles.is_turned(load), self.tile[outer], start)
             start += self.tile[outer] * self.tile[inner] * ELEMENT_BYTES
-        width = schedule.block_of[roles.n]
         self.product = device.product_name(roles.dtype, width, roles.is_turned(roles.a), roles.is_turned(roles.b))
+
+    @staticmethod
+    def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+        rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
+        if roles.dtype not in WARP_GROUP_DTYPES:
+            return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
+        if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
+            return (
+                f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
+            )
+        if schedule.thread_of[roles.n] != width or width not in WIDTHS:
+            return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, WIDTHS))} columns"
+        if schedule.step_of[roles.k] % STEP:
+            return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
+        if any(amount for _, amount in schedule.padding):
+            return "padding: tiles of warp groups are swizzled instead"
+        if not LEAST_STAGES <= schedule.stages <= MOST_STAGES:
+            return f"{schedule.stages} pipeline stages: warp groups take {LEAST_STAGES} to {MOST_STAGES}"
+        if not is_aligned(form, schedule):
+            return "rows of an operand are no multiples of 16 bytes"
+        return None
 
     def place(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
         return self.panels[load].offset(stage * self.stage_bytes, row, column)
 
-    def kernel(self) -> None:
-        self.shared = allocate("shared", self.shared_bytes // 4, "float32", "shared.dyn", align=device.ATOM_BYTES)
-        count = self.schedule.block_of[self.roles.n] // 2
-        self.sums = allocate("sums", count, "float32", "local")
-        self.warp_n: Expr = tirx.const(0, "int32")
+    def write(self) -> None:
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
-            with named(T.unroll, count, "position") as position:
-                T.buffer_store(self.sums, T.float32(0), [position])
+            self.clear()
             self._pipeline()
-            self._leave(0)
+            self.leave(0)
 
     def _pipeline(self) -> None:
-        for step in range(self.ahead):
-            if step < self.steps:
-                self._fetch(tirx.const(step, "int32"), step)
-            self._call("copy_async_commit")
+        self.fetch_first()
         with named(T.serial, self.steps, "step") as step:
-            self._call(f"copy_async_wait_{self.ahead - 1}")
-            self._call(device.PROXY_FENCE)
-            self._barrier()
+            self.call(f"copy_async_wait_{self.ahead - 1}")
+            self.call(device.PROXY_FENCE)
+            self.barrier()
             self._multiply_by_group(step % self.stages)
-            self._fetch_later(step)
-            self._call(device.WAIT_FOR_EARLIER)
-        self._call(device.finish_name(self.schedule.block_of[self.roles.n]), self.sums.data)
-        self._call("copy_async_wait_0")
+            self.fetch_later(step)
+            self.call(device.WAIT_FOR_EARLIER)
+        self.call(device.finish_name(self.schedule.block_of[self.roles.n]), self.sums.data)
+        self.call("copy_async_wait_0")
 
     def _multiply_by_group(self, stage: Expr) -> None:
         """All products of a step, as one group."""
         roles, start = self.roles, stage * self.stage_bytes
-        self._call(device.ARRIVE)
+        self.call(device.ARRIVE)
         for depth in range(0, self.step, DEPTH):
             a = self.panels[roles.a].described(start, self.warp // 4 * GROUP_ROWS, depth)
             b = self.panels[roles.b].described(start, tirx.const(0, "int32"), depth)
-            self._call(self.product, self.sums.data, self._descriptor(a), self._descriptor(b))
-        self._call(device.COMMIT)
+            self.call(self.product, self.sums.data, self._descriptor(a), self._descriptor(b))
+        self.call(device.COMMIT)
 
     def _descriptor(self, described: tuple[Any, ...]) -> Expr:
         return T.call_extern("uint64", device.DESCRIPTOR, self.shared.data, *described)

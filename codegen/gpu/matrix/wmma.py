@@ -14,18 +14,21 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.matrix.base import (
-    MatrixLowering,
-    allocate,
+    ProductBlock,
+    ProductKernel,
+    ProductPlan,
     lower_product,
-    named,
     outer_inner,
+    product_problem,
+    product_shared_bytes,
     shared_shape,
     strip_bytes,
     strip_shape,
-    warp_tile_problem,
 )
 from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read
+from codegen.tir.statements import allocate, named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
@@ -36,33 +39,23 @@ from sokoban.schedule.tile import TileSchedule
 OPERAND_PADDING_STEP = 8
 
 
-def lower_wmma(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_shared: bool = True) -> Lowered:
-    """Lower a matrix product with instruction ``wmma_16x16x16``.
+def takes(request: LoweringRequest) -> bool:
+    """Products by instruction ``wmma_16x16x16``."""
+    return request.tiles.instruction.startswith("wmma")
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product by ``wmma``.
 
     Raises:
         ValueError: the operator or the schedule does not fit the instruction; :func:`wmma_problem` says why.
     """
-    problem = wmma_problem(form, schedule)
-    return lower_product(_WmmaLowering, problem, form, schedule, entry, dynamic_shared)
+    return lower_product(_WmmaKernel, request)
 
 
 def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
-    """Why a schedule cannot be lowered to matrix instructions; None when it can."""
-    problem = warp_tile_problem(form, schedule)
-    if problem is not None:
-        return problem
-    roles = form.roles
-    assert roles is not None
-    for load in (roles.a, roles.b):
-        padding = schedule.padding_of.get(load.tensor, 0)
-        if padding % OPERAND_PADDING_STEP or padding < 0:
-            return f"padding {padding} of {load.tensor} is no multiple of {OPERAND_PADDING_STEP} elements"
-    if schedule.stages != 1:
-        return f"{schedule.stages} pipeline stages: wmma fetches a step, then computes on it"
-    strip = strip_bytes(roles, schedule)
-    if strip > STATIC_SHARED_BYTES:
-        return f"results on their way out take {strip} bytes, static shared memory has {STATIC_SHARED_BYTES}"
-    return None
+    """Why a schedule cannot be lowered to ``wmma``; None when it can."""
+    return product_problem(_WmmaKernel, form, schedule)
 
 
 def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
@@ -70,49 +63,60 @@ def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
 
     Beyond 48 KiB the staged tiles move to dynamic shared memory; the strip, of another type, stays static.
     """
-    roles = form.roles
-    assert roles is not None
-    staged = sum(2 * math.prod(shared_shape(roles, schedule, load)) for load in (roles.a, roles.b))
-    return staged + strip_bytes(roles, schedule)
+    return product_shared_bytes(_WmmaKernel, form, schedule)
 
 
-class _WmmaLowering(MatrixLowering):
-    """One kernel, its statements in the order in which :meth:`kernel` writes them."""
+class _WmmaKernel(ProductKernel):
+    """The statements of one kernel, those of :meth:`write` in their order."""
 
-    def __init__(
-        self, form: KernelForm, schedule: TileSchedule, roles: MatrixRoles, entry: str, dynamic_shared: bool
-    ) -> None:
-        super().__init__(form, schedule, roles, entry)
-        self.shared_bytes = wmma_shared_bytes(form, schedule)
-        self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
-
-    def memory(self) -> tuple[int, int]:
-        strip = strip_bytes(self.roles, self.schedule)
-        return self.shared_bytes, self.shared_bytes - strip if self.is_dynamic else 0
-
-    def kernel(self) -> None:
-        roles, schedule = self.roles, self.schedule
+    def __init__(self, plan: ProductPlan, block: ProductBlock) -> None:
+        super().__init__(plan, block)
+        roles, schedule = plan.roles, plan.schedule
         a_shape, b_shape = (shared_shape(roles, schedule, load) for load in (roles.a, roles.b))
-        operand = self.tensors[roles.a.tensor].dtype
-        scope = "shared.dyn" if self.is_dynamic else "shared"
+        operand = plan.tensors[roles.a.tensor].dtype
+        scope = "shared.dyn" if plan.is_dynamic else "shared"
         self.a_shared = allocate("a_shared", math.prod(a_shape), operand, scope)
         self.b_shared = allocate("b_shared", math.prod(b_shape), operand, scope)
         self.strip = allocate("strip", strip_bytes(roles, schedule) // 4, "float32", "shared")
         area = FRAGMENT * FRAGMENT
-        self.accumulators = allocate(
-            "accumulators", self.fragments_m * self.fragments_n * area, "float32", "wmma.accumulator"
-        )
-        self.a_fragments = allocate("a_fragments", self.fragments_m * area, operand, "wmma.matrix_a")
-        self.b_fragments = allocate("b_fragments", self.fragments_n * area, operand, "wmma.matrix_b")
+        self.sums = plan.fragments_m * plan.fragments_n
+        self.accumulators = allocate("accumulators", self.sums * area, "float32", "wmma.accumulator")
+        self.a_fragments = allocate("a_fragments", plan.fragments_m * area, operand, "wmma.matrix_a")
+        self.b_fragments = allocate("b_fragments", plan.fragments_n * area, operand, "wmma.matrix_b")
+
+    @staticmethod
+    def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+        for load in (roles.a, roles.b):
+            padding = schedule.padding_of.get(load.tensor, 0)
+            if padding % OPERAND_PADDING_STEP or padding < 0:
+                return f"padding {padding} of {load.tensor} is no multiple of {OPERAND_PADDING_STEP} elements"
+        if schedule.stages != 1:
+            return f"{schedule.stages} pipeline stages: wmma fetches a step, then computes on it"
+        strip = strip_bytes(roles, schedule)
+        if strip > STATIC_SHARED_BYTES:
+            return f"results on their way out take {strip} bytes, static shared memory has {STATIC_SHARED_BYTES}"
+        return None
+
+    @staticmethod
+    def shared_bytes(schedule: TileSchedule, roles: MatrixRoles) -> int:
+        staged = sum(2 * math.prod(shared_shape(roles, schedule, load)) for load in (roles.a, roles.b))
+        return staged + strip_bytes(roles, schedule)
+
+    @staticmethod
+    def dynamic_bytes(plan: ProductPlan) -> int:
+        """Shared memory that is sized at launch: that of the operands. The strip has a static buffer of its own."""
+        return plan.shared_bytes - strip_bytes(plan.roles, plan.schedule) if plan.is_dynamic else 0
+
+    def write(self) -> None:
         # TVM lets buffers whose lives do not overlap share storage, and then fails over their types: one store at
         # the start makes the strip live throughout.
         with T.If(self.thread < 1), T.Then():
             T.buffer_store(self.strip, T.float32(0), [0])
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
-            with named(T.unroll, self.fragments_m * self.fragments_n, "position") as position:
+            with named(T.unroll, self.sums, "position") as position:
                 T.evaluate(T.tvm_fill_fragment(*_fragment(self.accumulators, position), T.float32(0)))
             self._steps(list(self.form.reduced), {})
-            with named(T.unroll, self.fragments_m, "row") as row:
+            with named(T.unroll, self.plan.fragments_m, "row") as row:
                 self._leave(row)
 
     # ---- the product
@@ -124,7 +128,7 @@ class _WmmaLowering(MatrixLowering):
             return
         axis = remaining[0]
         step = self.schedule.step_of[axis]
-        with named(T.serial, self.padded[axis] // step, f"{identifier(axis)}_step") as index:
+        with named(T.serial, self.plan.padded[axis] // step, f"{identifier(axis)}_step") as index:
             self._steps(remaining[1:], {**at, axis: index * step})
 
     def _step(self, at: Mapping[str, Expr]) -> None:
@@ -132,20 +136,20 @@ class _WmmaLowering(MatrixLowering):
         first = {**self.origin, **at}
         self._fetch(roles.a, self.a_shared, first)
         self._fetch(roles.b, self.b_shared, first)
-        warp_m = self.warp // self.warps_n * self.schedule.thread_of[roles.m]
-        warp_n = self.warp % self.warps_n * self.schedule.thread_of[roles.n]
+        warp_m = self.warp // self.plan.warps_n * self.schedule.thread_of[roles.m]
+        warp_n = self.warp % self.plan.warps_n * self.schedule.thread_of[roles.n]
         with named(T.unroll, self.schedule.step_of[roles.k] // FRAGMENT, "depth") as depth:
-            with named(T.unroll, self.fragments_m, "i") as i:
+            with named(T.unroll, self.plan.fragments_m, "i") as i:
                 corner = {roles.m: warp_m + i * FRAGMENT, roles.k: depth * FRAGMENT}
                 self._load(self.a_fragments, i, roles.a, self.a_shared, corner, roles.a_layout)
-            with named(T.unroll, self.fragments_n, "j") as j:
+            with named(T.unroll, self.plan.fragments_n, "j") as j:
                 corner = {roles.n: warp_n + j * FRAGMENT, roles.k: depth * FRAGMENT}
                 self._load(self.b_fragments, j, roles.b, self.b_shared, corner, roles.b_layout)
             with (
-                named(T.unroll, self.fragments_m, "i") as i,
-                named(T.unroll, self.fragments_n, "j") as j,
+                named(T.unroll, self.plan.fragments_m, "i") as i,
+                named(T.unroll, self.plan.fragments_n, "j") as j,
             ):
-                position = i * self.fragments_n + j
+                position = i * self.plan.fragments_n + j
                 T.evaluate(
                     T.tvm_mma_sync(
                         self.accumulators.data, position, self.a_fragments.data, i,
@@ -166,11 +170,11 @@ class _WmmaLowering(MatrixLowering):
         outer, inner = outer_inner(self.roles, load)
         width = self.tile[inner]
         padding = self.schedule.padding_of.get(load.tensor, 0)
-        tensor = self.tensors[load.tensor]
+        tensor = self.plan.tensors[load.tensor]
 
         def copy(row: Expr, column: Expr) -> None:
             axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
-            value = guarded_read(load, tensor, self.source(load), axes, {**self.form.sizes, **self.padded})
+            value = guarded_read(load, tensor, self.source(load), axes, {**self.form.sizes, **self.plan.padded})
             T.buffer_store(shared, value, [row * (width + padding) + column])
 
         self.share_out(self.tile[outer], width, self.fetch_width(load), copy)
@@ -180,11 +184,11 @@ class _WmmaLowering(MatrixLowering):
     def _leave(self, row: Expr) -> None:
         """One row of every warp's fragments: to shared memory, through the final statement, to the output."""
         width = strip_shape(self.roles, self.schedule)[1]
-        warp_row = self.warp // self.warps_n * FRAGMENT
-        warp_column = self.warp % self.warps_n * self.schedule.thread_of[self.roles.n]
-        with named(T.unroll, self.fragments_n, "j") as j:
+        warp_row = self.warp // self.plan.warps_n * FRAGMENT
+        warp_column = self.warp % self.plan.warps_n * self.schedule.thread_of[self.roles.n]
+        with named(T.unroll, self.plan.fragments_n, "j") as j:
             pointer = self.strip.access_ptr("w", offset=warp_row * width + warp_column + j * FRAGMENT)
-            source = _fragment(self.accumulators, row * self.fragments_n + j)
+            source = _fragment(self.accumulators, row * self.plan.fragments_n + j)
             T.evaluate(T.tvm_store_matrix_sync(*source, pointer, width, "row_major"))
         self.store_strip(self.strip, row)
 

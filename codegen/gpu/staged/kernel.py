@@ -30,25 +30,25 @@ from codegen.gpu.staged.tiles import StagedTile
 from codegen.gpu.tiles import padding_is_neutral
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, LoweringError, identifier
+from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.statements import allocate, local_buffer, named
 from codegen.tir.values import Expr, combine, evaluate, identity
-from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.kernel.regions import data_dimension, storage_order
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.pipelines import asynchronous_problem
-from sokoban.schedule.tile import TileSchedule
 
 
-def is_staged(form: KernelForm, schedule: TileSchedule) -> bool:
-    """Whether a schedule stages every operand of a reduction, walked in steps by threads that reduce alone."""
+def takes(request: LoweringRequest) -> bool:
+    """Schedules that stage every operand of a reduction, walked in steps by threads that reduce alone."""
+    form, schedule = request.form, request.tiles
     return (
         form.kind == "tile"
         and form.reduction is not None
-        and schedule.instruction == "fma"
+        and not schedule.uses_matrix
         and not schedule.reduce_threads
         and bool(form.body_loads)
         and all(load.tensor in schedule.cached and load.indices for load in form.body_loads)
@@ -56,10 +56,16 @@ def is_staged(form: KernelForm, schedule: TileSchedule) -> bool:
     )
 
 
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a schedule that stages everything."""
+    return StagedLowering(request).run()
+
+
 class StagedLowering:
     """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
 
-    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str, dynamic_shared: bool) -> None:
+    def __init__(self, request: LoweringRequest) -> None:
+        form, schedule, entry = request.form, request.tiles, request.entry
         self.form, self.schedule, self.entry = form, schedule, entry
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
@@ -82,7 +88,7 @@ class StagedLowering:
             for dtype in sorted(dtypes)
         }
         self.shared_bytes = self.stages * sum(tile.size * tile.tensor.element_bytes for tile in self.tiles.values())
-        self.is_dynamic = dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
+        self.is_dynamic = request.target.row.has_dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
 
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule

@@ -44,7 +44,7 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradient:
+class ParameterGradient:
     """A parameter's gradient in one step.
 
     `ready` is the row of the GPU task whose end completes it, `hook` that of the CPU task which then hands it over;
@@ -64,7 +64,7 @@ class Gradients:
     """The gradients of every step in the order in which they become ready, and where that was read."""
 
     source: str
-    steps: dict[int, tuple[Gradient, ...]]
+    steps: dict[int, tuple[ParameterGradient, ...]]
 
     def bytes_of(self, step: int) -> float:
         """Bytes of all gradients of a step."""
@@ -247,7 +247,7 @@ class _Anchors:
             layered = graph.layer[tasks] != NONE
             behind = _last_before(start[layered], tasks[layered], ends[mine])
             layer[mine] = np.where(behind == NONE, NONE, graph.layer[behind])
-        found: dict[int, list[Gradient]] = defaultdict(list)
+        found: dict[int, list[ParameterGradient]] = defaultdict(list)
         for at in np.argsort(ends, kind="stable"):
             step = int(graph.step[hook[at]]) if hook[at] != NONE else NONE
             if step == NONE or sizes[at] <= 0:
@@ -257,7 +257,9 @@ class _Anchors:
             of_layer = int(layer[at]) if source != NONE else NONE
             name = names[at] if names else (graph.layers[of_layer] if of_layer != NONE else f"gradient {at}")
             found[step].append(
-                Gradient(name=name, bytes=float(sizes[at]), step=step, ready=source, hook=int(hook[at]), layer=of_layer)
+                ParameterGradient(
+                    name=name, bytes=float(sizes[at]), step=step, ready=source, hook=int(hook[at]), layer=of_layer
+                )
             )
         return {step: tuple(found[step]) for step in sorted(found)}
 
@@ -294,7 +296,7 @@ def _from_record(anchors: _Anchors) -> dict[int, Any]:
         shift = max(len(sizes) - len(seen), 0) if step == first else 0
         pairs = zip(seen, sizes[shift:], names[shift:], strict=False)
         found[step] = tuple(
-            Gradient(name=name, bytes=float(size), step=step, ready=one.ready, hook=one.hook, layer=one.layer)
+            ParameterGradient(name=name, bytes=float(size), step=step, ready=one.ready, hook=one.hook, layer=one.layer)
             for one, size, name in pairs
         )
     return found
@@ -312,14 +314,14 @@ def _of_layers(graph: TaskGraph, listed: list[dict[str, Any]], sizes: Floats, na
     """Gradients of modules at the last backward GPU task of the layer of that name."""
     ends = _layer_ends(graph)
     index = {text: i for i, text in enumerate(graph.layers)}
-    found: dict[int, list[Gradient]] = defaultdict(list)
+    found: dict[int, list[ParameterGradient]] = defaultdict(list)
     for one, size, name in zip(listed, sizes, names, strict=True):
         layer = index.get(str(one.get("module", "")), NONE)
         for step in sorted({step for step, _ in ends}):
             if (step, layer) in ends:
                 row = ends[step, layer]
                 found[step].append(
-                    Gradient(
+                    ParameterGradient(
                         name=name, bytes=float(size), step=step, ready=row, hook=int(graph.launch[row]), layer=layer
                     )
                 )
@@ -432,7 +434,7 @@ def _spread(graph: TaskGraph, total: float) -> dict[int, Any]:
         time = sum(shares.values()) or 1.0
         parts = [(row, total * share / time) for row, share in sorted(shares.items()) if share]
         found[int(step)] = tuple(
-            Gradient(
+            ParameterGradient(
                 name=_layer_name(graph, row),
                 bytes=size,
                 step=int(step),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, matching
-from daydream.operators.shapes import Tensor, inputs_of
+from daydream.operators.shapes import RecordedTensor, inputs_of
 from daydream.trace.trace import NONE, Category, Ints
 
 Mask = NDArray[np.bool_]
@@ -307,7 +307,7 @@ def launch_latency_us(graph: TaskGraph) -> float:
     return float(np.median(lags)) if len(lags) else 0.0
 
 
-def tensors(graph: TaskGraph, operator: int) -> list[Tensor]:
+def tensors(graph: TaskGraph, operator: int) -> list[RecordedTensor]:
     """The tensors that an operator (a trace row) got, as far as recorded; those in lists are left out."""
     if graph.trace is None or operator == NONE:
         return []

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hal.microbench.cpu import product_ir
+from hal.spec.parts import CPU_AHEAD_BYTES, CPU_LINE_BYTES
 
 #: Vectors per turn of the loops over memory.
 UNROLL = 8
@@ -18,12 +19,6 @@ PAGE_ELEMENTS = 1024
 
 #: Instructions that do nothing, for every multiply-add of the loop that measures how many a core starts.
 IDLE = 3
-
-#: How far ahead of its use a kernel asks for a line of an array that it runs through: what a core moves while a line
-#: comes from memory, with room.
-AHEAD_BYTES = 2048
-
-LINE_BYTES = 64
 
 _PLACES = 4
 #: What the copy moves at a time; its arrays hold a multiple.
@@ -114,12 +109,13 @@ def _read(lanes: int) -> str:
 
 
 def _ahead(base: str, index: int, lanes: int, written: int = 0) -> str:
-    """A request for the line that the ``index``-th vector begins, `AHEAD_BYTES` further on; "" where it begins none."""
-    if 4 * index * lanes % LINE_BYTES:
+    """A request for the line that the ``index``-th vector begins, `CPU_AHEAD_BYTES` further on; empty where it begins
+    none."""
+    if 4 * index * lanes % CPU_LINE_BYTES:
         return ""
     place = f"{base}{index}.ahead"
     return (
-        f"  %{place} = getelementptr i8, ptr %{base}{index}.at, i64 {AHEAD_BYTES}\n"
+        f"  %{place} = getelementptr i8, ptr %{base}{index}.at, i64 {CPU_AHEAD_BYTES}\n"
         f"  call void @llvm.prefetch.p0(ptr %{place}, i32 {written}, i32 3, i32 1)\n"
     )
 

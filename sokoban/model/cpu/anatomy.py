@@ -21,7 +21,7 @@ from sokoban.model.cpu.rows import row_bytes, row_work
 from sokoban.model.cpu.stages import COPYING, STAGES, Stages, whole_seconds
 from sokoban.model.cpu.traffic import Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
-from sokoban.schedule.cpu_tiles import VectorTiles, by_vector_axis
+from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
 from sokoban.schedule.table import ScheduleTable, one, shares_rows
 from sokoban.schedule.tile import TileSchedule
 
@@ -74,7 +74,7 @@ class VectorAnatomy:
 
     placed: PlacedForm
     table: ScheduleTable
-    tiles: VectorTiles | None
+    tiles: CpuTiles | None
     lanes: int
     work: Work
     stages: Stages

@@ -23,7 +23,7 @@ from sokoban.model.cpu.rows import row_bytes, row_work
 from sokoban.model.cpu.traffic import USABLE, WRITES, Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
 from sokoban.model.estimates import EstimateTable
-from sokoban.schedule.cpu_tiles import VectorTiles, by_vector_axis
+from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product, shares_rows
 
 #: Exponents with which stages inside a core, layers of its own, and layers that all cores share add up: 1 would be no
@@ -67,7 +67,7 @@ class Stages:
         self.spilled: Ints = np.zeros(table.count, dtype=np.int64)
         by_rows = shares_rows(table)
         for where, part in _split(by_rows):
-            rows = table if part.all() and len(where) == table.count else table.rows(where)
+            rows = table if part.all() and len(where) == table.count else table.candidates(where)
             if by_rows[where[0]]:
                 self._row_kernels(where, rows)
             else:
@@ -80,7 +80,7 @@ class Stages:
 
     # ---- kinds of kernels
 
-    def _tile_kernels(self, where: Ints, tiles: VectorTiles) -> None:
+    def _tile_kernels(self, where: Ints, tiles: CpuTiles) -> None:
         copies = copies_of(tiles)
         work = tile_work(tiles, copies)
         self._core(where, work)

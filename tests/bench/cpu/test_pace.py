@@ -11,7 +11,7 @@ import pytest
 from bench.cpu import pace
 from bench.cpu.comparison import compare
 from bench.cpu.pace import Pace
-from codegen.cpu.library import BuiltLibrary
+from codegen.cpu.shared_object import SharedObject
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import kernel_form
@@ -43,7 +43,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def bundles(tmp_path: Path) -> Path:
     form = kernel_form(operator_from_data(dict(SPEC)))
-    kernel = CpuKernel(BuiltLibrary("op", b"", "", 8, 64), SCHEDULE, 1e-3)
+    kernel = CpuKernel(SharedObject(entry="op", data=b"", assembly="", blocks=8, scratch_bytes=64), SCHEDULE, 1e-3)
     write_cpu_bundle(tmp_path / "product", form, [kernel], device="cpu", architecture="cascadelake")
     return tmp_path
 

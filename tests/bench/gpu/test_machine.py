@@ -19,7 +19,7 @@ from codegen.bundle.records import KernelRecord
 from hal.microbench import Measurement as Reading
 from hal.microbench import Run as MicrobenchRun
 from roller.profile import gpu_worker, profile
-from roller.profile.gpu import Board, Measurement
+from roller.profile.measurement import Board, Measurement
 from roller.profile.profile import KernelProfile, OperatorProfile
 
 
@@ -238,7 +238,7 @@ def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> No
     kernels = (KernelProfile(entry(2), good, False), KernelProfile(entry(1), bad, False))
     closed: list[bool] = []
     runner = types.SimpleNamespace(board=lambda: board, close=lambda: closed.append(True))
-    monkeypatch.setattr(gpu_worker, "ChildRunner", lambda device, options: runner)
+    monkeypatch.setattr(gpu_worker, "GpuRunner", lambda device, options: runner)
     monkeypatch.setattr(
         profile,
         "profile_bundle",

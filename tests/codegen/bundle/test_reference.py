@@ -10,13 +10,13 @@ import pytest
 
 from codegen.bundle.reference import ReferenceKernel, reference_kernel
 from codegen.gpu.source.nvrtc import compile_cuda
-from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
+from codegen.verify.emulator import run_cuda_on_cpu
 from codegen.verify.gpu import _stored
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 
-emulated = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+emulated = pytest.mark.usefixtures("emulator")
 
 OPERATORS: list[dict[str, Any]] = [
     {"op": "matmul", "m": 13, "n": 9, "k": 17},

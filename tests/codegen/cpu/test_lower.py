@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from codegen.cpu.lower import lower_cpu
-from codegen.generators import linker
+from codegen.cpu.lower import lower
 from codegen.tir.lowered import LoweringError
+from codegen.tir.lowering import LoweringRequest
 from sokoban.schedule.cpu_tiles import WRITTEN_OUT
 from sokoban.schedule.tile import TileSchedule, sizes
-from tests.codegen.cpu_kernels import built, error_of, form_of, schedule_for, vector_bytes
+from tests.codegen.cpu_kernels import built, error_of, form_of, host, schedule_for, vector_bytes
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 MATMUL = {"op": "matmul", "m": 50, "n": 70, "k": 33}
 CONV = {"op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 11, "f": 36, "kh": 3, "kw": 3, "padding": 1}
@@ -230,10 +230,10 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None
     form = form_of(**MATMUL)
     schedule = TileSchedule(block=sizes({"m": 16, "n": 32}), thread=sizes({"m": 4, "n": 32})).with_(**change)
     with pytest.raises(LoweringError, match=message):
-        lower_cpu(form, schedule, entry="op", vector_bytes=64)
+        lower(LoweringRequest(form, schedule, "op", host()))
 
 
 def test_dtypes_without_vectors_are_refused() -> None:
     form = form_of(**MATMUL, dtype="float16")
     with pytest.raises(LoweringError, match="A is float16; CPU kernels take float32 and float64"):
-        lower_cpu(form, schedule_for(form), entry="op", vector_bytes=64)
+        lower(LoweringRequest(form, schedule_for(form), "op", host()))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source
@@ -16,6 +15,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.addresses import vector_accesses
+from tests.codegen.lowering import lower
 
 
 def form_of(**data: Any) -> KernelForm:
@@ -45,7 +45,7 @@ def test_accesses_are_sixteen_bytes_wide_whatever_is_computed(function: str, dty
     assert compile_cuda(source, "sm_80", name="wide").spill_bytes == 0
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("thread", [1, 4, 8])
 @pytest.mark.parametrize(

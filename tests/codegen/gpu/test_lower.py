@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source, opencl_source, static_shared_bytes
@@ -23,6 +22,7 @@ from sokoban.language.names import fresh_name
 from sokoban.language.operators import operator_from_data, operators_from_json
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.addresses import largest_dynamic_byte, vector_accesses
+from tests.codegen.lowering import OPENCL, lower
 
 SUITES = Path(__file__).resolve().parents[3] / "bench" / "suites"
 
@@ -185,7 +185,7 @@ def test_more_than_48_kib_is_given_at_launch_on_cuda_and_declared_elsewhere() ->
     assert static_shared_bytes(source) == 0
     assert largest_dynamic_byte(source, lowered.grid, lowered.block) <= lowered.dynamic_shared_bytes
     assert compile_cuda(source, "sm_70", name="large").shared_bytes == 0
-    static = lower(form, schedule, entry="large", dynamic_shared=False)
+    static = lower(form, schedule, entry="large", target=OPENCL)
     assert static.dynamic_shared_bytes == 0
     text = opencl_source(static, names(form))
     assert static_shared_bytes(text) == static.shared_bytes == lowered.shared_bytes

@@ -9,8 +9,8 @@ import pytest
 
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
-from codegen.gpu.patches import lower_patches
 from codegen.gpu.source.text import KERNEL_SUFFIX, opencl_source
+from codegen.target import Target
 from codegen.verify.opencl import run_opencl
 from roller.algorithms.winograd import MATRICES, Tiles
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -18,6 +18,7 @@ from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import tensors_of
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.patches import PatchSchedule
+from tests.codegen.lowering import lower
 
 RESNET = {
     "op": "conv2d", "n": 4, "c": 16, "h": 20, "w": 20, "f": 24, "kh": 3, "kw": 3, "padding": "SAME",
@@ -39,9 +40,7 @@ def test_cuda_text_compiles_without_spills_or_local_memory(size: int, architectu
             form=transform,
             schedule=PatchSchedule(64),
             entry="patches",
-            generator="cuda",
-            architecture=architecture,
-            lanes=32,
+            target=Target("cuda", architecture, 32),
             verify=False,
         )
         built = build_kernel(request)
@@ -55,7 +54,7 @@ def test_rows_of_the_output_leave_as_vectors() -> None:
     texts = []
     for width in (20, 18, 19):
         output = transforms(4, w=width)[2]
-        texts.append(opencl_source(lower_patches(output, PatchSchedule(64), entry="k"), names(output)))
+        texts.append(opencl_source(lower(output, PatchSchedule(64), entry="k"), names(output)))
     vectors = [len(re.findall(r"vstore4|\(\*\(__global float4\*\)|\*\(__global float4\*\)", text)) for text in texts]
     assert vectors[0] > 0 and vectors[1] == vectors[2] == 0
 
@@ -64,7 +63,7 @@ def names(transform: PatchTransform) -> list[str]:
     return [tensor.name for tensor in tensors_of(transform)]
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("size", MATRICES)
 def test_filters_and_input_become_what_numpy_says(size: int) -> None:
     filters, patches, _ = transforms(size, h=9, w=7)
@@ -85,7 +84,7 @@ def test_filters_and_input_become_what_numpy_says(size: int) -> None:
     np.testing.assert_allclose(run(patches, image).reshape(expected.shape), expected, atol=2e-5)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_the_output_gets_its_epilogue_and_no_element_beyond_it() -> None:
     output = transforms(2, h=9, w=7)[2]
     generator = np.random.default_rng(2)
@@ -99,7 +98,7 @@ def test_the_output_gets_its_epilogue_and_no_element_beyond_it() -> None:
 
 def run(transform: PatchTransform, *inputs: np.ndarray) -> np.ndarray:
     """The output of a transform, with a guard behind it that is looked at."""
-    lowered = lower_patches(transform, PatchSchedule(64), entry="k")
+    lowered = lower(transform, PatchSchedule(64), entry="k")
     output = np.full(transform.output.element_count + 64, np.nan, np.float32)
     arrays = [*(np.ascontiguousarray(each).ravel() for each in inputs), output]
     total = [blocks * threads for blocks, threads in zip(lowered.grid, lowered.block, strict=True)]

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source, opencl_source, static_shared_bytes
@@ -15,6 +14,7 @@ from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
 
 def form_of(**data: Any) -> KernelForm:
@@ -82,7 +82,7 @@ def test_no_barrier_stands_inside_a_condition(data: dict[str, Any]) -> None:
                 stack.append(line)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("each", [1, 3])
 @pytest.mark.parametrize("threads", [1, 16, 32, 96])
 @pytest.mark.parametrize(

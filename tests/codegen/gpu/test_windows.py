@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source
@@ -19,6 +18,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 from sokoban.schedule.windows import PATCH_STATEMENTS, reads_patches
+from tests.codegen.lowering import lower
 
 DEPTHWISE = {"op": "depthwise_conv2d", "n": 2, "c": 3, "h": 21, "w": 19}
 
@@ -65,7 +65,7 @@ def test_nobody_waits_for_anybody() -> None:
     assert "__syncthreads" not in source and "__shared__" not in source
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize(
     "tile",
     [

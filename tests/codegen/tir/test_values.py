@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.text import opencl_source
 from codegen.tir.values import affine, constant, identity
 from codegen.verify.gpu import verify
@@ -16,6 +15,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import FUNCTIONS, AffineIndex
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 NUMERIC = sorted(set(FUNCTIONS) - {*COMPARISONS, "and", "or", "not", "select"})
@@ -35,7 +35,7 @@ def source_of(form: KernelForm) -> str:
     return opencl_source(lower(form, flat(form), entry="value"), names)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("function", NUMERIC)
 def test_a_function_is_computed_as_the_reference_does(function: str, dtype: str) -> None:
@@ -49,7 +49,7 @@ def test_a_function_is_computed_as_the_reference_does(function: str, dtype: str)
     assert result.passed, result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize(
     "text",
     [

@@ -8,22 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.cpu.library import BuiltLibrary
-from codegen.generators import linker
+from codegen.cpu.shared_object import SharedObject
 from codegen.verify import cpu as module
-from codegen.verify.cpu import WHOLE_POINTS, verify_native
+from codegen.verify.cpu import WHOLE_POINTS, verify_cpu
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
-from tests.codegen.cpu_kernels import form_of, schedule_for, vector_bytes
+from sokoban.kernel.instructions import Instruction
+from tests.codegen.cpu_kernels import form_of, host, schedule_for, vector_bytes
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 LANES = vector_bytes() // 4
 
 
 def checked(form: KernelForm, **changes: Any) -> Any:
-    given = {"architecture": host_architecture(), "lanes": LANES}
-    return verify_native(form, schedule_for(form), **(given | changes))
+    return verify_cpu(form, schedule_for(form), replace(host(), **changes))
 
 
 def test_small_operators_run_whole() -> None:
@@ -70,7 +69,7 @@ def test_a_kernel_that_leaves_its_blocks_out_is_found(monkeypatch: pytest.Monkey
 def test_scratch_memory_beyond_its_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     build = module._built
 
-    def smaller(*arguments: Any) -> BuiltLibrary:
+    def smaller(*arguments: Any) -> SharedObject:
         found = build(*arguments)
         return replace(found, scratch_bytes=found.scratch_bytes - 256)
 
@@ -81,6 +80,6 @@ def test_scratch_memory_beyond_its_end_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_does_not_lower_says_why() -> None:
     form = form_of(op="matmul", m=20, n=40, k=12)
-    schedule = schedule_for(form).with_(instruction="wmma_16x16x16")
-    check = verify_native(form, schedule, architecture=host_architecture(), lanes=LANES)
+    schedule = schedule_for(form).with_(instruction=Instruction.WMMA)
+    check = verify_cpu(form, schedule, host())
     assert not check.passed and "no instruction of a CPU" in check.reason

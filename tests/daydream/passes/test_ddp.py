@@ -13,7 +13,7 @@ from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.passes import registered
 from daydream.passes.basis.communication import all_reduce_us, all_reduces
-from daydream.passes.basis.gradients import Gradient
+from daydream.passes.basis.gradients import ParameterGradient
 from daydream.passes.ddp import buckets, ddp
 from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
@@ -125,8 +125,8 @@ def test_recorded_buckets_are_kept(tmp_path: Path):
     assert made.bytes[all_reduces(made)].tolist() == [64]
 
 
-def gradient(size: float) -> Gradient:
-    return Gradient(name="g", bytes=size, step=0, ready=0, hook=0)
+def gradient(size: float) -> ParameterGradient:
+    return ParameterGradient(name="g", bytes=size, step=0, ready=0, hook=0)
 
 
 def test_a_bucket_closes_with_the_gradient_that_fills_it():

@@ -151,7 +151,7 @@ def test_what_only_matrix_instructions_multiply_is_cut_into_whole_slices_or_not_
     assert (found.programs, found.declined) == ((), "k cannot be cut into slices that are worth it")
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_slices_of_integers_are_exact() -> None:
     program = chains(form_of(op="matmul", m=128, n=256, k=16384, dtype="int8"), "a100")[0]
     result = verify_chain(program.check())
@@ -180,7 +180,7 @@ def test_an_axis_that_windows_walk_is_not_cut() -> None:
 # Verified by running
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize(
     "operator",
     [
@@ -199,7 +199,7 @@ def test_the_best_chain_agrees_with_the_reference(operator: dict[str, Any]) -> N
     assert result.relative_error is not None and result.relative_error <= 1e-5
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_gradient_of_weights_agrees_with_the_reference() -> None:
     program = chains(weight_gradient(**CONVOLUTION))[0]
     result = verify_chain(program.check())
@@ -208,7 +208,7 @@ def test_a_gradient_of_weights_agrees_with_the_reference() -> None:
     assert 1 < result.axis_sizes["n"] <= 64
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("sizes", [{"s": 64, "m": 64, "n": 64, "k": 256}, {"s": 9, "m": 1, "n": 40, "k": 100}])
 def test_products_with_the_batch_in_the_middle_are_right(sizes: dict[str, int]) -> None:
     """What a first kernel reads: its tiles turn past the slices."""
@@ -229,7 +229,7 @@ def test_tiles_turn_past_axes_that_all_operands_walk() -> None:
     assert storage_order(depthwise.body_loads[1], depthwise.spatial, depthwise.batch_axes) == (1, 0)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_wrong_second_kernel_is_caught() -> None:
     program = chains(form_of(**{**TALL, "k": 8192}))[0]
     check = program.check()

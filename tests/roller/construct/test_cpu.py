@@ -9,7 +9,7 @@ import pytest
 
 from hal.catalog import load_device
 from roller.construct.construct import construct
-from roller.construct.cpu import REGISTER_TILES, SMALLEST_BLOCK, VectorTiles
+from roller.construct.cpu import REGISTER_TILES, SMALLEST_BLOCK, CpuScaleUp
 from roller.construct.program import Candidate, Construction
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -50,7 +50,7 @@ def form_of(fields: dict[str, Any]) -> KernelForm:
 
 def tiles_of(form: KernelForm) -> list[Candidate]:
     """What is proposed by tiles; not by rows."""
-    found = VectorTiles(TileSpace.of(form), PlacedForm(form, DEVICE), 0.1).candidates()
+    found = CpuScaleUp(TileSpace.of(form), PlacedForm(form, DEVICE), 0.1).candidates()
     return [candidate for candidate in found if candidate.policy == "scale up"]
 
 

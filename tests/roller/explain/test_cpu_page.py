@@ -16,8 +16,8 @@ from roller.cli import main
 from roller.construct.program import DIRECT, RProgram
 from roller.estimate.operators import estimate_items, estimate_table, load_items
 from roller.estimate.schedules import score, score_table
-from roller.explain.cpu_pace import vector_reasons, vector_stage_meanings
-from roller.explain.cpu_page import vector_program
+from roller.explain.cpu_pace import cpu_reasons, cpu_stage_meanings
+from roller.explain.cpu_page import cpu_program
 from roller.explain.pace import schedule_text
 from roller.explain.page import explain
 from roller.explain.picture import draw
@@ -68,7 +68,7 @@ def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) ->
         assert not re.search(r"\d[eE][+-]?\d|\bnan\b|\binf\b", numbers)
         assert [word for word in FOREIGN if re.search(rf"\b{word}", text)] == []
         assert f"How rank {rank} was constructed: {program.policy}" in text
-        for stage, meaning in vector_stage_meanings(programs.device).items():
+        for stage, meaning in cpu_stage_meanings(programs.device).items():
             bar = re.search(rf"^  {stage} +(\S+)(.*)$", text, re.MULTILINE)
             assert bar is not None
             assert meaning in bar[2] or program.estimate.stage_seconds[stage] == 0.0
@@ -146,11 +146,11 @@ def test_uneven_blocks_are_named() -> None:
         epsilon=0.1,
         reasons=(),
     )
-    text = " ".join(" ".join(vector_reasons(PlacedForm(form, device), program)).split())
+    text = " ".join(" ".join(cpu_reasons(PlacedForm(form, device), program)).split())
     assert schedule.grid_blocks(form.sizes) == 24 and device.unit_count == 32
     assert "24 blocks on 32 cores keep the busiest 33% longer than even shares would take" in text
     assert "of cores that wait for the busiest" in text
-    text = " ".join(" ".join(vector_program(PlacedForm(form, device), program)).split())
+    text = " ".join(" ".join(cpu_program(PlacedForm(form, device), program)).split())
     assert "24 blocks: 1 for the busiest of 32 cores, 75% balanced" in text
     assert "n is 5 x 48 + 16" in text and "m is " not in text
     assert "B packed in panels of vectors along n, once a block" in text
@@ -188,7 +188,7 @@ def test_scores_have_the_stages_of_the_device() -> None:
     ]
     device = load_device(DEVICES[0])
     scores = score(schedules_from_json("\n".join(map(json.dumps, lines)).encode(), expr), device)
-    assert scores.stages == tuple(vector_stage_meanings(device))
+    assert scores.stages == tuple(cpu_stage_meanings(device))
     headings = [str(column.header) for column in score_table(scores, 10).columns]
     assert "scratch B" in headings and "shared B" not in headings
     first, second = scores.rows(0, 2)

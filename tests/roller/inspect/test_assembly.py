@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.cpu.library import without_debugging
+from codegen.cpu.shared_object import without_debugging
 from roller.inspect.assembly import hottest_loop
 
 TEXT = """

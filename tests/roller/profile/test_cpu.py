@@ -16,6 +16,7 @@ from codegen.bundle.reader import read_bundle
 from codegen.generators import linker
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
+from roller.profile.child import serve
 from roller.profile.cpu import (
     FEWEST_ROUNDS,
     FEWEST_SETS,
@@ -28,12 +29,12 @@ from roller.profile.cpu import (
     _Judge,
     rotating_sets,
 )
-from roller.profile.cpu_worker import CpuRunner, serve
+from roller.profile.cpu_worker import CpuRunner, answer
 from roller.profile.profile import ProfileOptions, profile_here
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 QUICK = CpuMeasureOptions(rounds=3, turn_seconds=0.0, warmup_seconds=0.0)
 
@@ -153,7 +154,7 @@ def test_requests_are_answered_in_order(bundle: Path) -> None:
     request = {"ask": "measure", "directory": str(bundle), "ranks": [2, 1], "options": asdict(QUICK)}
     lines = [{"ask": "board"}, request, {**request, "directory": "nowhere"}]
     out = io.StringIO()
-    serve(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), out)
+    serve(io.StringIO("".join(json.dumps(line) + "\n" for line in lines)), out, answer)
     replies = [json.loads(line) for line in out.getvalue().splitlines()]
     assert "board" in replies[0] and replies[-1]["error"][0] == "nowhere"
     running = [reply["running"] for reply in replies if "running" in reply]

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, STAGES, UNHIDDEN, breakdown
 from sokoban.model.gpu.step import Occupancy
@@ -97,7 +98,7 @@ def test_traffic_follows_the_element_size(dtype: str, bytes_: int) -> None:
 def test_matrix_instructions_run_at_their_own_rate() -> None:
     m, n, k = 128 * 40, 128 * 20, 2048
     form = form_of(op="matmul", m=m, n=n, k=k, dtype="float16")
-    schedule = matmul_schedule((128, 128), (64, 32), 32, padding=(("A", 8), ("B", 8)), instruction="wmma_16x16x16")
+    schedule = matmul_schedule((128, 128), (64, 32), 32, padding=(("A", 8), ("B", 8)), instruction=Instruction.WMMA)
     row = estimate_schedules(form, V100, [schedule]).row(0)
     instruction = V100.matrix_instruction("float16")
     assert instruction is not None
@@ -154,7 +155,7 @@ def test_rows_of_different_kinds_do_not_depend_on_each_other() -> None:
     form = form_of(op="matmul", m=640, n=96, k=960, dtype="float16", transpose_b=True)
     rows = [
         matmul_schedule((32, 32), (2, 4), 16),
-        matmul_schedule((64, 32), (32, 16), 32, padding=(("A", 8), ("B", 8)), instruction="wmma_16x16x16"),
+        matmul_schedule((64, 32), (32, 16), 32, padding=(("A", 8), ("B", 8)), instruction=Instruction.WMMA),
         matmul_schedule((32, 32), (2, 4), 16, cached=()),
         TileSchedule(block=(("m", 1), ("n", 2)), thread=(("m", 1), ("n", 1)), reduce_threads=(("k", 64),)),
     ]

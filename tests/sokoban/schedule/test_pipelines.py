@@ -60,7 +60,7 @@ def test_a_turned_operand_is_read_as_vectors_and_a_plain_one_word_by_word() -> N
     assert operand_reads(table, load, V100, loop_nest(table)).width.tolist() == [1, 4]
     # Alone or beside others, a schedule is read the same.
     for row in range(2):
-        one = table.rows(slice(row, row + 1))
+        one = table.candidates(slice(row, row + 1))
         assert lane_words(one, load, V100).tolist() == lane_words(table, load, V100)[row : row + 1].tolist()
 
 

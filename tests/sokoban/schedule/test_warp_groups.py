@@ -13,7 +13,7 @@ from codegen.gpu.matrix.mma import mma_shared_bytes
 from codegen.gpu.matrix.wgmma import wgmma_problem
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
-from sokoban.kernel.matrix import WGMMA, is_mma
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
@@ -31,10 +31,10 @@ A100, H100, H200 = load_device("a100"), load_device("h100"), load_device("h200")
 
 
 def group(rows: int = 128, width: int = 256, stages: int = 4) -> TileSchedule:
-    return matmul_schedule((rows, width), (16, width), 64, instruction=WGMMA, stages=stages)
+    return matmul_schedule((rows, width), (16, width), 64, instruction=Instruction.WGMMA, stages=stages)
 
 
-MMA = matmul_schedule((128, 256), (64, 64), 64, instruction="mma_16x8x16", stages=3)
+MMA = matmul_schedule((128, 256), (64, 64), 64, instruction=Instruction.MMA_16X8X16, stages=3)
 
 
 def table_of(*schedules: TileSchedule) -> ScheduleTable:
@@ -121,7 +121,7 @@ def test_no_other_board_is_proposed_any() -> None:
     assert list(warp_group_schedules(PlacedForm(GEMM, A100))) == []
     later = msgspec.structs.replace(H200, compute_capability=(10, 0), architecture="sm_100")
     assert list(warp_group_schedules(PlacedForm(GEMM, later))) == []
-    assert all(schedule.instruction != WGMMA for schedule in search(GEMM, A100).schedules)
+    assert all(schedule.instruction != Instruction.WGMMA for schedule in search(GEMM, A100).schedules)
 
 
 @pytest.mark.parametrize("transpose", [False, True])
@@ -137,8 +137,8 @@ def test_what_is_proposed_can_be_lowered(transpose: bool) -> None:
 
 def test_the_search_finds_them_and_keeps_one_to_fall_back_on() -> None:
     found = search(GEMM, H200)
-    assert found.schedules[0].instruction == WGMMA
-    assert any(is_mma(schedule.instruction) for schedule in found.schedules)
+    assert found.schedules[0].instruction == Instruction.WGMMA
+    assert any(schedule.instruction.is_mma for schedule in found.schedules)
     assert len({replace(schedule, stages=1) for schedule in found.schedules}) == len(found.schedules)
 
 
@@ -153,5 +153,5 @@ def test_the_search_finds_them_and_keeps_one_to_fall_back_on() -> None:
     ],
 )
 def test_a_program_to_fall_back_on_takes_the_last_place(ranked: list[str], top_k: int, expected: list[str]) -> None:
-    instructions = {"w": WGMMA, "m": "mma_16x8x16", "f": "fma"}
+    instructions = {"w": Instruction.WGMMA, "m": Instruction.MMA_16X8X16, "f": Instruction.FMA}
     assert with_fall_back(ranked, top_k, lambda name: instructions[name[0]]) == expected

@@ -14,7 +14,6 @@ from roller.construct.construct import construct
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.transactions import super_tile
 from sokoban.model.rational import estimate, estimate_schedules
-from sokoban.schedule.raster import raster_axes
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule, sizes
 from sokoban.search.bands import bands, in_bands
@@ -41,12 +40,6 @@ def schedule(raster: int) -> TileSchedule:
     )  # fmt: skip
 
 
-def test_a_band_runs_across_the_last_axis_with_several_tiles() -> None:
-    assert raster_axes({"b": 3, "m": 4, "n": 5}) == ("m", "n")
-    assert raster_axes({"b": 3, "m": 4, "n": 1}) == ("b", "m")
-    assert raster_axes({"m": 1, "n": 5}) is None
-
-
 @pytest.mark.parametrize("raster", [1, 2, 4, 7, 14, 64])
 @pytest.mark.parametrize("blocks", [1, 5, 20, 28, 60])
 def test_blocks_that_run_together_cover_what_their_order_says(raster: int, blocks: int) -> None:
@@ -63,7 +56,7 @@ def test_blocks_that_run_together_cover_what_their_order_says(raster: int, block
     assert reached[0] <= covered[0] and reached[1] <= covered[1]
     # No more blocks than there are, and more than half of them.
     assert min(blocks, len(order)) / 2 < max(1, reached[0]) * max(1, reached[1]) <= blocks
-    plain = super_tile(table.rows(np.array([1])), np.array([blocks]))
+    plain = super_tile(table.candidates(np.array([1])), np.array([blocks]))
     assert int(together.tile["m"][1]) == int(plain.tile["m"][0]) and together.rounds[1] == plain.rounds[0]
 
 

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.gpu.lower import lower
 from hal.catalog import load_device
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
@@ -22,6 +21,7 @@ from sokoban.search.padding import bank_padding, formula_padding
 from sokoban.search.screen import BAND, efficient
 from sokoban.search.search import SearchResult, families, search
 from sokoban.search.space import MOST_PADDING, Family, axis_sizes, block_tiles, step_tiles, thread_tiles
+from tests.codegen.lowering import lower
 from tests.sokoban.schedules import form_of, matmul_schedule
 
 V100 = load_device("v100")
@@ -265,7 +265,7 @@ def test_rows_come_back_as_the_schedules_they_were() -> None:
         matmul_schedule((16, 16), (1, 2), 256, cached=("A",), vector=(("A", 4),)),
     ]
     table = ScheduleTable.of(FORMS["matmul"], given_schedules)
-    turned = join([table, table]).rows(np.array([3, 0]))
+    turned = join([table, table]).candidates(np.array([3, 0]))
     back = [schedule_at(turned, row) for row in range(2)]
     assert [s.padding for s in back] == [(), (("A", 1),)]
     assert [(s.block, s.register_tile, s.step, s.cached) for s in back] == [

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.matrix.mma import mma_problem, mma_shared_bytes
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
@@ -16,9 +15,11 @@ from codegen.verify.emulator import EmulatorError
 from codegen.verify.gpu import tile_twin, verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.addresses import warp_offsets
+from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import OPERATORS, assert_right, emulate, form_of, needs_emulator, source_of
 from tests.codegen.matrix_kernels import schedule_of as wmma_schedule
 
@@ -27,7 +28,7 @@ def schedule_of(
     form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), step: int = 32,
     stages: int = 3, **changes: Any,
 ) -> TileSchedule:  # fmt: skip
-    return wmma_schedule(form, block, warp, step, 0, instruction="mma_16x8x16", stages=stages, **changes)
+    return wmma_schedule(form, block, warp, step, 0, instruction=Instruction.MMA_16X8X16, stages=stages, **changes)
 
 
 def text_of(form: KernelForm, schedule: TileSchedule, architecture: str = "sm_80") -> str:

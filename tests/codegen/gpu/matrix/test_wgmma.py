@@ -10,18 +10,20 @@ import pytest
 
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
-from codegen.gpu.lower import lower
 from codegen.gpu.matrix.wgmma import wgmma_problem
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import own_architecture
+from codegen.target import Target
 from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from codegen.verify.gpu import verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.schedule.tile import TileSchedule
 from tests.codegen.addresses import warp_offsets
+from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import assert_right, emulate, form_of, needs_emulator, source_of
 from tests.codegen.matrix_kernels import schedule_of as wmma_schedule
 
@@ -29,7 +31,7 @@ SERIALISED = "wgmma.mma_async instructions are serialized"
 
 
 def schedule_of(form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any) -> TileSchedule:
-    given = {"step": 64, "padding": 0, "instruction": "wgmma_64xNx16", "stages": stages, "vector": (), **changes}
+    given = {"step": 64, "padding": 0, "instruction": Instruction.WGMMA, "stages": stages, "vector": (), **changes}
     return wmma_schedule(form, (rows, width), (16, width), **given)
 
 
@@ -220,22 +222,17 @@ def test_every_width_and_layout_compiles_without_spills(
 
 def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
     form = form_of(op="matmul", m=256, n=256, k=256)
-    group, warp = schedule_of(form), wmma_schedule(form, padding=0, instruction="mma_16x8x16", stages=3)
+    group, warp = schedule_of(form), wmma_schedule(form, padding=0, instruction=Instruction.MMA_16X8X16, stages=3)
     assert own_architecture(group, "sm_90") == "sm_90a"
     assert own_architecture(group, "sm_90a") is None
     assert own_architecture(warp, "sm_90") is None
-    request = BuildRequest(
-        form=form, schedule=group, entry="wgmma", generator="cuda", architecture="sm_90", lanes=32, verify=False
-    )
+    target = Target("cuda", "sm_90", 32)
+    request = BuildRequest(form=form, schedule=group, entry="wgmma", target=target, verify=False)
     built = build_kernel(request)
     assert (built.error, built.architecture, built.spill_bytes) == ("", "sm_90a", 0)
     assert built.binary is not None
     assert (
-        build_kernel(
-            BuildRequest(
-                form=form, schedule=warp, entry="mma", generator="cuda", architecture="sm_90", lanes=32, verify=False
-            )
-        ).architecture
+        build_kernel(BuildRequest(form=form, schedule=warp, entry="mma", target=target, verify=False)).architecture
         is None
     )
 

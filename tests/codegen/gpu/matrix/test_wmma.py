@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.gpu.lower import lower
 from codegen.gpu.matrix.wmma import wmma_problem, wmma_shared_bytes
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.verify.emulator import EmulatorError
 from codegen.verify.gpu import tile_twin
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import OPENCL, lower
 from tests.codegen.matrix_kernels import (
     OPERATORS,
     assert_right,
@@ -100,7 +100,7 @@ def test_more_than_48_kib_are_allocated_dynamically() -> None:
     assert large.shared_bytes == large.dynamic_shared_bytes + 4 * 32 * 136
     assert "extern __shared__" in source_of(form, large)
     assert large.block == (32, 8, 1)
-    assert lower(form, schedule, entry="wmma", dynamic_shared=False).dynamic_shared_bytes == 0
+    assert lower(form, schedule, entry="wmma", target=OPENCL).dynamic_shared_bytes == 0
 
 
 @pytest.mark.parametrize(

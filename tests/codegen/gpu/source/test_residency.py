@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.residency import resident_blocks, squeezed
@@ -13,6 +12,7 @@ from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.pipelines import BODY_STATEMENTS
 from sokoban.schedule.tile import TileSchedule, sizes
+from tests.codegen.lowering import lower
 
 
 def test_registers_are_given_in_whole_units() -> None:

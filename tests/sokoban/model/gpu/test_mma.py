@@ -7,6 +7,7 @@ import pytest
 
 from codegen.gpu.matrix.mma import mma_shared_bytes
 from hal.catalog import load_device
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.model.gpu.issue import issue_seconds
@@ -26,7 +27,7 @@ A100 = load_device("a100")
 def mma(
     block: tuple[int, int] = (128, 256), warp: tuple[int, int] = (64, 64), step: int = 64, stages: int = 3
 ) -> TileSchedule:
-    return matmul_schedule(block, warp, step, instruction="mma_16x8x16", stages=stages)
+    return matmul_schedule(block, warp, step, instruction=Instruction.MMA_16X8X16, stages=stages)
 
 
 def table_of(*schedules: TileSchedule) -> ScheduleTable:
@@ -99,7 +100,7 @@ def test_rank_1_of_a_large_product_reaches_70_percent_of_the_peak_of_a100() -> N
 
 def test_the_same_tiles_take_longer_by_wmma() -> None:
     plain = matmul_schedule(
-        (128, 128), (64, 64), 32, instruction="wmma_16x16x16", padding=(("A", 8), ("B", 8))
+        (128, 128), (64, 64), 32, instruction=Instruction.WMMA, padding=(("A", 8), ("B", 8))
     )  # fmt: skip
     times = estimate(table_of(plain, mma((128, 128), (64, 64), 32, 3)), PlacedForm(GEMM, A100)).seconds
     assert times[0] > 1.1 * times[1]

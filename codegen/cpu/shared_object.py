@@ -1,9 +1,9 @@
-"""A lowered CPU kernel to a shared library that needs nothing but libc: TVM's LLVM writes assembly, the system's
+"""A lowered CPU kernel to a shared object that needs nothing but libc: TVM's LLVM writes assembly, the system's
 compiler assembles and links it, so that what can be read is what runs.
 
-The library has one function for callers, ``int32_t NAME(roller_parallel_for parallel, void *const *tensors)``:
+The object has one function for callers, ``int32_t NAME(roller_parallel_for parallel, void *const *tensors)``:
 ``tensors`` are the inputs in order, the output, and scratch memory for every thread; ``parallel`` shares the blocks out
-(0: the threads of the library itself).
+(0: the object's own threads).
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from codegen.cpu.function import LoweredCpu
+from codegen.cpu.function import BLOCKS, LoweredCpu
 from codegen.generators import linker
 from codegen.tir.lowered import LoweringError, reason_of
 
+#: Lines of assembly: the start of a section, what only debuggers read, and labels that LLVM puts there for them.
 _SECTION = re.compile(r"^\t\.(?:section\t|text\b|data\b|bss\b)")
 _FOR_DEBUGGERS = re.compile(r"^\t\.(?:file|loc)\t")
 _MARK = re.compile(r"^(\.Ltmp\d+):$")
@@ -32,7 +33,7 @@ _MARKS = re.compile(r"\.Ltmp\d+\b")
 
 
 def without_debugging(assembly: str) -> str:
-    """The same program without debug sections, lines of a source that nobody has, and labels that only these use. They
+    """A program without debug sections, lines of a source that nobody has, and labels that only these use. They
     are two thirds of the text, and in a format that older assemblers do not read."""
     kept, debugging = [], False
     for line in assembly.splitlines():
@@ -54,11 +55,11 @@ typedef void (*roller_parallel_for)(roller_task task, void *state, int64_t count
 extern void roller_parallel(roller_task task, void *state, int64_t count);
 
 /* Which kernel, and how much scratch memory a thread has. */
-extern void {entry}_blocks({parameters}, int64_t begin, int64_t end);
+extern void {blocks_function}({parameters}, int64_t begin, int64_t end);
 
 static void run(void *state, int64_t worker, int64_t begin, int64_t end) {{
     void *const *tensors = state;
-    {entry}_blocks({arguments}, (char *)tensors[{scratch}] + worker * INT64_C({scratch_bytes}), begin, end);
+    {blocks_function}({arguments}, (char *)tensors[{scratch}] + worker * INT64_C({scratch_bytes}), begin, end);
 }}
 
 /* 0; or 1 where this processor lacks the vectors that the kernel was compiled for. */
@@ -78,51 +79,53 @@ _COMPILE_OPTIONS = ("-std=c11", "-O2", "-fPIC", "-fvisibility=default", "-w")
 _LINK_OPTIONS = ("-lm", "-lpthread", "-Wl,-z,noexecstack")
 
 
-@dataclass(frozen=True)
-class BuiltLibrary:
+@dataclass(frozen=True, kw_only=True)
+class SharedObject:
     """A kernel as machine code.
 
     Attributes:
         entry: name of the function for callers.
-        library: the shared library's bytes.
+        data: the shared object's bytes.
         assembly: what LLVM made of the kernel, to be read.
         blocks: how many blocks it has.
         scratch_bytes: scratch memory per thread, aligned to 64 bytes.
     """
 
     entry: str
-    library: bytes
+    data: bytes
     assembly: str
     blocks: int
     scratch_bytes: int
 
 
-def build_library(lowered: LoweredCpu, architecture: str, tensors: int) -> BuiltLibrary:
+def build_shared_object(lowered: LoweredCpu, architecture: str, tensors: int) -> SharedObject:
     """Compile and link a kernel.
 
     Args:
-        lowered: the kernel; its entry ends in ``_blocks``.
+        lowered: the kernel.
         architecture: the processor by LLVM's name, ``cascadelake``.
         tensors: how many the operator has, its output among them.
 
     Raises:
         LoweringError: LLVM or the linker refused it, or there is no C compiler.
     """
-    entry = lowered.entry.removesuffix("_blocks")
+    entry = lowered.entry
     assembly = _assembly(lowered, architecture)
     compiler = linker()
     if compiler is None:
         raise LoweringError(f"{entry}: there is no C compiler to link with; install gcc or clang")
     with tempfile.TemporaryDirectory(prefix="roller-cpu-") as folder:
-        kernel, call, pool, library = (
+        kernel, call, pool, linked = (
             os.path.join(folder, name) for name in ("kernel.s", "call.c", "pool.o", "kernel.so")
         )
         Path(kernel).write_text(assembly, "utf-8")
         Path(call).write_text(_call_text(lowered, entry, tensors), "utf-8")
         Path(pool).write_bytes(_pool_object(compiler))
-        _run([compiler, *_COMPILE_OPTIONS, "-shared", "-o", library, call, pool, kernel, *_LINK_OPTIONS], entry)
-        data = Path(library).read_bytes()
-    return BuiltLibrary(entry, data, assembly, lowered.blocks, lowered.scratch_bytes)
+        _run([compiler, *_COMPILE_OPTIONS, "-shared", "-o", linked, call, pool, kernel, *_LINK_OPTIONS], entry)
+        data = Path(linked).read_bytes()
+    return SharedObject(
+        entry=entry, data=data, assembly=assembly, blocks=lowered.blocks, scratch_bytes=lowered.scratch_bytes
+    )
 
 
 @lru_cache(maxsize=2)
@@ -144,6 +147,7 @@ def _run(command: list[str], what: str) -> None:
 def _call_text(lowered: LoweredCpu, entry: str, tensors: int) -> str:
     return _CALL.format(
         entry=entry,
+        blocks_function=entry + BLOCKS,
         parameters=", ".join(["void *"] * (tensors + 1)),
         arguments=", ".join(f"tensors[{number}]" for number in range(tensors)),
         scratch=tensors,

@@ -1,0 +1,164 @@
+"""What products over a pipeline of asynchronous copies have in common: the copies, and the results' way out.
+
+Shared memory holds ``stages`` buffers of both operands' tiles. While a step is multiplied, ``cp.async`` copies later
+ones into the others, past the registers, with zeros at the edges. Where a tensor's rows cannot be copied by four bytes
+at least, threads copy its elements one by one through registers. Results leave in place of the buffers.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.gpu.matrix.base import ProductBlock, ProductKernel, ProductPlan, outer_inner, strip_bytes, strip_shape
+from codegen.gpu.matrix.mma_functions import COPY_BYTES
+from codegen.tir.reads import guarded_read, read_conditions
+from codegen.tir.statements import allocate, named
+from codegen.tir.values import Expr, affine
+from sokoban.kernel.matrix import FRAGMENT, MATRIX_TYPES, MatrixRoles
+from sokoban.language.expression import Load
+from sokoban.schedule.tile import TileSchedule
+
+
+class CopiedProduct(ProductKernel):
+    """A kernel whose operands are copied ahead; subclasses say where elements go and how they are multiplied."""
+
+    has_barriers = True
+
+    def __init__(
+        self,
+        plan: ProductPlan,
+        block: ProductBlock,
+        *,
+        sums: int,
+        ahead: int,
+        first_column: Expr,
+        alignment_bytes: int = -1,
+    ) -> None:
+        """``sums`` are a thread's; ``ahead`` steps are under way while one is multiplied; ``first_column`` is that of
+        the warp in its block; shared memory starts at a multiple of ``alignment_bytes``, where given."""
+        super().__init__(plan, block)
+        schedule, roles, dtype = plan.schedule, plan.roles, plan.form.expr.accumulate
+        self.step = schedule.step_of[roles.k]
+        self.steps = math.prod(plan.padded[axis] // schedule.step_of[axis] for axis in plan.form.reduced)
+        self.stages, self.ahead, self.sum_count, self.warp_n = schedule.stages, ahead, sums, first_column
+        self.element_bytes = MATRIX_TYPES[roles.dtype].element_bytes
+        self.stage_bytes = stage_bytes(schedule, roles)
+        scope = "shared.dyn" if plan.is_dynamic else "shared"
+        self.shared = allocate("shared", plan.shared_bytes // 4, dtype, scope, align_bytes=alignment_bytes)
+        self.sums = allocate("sums", sums, dtype, "local")
+
+    @staticmethod
+    def shared_bytes(schedule: TileSchedule, roles: MatrixRoles) -> int:
+        """Shared memory of a block: the buffers of all stages, in whose place results leave afterwards."""
+        return max(schedule.stages * stage_bytes(schedule, roles), strip_bytes(roles, schedule))
+
+    @abstractmethod
+    def place(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
+        """Byte in shared memory of an element of an operand's tile."""
+
+    def clear(self) -> None:
+        """Zero to all sums."""
+        with named(T.unroll, self.sum_count, "position") as position:
+            T.buffer_store(self.sums, tirx.const(0, self.form.expr.accumulate), [position])
+
+    # ---- steps
+
+    def fetch_first(self) -> None:
+        """The copies that are under way before the first step."""
+        for step in range(self.ahead):
+            if step < self.steps:
+                self.fetch(tirx.const(step, "int32"), step)
+            self.call("copy_async_commit")
+
+    def fetch_later(self, step: Expr) -> None:
+        """Copy the step after those under way to the buffer that was left last."""
+        later = step + self.ahead
+        with T.If(later < self.steps), T.Then():
+            self.fetch(later, later % self.stages)
+        self.call("copy_async_commit")
+
+    def wait(self, pending: int) -> None:
+        """All but ``pending`` groups of copies are there, those of other threads too; all threads are here."""
+        self.call(f"copy_async_wait_{pending}")
+        self.barrier()
+
+    def barrier(self) -> None:
+        T.evaluate(T.tvm_storage_sync("shared"))
+
+    # ---- copies
+
+    def fetch(self, step: Expr, stage: Expr) -> None:
+        """All threads copy the tiles of a step, zero where a tensor or the product ends."""
+        first = {**self.origin, **self._step_origin(step)}
+        for load in (self.roles.a, self.roles.b):
+            self._fetch_operand(load, stage, first)
+
+    def _step_origin(self, step: Expr) -> dict[str, Expr]:
+        origin: dict[str, Expr] = {}
+        for axis in reversed(self.form.reduced):
+            size = self.schedule.step_of[axis]
+            count = self.plan.padded[axis] // size
+            origin[axis] = (step % count if axis != self.form.reduced[0] else step) * size
+            step = step // count
+        return origin
+
+    def _fetch_operand(self, load: Load, stage: Expr, first: Mapping[str, Expr]) -> None:
+        outer, inner = outer_inner(self.roles, load)
+        vector = self.fetch_width(load)
+        size = vector * self.element_bytes
+        if size not in COPY_BYTES:
+            vector = 1
+        tensor, ranges = self.plan.tensors[load.tensor], {**self.form.sizes, **self.plan.padded}
+
+        def copy(row: Expr, column: Expr) -> None:
+            axes = {**first, outer: first[outer] + row, inner: first[inner] + column}
+            offset = self.place(load, stage, row, column)
+            if size not in COPY_BYTES:
+                value = guarded_read(load, tensor, self.source(load), axes, ranges)
+                self.call("store_shared", self.shared.data, offset, value)
+                return
+            source = T.address_of(self.block.buffers[load.tensor][[affine(index, axes) for index in load.indices]])
+            conditions = read_conditions(load, tensor, axes, ranges)
+            if conditions:
+                inside = tirx.all(*conditions)
+                self.call(f"copy_async_{size}_guarded", self.shared.data, offset, source, inside)
+            else:
+                self.call(f"copy_async_{size}", self.shared.data, offset, source)
+
+        self.share_out_vectors(self.tile[outer], self.tile[inner], vector, copy, unroll=True)
+
+    # ---- the results
+
+    def leave(self, row: Expr) -> None:
+        """One row of every warp's sums: to shared memory, through the final statement, to the output."""
+        width = strip_shape(self.roles, self.schedule)[1]
+        strip_row = self.warp // self.plan.warps_n * FRAGMENT + self.lane // 4
+        # Adjacent sums of a lane: of two columns, or of four where two products have every other column each.
+        adjacent = 4 if self.roles.is_interleaved else 2
+        column = self.warp_n + self.lane % 4 * adjacent
+        self.barrier()  # until then the strip is what others read: the last fragments, the row before
+        with (
+            named(T.unroll, self.plan.fragments_n * 4 // adjacent, "j") as j,
+            named(T.unroll, 2, "eight") as eight,
+            named(T.vectorized, adjacent, "pair") as pair,
+        ):
+            first = (row * (self.plan.fragments_n * 4 // adjacent) + j) * 2 * adjacent
+            value = self.sums[first + eight * adjacent + pair]
+            T.buffer_store(self.shared, value, [(strip_row + eight * 8) * width + column + j * (4 * adjacent) + pair])
+        self.barrier()
+        self.store_strip(self.shared, row)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        T.evaluate(T.call_extern("void", name, *arguments))
+
+
+def stage_bytes(schedule: TileSchedule, roles: MatrixRoles) -> int:
+    """Bytes of one buffer of both operands' tiles."""
+    rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
+    return MATRIX_TYPES[roles.dtype].element_bytes * schedule.step_of[roles.k] * (rows + columns)
