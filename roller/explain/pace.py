@@ -145,23 +145,23 @@ def _sum_text(found: Anatomy, seconds: float) -> str:
 
 def _compute(found: Anatomy, program: RProgram) -> str:
     """The arithmetic at the peak, and every factor by which this program takes longer."""
-    table, launch, device = found.table, found.launch, found.device
+    table, occupancy, device = found.table, found.step.occupancy, found.device
     seconds = program.estimate.stage_seconds["compute"]
     if one(table.warp_tile):
         return f"{time_text(seconds)} on the matrix units"
     blocks, units = one(table.block_count), device.unit_count
-    whole = one(found.launch.rounds) * found.running
+    whole = one(found.step.occupancy.rounds) * found.running
     group = device.teu.group_size
-    busiest = math.ceil(one(launch.warps) * found.running / group)
+    busiest = math.ceil(one(occupancy.warps) * found.running / group)
     losses = {
         "tiles past the edges": _covered(found),
-        "partial warps": one(launch.warps) * device.warp_lanes / one(table.threads_per_block),
-        f"{count_text(int(one(launch.warps)) * found.running, 'warp')} on {group} schedulers": (
-            busiest * group / (one(launch.warps) * found.running)
+        "partial warps": one(occupancy.warps) * device.warp_lanes / one(table.threads_per_block),
+        f"{count_text(int(one(occupancy.warps)) * found.running, 'warp')} on {group} schedulers": (
+            busiest * group / (one(occupancy.warps) * found.running)
         ),
         f"{count_text(int(blocks), 'block')} on {units} {device.unit_name}s": whole * units / blocks,
     }
-    raw = one(launch.rounds * table.step_count) * found.step_busy["compute"]
+    raw = one(occupancy.rounds * table.step_count) * found.step_busy["compute"]
     if seconds > raw * _LOSS:
         losses["the clock under the power limit"] = seconds / raw
     named = [f"{name} {100 * (loss - 1):+.0f}%" for name, loss in losses.items() if loss >= _LOSS]
@@ -186,10 +186,10 @@ def _issue(found: Anatomy, program: RProgram) -> str:
 
 def _shared(found: Anatomy, program: RProgram) -> str:
     """Passes of the port per warp and step, by what needs them."""
-    warps = one(found.launch.warps)
+    warps = one(found.step.occupancy.warps)
     texts = []
-    for load, part in found.fetches.items():
-        read = found.reads.get(load)
+    for load, part in found.step.fetches.items():
+        read = found.step.reads.get(load)
         if read is not None and not one(found.table.warp_tile):
             passes, instructions = one(read.passes), one(read.instructions)
             each = passes / instructions if instructions else 1.0
@@ -201,8 +201,8 @@ def _shared(found: Anatomy, program: RProgram) -> str:
             )
         if one(found.table.cached[load.tensor]):
             texts.append(f"{three_digits(one(part.wavefronts) / warps)} to fetch {load.tensor}")
-    homeless = "accumulators in local memory" if one(found.nest.local) else "spilled values"
-    if one(found.nest.local) or one(found.launch.spilled) > 0:
+    homeless = "accumulators in local memory" if one(found.step.nest.local) else "spilled values"
+    if one(found.step.nest.local) or one(found.step.occupancy.spilled) > 0:
         texts.append(f"the rest for {homeless}")
     busy = found.step_busy["shared"]
     return f"a step keeps the port busy for {time_text(busy)}; passes per warp: {', '.join(texts) or 'none'}"
@@ -210,7 +210,7 @@ def _shared(found: Anatomy, program: RProgram) -> str:
 
 def _l2(found: Anatomy, program: RProgram) -> str:
     texts = []
-    for load, part in found.fetches.items():
+    for load, part in found.step.fetches.items():
         useful = one(part.elements) * found.form.expr.tensor_by_name[load.tensor].element_bytes
         wasted = one(part.bytes) / useful
         more = f" ({three_digits(wasted)} times what it uses: rows end within transactions)" if wasted >= 1.1 else ""
@@ -245,9 +245,9 @@ def _latency(found: Anatomy, program: RProgram) -> str:
     text = f"a step of one block is {time_text(work)} of work and {time_text(found.step_waiting)} of waiting"
     if running >= wanted:
         return f"{text}; the {count_text(running, 'block')} of a unit fill it but for a rest"
-    if one(found.launch.resident) > running:
+    if one(found.step.occupancy.resident) > running:
         return f"{text}: {wanted} blocks at a time would fill it, but a unit gets {running} in all"
-    limit = residency(found.placed, program)
+    limit = residency(found.step.placed, program)
     return f"{text}: {wanted} blocks at a time would fill it, {running} fit, as {limit}"
 
 
@@ -259,10 +259,10 @@ def _block_launch(found: Anatomy, program: RProgram) -> str:
 
 def _remarks(found: Anatomy) -> Iterator[str]:
     """What compilers make of the program, where it costs."""
-    table, nest, launch = found.table, found.nest, found.launch
+    table, nest, occupancy = found.table, found.step.nest, found.step.occupancy
     if one(table.warp_tile):
         return
-    granted, spilled = int(one(launch.registers)), int(one(launch.spilled))
+    granted, spilled = int(one(occupancy.registers)), int(one(occupancy.spilled))
     if spilled:
         threads = int(one(table.threads_per_block))
         yield (
@@ -272,7 +272,7 @@ def _remarks(found: Anatomy) -> Iterator[str]:
     if one(nest.local):
         count = int(one(table.accumulators))
         yield f"loops: the {count} accumulators live in local memory, as a loop that indexes them is not unrolled"
-    if found.reads and one(nest.unrolled_points) < found.points:
+    if found.step.reads and one(nest.unrolled_points) < found.points:
         sizes = {axis: (int(one(size)), int(one(table.step[axis]))) for axis, size in nest.unrolled.items()}
         body = ", ".join(f"{axis} {part} of {whole}" for axis, (part, whole) in sizes.items() if part < whole)
         shared = f"{three_digits(one(nest.unrolled_points))} of {three_digits(found.points)} points share their reads"

@@ -18,10 +18,10 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import FRAGMENT, swizzle_of
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.model.gpu import stages
 from sokoban.model.gpu.anatomy import Anatomy, anatomy
 from sokoban.model.gpu.banks import busiest_bank, lane_words
 from sokoban.model.gpu.issue import ARITHMETIC
+from sokoban.model.gpu.step import busiest_scheduler
 from sokoban.schedule.table import one
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import PANEL_BYTES
@@ -92,7 +92,7 @@ def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot
     banks = tuple(
         _fragment_use(taken, load, schedule) if _is_matrix(taken) else _bank_use(taken, load)
         for load in form.body_loads
-        if one(taken.table.cached[load.tensor]) and (load in taken.reads or _is_matrix(taken))
+        if one(taken.table.cached[load.tensor]) and (load in taken.step.reads or _is_matrix(taken))
     )
     if _is_matrix(taken) and not schedule.instruction.is_mma:
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
@@ -110,7 +110,7 @@ def _is_matrix(taken: Anatomy) -> bool:
 
 def _issued(taken: Anatomy) -> float:
     """The issue stage turned back into instructions of a thread per step."""
-    per_instruction = one(stages.busiest_scheduler(taken.launch, taken.device)) / taken.device.clocks.boost_hz
+    per_instruction = one(busiest_scheduler(taken.step)) / taken.device.clocks.boost_hz
     return taken.step_busy["issue"] / per_instruction
 
 
@@ -134,7 +134,8 @@ def _matrix_assumed(taken: Anatomy) -> Density:
 def _assumed(taken: Anatomy) -> Density:
     """What the model counts for multiply-adds."""
     arithmetic = taken.instructions[ARITHMETIC]
-    reads = sum(one(part.instructions) for load, part in taken.reads.items() if one(taken.table.cached[load.tensor]))
+    cached, operands = taken.table.cached, taken.step.reads
+    reads = sum(one(part.instructions) for load, part in operands.items() if one(cached[load.tensor]))
     return Density(reads / arithmetic, (_issued(taken) - arithmetic - reads) / arithmetic)
 
 
@@ -147,7 +148,7 @@ def _counted(taken: Anatomy, hot: HotLoop) -> Density | None:
     step_arithmetic, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
     if _is_matrix(taken):
         # Eight-bit floats that are widened take two instructions a product.
-        step_arithmetic, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.placed.is_widened else 1)
+        step_arithmetic, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.step.placed.is_widened else 1)
     if not arithmetic:
         return None
     turns = step_arithmetic / arithmetic
@@ -167,7 +168,7 @@ def _bank_use(taken: Anatomy, load: Load) -> BankUse:
     device, table = taken.device, taken.table
     banks, bank_bytes = _banks(device)
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
-    reads = taken.reads[load]
+    reads = taken.step.reads[load]
     read_bytes = int(one(reads.width)) * element_bytes
     words = min(max(read_bytes // bank_bytes, 1), banks)
     pieces = len(np.unique(lane_words(table, load, device)[0] // words))

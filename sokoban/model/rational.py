@@ -19,7 +19,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.stages import estimate_vectors
 from sokoban.model.estimates import EstimateTable
-from sokoban.model.gpu.breakdown import _estimate
+from sokoban.model.gpu.breakdown import estimate_table
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 
@@ -44,6 +44,6 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
 _MODELS: Mapping[str, Callable[[ScheduleTable, PlacedForm], EstimateTable]] = {
-    "thread": _estimate,
+    "thread": estimate_table,
     "element": estimate_vectors,
 }

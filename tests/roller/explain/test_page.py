@@ -21,7 +21,7 @@ from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
 from sokoban.model.gpu.anatomy import REMAINDERS, anatomy
 from sokoban.model.gpu.breakdown import STAGES
-from sokoban.model.gpu.stages import busiest_scheduler
+from sokoban.model.gpu.step import busiest_scheduler
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.tile import TileSchedule
 
@@ -223,7 +223,7 @@ def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
     v100 = programs.device
     for program in programs.direct:
         found = anatomy(programs.placed, program.schedule)
-        cycles = sum(found.instructions.values()) * busiest_scheduler(found.launch, v100)[0]
+        cycles = sum(found.instructions.values()) * busiest_scheduler(found.step)[0]
         assert found.step_busy["issue"] == pytest.approx(cycles / v100.clocks.boost_hz)
 
 

@@ -60,7 +60,7 @@ def test_the_density_assumed_is_that_of_the_issue_stage() -> None:
 
     view = model_view(product(), DEVICE, tiled(), loop_of(FFMA))
     taken = anatomy(PlacedForm(product(), DEVICE), tiled())
-    reads = sum(one(part.instructions) for part in taken.reads.values())
+    reads = sum(one(part.instructions) for part in taken.step.reads.values())
     assert view.assumed is not None
     assert view.assumed.shared_loads == pytest.approx(reads / 512)
     assert view.assumed.others > 0

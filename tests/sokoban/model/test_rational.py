@@ -17,7 +17,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, STAGES, UNHIDDEN, breakdown
-from sokoban.model.gpu.stages import Launch
+from sokoban.model.gpu.step import Occupancy
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -234,20 +234,21 @@ def test_more_units_never_work_longer(kernel: tuple[str, list[TileSchedule]], un
         assert (after.stage_seconds[stage] <= before.stage_seconds[stage] * (1 + 1e-9)).all(), stage
     table = ScheduleTable.of(form, rows)
     parts, fewer = (breakdown(table, PlacedForm(form, device)) for device in (V100, larger))
-    assert (fewer.waiting == parts.waiting).all() and (fewer.launch.rounds <= parts.launch.rounds).all()
-    work = parts.together / parts.launch.running * most_growth_of_a_block(parts.launch, fewer.launch)
-    most = parts.launch.rounds * table.step_count * (parts.waiting + work)
+    many, few = parts.step.occupancy, fewer.step.occupancy
+    assert (fewer.waiting == parts.waiting).all() and (few.rounds <= many.rounds).all()
+    work = parts.together / many.running * most_growth_of_a_block(many, few)
+    most = many.rounds * table.step_count * (parts.waiting + work)
     assert (after.stage_seconds["latency"] <= most * (1 + 1e-9)).all()
 
 
-def most_growth_of_a_block(many: Launch, few: Launch) -> np.ndarray[Any, Any]:
+def most_growth_of_a_block(many: Occupancy, few: Occupancy) -> np.ndarray[Any, Any]:
     """By how much what a block does may take longer when a unit runs ``few.running`` blocks, not ``many.running``.
 
     Arithmetic and issue wait for the scheduler with most warps, ceil(W / 4) of W: the share of a block is W / 4 at
     best, so that it grows by ceil(W / 4) / (W / 4) at most, 4 for a single warp. Shared memory and the way from L2
     share without rest. The slowest stage leaves UNHIDDEN / (W / 4)**HIDING of the two others, each at most as long.
     """
-    warps = [np.asarray(launch.warps * launch.running, float) for launch in (many, few)]
+    warps = [np.asarray(each.warps * each.running, float) for each in (many, few)]
     idle = np.ceil(warps[1] / SCHEDULERS) / (warps[1] / SCHEDULERS)
     shown = [1 + 2 * UNHIDDEN / np.maximum(1, count / SCHEDULERS) ** HIDING for count in warps]
     return np.where(few.running < many.running, idle * shown[1] / shown[0], 1.0)

@@ -18,6 +18,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
 from sokoban.model.gpu.stages import compute_seconds, power_seconds, shared_seconds
+from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -62,24 +63,24 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 
 def test_products_run_at_the_groups_own_rates() -> None:
     table = table_of(group(), MMA)
-    launch = breakdown(table, PlacedForm(GEMM, H200)).launch
-    by_group, by_warp = (compute_seconds(table, PlacedForm(GEMM, H200), launch) / launch.running).tolist()
+    step = BlockStep.of(table, PlacedForm(GEMM, H200))
+    by_group, by_warp = (compute_seconds(step) / step.occupancy.running).tolist()
     groups, warps = H200.warp_group_instruction("float16"), H200.matrix_instruction("float16")
     assert groups is not None
     assert warps is not None
     assert by_warp / by_group == pytest.approx(groups.peak_flops / warps.peak_flops)
-    limit = power_seconds(table, PlacedForm(GEMM, H200))
+    limit = power_seconds(step)
     assert limit[1] / limit[0] == pytest.approx(groups.sustained_flops / warps.sustained_flops)
 
 
 def test_operands_are_read_once_a_group() -> None:
     """Per step 64 rows and all columns of 128 bytes for each group; rows and columns of 64 for every warp otherwise."""
     table = table_of(group(), MMA)
-    found = breakdown(table, PlacedForm(GEMM, H200))
-    seconds = shared_seconds(table, H200, found.nest, found.launch, found.fetches, found.reads)
+    step = BlockStep.of(table, PlacedForm(GEMM, H200))
+    seconds = shared_seconds(step)
     rate = H200.shared.bandwidth_bytes_per_second / H200.unit_count / 128
-    copied = sum(part.wavefronts for part in found.fetches.values())
-    passes = seconds * rate / found.launch.running - copied
+    copied = sum(part.wavefronts for part in step.fetches.values())
+    passes = seconds * rate / step.occupancy.running - copied
     np.testing.assert_allclose(passes, [2 * (64 + 256), 8 * (64 + 64)])
 
 

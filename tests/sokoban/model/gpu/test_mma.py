@@ -10,11 +10,10 @@ from hal.catalog import load_device
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
-from sokoban.model.gpu.fetch import fetch
 from sokoban.model.gpu.issue import issue_seconds
-from sokoban.model.gpu.loops import loop_nest
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
-from sokoban.model.gpu.stages import launch_of, shared_seconds
+from sokoban.model.gpu.stages import shared_seconds
+from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -50,16 +49,15 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 
 def test_a_block_with_more_threads_than_its_sums_leave_registers_for_spills() -> None:
     table = table_of(mma(), mma((256, 256)))
-    nest, fetches = loop_nest(table), {load: fetch(table, load, A100) for load in GEMM.body_loads}
-    spilled = launch_of(table, PlacedForm(GEMM, A100), nest, fetches, {}).spilled
+    spilled = BlockStep.of(table, PlacedForm(GEMM, A100)).occupancy.spilled
     assert spilled[0] == 0
     assert spilled[1] == 228 - 65536 // 512
 
 
 def test_a_warp_issues_a_product_of_16x8_at_a_time_and_a_load_per_fragment() -> None:
     table = table_of(mma(), mma(step=128))
-    found = breakdown(table, PlacedForm(GEMM, A100))
-    seconds = issue_seconds(table, PlacedForm(GEMM, A100), found.nest, found.launch, found.fetches, found.reads)
+    step = BlockStep.of(table, PlacedForm(GEMM, A100))
+    seconds = issue_seconds(step)
     per_step = seconds * A100.clocks.boost_hz / 2  # warps of a scheduler
     products, loads, copies = 4 * 8, 4 + 4, 6
     assert per_step[0] == pytest.approx(4 * (products + loads) + 4 * 2 * copies + 10)
@@ -68,10 +66,10 @@ def test_a_warp_issues_a_product_of_16x8_at_a_time_and_a_load_per_fragment() -> 
 
 def test_fragments_leave_shared_memory_at_full_width() -> None:
     table = table_of(mma())
-    found = breakdown(table, PlacedForm(GEMM, A100))
-    seconds = shared_seconds(table, A100, found.nest, found.launch, found.fetches, found.reads)
+    step = BlockStep.of(table, PlacedForm(GEMM, A100))
+    seconds = shared_seconds(step)
     passes = seconds * A100.shared.bandwidth_bytes_per_second / A100.unit_count / 128
-    copied = sum(part.wavefronts for part in found.fetches.values())
+    copied = sum(part.wavefronts for part in step.fetches.values())
     # Eight warps, four depths, eight fragments of 512 bytes.
     assert passes == pytest.approx(8 * 4 * 8 * 4 + copied)
 
