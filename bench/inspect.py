@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.suites import suite_names, suite_path
-from codegen.compile.request import BuiltKernel
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.compile.pipeline import compile_operators
@@ -100,9 +99,9 @@ def rows_of(
         )
         for compiled in results:
             best = compiled.kernels[0]
-            assert isinstance(best.built, BuiltKernel) and isinstance(best.program, RProgram)
+            assert isinstance(best.program, RProgram)
             name = compiled.expr.name
-            found = inspect_built(name, best.built, compiled.form, device, best.program.schedule, architecture)
+            found = inspect_built(name, best.built.parts[0], compiled.form, device, best.program.schedule, architecture)
             yield Row(name, board, found)
 
 

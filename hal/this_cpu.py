@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from hal.microbench.sampling import Settings
 
 
+#: The name under which this machine's own cores are a device.
 THIS_CPU = "cpu"
-"""The name under which this machine's own cores are a device."""
 
+#: Counts up whenever what is measured, or how it becomes a device, changes.
 _FORMAT = 4
-"""Counts up whenever what is measured, or how it becomes a device, changes."""
 _REMEASURE = "delete the file to measure again"
 
 

@@ -111,7 +111,7 @@ def _never_wide(table: ScheduleTable, *_: Any) -> Any:
 
 def _launch_without_rounding(*arguments: Any) -> stages.Launch:
     """Warps and their share of the schedulers as fractions."""
-    table, device = arguments[0], arguments[1]
+    table, device = arguments[0], arguments[1].device
     return replace(_LAUNCH(*arguments), warps=table.threads_per_block / device.warp_lanes)
 
 
@@ -121,7 +121,7 @@ def _fluid_schedulers(launch: stages.Launch, device: DeviceSpec) -> Floats:
 
 def _launch_without_waves(*arguments: Any) -> stages.Launch:
     """Blocks spread evenly over the units, in fractions."""
-    table, device = arguments[0], arguments[1]
+    table, device = arguments[0], arguments[1].device
     launch = _LAUNCH(*arguments)
     share = table.block_count / device.unit_count
     running = np.minimum(np.maximum(1, launch.resident), np.maximum(1.0, share))

@@ -2,3 +2,5 @@
 
 ``python -m bench.cpu`` measures, ``python -m bench.cpu.tune`` lets MetaSchedule search.
 """
+
+import codegen.tir.tvm_import  # noqa: F401  # TVM is imported here and there, always without PyTorch

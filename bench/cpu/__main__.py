@@ -50,6 +50,7 @@ OWN_ADAPTER = "bench.cpu.ours:from_bundle"
               help="Print this results.json again, measure nothing.")  # fmt: skip
 @click.option("--limits", is_flag=True, help="Exit with 1 where a line of what must be shown is not met.")
 def main(
+    *,
     suite: str,
     operators: str,
     rivals: str,

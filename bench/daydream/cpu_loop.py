@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, WORK = ROOT / "bench" / "results" / "cpu", ROOT / "out" / "cpu-loop"
+#: Name -> the function of `bench.daydream.cpu_models` that makes it.
 MODELS = {"resnet": "small_resnet", "transformer": "small_transformer"}
-"""Name -> the function of `bench.daydream.cpu_models` that makes it."""
 SCENARIOS = ("faster", "slower")
 WAITING = ("passive", "active")
 
@@ -75,6 +75,7 @@ WAITING = ("passive", "active")
               help="Print this daydream.json again, measure nothing.")  # fmt: skip
 @click.option("--limits", is_flag=True, help=f"Exit with 1 where a prediction is off by more than {LIMIT:.0%}.")
 def main(
+    *,
     models: str,
     threads: int,
     steps: int,
@@ -281,8 +282,8 @@ def _namespace(model: str, scenario: str) -> str:
     return f"roller_{model}_{scenario}"
 
 
+#: Of a network's outputs: many layers of float32, each in another order of additions.
 TOLERANCE = 1e-3
-"""Of a network's outputs: many layers of float32, each in another order of additions."""
 
 
 def _scenario(name: str, plan: Plan, swapped: Any, original: Original, times: Spread, steps: int) -> Scenario:

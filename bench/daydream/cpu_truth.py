@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from bench.cpu.machine import Machine, pin
-from codegen.runtime.cpu import load_cpu
+from codegen.runtime.cpu import CpuOperator
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.passes.unprofiled import unprofiled
@@ -70,7 +70,7 @@ class Alone:
     """
 
     def __init__(self, bundle: Path) -> None:
-        kernel = load_cpu(bundle)
+        kernel = CpuOperator.load(bundle)
         shapes = [(argument.shape, argument.dtype) for argument in kernel.inputs]
         count = rotating_sets(sum(math.prod(shape) * 4 for shape, _ in shapes), private_bytes())
         numbers = np.random.default_rng(0)

@@ -18,8 +18,8 @@ from daydream.operators.repricing import RepricedRow, repriced_table, totals
 from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 
+#: Rows whose library price is this factor from the recording are listed one by one.
 APART = 1.5
-"""Rows whose library price is this factor from the recording are listed one by one."""
 
 MOST_LISTED = 24
 

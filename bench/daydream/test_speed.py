@@ -21,8 +21,8 @@ from daydream.tasks.build import read_graph
 from daydream.trace.kineto import read_trace
 
 TRACE = "traces/resnet50_v100_nw0.pt.trace.json.gz"
+#: Of the graph of ResNet-50, side by side: about a million tasks.
 COPIES = 25
-"""Of the graph of ResNet-50, side by side: about a million tasks."""
 
 
 @pytest.fixture(scope="module")

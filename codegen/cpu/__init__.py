@@ -1,1 +1,1 @@
-"""Tile schedules to shared libraries for processors."""
+"""Schedules to shared objects for processors."""

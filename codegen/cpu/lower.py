@@ -64,7 +64,7 @@ def lower_cpu(form: KernelForm, schedule: TileSchedule, *, entry: str, vector_by
     Raises:
         LoweringError: the schedule does not fit the operator.
     """
-    if schedule.instruction != "fma":
+    if schedule.uses_matrix:
         raise LoweringError(f"{entry}: {schedule.instruction} is no instruction of a CPU")
     for tensor in form.expr.tensors:
         if tensor.dtype not in _DTYPES:

@@ -1,1 +1,1 @@
-"""Tile schedules to GPU kernels: the choice of a lowering, and the plain lowerings."""
+"""Schedules to GPU kernels: the choice of a lowering, and the lowerings that stage nothing."""

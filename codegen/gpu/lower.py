@@ -5,7 +5,7 @@ from __future__ import annotations
 from codegen.gpu.patches import lower_patches
 from codegen.tir.lowered import Lowered, LoweringError, reason_of
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, needs_matrix
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import PatchSchedule, Schedule
@@ -25,10 +25,10 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
     Raises:
         LoweringError: the schedule does not fit the operator.
     """
-    if schedule.instruction == "fma" and needs_matrix(form):
+    if not schedule.uses_matrix and form.needs_matrix:
         raise LoweringError(f"{entry}: eight-bit floats are multiplied by matrix instructions alone")
     for axis, block in schedule.block:
-        if schedule.instruction == "fma" and block % schedule.register_tile[axis]:
+        if not schedule.uses_matrix and block % schedule.register_tile[axis]:
             held = f"{schedule.register_tile[axis]} elements of {axis} per thread"
             raise LoweringError(f"{entry}: {held} do not divide a block of {block}")
     try:
@@ -36,11 +36,11 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
             from codegen.gpu.rows import lower_rows
 
             return lower_rows(form, schedule, entry=entry)
-        if schedule.instruction.startswith("wmma"):
+        if schedule.instruction == Instruction.WMMA:
             from codegen.gpu.matrix.wmma import lower_wmma
 
             return lower_wmma(form, schedule, entry=entry, dynamic_shared=dynamic_shared)
-        if schedule.instruction == WGMMA:
+        if schedule.instruction == Instruction.WGMMA:
             from codegen.gpu.matrix.wgmma import lower_wgmma
 
             return lower_wgmma(form, schedule, entry=entry)
@@ -48,7 +48,7 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
 
         if is_staged(form, schedule):
             return StagedLowering(form, schedule, entry, dynamic_shared).run()
-        if schedule.instruction == "fma" and (schedule.stages > 1 or schedule.turned or schedule.raster):
+        if not schedule.uses_matrix and (schedule.stages > 1 or schedule.turned or schedule.raster):
             needed = "several stages, turned tiles and bands need every operand of a reduction staged"
             raise LoweringError(f"{entry}: {needed}")
         if reads_patches(form, schedule):
@@ -59,7 +59,7 @@ def lower(form: KernelForm, schedule: TileSchedule, *, entry: str, dynamic_share
             from codegen.gpu.direct import lower_pointwise
 
             return lower_pointwise(form, schedule, entry=entry)
-        if schedule.instruction.startswith("mma"):
+        if schedule.instruction.is_mma:
             from codegen.gpu.matrix.mma import lower_mma
 
             return lower_mma(form, schedule, entry=entry, dynamic_shared=dynamic_shared)

@@ -1,1 +1,1 @@
-"""Bundles run: standard library, NumPy, CuPy/PyTorch only."""
+"""Bundles loaded and launched, with the standard library, NumPy, CuPy and PyTorch alone."""

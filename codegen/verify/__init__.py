@@ -1,1 +1,1 @@
-"""Proof by running: twins on OpenCL, CUDA text on the CPU, libraries on this processor."""
+"""Proof by running: OpenCL twins, CUDA text emulated by g++, shared objects on this processor."""

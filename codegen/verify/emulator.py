@@ -149,23 +149,29 @@ def _program(source: str, entry: str, parameters: int) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _programs() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="cuda-on-cpu-programs-")
+
+
+def _program_folder() -> Path:
+    """Where compiled programs are kept: until this process ends."""
+    return Path(_temporary_folder().name)
 
 
 def _compiled(text: str, entry: str) -> Path:
     reason = emulator_available()
     if reason is not None:
         raise EmulatorError(f"{entry}: {reason}")
-    directory = Path(_programs().name)
-    program = directory / hashlib.sha256(text.encode()).hexdigest()[:32]
+    program = _program_folder() / hashlib.sha256(text.encode()).hexdigest()[:32]
     if program.exists():
         return program
-    unit = program.with_suffix(".cpp")
+    # Other processes may be compiling the same.
+    unit = program.with_suffix(f".{os.getpid()}.cpp")
     unit.write_text(text)
-    partial = program.with_suffix(".partial")
+    partial = program.with_suffix(f".{os.getpid()}.partial")
     command = ["g++", *_COMPILE_OPTIONS, f"-I{_HEADERS}", str(unit), "-o", str(partial)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    unit.unlink()
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise EmulatorError(f"{entry}: g++: {lines[0].strip() if lines else 'failed'}")

@@ -26,7 +26,7 @@ from codegen.verify.guards import guarded
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import TOLERANCE, Verification, judge, tolerance_of
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import matrix_roles
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES
@@ -41,7 +41,7 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
 
     It has as many threads wherever a warp's tile divides among 32 of them, which it does for multiples of 16.
     """
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
     elements = rows * columns // schedule.threads_per_block
@@ -52,7 +52,7 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
     ]
     height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
     thread = {axis: 1 for axis, _ in schedule.block} | {roles.m: height, roles.n: width}
-    return replace(schedule, thread=sizes(thread), instruction="fma")
+    return replace(schedule, thread=sizes(thread), instruction=Instruction.FMA)
 
 
 def verify(
@@ -96,7 +96,7 @@ def _verified(
     missing, method = emulator_available(), "cuda, emulated"
     if engine == "opencl":
         missing, notes = opencl_available(), []
-        if any(isinstance(schedule, TileSchedule) and schedule.instruction != "fma" for _, schedule in steps):
+        if any(isinstance(schedule, TileSchedule) and schedule.uses_matrix for _, schedule in steps):
             steps = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
             notes.append("scalar twin of the Tensor Core tiling")
         if dtypes & {"float16", "bfloat16"}:
@@ -153,7 +153,7 @@ def _verified(
 
 def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with multiply-adds in place of matrix instructions."""
-    if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or schedule.instruction == "fma":
+    if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or not schedule.uses_matrix:
         return schedule
 
     return tile_twin(schedule, problem)

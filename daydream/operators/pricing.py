@@ -26,7 +26,7 @@ from hal.support.errors import InputError
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
     from roller.estimate.operators import OperatorEstimate
-    from roller.library import Call
+    from roller.library import LibraryCall
 
 Implementation = Literal["best", "library"]
 
@@ -373,8 +373,8 @@ def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> li
     from roller.library.named_calls import named_stem
 
     prices: list[PartPrice | None] = [None] * len(keys)
-    called: list[list[Call]] = []
-    gradients: list[tuple[int, Call]] = []
+    called: list[list[LibraryCall]] = []
+    gradients: list[tuple[int, LibraryCall]] = []
     places: list[int] = []
     for place, (text, direction) in enumerate(keys):
         data = json.loads(text)
@@ -403,16 +403,16 @@ def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> li
 
 
 def _gradient_times(
-    calls: Sequence[Call], device: DeviceSpec, direction: Direction, dtype: str
+    calls: Sequence[LibraryCall], device: DeviceSpec, direction: Direction, dtype: str
 ) -> list[tuple[float, str]]:
     """Microseconds and algorithm of one gradient of convolutions: its stages among those of the backward pass."""
     from roller.library.calls import KINDS
-    from roller.library.convolution import convolution_seconds
+    from roller.library.convolution import ConvolutionSizes, convolution_seconds
     from sokoban.language.expression import DTYPE_BYTES
 
     columns = zip(*(call.sizes for call in calls), strict=True)
-    sizes: dict[str, Any] = dict(zip(KINDS["convolution"], columns, strict=True))
-    times = convolution_seconds(**sizes, pad=0, device=device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
+    sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
+    times = convolution_seconds(sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
     prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
     seconds = np.sum([stage for name, stage in times.stages.items() if name.startswith(prefix)], axis=0)
     kernels = [str(algorithm).split("+")[which] for algorithm in times.algorithm.tolist()]

@@ -68,7 +68,9 @@ def cuda_graphs(
     latency = launch_latency_us(graph)
     for task, call in zip(tasks.tolist(), first[piece].tolist(), strict=True):
         edit.depend(call, task, Dependency.LAUNCH, latency)
-    _hold_back(edit, tasks, first, replays_ahead)
+    caller = graph.launch.copy()
+    caller[tasks] = first[piece]
+    _hold_back(edit, tasks, first, caller, replays_ahead)
     spared = (graph.duration_us + graph.gap_us)[replayed].sum() / 1000
     steps = len(np.unique(graph.step[tasks]))
     notes = [
@@ -90,14 +92,21 @@ def _stays(graph: TaskGraph, captured: Mask) -> Mask:
     return stays & graph.on_cpu
 
 
-def _hold_back(edit: Edit, tasks: Ints, first: Ints, ahead: int) -> None:
-    """Lets each step's first replay wait for the captured tasks that end the streams of an earlier step."""
+def _hold_back(edit: Edit, tasks: Ints, first: Ints, caller: Ints, ahead: int) -> None:
+    """Lets each step's first replay wait for the captured tasks that end the streams of an earlier step.
+
+    ``caller`` is what launches each task from now on. In a damaged trace a stream may run a task of the earlier step
+    behind what the replay or a call after it launches; such a task ends nothing.
+    """
     graph = edit.graph
     steps = np.unique(graph.step[tasks])
     for earlier, step in zip(steps[:-ahead], steps[ahead:], strict=True):
-        of_step = tasks[graph.step[tasks] == earlier]
-        _, place = np.unique(graph.thread[of_step][::-1], return_index=True)
         call = int(first[graph.step[first] == step].min())
+        behind = np.flatnonzero((caller >= call) & (graph.thread[caller] == graph.thread[call]))
+        begins = np.full(len(graph.threads), len(graph))
+        np.minimum.at(begins, graph.thread[behind], behind)
+        of_step = tasks[(graph.step[tasks] == earlier) & (tasks < begins[graph.thread[tasks]])]
+        _, place = np.unique(graph.thread[of_step][::-1], return_index=True)
         for last in of_step[::-1][place].tolist():
             edit.depend(last, call, Dependency.SYNC)
 

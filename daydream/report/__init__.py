@@ -1,1 +1,1 @@
-"""A timeline told: breakdowns, tables, HTML, Chrome trace."""
+"""A simulated timeline told: breakdowns, tables, HTML, Chrome trace."""

@@ -15,7 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from codegen.bundle.reader import ArgumentEntry, read_bundle
+from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import Argument
 from daydream.graph.graph import TaskGraph
 from daydream.swap.bundles import BundledOperator, Identity
 from daydream.swap.operands import Operands, operands_of
@@ -174,7 +175,7 @@ def _put(traced: Any, replacement: Replacement, nodes: Sequence[Any], operands: 
             graph.erase_node(node)
 
 
-def _shaped(graph: Any, operands: Operands, argument: ArgumentEntry) -> Any:
+def _shaped(graph: Any, operands: Operands, argument: Argument) -> Any:
     """The operand in the shape that the kernel takes."""
     value, shape = operands.values[argument.name], operands.shapes.get(argument.name)
     if shape is None or shape == argument.shape:

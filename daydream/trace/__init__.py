@@ -1,1 +1,1 @@
-"""A recording as columns, and Kineto files read into it."""
+"""A recording as columns, and the Kineto files that it is read from."""

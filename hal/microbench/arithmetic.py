@@ -18,8 +18,8 @@ from hal.microbench.sampling import Settings, long_enough, power_of_two, timed
 
 CHAINS = 16
 UNROLL = 8
+#: Threads of the only block of a unit: four warps per scheduler, and 64 registers for each thread on any board.
 BLOCK = 512
-"""Threads of the only block of a unit: four warps per scheduler, and 64 registers for each thread on any board."""
 
 
 @dataclass(frozen=True, kw_only=True)

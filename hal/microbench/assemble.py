@@ -23,8 +23,8 @@ from hal.support.errors import InputError
 
 _NEEDED = ("fma.float32", "lanes.float32", "clock.sustained", "dram.add", "dram.transaction", "l2.read", "shared.read")
 _ALSO_NEEDED = ("shared.banks", "shared.width", "launch", "block.launch", "registers.portion")
+#: Of the multiply-add rate, what a library's matrix products reach where none was at hand: a mean over the boards.
 _LIBRARY_SHARE = 0.85
-"""Of the multiply-add rate, what a library's matrix products reach where none was at hand: a mean over the boards."""
 
 _PLANNED_REGISTERS = 96
 _DRIVER = "read from the driver"

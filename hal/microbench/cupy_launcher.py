@@ -17,8 +17,8 @@ from hal.support.errors import InputError
 _SPIN = r"""
 extern "C" __global__ void spin(long long cycles) { long long start = clock64(); while (clock64() - start < cycles); }
 """
+#: The host's time to submit one launch through CuPy, with much to spare; the device is kept busy for as long.
 _AHEAD_SECONDS = 2e-5
-"""The host's time to submit one launch through CuPy, with much to spare; the device is kept busy for as long."""
 
 
 class CupyKernel:

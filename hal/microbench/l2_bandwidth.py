@@ -14,8 +14,8 @@ from hal.microbench.sampling import Settings, long_enough, timed
 
 _BLOCK = 256
 _READS = 4
+#: Blocks that a block moves on by after each read, so that a unit does not read its own lines again.
 _STEP = 7
-"""Blocks that a block moves on by after each read, so that a unit does not read its own lines again."""
 
 L2_READ = text(
     "l2_read",

@@ -12,8 +12,8 @@ from hal.microbench.measurement import Found, Measurement
 from hal.microbench.sampling import Settings, timed
 
 EMPTY = text("launch_empty", 'extern "C" __global__ void $ENTRY() {}')
+#: Well below the thousand or so that a stream's queue takes before the host has to wait.
 _LAUNCHES = 400
-"""Well below the thousand or so that a stream's queue takes before the host has to wait."""
 
 
 def kernels(capability: int) -> tuple[KernelText, ...]:

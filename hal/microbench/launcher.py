@@ -129,8 +129,8 @@ class Launch:
     shared: int = 0
 
 
+#: A launch, or a call into a library that launches something.
 Work = Launch | Callable[[], object]
-"""A launch, or a call into a library that launches something."""
 
 
 class Launcher(Protocol):

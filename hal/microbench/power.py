@@ -16,8 +16,8 @@ from hal.microbench.sampling import Settings, long_enough
 
 _SIZE = 8192
 _BATCH_SECONDS = 0.25
+#: Rate at the end over rate at the start below which the limit binds.
 _BINDS = 0.97
-"""Rate at the end over rate at the start below which the limit binds."""
 
 
 def kernels(capability: int) -> tuple[KernelText, ...]:

@@ -39,6 +39,7 @@ from hal.support.errors import InputError
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
+#: Name for ``--only`` to module; later ones may use what earlier ones found.
 QUANTITIES: dict[str, ModuleType] = {
     "arithmetic": arithmetic,
     "matrix": matrix,
@@ -59,10 +60,9 @@ QUANTITIES: dict[str, ModuleType] = {
     # Last: it leaves the board hot and its clock low.
     "power": power,
 }
-"""Name for ``--only`` to module; later ones may use what earlier ones found."""
 
+#: A reading outside these shares of the shipped number of the same board is marked.
 _FAR_OFF = (0.7, 1.35)
-"""A reading outside these shares of the shipped number of the same board is marked."""
 
 
 @dataclass

@@ -14,8 +14,8 @@ from hal.microbench.measurement import Found, Measurement
 from hal.microbench.sampling import Settings, timed
 
 DISTANCES = (8, 16, 32, 64, 128, 256)
+#: Time at twice the distance over time at the distance: 2 below the transaction size, 1 from there on.
 _STILL_GROWS = 1.4
-"""Time at twice the distance over time at the distance: 2 below the transaction size, 1 from there on."""
 
 STRIDED = text(
     "transaction_strided",

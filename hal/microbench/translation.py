@@ -22,8 +22,8 @@ from hal.microbench.sampling import Settings, timed
 
 PAGE_BYTES = 2 << 20
 _MOST_PAGES = 4096
+#: Latency over that of a few pages from which reads wait for translations.
 _WAITS = 1.25
-"""Latency over that of a few pages from which reads wait for translations."""
 
 PAGES = text(
     "translation_pages",

@@ -1,1 +1,1 @@
-"""A device as a value: its parts, its numbers by key path, the checks, the file."""
+"""A device as a checked value: its records, its numbers by key path, and the text of a device file."""

@@ -12,14 +12,15 @@ from hal.support.errors import InputError, listed
 if TYPE_CHECKING:
     from hal.spec.parts import DeviceFields, MatrixInstruction, SharedBy, Throughput
 
+#: The memory layers a device of each kind may have, top (next to the arithmetic) first; ``l2`` and ``l3`` may be
+#: absent.
 LAYER_ORDER: dict[str, tuple[str, ...]] = {
     "gpu": ("registers", "shared", "l2", "dram"),
     "ipu": ("registers", "local", "exchange"),
     "cpu": ("registers", "l1", "l2", "l3", "dram"),
 }
-"""The memory layers a device of each kind may have, top (next to the arithmetic) first; ``l2`` and ``l3`` may be
-absent."""
 
+#: Who may share a layer of each name, by kind of device: some CPUs have a second cache for all cores together.
 _SHARED_BY: dict[str, dict[str, tuple[SharedBy, ...]]] = {
     "gpu": {"registers": ("thread",), "shared": ("unit",), "l2": ("device",), "dram": ("device",)},
     "ipu": {"registers": ("thread",), "local": ("unit",), "exchange": ("device",)},
@@ -31,18 +32,17 @@ _SHARED_BY: dict[str, dict[str, tuple[SharedBy, ...]]] = {
         "dram": ("device",),
     },
 }
-"""Who may share a layer of each name, by kind of device: some CPUs have a second cache for all cores together."""
 
+#: Keys of a layer that say something only together.
 _TOGETHER = (("bank_count", "bank_width_bytes"), ("translation_reach_bytes", "translation_miss_seconds"))
-"""Keys of a layer that say something only together."""
 
 _OPTIONAL_LAYERS = frozenset({"l2", "l3"})
 
+#: Code generators that need no reason why they stop halfway.
 _COMPILES = frozenset({"cuda", "llvm"})
-"""Code generators that need no reason why they stop halfway."""
 
+#: No count, capacity or rate of a device comes near; what lies above would overflow 64-bit columns.
 _TOO_LARGE = 10**18
-"""No count, capacity or rate of a device comes near; what lies above would overflow 64-bit columns."""
 
 _ZERO_ALLOWED = frozenset({"compute_capability", "limits.shared_bytes_reserved_per_block"})
 

@@ -24,7 +24,31 @@ from hal.support.errors import InputError, listed
 class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One accelerator. Building one checks it whole: an impossible device raises ``InputError``.
 
-    :class:`~hal.spec.parts.DeviceFields` lists the attributes.
+    Attributes:
+        name: short name, lower case, also the file name: ``v100-sxm2-16gb``.
+        title: marketing name.
+        vendor: ``NVIDIA``, ``AMD``, ``Graphcore``.
+        kind: ``gpu``, ``ipu`` or ``cpu``; decides which memory layers there are.
+        architecture: ``sm_70``, ``gfx906``, ``ipu-mk1``; of a CPU its name in LLVM, ``icelake-server``.
+        compute_capability: (major, minor) of an NVIDIA device, otherwise absent.
+        code_generator: ``cuda`` and ``llvm`` compile and run, ``cuda-source`` and ``opencl-source`` stop at source
+            text, absent means estimates only.
+        code_generator_reason: why it is neither ``cuda`` nor ``llvm``; empty when it is.
+        aliases: other names ``load_device`` accepts, among them the name the driver reports.
+        unit_name: what the vendor calls a unit: ``SM``, ``SMX``, ``CU``, ``tile``, ``core``.
+        unit_count: units of the device.
+        teu: the rTile execution unit.
+        layers: memory layers, registers first.
+        limits: what a launch, block, thread and unit may use.
+        clocks: clock rates.
+        throughput: arithmetic rates, one entry per element type.
+        matrix_instructions: matrix multiply-accumulate instructions; may be empty.
+        launch_overhead_seconds: device time between two dependent kernels of one stream that do nothing.
+        block_launch_seconds: time between the starts of two blocks, the whole device together.
+        framework: what a call of a deep-learning framework costs; absent where nobody measured it.
+        provenance: where the numbers come from: key path (``layers.dram.bandwidth_bytes_per_second``) or the start
+            of one (``limits`` covers all below it) to the source in words. Every number is covered; the longest
+            start that fits counts.
     """
 
     def __post_init__(self) -> None:

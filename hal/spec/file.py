@@ -14,11 +14,11 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import WARP_GROUPS
 from hal.support.errors import InputError, listed
 
+#: Device files are a few KiB; anything above this is some other file.
 FILE_LIMIT_BYTES = 1 << 20
-"""Device files are a few KiB; anything above this is some other file."""
 
+#: File names with these endings are device files.
 DEVICE_SUFFIXES = (".toml", ".json")
-"""File names with these endings are device files."""
 
 
 def device_schema() -> dict[str, Any]:

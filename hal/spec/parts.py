@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
 from hal.support.errors import InputError, listed
 
+#: Names of element types, as everywhere in the project.
 Dtype = Literal[
     "float64", "float32", "tfloat32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int32", "int8"
 ]
-"""Names of element types, as everywhere in the project."""
 
 Kind = Literal["gpu", "ipu", "cpu"]
 CodeGenerator = Literal["cuda", "cuda-source", "opencl-source", "llvm"]
@@ -24,6 +25,12 @@ Count = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 1})]
 CountOrZero = Annotated[int, msgspec.Meta(extra_json_schema={"minimum": 0})]
 Positive = Annotated[float, msgspec.Meta(extra_json_schema={"exclusiveMinimum": 0})]
 Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
+
+#: Bytes of an element of every :data:`Dtype` as it is stored; TensorFloat-32 lies in memory as float32.
+DTYPE_BYTES: Mapping[str, int] = {
+    "float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int32": 4, "int8": 1,
+}  # fmt: skip
 
 
 class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -222,39 +229,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     layer_norm_call_seconds: Positive | None = None
 
 
+#: Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1).
 TYPICAL_FRAMEWORK = Framework(call_seconds=30e-6, matmul_call_seconds=34e-6, linear_call_seconds=58e-6)
-"""Stands in for a board that nobody measured: the medians over the boards of the NeuSight data set (PyTorch 2.1)."""
 
 
 class DeviceFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a device, unchecked: what :mod:`hal.spec.checks` and :mod:`hal.spec.numbers` read.
-
-    Attributes:
-        name: short name, lower case, also the file name: ``v100-sxm2-16gb``.
-        title: marketing name.
-        vendor: ``NVIDIA``, ``AMD``, ``Graphcore``.
-        kind: ``gpu``, ``ipu`` or ``cpu``; decides which memory layers there are.
-        architecture: ``sm_70``, ``gfx906``, ``ipu-mk1``; of a CPU its name in LLVM, ``icelake-server``.
-        compute_capability: (major, minor) of an NVIDIA device, otherwise absent.
-        code_generator: ``cuda`` and ``llvm`` compile and run, ``cuda-source`` and ``opencl-source`` stop at source
-            text, absent means estimates only.
-        code_generator_reason: why it is neither ``cuda`` nor ``llvm``; empty when it is.
-        aliases: other names ``load_device`` accepts, among them the name the driver reports.
-        unit_name: what the vendor calls a unit: ``SM``, ``SMX``, ``CU``, ``tile``, ``core``.
-        unit_count: units of the device.
-        teu: the rTile execution unit.
-        layers: memory layers, registers first.
-        limits: what a launch, block, thread and unit may use.
-        clocks: clock rates.
-        throughput: arithmetic rates, one entry per element type.
-        matrix_instructions: matrix multiply-accumulate instructions; may be empty.
-        launch_overhead_seconds: device time between two dependent kernels of one stream that do nothing.
-        block_launch_seconds: time between the starts of two blocks, the whole device together.
-        framework: what a call of a deep-learning framework costs; absent where nobody measured it.
-        provenance: where the numbers come from: key path (``layers.dram.bandwidth_bytes_per_second``) or the start
-            of one (``limits`` covers all below it) to the source in words. Every number is covered; the longest
-            start that fits counts.
-    """
+    """The fields of a device, unchecked: what checks and key paths read. `DeviceSpec` explains them."""
 
     name: Text
     title: Text

@@ -1,2 +1,1 @@
-"""What every package stands on and no device is in:
-InputError, files that appear whole, lazy faces, printing errors of commands."""
+"""What every package stands on: the error of bad input, files that appear whole, names imported on first use."""

@@ -1,1 +1,1 @@
-"""What the commands share: options, tables, schemas, microbench."""
+"""What the commands share: options, tables, published JSON Schemas, the micro-benchmarks' command."""

@@ -1,1 +1,1 @@
-"""RTiles grown to candidate programs (thesis 6.3)."""
+"""rTiles grown into candidate programs by the alignment rules (thesis 6.3)."""

@@ -1,7 +1,7 @@
-"""Programs for operators whose outputs share no data, or too little to be worth staging: no tile of theirs scores.
+"""Programs for operators whose outputs share no data, or too little to be worth staging.
 
-If the data-reuse score remains constant, tiles are constructed for the top layer alone and loaded directly from the
-bottom layer (thesis 6.3.2). What is left to decide is which threads stand side by side, how many elements each takes,
+Their data-reuse score is constant, so tiles are constructed for the top layer alone and loaded directly from the bottom
+layer (thesis 6.3.2). What is left to decide is which threads stand side by side, how many elements each takes,
 and whether shared memory turns a scattered access into a contiguous one.
 """
 
@@ -109,13 +109,13 @@ class Flat:
         copies = 1 if last in kept else copies
         virtual = {axis: 1 for axis in axes} | {last: copies}
         block: dict[str, int] = {}
-        left = threads
+        unused = threads
         for axis in reversed(axes):
-            own = thread[axis] * virtual[axis]
-            here = min(left, -(-sizes[axis] // own))
-            block[axis] = own * here
+            elements = thread[axis] * virtual[axis]
+            count = min(unused, -(-sizes[axis] // elements))
+            block[axis] = elements * count
             # Whole threads only: what does not divide goes unused.
-            left //= here
+            unused //= count
         if math.prod(block.values()) // (vector * copies * math.prod(kept.values())) > self.limits.threads_per_block:
             return
         if staged and self._tile_bytes(block) > self.limits.shared_bytes_per_block:
@@ -134,14 +134,14 @@ class Flat:
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
         )
-        own = math.prod(schedule.register_tile.values()) * math.prod(sizes[axis] for axis in self.form.reduced)
-        if not staged and self._window_axis() is not None and own <= PATCH_STATEMENTS:
+        elements = math.prod(schedule.register_tile.values()) * math.prod(sizes[axis] for axis in self.form.reduced)
+        if not staged and self._window_axis() is not None and elements <= PATCH_STATEMENTS:
             # All of a thread's work in one body: what its windows share is then read once.
             policy, schedule = "windows in registers", schedule.with_(unroll=PATCH_STATEMENTS)
         yield Candidate(schedule, policy, self.epsilon, (reason,))
 
     def _tile_bytes(self, block: Mapping[str, int]) -> int:
-        """What a block reads for its whole reduction."""
+        """Bytes that a block reads for its whole reduction."""
         shape = tuple(block.get(axis, self.form.sizes[axis]) for axis in self.space.axes)
         return sum(data_tile_elements(access, shape) * access.element_bytes for access in self.space.inputs)
 
@@ -235,8 +235,8 @@ class Flat:
     def _last_axes(self, outputs: int) -> tuple[tuple[str, int], ...]:
         """A block of about ``outputs`` outputs along the last axes."""
         block = {axis: 1 for axis in self.form.spatial}
-        left = outputs
+        remaining = outputs
         for axis in reversed(self.form.spatial):
-            block[axis] = min(left, self.form.sizes[axis])
-            left = max(1, left // block[axis])
+            block[axis] = min(remaining, self.form.sizes[axis])
+            remaining = max(1, remaining // block[axis])
         return tuple(block.items())

@@ -1,1 +1,1 @@
-"""Programs told in words and pictures."""
+"""Programs told in words and pictures: how found, what sets the pace, which rivals lost."""

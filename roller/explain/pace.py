@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ChainProgram
-from roller.construct.program import Construction, RProgram
-from roller.explain.cpu_pace import vector_stage_meanings
-from roller.programs import Program
+from roller.construct.program import Program, RProgram
+from roller.explain.cpu_pace import cpu_stage_meanings
+from roller.programs import Programs
 from roller.text.quantities import (
     clipped,
     count_text,
@@ -24,10 +23,9 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from roller.text.schedules import _SCHEDULE_TEXTS
-from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
-from sokoban.model.cpu.anatomy import REMAINDERS as VECTOR_REMAINDERS
+from roller.text.schedules import SCHEDULE_TEXTS
+from sokoban.kernel.placed import PlacedForm
+from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.anatomy import REMAINDERS, Anatomy, anatomy
@@ -51,7 +49,7 @@ STAGE_MEANING = {
 #: Stages in words, by what the lanes of a device are.
 _STAGE_MEANINGS: Mapping[str, Callable[[DeviceSpec], Mapping[str, str]]] = {
     "thread": lambda device: STAGE_MEANING,
-    "element": vector_stage_meanings,
+    "element": cpu_stage_meanings,
 }
 
 _PART_MEANING = {
@@ -73,17 +71,18 @@ _NAMED, _CLOSE = 0.005, 0.6
 _LOSS = 1.02
 
 
-def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def prediction(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The predicted time, a bar per stage, and the rates reached."""
+    form, device = placed.form, placed.device
     estimate, meanings = program.estimate, _STAGE_MEANINGS[device.teu.lane](device)
     yield (
         f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
         f"{meanings[estimate.bound]} set the pace"
     )
     yield from stage_bars(estimate, meanings)
-    rate, name = arithmetic_rate(form, device, matrix=program.schedule.instruction != "fma")
-    useful = f"{si_text(compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
-    share = 100 * compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
+    rate, name = placed.ordinary_rate if not program.schedule.uses_matrix else placed.rate
+    useful = f"{si_text(form.compulsory_bytes / estimate.seconds, 'B/s')} of useful traffic"
+    share = 100 * form.compulsory_bytes / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"
     if estimate.stage_seconds.get(device.dram.name) == 0.0:
         traffic = f"{useful}, none of it from {layer_below(device)}"
@@ -109,10 +108,10 @@ def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) 
 # Reasons
 
 
-def reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     seconds = program.estimate.seconds
-    found = anatomy(form, device, program.schedule)
+    found = anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, seconds))
     arguments = {
@@ -248,7 +247,7 @@ def _latency(found: Anatomy, program: RProgram) -> str:
         return f"{text}; the {count_text(running, 'block')} of a unit fill it but for a rest"
     if one(found.launch.resident) > running:
         return f"{text}: {wanted} blocks at a time would fill it, but a unit gets {running} in all"
-    limit = residency(found.form, found.device, program)
+    limit = residency(found.placed, program)
     return f"{text}: {wanted} blocks at a time would fill it, {running} fit, as {limit}"
 
 
@@ -281,10 +280,11 @@ def _remarks(found: Anatomy) -> Iterator[str]:
             yield f"loops: unrolled along {body}: {shared}"
 
 
-def residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
+def residency(placed: PlacedForm, program: RProgram) -> str:
     """Which limit of a unit keeps another block out, as the end of a sentence: ``65536 registers allow``."""
+    device = placed.device
     schedule, estimate, limits = program.schedule, program.estimate, device.limits
-    table = ScheduleTable.of(form, [schedule])
+    table = ScheduleTable.of(placed.form, [schedule])
 
     def with_use(registers: int, shared: int) -> int:
         one = blocks_per_unit(table, device, table.block_count * 0 + registers, table.block_count * 0 + shared)
@@ -319,16 +319,16 @@ def stage_times(programs: Sequence[Program], rank: int) -> Iterator[str]:
         yield f"  {mark}{position:3} {time_text(estimate.seconds):>9}  {' '.join(cells)}".rstrip()
 
 
-def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
+def rivals(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator[str]:
     """One row per candidate: the difference in time, the stage behind it, the schedule."""
-    chosen = programs[rank - 1]
-    lane = construction.device.teu.lane
-    scored = construction.considered + construction.searched
+    chosen = ranked[rank - 1]
+    lane = programs.device.teu.lane
+    scored = programs.constructed_count + programs.searched_count
     yield f"Its rivals, the best of {scored} programs: what each gains or loses, and where"
     rows = []
-    for position, program in enumerate(programs, start=1):
+    for position, program in enumerate(ranked, start=1):
         mark = "→" if position == rank else " "
-        change = "" if position == rank else _change(construction, program, chosen)
+        change = "" if position == rank else _change(programs, program, chosen)
         rows.append(
             (f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", schedule_text(program, lane))
         )
@@ -337,7 +337,7 @@ def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -
         yield clipped(f"  {head:{column}}  {text}")
 
 
-def _change(construction: Construction, program: Program, chosen: Program) -> str:
+def _change(programs: Programs, program: Program, chosen: Program) -> str:
     """``+4.2%, compute +93 µs``: the difference in time, and the stage behind it."""
     ours, theirs = chosen.estimate, program.estimate
     difference = theirs.seconds - ours.seconds
@@ -349,20 +349,20 @@ def _change(construction: Construction, program: Program, chosen: Program) -> st
     change = theirs.stage_seconds[stage] - ours.stage_seconds[stage]
     if change * difference > 0 and abs(change) >= 0.2 * abs(difference):
         return f"{percent:+.1f}%, {_signed(stage, change)}"
-    if isinstance(program, ChainProgram) or isinstance(chosen, ChainProgram):
+    if len(program.parts) > 1 or len(chosen.parts) > 1:
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
-    parts_of, remainders = _PARTS[construction.device.teu.lane]
-    mine, other = (parts_of(construction.form, construction.device, each.schedule) for each in (chosen, program))
+    parts_of, remainders = _PARTS[programs.device.teu.lane]
+    mine, other = (parts_of(programs.placed, each.main.tiles) for each in (chosen, program))
     changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*remainders, *ours.stage_seconds)}
     part = (max if difference > 0 else min)(changes, key=lambda name: changes[name])
     return f"{percent:+.1f}%, {_signed(part, changes[part])}"
 
 
 #: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
-_PARTS: Mapping[str, tuple[Callable[[KernelForm, DeviceSpec, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
-    "thread": (lambda form, device, schedule: anatomy(form, device, schedule).parts, REMAINDERS),
-    "element": (lambda form, device, schedule: vector_anatomy(form, device, schedule).parts, VECTOR_REMAINDERS),
+_PARTS: Mapping[str, tuple[Callable[[PlacedForm, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
+    "thread": (lambda placed, schedule: anatomy(placed, schedule).parts, REMAINDERS),
+    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, CPU_REMAINDERS),
 }
 
 
@@ -373,7 +373,7 @@ def _signed(stage: str, seconds: float) -> str:
 def schedule_text(program: Program, lane: str = "thread") -> str:
     """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about. ``lane``: what the lanes
     of the device are."""
-    if isinstance(program, ChainProgram):
+    if len(program.parts) > 1:
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    return _SCHEDULE_TEXTS[lane](program.schedule)
+    return SCHEDULE_TEXTS[lane](program.main.tiles)

@@ -1,1 +1,1 @@
-"""Machine code: SASS and x86 taken apart, held against the model."""
+"""Machine code taken apart and held against what RATIONAL assumed of it."""

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from codegen.bundle.reader import LIBRARY_SUFFIX, read_bundle
+from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import SHARED_OBJECT_SUFFIX
 from hal.support.errors import InputError
 from roller.inspect.assembly import LoopMix, hottest_loop
 
@@ -46,7 +47,7 @@ def inspect_library(directory: Path, rank: int | None) -> LibraryInspection:
 
 def is_library_bundle(path: Path) -> bool:
     """Whether a path is a bundle of kernels for processors, by the files that it holds."""
-    return path.is_dir() and any(path.glob(f"kernel_*{LIBRARY_SUFFIX}"))
+    return path.is_dir() and any(path.glob(f"kernel_*{SHARED_OBJECT_SUFFIX}"))
 
 
 def library_text(found: LibraryInspection) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from codegen.bundle.manifest import KernelRecord, LaunchRecord, Manifest, read_manifest
+from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
+from codegen.bundle.records import KernelRecord, LaunchRecord, Manifest
 from codegen.compile.request import BuiltKernel
 from codegen.gpu.source.nvrtc import CompileError, compile_cuda
 from hal.spec.device import DeviceSpec

@@ -14,7 +14,9 @@ from codegen.gpu.matrix.operands import OperandTile
 from hal.spec.device import DeviceSpec
 from roller.inspect.disassembly import HotLoop
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, WGMMA, is_mma, is_widened, matrix_roles, swizzle_of
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, swizzle_of
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.gpu import stages
 from sokoban.model.gpu.anatomy import Anatomy, anatomy
@@ -86,13 +88,13 @@ class ModelView:
 
 def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot: HotLoop) -> ModelView:
     """Compare a schedule with the hottest loop of the kernel that was made of it."""
-    taken = anatomy(form, device, schedule)
+    taken = anatomy(PlacedForm(form, device), schedule)
     banks = tuple(
         _fragment_use(taken, load, schedule) if _is_matrix(taken) else _bank_use(taken, load)
         for load in form.body_loads
         if one(taken.table.cached[load.tensor]) and (load in taken.reads or _is_matrix(taken))
     )
-    if _is_matrix(taken) and not is_mma(schedule.instruction):
+    if _is_matrix(taken) and not schedule.instruction.is_mma:
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
     if form.kind != "tile" or form.reduction is None:
         return ModelView(None, None, "RATIONAL assumes a density for reductions of tiles alone", banks)
@@ -114,14 +116,14 @@ def _issued(taken: Anatomy) -> float:
 
 def _products(taken: Anatomy) -> float:
     """16x8 products of a warp per step."""
-    roles = matrix_roles(taken.form)
+    roles = taken.form.roles
     assert roles is not None
     return one(taken.table.accumulators) / (FRAGMENT * FRAGMENT // 2) * one(taken.table.step_points) / roles.depth
 
 
 def _matrix_assumed(taken: Anatomy) -> Density:
     """What the model counts for products by ``mma.sync``; their reads are those of fragments."""
-    roles, table, products = matrix_roles(taken.form), taken.table, _products(taken)
+    roles, table, products = taken.form.roles, taken.table, _products(taken)
     assert roles is not None
     fragments = {load: one(elements) / FRAGMENT for load, elements in table.operand_elements.items()}
     reads = sum(count * roles.fragment_loads(load) for load, count in fragments.items())
@@ -145,7 +147,7 @@ def _found(taken: Anatomy, hot: HotLoop) -> Density | None:
     wanted, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
     if _is_matrix(taken):
         # Eight-bit floats that are widened take two instructions a product.
-        wanted, arithmetic = _products(taken), hot.mix.matrix / (2 if is_widened(taken.form, taken.device) else 1)
+        wanted, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.placed.is_widened else 1)
     if not arithmetic:
         return None
     turns = wanted / arithmetic
@@ -180,12 +182,12 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
     banks, bank_bytes = _banks(taken.device)
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
     columns = int(one(table.extents(load)[-1])) + int(one(table.padding[load.tensor]))
-    if is_mma(schedule.instruction):
+    if schedule.instruction.is_mma:
         return _addressed_use(taken, load, columns)
-    row_bytes = PANEL_BYTES if schedule.instruction == WGMMA else columns * element_bytes
+    row_bytes = PANEL_BYTES if schedule.instruction == Instruction.WGMMA else columns * element_bytes
     rows = np.arange(_MATRIX_ROWS, dtype=np.int64)
     pieces = rows * row_bytes // _MATRIX_ROW_BYTES
-    if schedule.instruction == WGMMA:
+    if schedule.instruction == Instruction.WGMMA:
         divisor, count = swizzle_of(row_bytes // _MATRIX_ROW_BYTES)
         pieces = pieces + rows // divisor % count
     passes = busiest_bank(pieces[None, :], max(1, banks * bank_bytes // _MATRIX_ROW_BYTES))
@@ -194,7 +196,7 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
 
 def _addressed_use(taken: Anatomy, load: Load, columns: int) -> BankUse:
     """Reads of a fragment in a tile of rows of ``columns`` elements, by the addresses as they are generated."""
-    roles, (banks, bank_bytes) = matrix_roles(taken.form), _banks(taken.device)
+    roles, (banks, bank_bytes) = taken.form.roles, _banks(taken.device)
     assert roles is not None
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
     tile = OperandTile.of(roles, load, columns, element_bytes, start=0)

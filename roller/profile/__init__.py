@@ -1,1 +1,1 @@
-"""Bundles measured: benches, their processes, clusters, ranking of manifests."""
+"""Bundles measured: timing on GPU or CPU, the processes and clusters that do it, manifests ranked anew."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,18 @@ from numpy.typing import NDArray
 
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
-from codegen.bundle.reader import BundleEntry, KernelEntry
+from codegen.bundle.records import Bundle, KernelRecord
 from codegen.runtime.cpu import CpuOperator
 from codegen.verify.result import judge, tolerance_of
 from hal.microbench.cpu.topology import Topology, read_topology
 from hal.support.errors import InputError
-from roller.profile.gpu import Board, Measurement
+from roller.profile.measurement import Board, Measurement
 from sokoban.language.reference import evaluate, input_ranges
 
 Array = NDArray[Any]
+
+#: What a measurement says was loaded: the shared object.
+LOADED = "library"
 
 #: The inputs of all sets together fill the private caches so many times: nothing of a set is left in them when its turn
 #: comes again. The last level is shared with whoever else uses the machine, and is not flushed.
@@ -108,7 +111,7 @@ def pin_to(cpu: int) -> None:
 class _Contender:
     """A kernel that is right: its calls in turn over the sets of inputs; seconds of one call, round by round."""
 
-    kernel: KernelEntry
+    kernel: KernelRecord
     calls: Iterator[Callable[[], Array]]
     error: float
     seconds: list[float] = field(default_factory=list)
@@ -130,18 +133,11 @@ class _Contender:
         self.seconds.append(median(times))
         self.counts.append(len(times))
 
-    def measurement(self, limit: float) -> Measurement:
-        low, _, high = quantiles(self.seconds, n=4)
+    def measurement(self, tolerance: float) -> Measurement:
+        """Its times, which count."""
         launches = int(median(self.counts))
-        return Measurement(
-            seconds=median(self.seconds),
-            spread_seconds=high - low,
-            repeats=len(self.seconds),
-            launches=launches,
-            relative_error=self.error,
-            tolerance=limit,
-            struck_out="",
-            loaded="library",
+        return Measurement.timed(
+            self.seconds, launches=launches, relative_error=self.error, tolerance=tolerance, loaded=LOADED
         )
 
 
@@ -153,7 +149,7 @@ class CpuBench:
         InputError: the manifest's operator cannot be read back.
     """
 
-    def __init__(self, bundle: BundleEntry, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
+    def __init__(self, bundle: Bundle, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
         self.bundle, self.options, self.pinned = bundle, options, pinned
         self.expr = operator_of(read_manifest(bundle.directory))
         self.limit = tolerance_of(self.expr)
@@ -176,7 +172,7 @@ class CpuBench:
             arrays.append((values * np.float32(high - low) + np.float32(low)).astype(argument.dtype))
         return arrays
 
-    def measure(self, kernels: Sequence[KernelEntry], running: Callable[[int], object]) -> dict[int, Measurement]:
+    def measure(self, kernels: Sequence[KernelRecord], running: Callable[[int], object]) -> dict[int, Measurement]:
         """Check the kernels and time those that are right, by rank; ``running`` is told the rank of a kernel before it
         runs, which may end the process."""
         found: dict[int, Measurement] = {}
@@ -190,10 +186,10 @@ class CpuBench:
                 contenders.append(contender)
         return found | self._timed(contenders, running)
 
-    def _limit(self, kernel: KernelEntry) -> float:
+    def _limit(self, kernel: KernelRecord) -> float:
         return max(self.limit, kernel.tolerance or 0.0)
 
-    def _checked(self, kernel: KernelEntry) -> _Contender | Measurement:
+    def _checked(self, kernel: KernelRecord) -> _Contender | Measurement:
         """A kernel that is right on an output that was full of NaN, or why it cannot be timed."""
         self.out.fill(np.nan)
         try:
@@ -201,10 +197,10 @@ class CpuBench:
             calls = [operator.bound(*arrays, out=self.out) for arrays in self.sets]
             calls[0]()
         except InputError as problem:
-            return struck_out(str(problem), self._limit(kernel))
+            return _refused(str(problem), self._limit(kernel))
         error, reason = self.judged(self._limit(kernel))
         return (
-            struck_out(reason, self._limit(kernel), error)
+            _refused(reason, self._limit(kernel), error)
             if reason
             else _Contender(kernel, itertools.cycle(calls), error)
         )
@@ -236,7 +232,7 @@ class CpuBench:
         limit = self._limit(contender.kernel)
         error, reason = self.judged(limit)
         if reason:
-            return struck_out(f"after {len(contender.seconds)} timed runs: {reason}", limit, error)
+            return _refused(f"after {len(contender.seconds)} timed runs: {reason}", limit, error)
         return contender.measurement(limit)
 
     def _rounds(self, contenders: Sequence[_Contender]) -> int:
@@ -275,16 +271,5 @@ class _Judge:
         return judge(self.out, self.expected, limit)
 
 
-def struck_out(reason: str, limit: float, error: float | None = None) -> Measurement:
-    """What comes out for a kernel whose time does not count."""
-    finite = error if error is not None and math.isfinite(error) else None
-    return Measurement(
-        seconds=None,
-        spread_seconds=None,
-        repeats=0,
-        launches=0,
-        relative_error=finite,
-        tolerance=limit,
-        struck_out=" ".join(reason.split()),
-        loaded="library",
-    )
+def _refused(reason: str, tolerance: float, error: float | None = None) -> Measurement:
+    return Measurement.refused(reason, tolerance=tolerance, loaded=LOADED, relative_error=error)

@@ -1,2 +1,1 @@
-"""One kernel in canonical form, and what follows from it alone:
-normalisation, matrix roles, data tiles, patch transforms."""
+"""One kernel in canonical form, and what follows from it alone: matrix roles, data tiles, patch transforms."""

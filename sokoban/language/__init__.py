@@ -1,1 +1,1 @@
-"""What is computed: expressions, their text and JSON, named operators, the NumPy reference."""
+"""What is computed: tensor expressions, their text and JSON, and the float64 reference."""

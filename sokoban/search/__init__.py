@@ -1,1 +1,1 @@
-"""Which: all tiles, and what is tried on the best of them (padding, bands)."""
+"""Which schedule is best: all tiles enumerated and screened, then padding and bands tried (thesis 5.4)."""

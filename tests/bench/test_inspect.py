@@ -94,6 +94,7 @@ def test_the_suites_are_operators() -> None:
     assert {"gemm_fp32", "gemm_fp16"} == {data["name"] for data in FEW["gemm"]}
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 def test_the_command_builds_and_inspects() -> None:
     arguments = ["--name", "avg_pool", "--device", "a100", "--search", "roller", "--jobs", "1"]

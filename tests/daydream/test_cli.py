@@ -189,13 +189,21 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
         (("whatif", "trace.json", "--pass", "own.py:faster:factor=0"),
          "own.py:5: ZeroDivisionError: float division by zero"),
         (("passes", "zzzz"), "NAME: no pass is called 'zzzz'; `daydream passes` lists all"),
-        (("record", "--out", "t.json", "gone.py"), "gone.py: no such file; give a Python script"),
         (("record", "own.py"), "Missing option '--out'; see daydream record --help"),
         (("explain",), "No such command 'explain'"),
         (("simulate", "trace.json", "--bogus"), "No such option '--bogus'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(here: Path, arguments: tuple[str, ...], message: str) -> None:
+    _check_refused(here, arguments, message)
+
+
+@pytest.mark.usefixtures("pytorch")
+def test_a_script_that_is_not_there_is_one_line(here: Path) -> None:
+    _check_refused(here, ("record", "--out", "t.json", "gone.py"), "gone.py: no such file; give a Python script")
+
+
+def _check_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
     before = sorted(os.listdir(here))
     result = daydream(*arguments)
     assert result.exit_code == 2

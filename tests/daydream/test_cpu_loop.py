@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from codegen.generators import linker
 from daydream.cli import main
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
@@ -30,7 +29,7 @@ from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 
 class Net(torch.nn.Module):  # type: ignore[misc]

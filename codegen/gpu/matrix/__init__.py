@@ -1,1 +1,1 @@
-"""Tensor Cores: wmma, mma.sync, wgmma."""
+"""Lowering to Tensor Cores: wmma, mma.sync and wgmma."""

@@ -29,7 +29,7 @@ from codegen.tir.lowered import Lowered
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, MatrixRoles
 from sokoban.language.expression import FLOAT8_DTYPES, Load, Tensor
 from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
@@ -41,7 +41,7 @@ RESULT_VECTOR = 4
 
 def warp_tile_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
-    roles = matrix_roles(form)
+    roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
     for axis, block in schedule.block:
@@ -81,7 +81,7 @@ def lower_product(
     """
     if problem is not None:
         raise ValueError(f"{form.expr.name}: {problem}")
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     return lowering(form, schedule, roles, entry, dynamic_shared).run()
 

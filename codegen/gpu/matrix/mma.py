@@ -35,7 +35,7 @@ from codegen.tir.lowered import Lowered
 from codegen.tir.reads import guarded_read, read_conditions
 from codegen.tir.values import Expr, affine
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MATRIX_TYPES, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, MATRIX_TYPES, STATIC_SHARED_BYTES, MatrixRoles
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 
@@ -60,7 +60,7 @@ def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     problem = warp_tile_problem(form, schedule)
     if problem is not None:
         return problem
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     if schedule.instruction != MATRIX_TYPES[roles.dtype].mma:
         return f"instruction {schedule.instruction}: {roles.dtype} takes {MATRIX_TYPES[roles.dtype].mma}"
@@ -74,7 +74,7 @@ def mma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
 
 def mma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
     """Shared memory of a block: the buffers of all stages, in whose place results leave afterwards."""
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
     step = MATRIX_TYPES[roles.dtype].element_bytes * schedule.step_of[roles.k] * (rows + columns)

@@ -25,11 +25,12 @@ from codegen.gpu.matrix.mma import MmaLowering
 from codegen.tir.lowered import Lowered
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, MatrixRoles, matrix_roles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.placed import WARP_GROUP_DTYPES
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import (
-    DTYPES,
     ELEMENT_BYTES,
     GROUP_ROWS,
     LEAST_STAGES,
@@ -63,11 +64,11 @@ def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     problem = warp_tile_problem(form, schedule)
     if problem is not None:
         return problem
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
-    if roles.dtype not in DTYPES:
-        return f"instruction {WGMMA} takes {' and '.join(DTYPES)}, not {roles.dtype}"
+    if roles.dtype not in WARP_GROUP_DTYPES:
+        return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
     if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
         return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
     if schedule.thread_of[roles.n] != width or width not in WIDTHS:

@@ -28,7 +28,7 @@ from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.reads import guarded_read
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 
@@ -51,7 +51,7 @@ def wmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     problem = warp_tile_problem(form, schedule)
     if problem is not None:
         return problem
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     for load in (roles.a, roles.b):
         padding = schedule.padding_of.get(load.tensor, 0)
@@ -70,7 +70,7 @@ def wmma_shared_bytes(form: KernelForm, schedule: TileSchedule) -> int:
 
     Beyond 48 KiB the staged tiles move to dynamic shared memory; the strip, of another type, stays static.
     """
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     staged = sum(2 * math.prod(shared_shape(roles, schedule, load)) for load in (roles.a, roles.b))
     return staged + strip_bytes(roles, schedule)

@@ -1,1 +1,1 @@
-"""Lowered module to CUDA/OpenCL text to cubin."""
+"""Lowered module to CUDA or OpenCL text, and text to cubin by NVRTC."""

@@ -1,1 +1,1 @@
-"""Tiles with every operand in shared memory."""
+"""Lowering of tiles whose operands lie in shared memory."""

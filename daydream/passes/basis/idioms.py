@@ -265,7 +265,8 @@ def backward_of(forward: list[LayerRun], backward: list[LayerRun]) -> list[Layer
     """For each forward call the backward one: the backward pass runs through the calls of a layer in reverse.
 
     Within each step the calls of a layer are matched by the layer's name; where a step's backward calls have no
-    layer names in common with its forward ones, all calls are, provided there are equally many.
+    layer names in common with its forward ones, all calls are, provided there are equally many. What begins before the
+    forward call has ended, as in a damaged trace, answers nothing.
     """
     partners: list[LayerRun | None] = [None] * len(forward)
     for step in {run.step for run in forward}:
@@ -282,7 +283,10 @@ def backward_of(forward: list[LayerRun], backward: list[LayerRun]) -> list[Layer
             answers = [run for run in reversed(theirs) if run.layer == layer]
             for i, run in zip(calls, answers, strict=False):
                 partners[i] = run
-    return partners
+    return [
+        answer if answer is not None and call.last < answer.first else None
+        for call, answer in zip(forward, partners, strict=True)
+    ]
 
 
 def preceding(graph: TaskGraph) -> Ints:

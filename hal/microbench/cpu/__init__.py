@@ -17,6 +17,7 @@ from hal.microbench.quantities import Run
 from hal.microbench.sampling import Settings
 from hal.support.errors import InputError
 
+#: Name for ``--only`` to the function that measures it.
 QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
     "clock": arithmetic.clock,
     "arithmetic": arithmetic.measure,
@@ -24,10 +25,9 @@ QUANTITIES: dict[str, Callable[[Machine], Iterator[Measurement]]] = {
     "latency": latency.measure,
     "barrier": barrier.measure,
 }
-"""Name for ``--only`` to the function that measures it."""
 
+#: Our figure and the one that NumPy reaches in the same run.
 BESIDE_NUMPY = (("gemm", "numpy.gemm"), ("dram.copy", "numpy.copy"), ("dram.add", "numpy.add"))
-"""Our figure and the one that NumPy reaches in the same run."""
 
 
 def measure_cpu(

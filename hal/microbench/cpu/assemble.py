@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _NEEDED = ("clock", "fma", "issue", "gemm", "dram.add", "dram.latency")
 _SYSTEM = "read from the operating system"
+#: Vector registers that a tile leaves to the compiler: one operand on its way.
 _SPARE_VECTORS = 1
-"""Vector registers that a tile leaves to the compiler: one operand on its way."""
 
+#: By how much vectors of multiply-adds a cycle are above a whole number by chance.
 _CLOCK_SPREAD = 0.15
-"""By how much vectors of multiply-adds a cycle are above a whole number by chance."""
 
 _CHAIN_CYCLES = 4.0
 _CALL_SECONDS = 1e-7

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+#: Arguments of every loop: pointers and 64-bit integers.
 _SIGNATURES = {
     "read": "ppii",
     "add": "pppii",
@@ -19,7 +20,6 @@ _SIGNATURES = {
     "barrier": "pii",
     "product": "pppiii",
 }
-"""Arguments of every loop: pointers and 64-bit integers."""
 
 
 def _binding() -> Any:

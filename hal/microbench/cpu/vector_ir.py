@@ -10,24 +10,24 @@ from collections.abc import Callable
 
 from hal.microbench.cpu import product_ir
 
+#: Vectors per turn of the loops over memory.
 UNROLL = 8
-"""Vectors per turn of the loops over memory."""
 
+#: float32 values of a page of 4 KiB.
 PAGE_ELEMENTS = 1024
-"""float32 values of a page of 4 KiB."""
 
+#: Instructions that do nothing, for every multiply-add of the loop that measures how many a core starts.
 IDLE = 3
-"""Instructions that do nothing, for every multiply-add of the loop that measures how many a core starts."""
 
+#: How far ahead of its use a kernel asks for a line of an array that it runs through: what a core moves while a line
+#: comes from memory, with room.
 AHEAD_BYTES = 2048
-"""How far ahead of its use a kernel asks for a line of an array that it runs through: what a core moves while a line
-comes from memory, with room."""
 
 LINE_BYTES = 64
 
 _PLACES = 4
+#: What the copy moves at a time; its arrays hold a multiple.
 COPY_ELEMENTS = _PLACES * PAGE_ELEMENTS
-"""What the copy moves at a time; its arrays hold a multiple."""
 
 _LOOP = """
 define void @{name}({signature}) {{

@@ -1,1 +1,1 @@
-"""Stages of devices whose lanes are elements of vectors."""
+"""RATIONAL where lanes are elements of vectors: traffic by reuse distance, instructions, and stages."""

@@ -1,1 +1,1 @@
-"""Stages of devices whose lanes are threads."""
+"""RATIONAL where lanes are threads: transactions, banks, occupancy, issue, and the stages made of them."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.gpu import stages
 from sokoban.model.gpu.breakdown import DRAM_OVERLAP, POWER_SOFTNESS, breakdown, soft_maximum
@@ -46,8 +47,7 @@ class Anatomy:
             ``launch``; the sum is the predicted time.
     """
 
-    form: KernelForm
-    device: DeviceSpec
+    placed: PlacedForm
     table: ScheduleTable
     nest: LoopNest
     fetches: Mapping[Load, Fetch]
@@ -61,6 +61,16 @@ class Anatomy:
     dram_bytes: Mapping[Load, float]
     power_seconds: float
     parts: Mapping[str, float]
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device that it runs on."""
+        return self.placed.device
 
     @property
     def running(self) -> int:
@@ -80,10 +90,11 @@ class Anatomy:
         return one(stages.thread_points(self.table))
 
 
-def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Anatomy:
+def anatomy(placed: PlacedForm, schedule: TileSchedule) -> Anatomy:
     """Take a program apart that can run."""
-    table = ScheduleTable.of(form, [schedule])
-    found = breakdown(table, device)
+    device = placed.device
+    table = ScheduleTable.of(placed.form, [schedule])
+    found = breakdown(table, placed)
     launch, fetches, busy = found.launch, found.fetches, found.busy
     steps = launch.rounds * table.step_count
     slowest = max(busy, key=lambda name: one(busy[name]))
@@ -106,8 +117,7 @@ def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Ana
         for load, part in fetches.items()
     }
     return Anatomy(
-        form=form,
-        device=device,
+        placed=placed,
         table=table,
         nest=found.nest,
         fetches=fetches,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hal.spec.device import DeviceSpec
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.estimates import EstimateTable
 from sokoban.model.gpu.fetch import Fetch, fetch
@@ -95,16 +96,16 @@ class Breakdown:
     filling: Floats
 
 
-def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
+def breakdown(table: ScheduleTable, placed: PlacedForm) -> Breakdown:
     """Every quantity from which :func:`estimate` makes its times."""
-    form = table.form
+    form, device = placed.form, placed.device
     nest = loop_nest(table)
     fetches = {load: fetch(table, load, device) for load in form.body_loads}
     reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads if form.reduction is not None}
-    launch = launch_of(table, device, nest, fetches, reads)
+    launch = launch_of(table, placed, nest, fetches, reads)
     busy = {
-        "compute": compute_seconds(table, device, launch),
-        "issue": issue_seconds(table, device, nest, launch, fetches, reads),
+        "compute": compute_seconds(table, placed, launch),
+        "issue": issue_seconds(table, placed, nest, launch, fetches, reads),
         "shared": shared_seconds(table, device, nest, launch, fetches, reads),
         "l2": l2_seconds(table, device, launch, fetches),
     }
@@ -122,7 +123,7 @@ def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
     filling = filling_seconds(table, device, launch)
     units = launch.rounds * (table.step_count * (np.maximum(together, alone) + unfilled) + stores + filling)
     dram = dram_seconds(table, device, launch, fetches)
-    power = power_seconds(table, device)
+    power = power_seconds(table, placed)
     hoisting = hoisting_factor(table, device, launch, nest, reads)
     return Breakdown(
         nest=nest,
@@ -143,8 +144,9 @@ def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
     )
 
 
-def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
-    parts = breakdown(table, device)
+def _estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
+    device = placed.device
+    parts = breakdown(table, placed)
     launch, steps = parts.launch, table.step_count
     stages: dict[str, Floats] = {name: launch.rounds * steps * seconds for name, seconds in parts.busy.items()}
     stages["compute"] = np.maximum(stages["compute"], parts.power)

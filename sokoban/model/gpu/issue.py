@@ -9,14 +9,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.matrix import (
     FRAGMENT,
     WIDENED_FRAGMENT_INSTRUCTIONS,
     WIDENED_PRODUCT_INSTRUCTIONS,
-    is_widened,
-    matrix_roles,
 )
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
 from sokoban.model.gpu.fetch import Fetch
 from sokoban.model.gpu.loops import LoopNest
@@ -81,7 +79,7 @@ def issued_instructions(
 
 def issue_seconds(
     table: ScheduleTable,
-    device: DeviceSpec,
+    placed: PlacedForm,
     nest: LoopNest,
     launch: Launch,
     fetches: Mapping[Load, Fetch],
@@ -92,20 +90,18 @@ def issue_seconds(
     if table.has_warp_tiles:
         # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
         copies = sum(fetches[load].loads for load in fetches)
-        matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, device)
+        matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, placed)
         instructions = np.where(table.warp_tile, np.where(table.mma, matrix, 0.0), instructions)
-    return instructions / device.clocks.boost_hz * busiest_scheduler(launch, device)
+    return instructions / placed.device.clocks.boost_hz * busiest_scheduler(launch, placed.device)
 
 
-def _fragment_instructions(table: ScheduleTable, device: DeviceSpec) -> Floats:
+def _fragment_instructions(table: ScheduleTable, placed: PlacedForm) -> Floats:
     """Instructions by which a warp multiplies during one step with ``mma.sync``: 16x8 products, and what brings every
     fragment into registers."""
-    roles = matrix_roles(table.form)
+    roles = placed.form.roles
     if roles is None:
         return np.zeros(table.count)
-    each, more = (
-        (WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS) if is_widened(table.form, device) else (1, 0)
-    )
+    each, more = (WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS) if placed.is_widened else (1, 0)
     loads = sum(
         ((roles.fragment_instructions(load) + more) * elements for load, elements in table.operand_elements.items()),
         table.zeros,

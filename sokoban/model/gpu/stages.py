@@ -13,9 +13,9 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm, operation_count
-from sokoban.kernel.matrix import WIDENED_REGISTERS, is_widened, matrix_rates, matrix_roles
+from sokoban.kernel.matrix import WIDENED_REGISTERS
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
-from sokoban.model.bounds import arithmetic_dtype, input_dtype
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import Fetch, loads_in_flight
 from sokoban.model.gpu.loops import LoopNest
@@ -84,12 +84,13 @@ class Launch:
 
 def launch_of(
     table: ScheduleTable,
-    device: DeviceSpec,
+    placed: PlacedForm,
     nest: LoopNest,
     fetches: Mapping[Load, Fetch],
     reads: Mapping[Load, OperandReads],
 ) -> Launch:
     """Registers, resident blocks and rounds of blocks (5.4.3: a partial last round takes as long as a full one)."""
+    device = placed.device
     needed = registers_per_thread(table, nest.local)
     loads = sum(
         np.where(table.cached[load.tensor], part.loads, direct_reads(table, load, reads))
@@ -111,7 +112,7 @@ def launch_of(
         wanted = np.where(ahead, needed, wanted)
     if table.has_warp_tiles:
         # Asynchronous copies pass by the registers.
-        needed = needed + np.where(table.mma & is_widened(table.form, device), WIDENED_REGISTERS, 0)
+        needed = needed + np.where(table.mma & placed.is_widened, WIDENED_REGISTERS, 0)
         wanted = np.where(table.mma, needed, wanted)
     registers = granted_registers(table, device, wanted)
     spilled = spilled_registers(device, needed, registers)
@@ -155,26 +156,27 @@ def busiest_scheduler(launch: Launch, device: DeviceSpec) -> Ints:
 # Stages of a unit: seconds of one step of all blocks it runs
 
 
-def compute_seconds(table: ScheduleTable, device: DeviceSpec, launch: Launch) -> Floats:
+def compute_seconds(table: ScheduleTable, placed: PlacedForm, launch: Launch) -> Floats:
     """Arithmetic pipelines: every warp issues its multiply-adds whole, partial warps too (5.4.3: throughput falls to
     N / (ceil(N / k) k) of the peak), and each keeps its lanes busy for ``warp / lanes`` cycles."""
-    rate = device.peak_flops(arithmetic_dtype(table.form, device)) / device.teu_count
+    device = placed.device
+    rate = device.peak_flops(placed.arithmetic_dtype) / device.teu_count
     per_instruction = 2.0 * device.warp_lanes / rate
     scalar: Floats = arithmetic_instructions(table) * per_instruction * busiest_scheduler(launch, device)
-    matrix = matrix_rates(table.form, device) if table.has_warp_tiles else None
+    matrix = placed.matrix_rates if table.has_warp_tiles else None
     if matrix is None:
         return scalar
     points = product(table.block.values(), table.count) * table.step_points
-    peak = _by_instruction(table, device, "peak_flops", matrix.peak_flops)
+    peak = _by_instruction(table, placed, "peak_flops", matrix.peak_flops)
     fragments = points * 2.0 / (peak / device.unit_count) * launch.running
     # Too few warps leave matrix units idle, as they leave schedulers.
     idle = np.maximum(1.0, device.teu.group_size / (launch.warps * launch.running))
     return np.where(table.warp_tile, fragments * idle, scalar)
 
 
-def _by_instruction(table: ScheduleTable, device: DeviceSpec, figure: str, by_warp: float) -> Floats:
+def _by_instruction(table: ScheduleTable, placed: PlacedForm, figure: str, by_warp: float) -> Floats:
     """A rate of matrix instructions in FLOP/s, by row: that of warp groups, or of single warps."""
-    groups = device.warp_group_instruction(input_dtype(table.form)) if table.wgmma.any() else None
+    groups = placed.warp_group_rates if table.wgmma.any() else None
     return np.where(table.wgmma, by_warp if groups is None else getattr(groups, figure), by_warp)
 
 
@@ -212,7 +214,7 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
     row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     passes = table.operand_elements[load] * element_bytes / row_bytes * table.step_points
-    roles = matrix_roles(table.form)
+    roles = table.form.roles
     if roles is None or load != roles.b:
         return passes
     # The four warps of a group share the columns, which are read for all of them at once.
@@ -351,18 +353,18 @@ def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats |
     return np.where(~staged & (pages >= device.warp_lanes / 2), slower, 1.0)
 
 
-def power_seconds(table: ScheduleTable, device: DeviceSpec) -> Floats:
+def power_seconds(table: ScheduleTable, placed: PlacedForm) -> Floats:
     """Arithmetic at the rate that the board sustains under load: its power limit lowers the clock of whatever would
     be faster; 0 where the limit does not bind."""
-    form = table.form
+    form, device = placed.form, placed.device
     points = table.block_count * product(table.block.values(), table.count) * table.reduced_points
     flops = points * max(1.0, _issue_operations(form)) * 2.0
-    limit = device.limited_flops(arithmetic_dtype(form, device))
+    limit = device.limited_flops(placed.arithmetic_dtype)
     seconds: Floats = np.zeros(table.count) if limit is None else flops / limit
-    matrix = matrix_rates(form, device) if table.has_warp_tiles else None
+    matrix = placed.matrix_rates if table.has_warp_tiles else None
     if matrix is None:
         return seconds
-    sustained = _by_instruction(table, device, "sustained_flops", matrix.sustained_flops)
+    sustained = _by_instruction(table, placed, "sustained_flops", matrix.sustained_flops)
     return np.where(table.warp_tile, points * 2.0 / sustained, seconds)
 
 

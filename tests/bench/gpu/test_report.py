@@ -88,7 +88,7 @@ def harvest(tmp_path: Path) -> Path:
     }
     journal.add("profile", "x/p", {**profile, "kernels": kernels(a=(100, 200), b=(150, 100))})
     journal.add("profile", "x/q", {**profile, "op": "conv2d", "kernels": kernels(a=(90, 100))})
-    archive(tmp_path / "traces_resnet50.tar", "base.json.gz", gzip.compress(b'{"traceEvents": []}'))
+    archive(tmp_path / "traces_resnet50.tar", "base.json.gz", gzip.compress(b'{"traceEvents": []}', mtime=0))
     journal.add("training", "b", step("resnet50", "baseline", 100, "traces_resnet50.tar/base.json.gz"))
     journal.add("training", "a", step("resnet50", "amp", 40))
     journal.add("training", "f", step("resnet50", "fused-adam", 80))

@@ -82,9 +82,15 @@ def test_a_library_takes_arrays(library: Path) -> None:
     assert repr(operator) == "<op(A: float32[8, 12], B: float32[12, 16]) -> C: float32[8, 16], rank 1 for cpu>"
 
 
+def factors() -> tuple[torch.Tensor, torch.Tensor]:
+    """A and B of the library, of one seed."""
+    generator = torch.Generator().manual_seed(5)
+    return torch.rand(8, 12, generator=generator), torch.rand(12, 16, generator=generator)
+
+
 def test_a_library_becomes_an_operator_of_torch_on_the_cpu(library: Path) -> None:
     op = roller.torch_op(library, name="product")
-    a, b = torch.rand(8, 12), torch.rand(12, 16)
+    a, b = factors()
     torch.testing.assert_close(op(a, b), a @ b)
     torch.testing.assert_close(torch.ops.roller.product(a, b), a @ b)
     assert roller.torch_op(library, name="product") is op
@@ -94,7 +100,7 @@ def test_a_library_becomes_an_operator_of_torch_on_the_cpu(library: Path) -> Non
 
 def test_a_profiler_and_the_compiler_see_it(library: Path) -> None:
     op = roller.torch_op(library, name="seen")
-    a, b = torch.rand(8, 12), torch.rand(12, 16)
+    a, b = factors()
     with torch.profiler.profile() as profile:
         op(a, b)
     assert "roller::seen" in {event.key for event in profile.key_averages()}
@@ -104,11 +110,11 @@ def test_a_profiler_and_the_compiler_see_it(library: Path) -> None:
 
 def test_tensors_that_the_library_does_not_take_are_refused(library: Path) -> None:
     op = roller.torch_op(library, name="strict")
-    a, b = torch.rand(8, 12), torch.rand(12, 16)
+    a, b = factors()
     for given, message in (
         ((a.T, b), r"roller::strict.A: has shape \[12, 8\]; it takes \[8, 12\]"),
         ((a, b.double()), "roller::strict.B: is float64; it takes float32"),
-        ((torch.rand(12, 8).T, b), "roller::strict.A: is not dense and row-major; give a contiguous copy"),
+        ((a.T.contiguous().T, b), "roller::strict.A: is not dense and row-major; give a contiguous copy"),
     ):
         with pytest.raises(InputError, match=message):
             op(*given)

@@ -8,7 +8,7 @@ from daydream.graph.graph import Dependency, Phase, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.passes.cuda_graphs import cuda_graphs
 from hal.support.errors import InputError
-from tests.daydream.graphs import AUTOGRAD, MAIN, STREAM2, graph, launched, pairs, task
+from tests.daydream.graphs import AUTOGRAD, MAIN, STREAM, STREAM2, graph, launched, pairs, task
 
 
 def names(after, threads=(MAIN, AUTOGRAD)):
@@ -86,6 +86,18 @@ def test_a_replay_waits_for_the_one_before():
     assert simulate(after).start_us[calls].tolist() == [0, 45, 90]
     after = cuda_graphs(some, launch_us=5.0, per_kernel_us=0.0, replays_ahead=2).graph
     assert simulate(after).start_us[calls].tolist() == [0, 5, 45]
+
+
+def test_a_replay_does_not_wait_for_what_its_own_kernels_precede():
+    # A damaged trace: the second kernel of step 0 stands on the stream behind the first one of step 1.
+    calls = [task("cudaLaunchKernel", MAIN, 1, step=step) for step in (0, 0, 1)]
+    some = graph(
+        [*calls, *(task("k", STREAM, 20, step=step) for step in (0, 1, 0))],
+        [(0, 3, Dependency.LAUNCH), (2, 4, Dependency.LAUNCH), (1, 5, Dependency.LAUNCH)],
+    )
+    after = cuda_graphs(some, launch_us=5.0, per_kernel_us=0.0).graph
+    # Calls at 0 and, behind the first kernel, at 25.
+    assert simulate(after).start_us.tolist() == [0, 25, 5, 30, 50]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,103 @@
+"""TVM is imported without PyTorch, and both work in one process whichever comes first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from codegen.tir.tvm_import import HidingFinder, hide_torch_from_tvm
+from roller.compile.workers import worker_pool
+
+ROOT = Path(__file__).resolve().parents[3]
+
+LOWER = """
+from codegen.compile.build import build_kernel
+from codegen.compile.request import BuildRequest
+from hal.catalog import load_device
+from roller.construct.construct.construct import construct
+from sokoban.kernel.form import kernel_form
+from sokoban.language.operators import operator_from_data
+
+def lower():
+    device = load_device("v100")
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 256, "n": 128, "k": 64}))
+    schedule = construct(form, device, 1).programs[0].schedule
+    return build_kernel(BuildRequest(
+        form=form, schedule=schedule, entry="f", generator="cuda-source", architecture=device.architecture,
+        lanes=32, verify=False
+    )).source
+"""
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loaded(*names: str) -> list[str]:
+    """Those of the modules that this process has loaded."""
+    return [name for name in names if name in sys.modules]
+
+
+@pytest.mark.usefixtures("device_compiler")
+def test_lowering_loads_no_torch() -> None:
+    code = f"{LOWER}\nassert '__global__' in lower()\nimport sys; print('tvm' in sys.modules, 'torch' in sys.modules)"
+    assert run(code) == "True False"
+
+
+@pytest.mark.usefixtures("device_compiler")
+def test_workers_load_no_torch() -> None:
+    with worker_pool(1) as pool:
+        assert pool.submit(loaded, "tvm", "torch").result() == ["tvm"]
+
+
+@pytest.mark.usefixtures("device_compiler", "pytorch")
+def test_torch_works_beside_tvm() -> None:
+    use = "import torch; assert (torch.ones(3) @ torch.ones(3)).item() == 3 and torch.nn.Linear(2, 2) is not None"
+    assert run(f"{LOWER}\nbefore = lower()\n{use}\nassert lower() == before\nprint('both')") == "both"
+
+
+@pytest.mark.usefixtures("device_compiler", "pytorch")
+def test_tvm_has_torch_where_it_is_loaded_already() -> None:
+    code = "import torch, codegen, tvm, tvm_ffi._convert as c; print(c.torch is torch)"
+    assert run(code) == "True"
+
+
+@pytest.mark.usefixtures("device_compiler")
+def test_tvm_keeps_its_own_loader() -> None:
+    code = "import codegen, tvm; print(type(tvm.__loader__).__name__, type(tvm.__spec__.loader).__name__)"
+    assert run(code) == "SourceFileLoader SourceFileLoader"
+
+
+def test_torch_is_hidden_from_one_thread_alone() -> None:
+    finder, seen = HidingFinder(), []
+
+    def look() -> None:
+        seen.append(finder.find_spec("torch", None))
+
+    with finder.hiding():
+        with pytest.raises(ModuleNotFoundError, match="No module named 'torch' while TVM is imported"):
+            finder.find_spec("torch", None)
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    assert seen == [None]
+    assert finder.find_spec("torch", None) is None
+
+
+def test_other_modules_are_left_to_other_finders() -> None:
+    finder = HidingFinder()
+    with finder.hiding():
+        assert finder.find_spec("json", None, ModuleType("json")) is None
+
+
+def test_installing_it_again_changes_nothing() -> None:
+    before = list(sys.meta_path)
+    hide_torch_from_tvm()
+    assert sys.meta_path == before
