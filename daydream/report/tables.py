@@ -173,16 +173,16 @@ def print_idle(analysis: Analysis, rows: int) -> None:
 
 def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:
     """Measured, simulated baseline and predicted step, and what changed."""
-    made = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
+    steps_table = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
     graph = before.timeline.graph
     for old, new in zip(before.step_times, after.step_times, strict=True):
         measured = ms(graph.steps[old.index].measured_us)
         speedup = f"{ratio(old.length_us, new.length_us):.3f}"
-        _add(made, old.name, measured, ms(old.length_us), ms(new.length_us), speedup, new.bottleneck.label)
+        _add(steps_table, old.name, measured, ms(old.length_us), ms(new.length_us), speedup, new.bottleneck.label)
     if len(before.steps) > 1:
         speedup = f"{ratio(before.mean_us, after.mean_us):.3f}"
         times = (ms(before.measured_us), ms(before.mean_us), ms(after.mean_us))
-        _add(made, "mean", *times, speedup, after.bottleneck.label)
+        _add(steps_table, "mean", *times, speedup, after.bottleneck.label)
     sustained = (before.timeline.sustained_us, after.timeline.sustained_us)
     ran_ahead = len(before.steps) == sum(step.full for step in graph.steps) and any(
         abs(pace / analysis.mean_us - 1) > RUN_AHEAD
@@ -190,8 +190,8 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         if analysis.mean_us
     )
     if ran_ahead:
-        _add(made, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
-    print_table(made)
+        _add(steps_table, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
+    print_table(steps_table)
     if ran_ahead:
         line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
     line()
@@ -207,14 +207,14 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
 
 def print_passes(passes: Sequence[WhatIf]) -> None:
     """All passes, one a line, with parameters below."""
-    made = Table(box=None, pad_edge=False)
-    made.add_column("pass", no_wrap=True)
-    made.add_column("what it models, and its parameters with their defaults", overflow="fold")
-    for one in passes:
-        _add(made, one.name, one.summary)
-        if one.parameters:
-            _add(made, "", "  " + ", ".join(parameter_text(parameter) for parameter in one.parameters))
-    print_table(made)
+    passes_table = Table(box=None, pad_edge=False)
+    passes_table.add_column("pass", no_wrap=True)
+    passes_table.add_column("what it models, and its parameters with their defaults", overflow="fold")
+    for what_if in passes:
+        _add(passes_table, what_if.name, what_if.summary)
+        if what_if.parameters:
+            _add(passes_table, "", "  " + ", ".join(parameter_text(parameter) for parameter in what_if.parameters))
+    print_table(passes_table)
 
 
 def print_pass(what_if: WhatIf) -> None:
@@ -223,10 +223,10 @@ def print_pass(what_if: WhatIf) -> None:
     if not what_if.parameters:
         return
     line()
-    made = Table(box=None, pad_edge=False)
+    keys_table = Table(box=None, pad_edge=False)
     for column in ("parameter", "type", "default"):
-        made.add_column(column)
+        keys_table.add_column(column)
     for parameter in what_if.parameters:
         default = "required" if parameter.required else written(parameter.default)
-        _add(made, parameter.name, parameter.type.__name__, default or '""')
-    print_table(made)
+        _add(keys_table, parameter.name, parameter.type.__name__, default or '""')
+    print_table(keys_table)
