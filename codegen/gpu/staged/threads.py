@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
@@ -20,18 +20,43 @@ from sokoban.schedule.tile import TileSchedule
 Body = Callable[[Mapping[str, Expr], Mapping[str, Expr]], None]
 
 
-def step_loops(reduced: Sequence[str], schedule: TileSchedule) -> list[tuple[str, int, int, bool]]:
-    """Loops over the points of a step, outermost first: axis, trips, elements per trip, unrolled."""
-    room = max(1, schedule.unroll // math.prod(schedule.register_tile.values()))
-    inner: list[tuple[str, int, int, bool]] = []
-    outer: list[tuple[str, int, int, bool]] = []
+class StepLoop(NamedTuple):
+    """A loop over points of a step.
+
+    Attributes:
+        axis: the reduction axis.
+        trips: how often it turns.
+        elements: points along the axis per turn.
+        unrolled: whether the source has every turn written out.
+    """
+
+    axis: str
+    trips: int
+    elements: int
+    unrolled: bool
+
+
+def step_loops(reduced: Sequence[str], schedule: TileSchedule) -> list[StepLoop]:
+    """Loops over the points of a step, outermost first: unrolled inside, as far as the schedule's statements reach.
+
+    >>> from sokoban.schedule.tile import sizes
+    >>> tiles = TileSchedule(block=sizes({"m": 8}), thread=sizes({"m": 4}), step=sizes({"k": 32}), unroll=64)
+    >>> [(loop.axis, loop.trips, loop.elements, loop.unrolled) for loop in step_loops(["k"], tiles)]
+    [('k', 2, 16, False), ('k', 16, 1, True)]
+    """
+    statements = max(1, schedule.unroll // math.prod(schedule.register_tile.values()))
+    inner: list[StepLoop] = []
+    outer: list[StepLoop] = []
     for axis in reversed(reduced):
-        size = schedule.step_of[axis]
-        own = size if size <= room else math.gcd(size, 1 << (room.bit_length() - 1)) if not outer else 1
-        inner.insert(0, (axis, own, 1, True))
-        if own < size:
-            outer.insert(0, (axis, size // own, own, False))
-        room //= own
+        size, unrolled = schedule.step_of[axis], 1
+        if size <= statements:
+            unrolled = size
+        elif not outer:
+            unrolled = math.gcd(size, 1 << (statements.bit_length() - 1))
+        inner.insert(0, StepLoop(axis, unrolled, 1, True))
+        if unrolled < size:
+            outer.insert(0, StepLoop(axis, size // unrolled, unrolled, False))
+        statements //= unrolled
     return outer + inner
 
 
@@ -44,12 +69,11 @@ class ThreadTile:
     def places(self, thread: Expr) -> dict[str, Expr]:
         """First element of a thread along every axis of its block: threads count the output's last axis fastest."""
         places: dict[str, Expr] = {}
-        rest = thread
         for axis in reversed(self.axes):
             count = self.schedule.threads_of[axis]
-            own = tirx.floormod(rest, count) if axis != self.axes[0] else rest
-            places[axis] = own * self.schedule.thread_of[axis]
-            rest = tirx.floordiv(rest, count)
+            number = tirx.floormod(thread, count) if axis != self.axes[0] else thread
+            places[axis] = number * self.schedule.thread_of[axis]
+            thread = tirx.floordiv(thread, count)
         return places
 
     def local(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> dict[str, Expr]:
@@ -89,6 +113,14 @@ class ThreadTile:
         enter(0, {}, {})
 
 
+class OperandNames(NamedTuple):
+    """Names of an operand's registers: where the thread starts, what it has read, and where loops have come to."""
+
+    base: str
+    fragment: str
+    here: str
+
+
 class Operand:
     """A thread's reads of one staged tile."""
 
@@ -98,20 +130,21 @@ class Operand:
         shared: Any,
         thread_tile: ThreadTile,
         places: Mapping[str, Expr],
+        *,
         stage_elements: int,
         turns: Sequence[tuple[str, int]],
-        names: Sequence[str],
+        names: OperandNames,
     ) -> None:
         """``places`` is where the thread starts in its block, ``stage_elements`` how far the buffers of ``shared`` lie
         apart (0 where there is one); ``turns`` are the loops that are not unrolled, as a reduction axis and elements
-        per turn; ``names`` are those of the base address, of fragments, and of the address that loops go on with."""
+        per turn."""
         self.tile, self.shared, self.thread_tile = tile, shared, thread_tile
         self.schedule = thread_tile.schedule
         # In stored order.
         terms = [axis for position in tile.order for axis, _ in tile.dimensions[position].terms]
         self.axes = [axis for axis in terms if axis in self.schedule.thread_of]
         self.width = self._width(stage_elements)
-        self._fragment_name = names[1]
+        self._fragment_name = names.fragment
         # Where the thread starts, worked out once: what comes on top of it fits into an instruction. In units of what
         # all such addresses are multiples of, so that compilers see how wide aligned reads can be.
         own = {axis: place for axis, place in places.items() if self.schedule.threads_of[axis] > 1}
@@ -121,9 +154,9 @@ class Operand:
             VECTOR_BYTES // min(VECTOR_BYTES, tile.tensor.element_bytes),
             *(tile.start + tile.lowest, stage_elements), *starts, *ways,
         )  # fmt: skip
-        self.base = local_buffer(names[0], 1, "int32")
+        self.base = local_buffer(names.base, 1, "int32")
         T.buffer_store(self.base, tirx.floordiv(tile.address(own) + tile.start, self.unit), [0])
-        self.here = local_buffer(names[2], 1, "int32")
+        self.here = local_buffer(names.here, 1, "int32")
 
     def _width(self, stage_elements: int) -> int:
         """Adjacent elements that a thread reads at a time; 1 where they are not known to be aligned."""
