@@ -27,10 +27,12 @@ class Cut:
 
     @property
     def blocks(self) -> int:
+        """Blocks along the axis, the last one maybe shorter."""
         return -(-self.size // self.block)
 
     @property
     def tiles_per_block(self) -> int:
+        """Register tiles of a block, the last one maybe shorter."""
         return -(-min(self.block, self.size) // self.tile)
 
     @property
@@ -40,7 +42,14 @@ class Cut:
 
 
 def cut(axis: str, size: int, block: int, tile: int) -> Cut:
-    """The axis cut up; tiles longer than the axis are cut down to it."""
+    """The axis cut into blocks of ``block`` elements and register tiles of ``tile``, none longer than the axis.
+
+    >>> cut("n", size=100, block=48, tile=16)
+    Cut(axis='n', size=100, block=48, tile=16)
+
+    Raises:
+        LoweringError: register tiles do not divide a block.
+    """
     if block % tile and block < size:
         raise LoweringError(f"{tile} elements of {axis} per thread do not divide a block of {block}")
     tile = min(tile, size)
@@ -48,18 +57,26 @@ def cut(axis: str, size: int, block: int, tile: int) -> Cut:
 
 
 def vectors(extent: int, lanes: int) -> list[tuple[int, int]]:
-    """``extent`` elements as (start, width) of vectors: whole ones of ``lanes``, then falling powers of two."""
-    found, start, width = [], 0, lanes
+    """``extent`` elements as (start, width) of vectors: whole ones of ``lanes``, then falling powers of two.
+
+    >>> vectors(21, 8)
+    [(0, 8), (8, 8), (16, 4), (20, 1)]
+    """
+    pieces, start, width = [], 0, lanes
     while start < extent:
         while width > extent - start:
             width //= 2
-        found.append((start, width))
+        pieces.append((start, width))
         start += width
-    return found
+    return pieces
 
 
 def points(extents: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """All points of a box, the last axis fastest."""
+    """All points of a box, the last axis fastest.
+
+    >>> list(points({"m": 1, "n": 2}))
+    [{'m': 0, 'n': 0}, {'m': 0, 'n': 1}]
+    """
     for indices in itertools.product(*(range(extent) for extent in extents.values())):
         yield dict(zip(extents, indices, strict=True))
 
