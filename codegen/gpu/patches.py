@@ -87,23 +87,23 @@ class _PatchLowering:
         return places
 
     def _patch(self, places: Mapping[str, Expr]) -> None:
-        patch, made = self.transform.patch, self.transform.transformed
+        patch, transformed = self.transform.patch, self.transform.transformed
         elements = local_buffer("patch", patch * patch, self.dtype)
         for i in range(patch):
             for j in range(patch):
                 T.buffer_store(elements, self._element({**places, **_at(ROW, i), **_at(COLUMN, j)}), [i * patch + j])
-        halfway = local_buffer("halfway", made * patch, self.dtype)
+        halfway = local_buffer("halfway", transformed * patch, self.dtype)
         for a, row in enumerate(self.transform.matrix):
             for j in range(patch):
                 column = [elements[i * patch + j] for i in range(patch)]
                 T.buffer_store(halfway, self._sum(row, column), [a * patch + j])
         width = self.transform.store_width
         results = local_buffer("results", width, self.dtype)
-        for a in range(made):
-            own = [halfway[a * patch + j] for j in range(patch)]
-            for first in range(0, made, width):
+        for a in range(transformed):
+            row_elements = [halfway[a * patch + j] for j in range(patch)]
+            for first in range(0, transformed, width):
                 for b in range(first, first + width):
-                    T.buffer_store(results, self._sum(self.transform.matrix[b], own), [b - first])
+                    T.buffer_store(results, self._sum(self.transform.matrix[b], row_elements), [b - first])
                 self._store({**places, **_at(OUT_ROW, a)}, first, results)
 
     def _sum(self, row: Sequence[float], elements: Sequence[Expr]) -> Expr:

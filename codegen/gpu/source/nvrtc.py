@@ -181,7 +181,7 @@ def _nvrtc() -> Any:
 @lru_cache(maxsize=1)
 def _include_directories() -> tuple[bytes, ...]:
     """Header directories of the installed CUDA wheels; the order is fixed and no compiler environment is read."""
-    found = []
+    directories = []
     for package in _HEADER_PACKAGES:
         try:
             spec = importlib.util.find_spec(package)
@@ -190,8 +190,8 @@ def _include_directories() -> tuple[bytes, ...]:
         for location in (spec.submodule_search_locations or ()) if spec else ():
             directory = Path(location) / "include"
             if directory.is_dir():
-                found.append(str(directory).encode())
-    return tuple(found)
+                directories.append(str(directory).encode())
+    return tuple(directories)
 
 
 def _check(nvrtc: Any, status: Any, name: str) -> None:

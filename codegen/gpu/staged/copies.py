@@ -51,10 +51,10 @@ class Room:
 class _PerTurn:
     """A number per turn of a thread, in registers: one for all turns where constants tell them apart."""
 
-    def __init__(self, name: str, apart: tuple[int, ...] | None, turns: int) -> None:
-        self.apart = apart  # elements between a turn's and the first one's
+    def __init__(self, name: str, distances: tuple[int, ...] | None, turns: int) -> None:
+        self.apart = distances  # elements between a turn's and the first one's
         #: The turns that have a register.
-        self.stored = range(turns if apart is None else 1)
+        self.stored = range(turns if distances is None else 1)
         self.buffer = local_buffer(name, len(self.stored), "int32")
 
     def put(self, turn: int, value: Expr) -> None:
@@ -145,11 +145,11 @@ class TileCopy:
     def store(self, stage: Expr) -> None:
         """The elements from registers to a stage of the shared buffer."""
         tile, lanes = self.tile, self.tile.vector
-        at = wide(stage * self.room.stage_elements)
+        stage_start = wide(stage * self.room.stage_elements)
         unit = self._unit
         for turn in range(self.turns):
             to, more = self.to.register(turn)
-            first = wide(to) * unit + at + more * unit
+            first = wide(to) * unit + stage_start + more * unit
             if tile.strides[-1] == 1:
                 value = vector_read(self.values, tirx.const(turn * lanes, "int32"), lanes)
                 vector_write(self.room.buffer, first, lanes, value)
@@ -245,17 +245,17 @@ class TileCopy:
         with T.If(outside), T.Then():
             for stage in range(self.room.stages):
                 for lane in range(lanes):
-                    at = place + stage * self.room.stage_elements + lane * tile.strides[-1]
-                    T.buffer_store(self.room.buffer, pad, [at])
+                    element = place + stage * self.room.stage_elements + lane * tile.strides[-1]
+                    T.buffer_store(self.room.buffer, pad, [element])
 
-    def _per_turn(self, part: str, of: Callable[[int], Expr], steady: bool) -> _PerTurn:
+    def _per_turn(self, part: str, value_of: Callable[[int], Expr], steady: bool) -> _PerTurn:
         """Registers for what ``of`` says of every turn."""
         analyzer = sym.Analyzer()
         analyzer.bind(self.thread, ir.Range.from_min_extent(0, self.threads))
-        first = of(0)
-        apart = [analyzer.simplify(of(turn) - first) for turn in range(self.turns)] if steady else []
-        known = bool(apart) and all(isinstance(difference, tirx.IntImm) for difference in apart)
-        constants = tuple(int(difference) for difference in apart) if known else None
+        first = value_of(0)
+        distances = [analyzer.simplify(value_of(turn) - first) for turn in range(self.turns)] if steady else []
+        known = bool(distances) and all(isinstance(difference, tirx.IntImm) for difference in distances)
+        constants = tuple(int(difference) for difference in distances) if known else None
         return _PerTurn(f"{self.name}_{part}", constants, self.turns)
 
     # ---- steps

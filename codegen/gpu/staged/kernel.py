@@ -254,24 +254,25 @@ class _ThreadWriter:
         self,
         loops: Sequence[StepLoop],
         body: Mapping[str, Expr],
-        gone: Mapping[str, Expr],
+        advanced: Mapping[str, Expr],
         origins: Mapping[str, Expr],
     ) -> None:
-        """The loops; ``body`` is where the unrolled ones stand, ``gone`` how far the others have brought operands."""
+        """The loops over a step's points, by axis: ``body`` is where unrolled ones stand, ``advanced`` how far the others
+        have brought operands."""
         if not loops:
-            self._multiply_add(body, {axis: gone.get(axis, 0) + place for axis, place in body.items()}, origins)
+            self._multiply_add(body, {axis: advanced.get(axis, 0) + place for axis, place in body.items()}, origins)
             return
         loop, *inner = loops
         if loop.trips == 1:
-            self._reduce(inner, {loop.axis: tirx.const(0, "int32"), **body}, gone, origins)
+            self._reduce(inner, {loop.axis: tirx.const(0, "int32"), **body}, advanced, origins)
             return
         with named(T.unroll if loop.unrolled else T.serial, loop.trips, identifier(loop.axis)) as index:
             if loop.unrolled:
-                self._reduce(inner, {**body, loop.axis: index * loop.elements}, gone, origins)
+                self._reduce(inner, {**body, loop.axis: index * loop.elements}, advanced, origins)
                 return
-            self._reduce(inner, body, {**gone, loop.axis: index * loop.elements}, origins)
+            self._reduce(inner, body, {**advanced, loop.axis: index * loop.elements}, origins)
             self._advance(loop.axis, loop.elements)
-        if gone:
+        if advanced:
             # The loop around it starts it anew.
             self._advance(loop.axis, -loop.trips * loop.elements)
 
@@ -286,20 +287,20 @@ class _ThreadWriter:
         guarded = [axis for axis in self.form.reduced if self.plan.padded[axis] > self.form.sizes[axis]]
         guarded = [axis for axis in guarded if not padding_is_neutral(self.form, axis, self.reduction)]
 
-        def at_element(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
-            local = self.thread_tile.local(copies, own)
+        def at_element(copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> None:
+            local = self.thread_tile.local(copies, places)
 
             def read(load: Load) -> Expr:
                 operand = self.operands[load]
                 if load in fragments:
-                    return fragments[load][operand.position(copies, own)].astype(self.plan.dtype)
+                    return fragments[load][operand.position(copies, places)].astype(self.plan.dtype)
                 return operand.element({**local, **body}).astype(self.plan.dtype)
 
             value = evaluate(self.reduction.body, {**local, **point}, read, self.plan.dtype)
             if guarded:
                 inside = [origins.get(a, 0) + point[a] < self.form.sizes[a] for a in guarded]
                 value = tirx.if_then_else(tirx.all(*inside), value, identity(self.reduction.function, self.plan.dtype))
-            to = self.thread_tile.element(copies, own)
+            to = self.thread_tile.element(copies, places)
             T.buffer_store(self.accumulators, combine(self.reduction.function, self.accumulators[to], value), [to])
 
         self.thread_tile.walk(at_element)
@@ -313,15 +314,15 @@ class _ThreadWriter:
         width = math.gcd(schedule.vector_of.get(form.expr.output.name, VECTOR_ANY), allowed)
         padded = [axis for axis in form.final.axes if self.plan.padded[axis] > form.sizes[axis]]
 
-        def leave(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
-            local = self.thread_tile.local(copies, own)
+        def leave(copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> None:
+            local = self.thread_tile.local(copies, places)
             axes = {axis: self.origin[axis] + self.threads[axis] + local[axis] for axis in form.final.axes}
             inside = [axes[axis] < form.sizes[axis] for axis in padded]
             if not inside:
-                self._write(axes, self.thread_tile.element(copies, own), width)
+                self._write(axes, self.thread_tile.element(copies, places), width)
                 return
             with T.If(tirx.all(*inside)), T.Then():
-                self._write(axes, self.thread_tile.element(copies, own), width)
+                self._write(axes, self.thread_tile.element(copies, places), width)
 
         self.thread_tile.walk(leave, width)
 

@@ -76,16 +76,18 @@ class ThreadTile:
             thread = tirx.floordiv(thread, count)
         return places
 
-    def local(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> dict[str, Expr]:
+    def local(self, copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> dict[str, Expr]:
         """Where an element lies behind the thread's first one, by axis."""
-        apart = {axis: self.schedule.threads_of[axis] * self.schedule.thread_of[axis] for axis in own}
-        return {axis: copies[axis] * apart[axis] + own[axis] for axis in own}
+        copy_elements = {axis: self.schedule.threads_of[axis] * self.schedule.thread_of[axis] for axis in places}
+        return {axis: copies[axis] * copy_elements[axis] + places[axis] for axis in places}
 
-    def element(self, copies: Mapping[str, Expr], own: Mapping[str, Expr], axes: Sequence[str] | None = None) -> Expr:
+    def element(
+        self, copies: Mapping[str, Expr], places: Mapping[str, Expr], axes: Sequence[str] | None = None
+    ) -> Expr:
         """The number of an element among the thread's, along some axes; all of them by default."""
         total: Expr = tirx.const(0, "int32")
         for axis in self.axes if axes is None else axes:
-            place = copies[axis] * self.schedule.thread_of[axis] + own[axis]
+            place = copies[axis] * self.schedule.thread_of[axis] + places[axis]
             total = total * self.schedule.register_tile[axis] + place
         return total
 
@@ -95,20 +97,20 @@ class ThreadTile:
         loops = [(axis, "copy", self.schedule.vthreads_of[axis]) for axis in axes]
         loops += [(axis, "own", self.schedule.thread_of[axis]) for axis in axes]
 
-        def enter(level: int, copies: dict[str, Expr], own: dict[str, Expr]) -> None:
+        def enter(level: int, copies: dict[str, Expr], places: dict[str, Expr]) -> None:
             if level == len(loops):
-                body(copies, own)
+                body(copies, places)
                 return
             axis, kind, extent = loops[level]
             elements = width if level == len(loops) - 1 else 1
-            target = copies if kind == "copy" else own
+            target = copies if kind == "copy" else places
             if extent // elements == 1:
                 target[axis] = tirx.const(0, "int32")
-                enter(level + 1, copies, own)
+                enter(level + 1, copies, places)
                 return
             with named(T.unroll, extent // elements, f"{identifier(axis)}_{kind}") as index:
                 target[axis] = index * elements
-                enter(level + 1, copies, own)
+                enter(level + 1, copies, places)
 
         enter(0, {}, {})
 
@@ -147,15 +149,15 @@ class Operand:
         self._fragment_name = names.fragment
         # Where the thread starts, worked out once: what comes on top of it fits into an instruction. In units of what
         # all such addresses are multiples of, so that compilers see how wide aligned reads can be.
-        own = {axis: place for axis, place in places.items() if self.schedule.threads_of[axis] > 1}
-        starts = [tile.apart(axis) * self.schedule.thread_of[axis] for axis in own]
-        ways = [tile.apart(axis) * elements for axis, elements in turns]
+        divided_places = {axis: place for axis, place in places.items() if self.schedule.threads_of[axis] > 1}
+        starts = [tile.apart(axis) * self.schedule.thread_of[axis] for axis in divided_places]
+        turn_elements = [tile.apart(axis) * elements for axis, elements in turns]
         self.unit = math.gcd(
             VECTOR_BYTES // min(VECTOR_BYTES, tile.tensor.element_bytes),
-            *(tile.start + tile.lowest, stage_elements), *starts, *ways,
+            *(tile.start + tile.lowest, stage_elements), *starts, *turn_elements,
         )  # fmt: skip
         self.base = local_buffer(names.base, 1, "int32")
-        T.buffer_store(self.base, tirx.floordiv(tile.address(own) + tile.start, self.unit), [0])
+        T.buffer_store(self.base, tirx.floordiv(tile.address(divided_places) + tile.start, self.unit), [0])
         self.here = local_buffer(names.here, 1, "int32")
 
     def _width(self, stage_elements: int) -> int:
@@ -176,13 +178,13 @@ class Operand:
         """Whether a thread's operands of one point are read together: every element by one axis of its own."""
         return self.width > 1 and len(self.axes) == len(set(self.axes))
 
-    def position(self, copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> Expr:
+    def position(self, copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> Expr:
         """Where an element stands in a fragment."""
-        return self.thread_tile.element(copies, own, self.axes)
+        return self.thread_tile.element(copies, places, self.axes)
 
-    def start(self, at: Expr) -> None:
-        """Begin a step, whose buffer starts at ``at``."""
-        T.buffer_store(self.here, self.base[0] + tirx.floordiv(at, self.unit), [0])
+    def start(self, buffer_start: Expr) -> None:
+        """Begin a step, whose buffer starts at element ``buffer_start``."""
+        T.buffer_store(self.here, self.base[0] + tirx.floordiv(buffer_start, self.unit), [0])
 
     def advance(self, axis: str, elements: int) -> None:
         """Go on by some elements along a reduction axis: a loop over it then adds one number per turn."""
@@ -204,10 +206,12 @@ class Operand:
         elements = math.prod(self.schedule.register_tile[axis] for axis in self.axes)
         fragment = local_buffer(self._fragment_name, elements, self.tile.tensor.dtype)
 
-        def read(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
-            local = {**self.thread_tile.local(copies, own), **point}
+        def read(copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> None:
+            local = {**self.thread_tile.local(copies, places), **point}
             first = self._index(local)
-            vector_write(fragment, self.position(copies, own), self.width, vector_read(self.shared, first, self.width))
+            vector_write(
+                fragment, self.position(copies, places), self.width, vector_read(self.shared, first, self.width)
+            )
 
         self.thread_tile.walk(read, self.width, self.axes)
         return fragment
