@@ -302,7 +302,8 @@ class _Box:
         self._fill_after(first, end, indices)
 
     def _known(self, first: int, count: int, indices: list[Expr]) -> None:
-        """So many elements of a row: vectors, of which the last begins within the one before if they end within it."""
+        """``count`` elements of a row from ``first`` on: whole vectors, and where elements remain one more vector, which
+        ends with the row."""
         width = self.lanes
         while width > count:
             width //= 2

@@ -18,7 +18,7 @@ from codegen.tir.values import Expr
 
 @dataclass(frozen=True)
 class Cut:
-    """One output axis: ``size`` elements in blocks of ``block``, those in register tiles of ``tile``."""
+    """An output axis of ``size`` elements, in blocks of ``block`` elements, in register tiles of ``tile`` elements."""
 
     axis: str
     size: int
@@ -44,9 +44,6 @@ class Cut:
 def cut(axis: str, size: int, block: int, tile: int) -> Cut:
     """The axis cut into blocks of ``block`` elements and register tiles of ``tile``, none longer than the axis.
 
-    >>> cut("n", size=100, block=48, tile=16)
-    Cut(axis='n', size=100, block=48, tile=16)
-
     Raises:
         LoweringError: register tiles do not divide a block.
     """
@@ -57,11 +54,8 @@ def cut(axis: str, size: int, block: int, tile: int) -> Cut:
 
 
 def vectors(extent: int, lanes: int) -> list[tuple[int, int]]:
-    """``extent`` elements as (start, width) of vectors: whole ones of ``lanes``, then falling powers of two.
-
-    >>> vectors(21, 8)
-    [(0, 8), (8, 8), (16, 4), (20, 1)]
-    """
+    """``extent`` elements as (start, width) of vectors: whole ones of ``lanes``, then falling powers of two:
+    21 elements in lanes of 8 are (0, 8), (8, 8), (16, 4), (20, 1)."""
     pieces, start, width = [], 0, lanes
     while start < extent:
         while width > extent - start:
@@ -72,11 +66,7 @@ def vectors(extent: int, lanes: int) -> list[tuple[int, int]]:
 
 
 def points(extents: Mapping[str, int]) -> Iterator[dict[str, int]]:
-    """All points of a box, the last axis fastest.
-
-    >>> list(points({"m": 1, "n": 2}))
-    [{'m': 0, 'n': 0}, {'m': 0, 'n': 1}]
-    """
+    """All points of a box, the last axis fastest."""
     for indices in itertools.product(*(range(extent) for extent in extents.values())):
         yield dict(zip(extents, indices, strict=True))
 

@@ -78,7 +78,7 @@ class _PatchLowering:
             self._patch(self._places(number))
 
     def _places(self, number: Expr) -> dict[str, Expr]:
-        """Where a patch stands along every axis; the last axis counts fastest."""
+        """Position of a patch along every axis; the last axis counts fastest."""
         places: dict[str, Expr] = {}
         for axis in reversed(self.transform.axes):
             outermost = axis is self.transform.axes[0]
@@ -171,7 +171,7 @@ class _PatchLowering:
             store()
 
     def _value(self, axes: Mapping[str, Expr], result: Expr) -> Expr:
-        """What is stored of an element of the transform."""
+        """The value that is stored for an element of the transform."""
 
         def read(load: Load) -> Expr:
             if load.tensor == RESULT:

@@ -307,7 +307,7 @@ class _RowsLowering:
         return read
 
     def _address(self, names: Sequence[str], axes: Mapping[str, Expr]) -> Expr:
-        """Where an element of the output lies."""
+        """Position of an element of the output."""
         return self._place(self.form.expr.output.name, [axes[name] for name in names])
 
     def _place(self, tensor: str, indices: Sequence[Expr]) -> Expr:

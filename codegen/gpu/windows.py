@@ -82,7 +82,7 @@ class WindowLowering(DirectKernel):
                 self._add({axis: tirx.const(output, "int32"), window: tirx.const(point, "int32")})
 
     def _add(self, fixed: Place) -> None:
-        """What the loaded elements contribute to a thread's outputs, at all points but those ``fixed``."""
+        """Add the loaded elements to a thread's outputs, at all points that agree with the ``fixed`` places."""
 
         def body(point: Place) -> None:
             axes = {axis: point[axis] + self.first.get(axis, ZERO) for axis in self.extents}
@@ -101,7 +101,7 @@ class WindowLowering(DirectKernel):
 
 
 class _Patch:
-    """What a thread reads of one tensor: a box of elements in registers, or of one row of it at a time."""
+    """A thread's elements of one tensor in registers: a box, or one row of it at a time."""
 
     def __init__(self, lowering: WindowLowering, load: Load) -> None:
         self.lowering, self._load = lowering, load
@@ -141,7 +141,7 @@ class _Patch:
         nest(list(self.extents), self.extents, {}, load_element)
 
     def _conditions(self, indices: Sequence[Expr]) -> list[Expr]:
-        """What makes indices lie inside the tensor, where a thread's patch may reach beyond it."""
+        """Conditions under which indices are inside the tensor, where a thread's patch may reach beyond it."""
         conditions = []
         for index, place, size in zip(self._load.indices, indices, self.tensor.shape, strict=True):
             low, high = index.bounds(self.lowering.ranges)

@@ -1,12 +1,12 @@
 """The copy of a staged tile by all threads of a block, a few accesses per thread and step.
 
-Whatever no step changes is worked out before all steps: where an access starts in the tensor and in shared memory, and
-what lies outside the tensor. An access whose elements are outside at every step (the border of a padded convolution)
-is no branch in the loop: the pad value is stored once, and the copy diverted to where it does no harm, from an element
-that exists to padding that nobody reads. Accesses that the tile has too few of repeat its last one, and what only
-results beyond the output's end are made of repeats the tensor's last elements. A step then costs each access a load, a
-store and a little address arithmetic; or, past the registers, one asynchronous copy. Only where steps move along a
-dimension with a border they check every access.
+What no step changes is worked out before all steps: where an access starts in the tensor and in shared memory, and
+which elements lie outside the tensor. An access whose elements are outside at every step (the border of a padded
+convolution) is no branch in the loop: the pad value is stored once, and the copy diverted to where it does no harm,
+from an element that exists to padding that nobody reads. Surplus threads repeat the tile's last access. Elements needed
+only by outputs past the end are read from the tensor's last elements, so no bounds check is needed. A step then costs
+each access a load, a store and a little address arithmetic; or, past the registers, one asynchronous copy. Every access
+is checked only where steps move along a dimension with a border.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class TileCopy:
         return self.tile.vector if self.tile.strides[-1] == 1 else 1
 
     def _place(self, turn: int) -> Expr:
-        """Where an access goes in the first stage, in units."""
+        """Place of an access in the first stage, in units."""
         tile = self.tile
         coordinates = tile.coordinates(self._number(turn))
         to = total_of([c * stride for c, stride in zip(coordinates, tile.strides, strict=True)], tile.start)
@@ -280,7 +280,7 @@ class TileCopy:
             self.from_.put(turn, self.from_.buffer[turn] + by)
 
     def _conditions(self, turn: int, steps: Mapping[str, Expr]) -> list[Expr]:
-        """What makes the elements of an access exist in the step that starts at ``steps``."""
+        """Conditions under which the elements of an access exist in the step that starts at ``steps``."""
         if not self.checks:
             return []
         tile = self.tile

@@ -257,8 +257,8 @@ class _ThreadWriter:
         advanced: Mapping[str, Expr],
         origins: Mapping[str, Expr],
     ) -> None:
-        """The loops over a step's points, by axis: ``body`` is where unrolled ones stand, ``advanced`` how far the others
-        have brought operands."""
+        """The loops over a step's points: ``body`` is where unrolled ones stand, ``advanced`` how far the others have
+        brought operands, by axis."""
         if not loops:
             self._multiply_add(body, {axis: advanced.get(axis, 0) + place for axis, place in body.items()}, origins)
             return

@@ -39,10 +39,7 @@ class StepLoop(NamedTuple):
 def step_loops(reduced: Sequence[str], schedule: TileSchedule) -> list[StepLoop]:
     """Loops over the points of a step, outermost first: unrolled inside, as far as the schedule's statements reach.
 
-    >>> from sokoban.schedule.tile import sizes
-    >>> tiles = TileSchedule(block=sizes({"m": 8}), thread=sizes({"m": 4}), step=sizes({"k": 32}), unroll=64)
-    >>> [(loop.axis, loop.trips, loop.elements, loop.unrolled) for loop in step_loops(["k"], tiles)]
-    [('k', 2, 16, False), ('k', 16, 1, True)]
+    A step of 32 points of k, with 4 results a thread and room for 64 statements, is 2 turns of 16 points written out.
     """
     statements = max(1, schedule.unroll // math.prod(schedule.register_tile.values()))
     inner: list[StepLoop] = []
@@ -77,7 +74,7 @@ class ThreadTile:
         return places
 
     def local(self, copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> dict[str, Expr]:
-        """Where an element lies behind the thread's first one, by axis."""
+        """Elements from the thread's first one to another, by axis: ``places`` in virtual copy ``copies``."""
         copy_elements = {axis: self.schedule.threads_of[axis] * self.schedule.thread_of[axis] for axis in places}
         return {axis: copies[axis] * copy_elements[axis] + places[axis] for axis in places}
 
@@ -179,7 +176,7 @@ class Operand:
         return self.width > 1 and len(self.axes) == len(set(self.axes))
 
     def position(self, copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> Expr:
-        """Where an element stands in a fragment."""
+        """Position of an element in a fragment."""
         return self.thread_tile.element(copies, places, self.axes)
 
     def start(self, buffer_start: Expr) -> None:
@@ -197,7 +194,7 @@ class Operand:
         return self.shared[self._index(local)]
 
     def _index(self, local: Mapping[str, Expr]) -> Expr:
-        """Where the element at ``local`` stands in the shared buffer."""
+        """Position in the shared buffer of the element at ``local``."""
         behind = self.tile.address({axis: wide(place) for axis, place in local.items()}, lowest=False)
         return wide(self.here[0]) * self.unit + behind
 
