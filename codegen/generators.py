@@ -1,4 +1,5 @@
-"""What each code generator writes and what it can do, a row a generator, and who runs kernels to verify them."""
+"""The code generators, a row each: what it writes, what it can do; and the engines that verify kernels by running
+them."""
 
 from __future__ import annotations
 
@@ -58,12 +59,12 @@ GENERATORS: Mapping[str, Generator] = {
     ),
 }
 
-#: Who runs kernels to verify them, by what a lane of the device is; the first unless another is asked for.
+#: The engines that run kernels to verify them, by what a lane of the device is; the first unless another is asked for.
 ENGINES: Mapping[str, tuple[str, ...]] = {"thread": ("opencl", "emulator"), "element": ("native",)}
 
 
 def linker() -> str | None:
-    """The system's C compiler, which links shared libraries; None where there is none."""
+    """The system's C compiler, which links shared objects; None where there is none."""
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
@@ -76,12 +77,19 @@ def check_tools(name: str) -> None:
 
 
 def has_chains(name: str | None) -> bool:
-    """Whether a device with this code generator runs several kernels one after the other; one without has none."""
+    """Whether devices of a code generator run several kernels one after the other; False without a generator.
+
+    >>> has_chains("cuda"), has_chains("llvm"), has_chains(None)
+    (True, False, False)
+    """
     return name is not None and GENERATORS[name].has_chains
 
 
 def engine_for(lane: str, wanted: str | None = None) -> str:
-    """Who verifies kernels of a device whose lanes are ``lane``.
+    """The engine that verifies kernels of devices whose lanes are ``lane``: the first that can, unless ``wanted``.
+
+    >>> engine_for("thread"), engine_for("thread", "emulator"), engine_for("element")
+    ('opencl', 'emulator', 'native')
 
     Raises:
         InputError: ``wanted`` does not run such kernels.

@@ -18,7 +18,7 @@ from codegen.tir.values import Expr
 
 @dataclass(frozen=True)
 class Cut:
-    """One output axis: ``size`` elements in blocks of ``block``, those in register tiles of ``tile``."""
+    """An output axis of ``size`` elements, in blocks of ``block`` elements, in register tiles of ``tile`` elements."""
 
     axis: str
     size: int
@@ -27,10 +27,12 @@ class Cut:
 
     @property
     def blocks(self) -> int:
+        """Blocks along the axis, the last one maybe shorter."""
         return -(-self.size // self.block)
 
     @property
     def tiles_per_block(self) -> int:
+        """Register tiles of a block, the last one maybe shorter."""
         return -(-min(self.block, self.size) // self.tile)
 
     @property
@@ -40,7 +42,11 @@ class Cut:
 
 
 def cut(axis: str, size: int, block: int, tile: int) -> Cut:
-    """The axis cut up; tiles longer than the axis are cut down to it."""
+    """The axis cut into blocks of ``block`` elements and register tiles of ``tile``, none longer than the axis.
+
+    Raises:
+        LoweringError: register tiles do not divide a block.
+    """
     if block % tile and block < size:
         raise LoweringError(f"{tile} elements of {axis} per thread do not divide a block of {block}")
     tile = min(tile, size)
@@ -48,14 +54,15 @@ def cut(axis: str, size: int, block: int, tile: int) -> Cut:
 
 
 def vectors(extent: int, lanes: int) -> list[tuple[int, int]]:
-    """``extent`` elements as (start, width) of vectors: whole ones of ``lanes``, then falling powers of two."""
-    found, start, width = [], 0, lanes
+    """``extent`` elements as (start, width) of vectors: whole ones of ``lanes``, then falling powers of two:
+    21 elements in lanes of 8 are (0, 8), (8, 8), (16, 4), (20, 1)."""
+    pieces, start, width = [], 0, lanes
     while start < extent:
         while width > extent - start:
             width //= 2
-        found.append((start, width))
+        pieces.append((start, width))
         start += width
-    return found
+    return pieces
 
 
 def points(extents: Mapping[str, int]) -> Iterator[dict[str, int]]:

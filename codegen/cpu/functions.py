@@ -39,7 +39,9 @@ _ERF = (
 
 
 def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr], dtype: str) -> Expr:
-    """As :func:`codegen.tir.values.evaluate`, with every function of `_FUNCTIONS` written out in float32."""
+    """``value`` over axis variables ``axes`` as a TVM expression of ``dtype``; ``read`` gives the element of a load.
+
+    In float32 every function of `_FUNCTIONS` is written out as arithmetic."""
     if dtype != "float32":
         return values.evaluate(value, axes, read, dtype)
     written_out: dict[Load, Expr] = {}

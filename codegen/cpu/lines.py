@@ -30,10 +30,10 @@ def runs_through(load: Load, tensor: Tensor, axes: Sequence[str], elements: int)
     return read == tuple(axes) and len(load.indices) == len(axes) and tensor.element_count >= elements
 
 
-def ask_for_line(buffer: Any, tensor: Tensor, at: Mapping[str, Expr], axes: Sequence[str], *, written: bool) -> None:
+def ask_for_line(buffer: Any, tensor: Tensor, point: Mapping[str, Expr], axes: Sequence[str], *, written: bool) -> None:
     """Ask for the line that lies `CPU_AHEAD_BYTES` after the element at ``at`` of a tensor that ``axes`` index."""
     ahead = CPU_AHEAD_BYTES // tensor.element_bytes
-    prefetch(buffer[position([at[axis] for axis in axes], tensor.shape) + ahead], ALL_CACHES, written=written)
+    prefetch(buffer[position([point[axis] for axis in axes], tensor.shape) + ahead], ALL_CACHES, written=written)
 
 
 def prefetch(element: Any, caches: int, *, written: bool = False) -> None:

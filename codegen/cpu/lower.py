@@ -34,7 +34,7 @@ def lower(request: LoweringRequest) -> LoweredCpu:
     """
     entry = request.entry
     if not isinstance(request.problem, KernelForm):
-        raise LoweringError(f"{entry}: shared libraries hold operators, no transforms between kernels")
+        raise LoweringError(f"{entry}: shared objects hold operators, no transforms between kernels")
     if request.tiles.uses_matrix:
         raise LoweringError(f"{entry}: {request.tiles.instruction} is no instruction of a CPU")
     for tensor in request.form.expr.tensors:

@@ -222,12 +222,12 @@ class Tile:
         return {axis: self.first[axis] + row.get(axis, start + lane) for axis in self.plan.form.final.axes}
 
     def place(self, row: Mapping[str, int | Expr], start: int, lane: Expr) -> Expr:
-        """Where an element lies in the output."""
+        """Position of an element in the output."""
         axes = self.axes(row, start, lane)
         return position([axes[axis] for axis in self.plan.form.final.axes], self.plan.form.expr.output.shape)
 
     def bases(self, copy: PlacedCopy) -> list[tuple[str, Expr]]:
-        """Where the tile begins in what a copy holds, by axis in the order of the tile loops."""
+        """First element of the tile within a copy, by axis in the order of the tile loops."""
         return [
             (axis, tirx.const(0, "int32") if number < copy.depth else self.first[axis] - self.block.origin[axis])
             for number, axis in enumerate(self.plan.tile_loops)

@@ -190,34 +190,36 @@ class _RowWriter:
 
     # ---- lanes along the rows
 
-    def _reduce_rows(self, statement: Statement, at: Point, held: Any) -> None:
+    def _reduce_rows(self, statement: Statement, row: Point, held: Any) -> None:
         reduction, width = _reduction(statement), self.width
 
         def clear(lane: Expr) -> None:
             T.buffer_store(held, identity(reduction.function, self.dtype), [lane])
 
-        def add(here: Point) -> None:
+        def add(point: Point) -> None:
             with T.vectorized(width) as lane:
-                value = self._value(reduction.body, self._lane(here, lane), lane, self.dtype)
+                value = self._value(reduction.body, self._lane(point, lane), lane, self.dtype)
                 T.buffer_store(held, combine(reduction.function, held[lane], value), [lane])
 
         with T.vectorized(width) as lane:
             clear(lane)
-        self._loops(list(reduction.axes), at, add)
+        self._loops(list(reduction.axes), row, add)
 
-    def _lane(self, here: Point, lane: Expr) -> Point:
-        return {**here, self.lane_axis: here[self.lane_axis] + lane} if self.lane_axis else here
+    def _lane(self, point: Point, lane: Expr) -> Point:
+        """A point of the row that is in a lane."""
+        return {**point, self.lane_axis: point[self.lane_axis] + lane} if self.lane_axis else point
 
-    def _loops(self, axes: Sequence[str], at: Point, body: Callable[[Point], None]) -> None:
+    def _loops(self, axes: Sequence[str], point: Point, body: Callable[[Point], None]) -> None:
+        """``body`` at every point of loops over ``axes``."""
         if not axes:
-            body(at)
+            body(point)
             return
         with named(T.serial, self.form.sizes[axes[0]], identifier(axes[0])) as index:
-            self._loops(axes[1:], {**at, axes[0]: index}, body)
+            self._loops(axes[1:], {**point, axes[0]: index}, body)
 
     # ---- lanes along the columns
 
-    def _reduce_columns(self, statement: Statement, at: Point, number: int, held: Any) -> None:
+    def _reduce_columns(self, statement: Statement, row: Point, number: int, held: Any) -> None:
         """Partial results in registers, over runs of the last axis; then all of them folded into one."""
         reduction = _reduction(statement)
         *outer, last = reduction.axes
@@ -225,38 +227,38 @@ class _RowWriter:
         whole = min(PARTIAL_SUMS, size // self.lanes)
         pieces = [(piece * self.lanes, self.lanes) for piece in range(whole)]
         run = whole * self.lanes
-        rest = vectors(size - size // run * run if run else size, self.lanes)
+        end_pieces = vectors(size - size // run * run if run else size, self.lanes)
         partial = [
             local_buffer(f"partial_{number}_{place}", width, self.dtype) for place, (_, width) in enumerate(pieces)
         ]
-        ends = [local_buffer(f"end_{number}_{place}", width, self.dtype) for place, (_, width) in enumerate(rest)]
-        every = [*zip(partial, pieces, strict=True), *zip(ends, rest, strict=True)]
-        for buffer, (_, width) in every:
+        ends = [local_buffer(f"end_{number}_{place}", width, self.dtype) for place, (_, width) in enumerate(end_pieces)]
+        all_partials = [*zip(partial, pieces, strict=True), *zip(ends, end_pieces, strict=True)]
+        for buffer, (_, width) in all_partials:
             with T.vectorized(width) as lane:
                 T.buffer_store(buffer, identity(reduction.function, self.dtype), [lane])
 
-        def add(buffer: Any, width: int, here: Point, start: Expr) -> None:
+        def add(buffer: Any, width: int, point: Point, start: Expr) -> None:
             with T.vectorized(width) as lane:
-                axes = {**here, last: start + lane}
+                axes = {**point, last: start + lane}
                 value = self._value(reduction.body, axes, lane, self.dtype)
                 if reduction.body == self.kept and statement is self.form.reductions[-1]:
                     T.buffer_store(self.scratch, value, [self._column(axes)])
                     value = self.scratch[self._column(axes)]
                 T.buffer_store(buffer, combine(reduction.function, buffer[lane], value), [lane])
 
-        def runs(here: Point) -> None:
+        def runs(point: Point) -> None:
             if run:
                 with named(T.serial, size // run, identifier(last)) as index:
                     if not number:
-                        self._ask_for_reads(reduction, {**here, last: index * run}, run)
+                        self._ask_for_reads(reduction, {**point, last: index * run}, run)
                     for buffer, (start, width) in zip(partial, pieces, strict=True):
-                        add(buffer, width, here, index * run + start)
-            for buffer, (start, width) in zip(ends, rest, strict=True):
-                add(buffer, width, here, tirx.const((size // run * run if run else 0) + start, "int32"))
+                        add(buffer, width, point, index * run + start)
+            for buffer, (start, width) in zip(ends, end_pieces, strict=True):
+                add(buffer, width, point, tirx.const((size // run * run if run else 0) + start, "int32"))
 
-        self._loops(outer, at, runs)
+        self._loops(outer, row, runs)
         values = [self._folded(reduction.function, f"fold_{number}", partial)] if partial else []
-        values += [buffer[lane] for buffer, (_, width) in zip(ends, rest, strict=True) for lane in range(width)]
+        values += [buffer[lane] for buffer, (_, width) in zip(ends, end_pieces, strict=True) for lane in range(width)]
         T.buffer_store(held, _tree(reduction.function, values), [0])
 
     def _folded(self, function: str, name: str, partial: Sequence[Any]) -> Expr:
@@ -268,35 +270,36 @@ class _RowWriter:
 
     # ---- results
 
-    def _finish(self, columns: Sequence[str], at: Point) -> None:
+    def _finish(self, columns: Sequence[str], row_point: Point) -> None:
         """The final statement for every column of the rows at hand."""
         if self.lane_axis or not columns:
-            self._loops(columns, at, lambda here: self._store(here, "", tirx.const(0, "int32"), self.width))
+            self._loops(columns, row_point, lambda point: self._store(point, None, tirx.const(0, "int32"), self.width))
             return
         *outer, last = columns
-        whole, rest = divmod(self.form.sizes[last], self.lanes)
+        whole, remaining = divmod(self.form.sizes[last], self.lanes)
 
-        def row(here: Point) -> None:
+        def row(point: Point) -> None:
             if whole:
                 with named(T.serial, whole, identifier(last)) as index:
-                    self._ask_for_write({**here, last: index * self.lanes}, last)
-                    self._store(here, last, index * self.lanes, self.lanes)
-            for start, count in vectors(rest, self.lanes):
-                self._store(here, last, tirx.const(whole * self.lanes + start, "int32"), count)
+                    self._ask_for_write({**point, last: index * self.lanes}, last)
+                    self._store(point, last, index * self.lanes, self.lanes)
+            for start, count in vectors(remaining, self.lanes):
+                self._store(point, last, tirx.const(whole * self.lanes + start, "int32"), count)
 
-        self._loops(outer, at, row)
+        self._loops(outer, row_point, row)
 
-    def _store(self, here: Point, column: str, start: Expr, width: int) -> None:
+    def _store(self, point: Point, column: str | None, start: Expr, width: int) -> None:
+        """Write ``width`` results: from ``start`` on along the axis ``column``, or of neighbouring rows where None."""
         form = self.form
         with T.vectorized(width) as lane:
-            axes = {**here, column: start + lane} if column else self._lane(here, lane)
+            axes = {**point, column: start + lane} if column is not None else self._lane(point, lane)
             value = self._value(self.plan.final, axes, lane, form.expr.final_dtype).astype(form.expr.output.dtype)
             place = position([axes[axis] for axis in form.final.axes], form.expr.output.shape or (1,))
             T.buffer_store(self.output, value, [place])
 
     # ---- requests ahead
 
-    def _ask_for_reads(self, reduction: Any, here: Point, run: int) -> None:
+    def _ask_for_reads(self, reduction: Any, point: Point, run: int) -> None:
         """Ask for what the first reduction of a row reads some runs later, in this row or the next one."""
         axes = (*self.form.spatial, *reduction.axes)
         elements = math.prod(self.form.sizes[axis] for axis in axes)
@@ -305,16 +308,16 @@ class _RowWriter:
             if tensor is None or not runs_through(load, tensor, axes, elements):
                 continue
             for start in range(0, run, CPU_LINE_BYTES // tensor.element_bytes):
-                at = {**here, axes[-1]: here[axes[-1]] + start}
-                ask_for_line(self.sources[load.tensor], tensor, at, axes, written=False)
+                first = {**point, axes[-1]: point[axes[-1]] + start}
+                ask_for_line(self.sources[load.tensor], tensor, first, axes, written=False)
 
-    def _ask_for_write(self, here: Point, column: str) -> None:
+    def _ask_for_write(self, point: Point, column: str) -> None:
         """Ask for where the row's results, or those of the next one, go some vectors later."""
         axes, output = self.form.final.axes, self.form.expr.output
         if axes[-1] == column:
             for start in range(0, self.lanes, CPU_LINE_BYTES // output.element_bytes):
-                at = {**here, column: here[column] + start}
-                ask_for_line(self.output, output, at, axes, written=True)
+                first = {**point, column: point[column] + start}
+                ask_for_line(self.output, output, first, axes, written=True)
 
     def _column(self, axes: Point) -> Expr:
         """Position of an element within its row."""
@@ -342,7 +345,7 @@ def _tree(function: str, values: Sequence[Expr]) -> Expr:
     """All values in one, by pairs."""
     while len(values) > 1:
         values = [
-            combine(function, values[at], values[at + 1]) if at + 1 < len(values) else values[at]
-            for at in range(0, len(values), 2)
+            combine(function, values[pair], values[pair + 1]) if pair + 1 < len(values) else values[pair]
+            for pair in range(0, len(values), 2)
         ]
     return values[0]

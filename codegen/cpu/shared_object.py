@@ -163,7 +163,7 @@ def _target(architecture: str) -> Any:
 
 
 def _assembly(lowered: LoweredCpu, architecture: str) -> str:
-    """What TVM's LLVM makes of a kernel.
+    """The assembly that TVM's LLVM makes of a kernel.
 
     Without `LowerTVMBuiltin`, which turns local buffers into calls of TVM's runtime: ours become registers or stack.
     """

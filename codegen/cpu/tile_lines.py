@@ -35,7 +35,7 @@ class TileLines:
         """
         for copy in self.plan.copies:
             staged = copy.staged
-            if not staged.panel:
+            if staged.panel is None:
                 continue
             local = {**offsets, **dict(self.tile.bases(copy))}
             for line in range(0, staged.tile, CPU_LINE_BYTES // DTYPE_BYTES[self.plan.dtype]):

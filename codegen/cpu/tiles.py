@@ -227,7 +227,7 @@ class _RegisterTile:
                 T.buffer_store(held.buffer, total, [lane])
 
     def _body(self, row: Mapping[str, int], start: int, lane: Expr, offsets: Mapping[str, Expr]) -> Expr:
-        """What one point of the sum adds to an element."""
+        """The term that one point of the sum adds to an element."""
         plan, tile = self.plan, self.tile
         axes = tile.axes(row, start, lane)
         axes.update({axis: tile.step[axis] + offset for axis, offset in offsets.items()})

@@ -15,12 +15,12 @@ from codegen.tir.values import Expr
 
 
 def vector_at(buffer: Any, place: Expr, lanes: int, dtype: str) -> Expr:
-    """So many neighbours in a buffer, as numbers of a type."""
+    """``lanes`` neighbours in a buffer from ``place`` on, converted to ``dtype``."""
     return buffer[_neighbours(place, lanes)].astype(f"{dtype}x{lanes}" if lanes > 1 else dtype)
 
 
 def store_vector(buffer: Any, place: Expr, value: Expr, lanes: int) -> None:
-    """Write a vector of so many neighbours."""
+    """Write ``lanes`` neighbours to a buffer from ``place`` on."""
     T.buffer_store(buffer, value, [_neighbours(place, lanes)])
 
 
@@ -53,20 +53,20 @@ def transposed(rows: Sequence[Any]) -> list[Any]:
         Local buffers: of every n elements that n of them have in one place, the columns that ``rows`` have there.
     """
     lanes, count = int(rows[0].shape[0]), len(rows)
-    found = list(rows)
-    apart = 1
-    while apart < count:
-        low = [place if not place & apart else lanes + place - apart for place in range(lanes)]
-        high = [place + apart if not place & apart else lanes + place for place in range(lanes)]
-        turned = list(found)
+    columns = list(rows)
+    distance = 1
+    while distance < count:
+        low = [place if not place & distance else lanes + place - distance for place in range(lanes)]
+        high = [place + distance if not place & distance else lanes + place for place in range(lanes)]
+        turned = list(columns)
         for number in range(count):
-            if not number & apart:
-                pair = [whole_vector(found[number]), whole_vector(found[number + apart])]
-                for place, order in ((number, low), (number + apart, high)):
+            if not number & distance:
+                pair = [whole_vector(columns[number]), whole_vector(columns[number + distance])]
+                for place, order in ((number, low), (number + distance, high)):
                     value = shuffled(pair, order)
-                    turned[place] = held_vector(f"turned_{apart}_{place}", lanes, found[number].dtype, value)
-        found, apart = turned, 2 * apart
-    return found
+                    turned[place] = held_vector(f"turned_{distance}_{place}", lanes, columns[number].dtype, value)
+        columns, distance = turned, 2 * distance
+    return columns
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,10 @@ class Held:
     """Some results of a register tile in a vector register.
 
     Attributes:
-        buffer: the local buffer, of ``width`` elements.
-        row: where they are along all axes of the tile but one; start: where the first one is along that.
+        buffer: the local buffer.
+        row: place of the results in the tile, along all axes but that of the vector.
+        start: place of the first result along the vector's axis.
+        width: elements of the vector.
     """
 
     buffer: Any
@@ -84,28 +86,32 @@ class Held:
     width: int
 
 
-def along_rows(found: Sequence[Held], axis: str, last: str, extent: int) -> list[Held]:
-    """The same results in vectors along ``last``, the axis of ``extent`` in which they are neighbours in memory, where
-    they were held in vectors along ``axis``."""
+def along_rows(results: Sequence[Held], axis: str, last: str, extent: int) -> list[Held]:
+    """Results that are held in vectors along ``axis``, turned into vectors along ``last``: the axis, of ``extent``
+    elements, along which they are neighbours in memory."""
     turned = []
-    places = {(tuple(sorted({**held.row, last: 0}.items())), held.start): held for held in found}
-    at = {(tuple(sorted(held.row.items())), held.start): held for held in found}
-    for first in places.values():
-        rest = {each: place for each, place in first.row.items() if each != last}
-        for start, count in vectors(extent, first.width):
-            rows = [at[tuple(sorted({**rest, last: start + one}.items())), first.start] for one in range(count)]
-            for number, held in enumerate(transposed([one.buffer for one in rows])):
-                for group in range(0, first.width, count):
-                    column = first.start + group + number
+    places = {(tuple(sorted({**held.row, last: 0}.items())), held.start): held for held in results}
+    by_row = {(tuple(sorted(held.row.items())), held.start): held for held in results}
+    for corner in places.values():
+        other_axes = {other: place for other, place in corner.row.items() if other != last}
+        for start, count in vectors(extent, corner.width):
+            rows = [
+                by_row[tuple(sorted({**other_axes, last: start + offset}.items())), corner.start]
+                for offset in range(count)
+            ]
+            for number, held in enumerate(transposed([held.buffer for held in rows])):
+                for group in range(0, corner.width, count):
+                    column = corner.start + group + number
                     value = whole_vector(held)
-                    if count < first.width:
+                    if count < corner.width:
                         value = shuffled([value], range(group, group + count))
                     name = f"result_{column}_{start}"
                     buffer = held_vector(name, count, held.dtype, value)
-                    turned.append(Held(buffer, {**rest, axis: column}, start, count))
+                    turned.append(Held(buffer, {**other_axes, axis: column}, start, count))
     return turned
 
 
 def shuffled(values: Sequence[Expr], order: Sequence[int]) -> Expr:
-    """A vector of elements of others, as one by one they are numbered from the first one's first."""
-    return tirx.Shuffle(list(values), [tirx.const(one, "int32") for one in order])
+    """A vector of elements of others; ``order`` numbers them through all vectors, from the first element of the first
+    vector on."""
+    return tirx.Shuffle(list(values), [tirx.const(element, "int32") for element in order])

@@ -93,9 +93,11 @@ class DirectKernel(ABC):
                     axis: number * schedule.threads_of[axis] * self.own[axis]
                     for axis, number in zip(axes, copy, strict=True)
                 }
-                at = {axis: origin[axis] + places[axis] + moved[axis] for axis in axes}
-                self.first = {axis: tirx.min(at[axis], last[axis]) if axis in beyond else at[axis] for axis in axes}
-                self._exists = [at[axis] <= last[axis] for axis in axes if axis in beyond]
+                place = {axis: origin[axis] + places[axis] + moved[axis] for axis in axes}
+                self.first = {
+                    axis: tirx.min(place[axis], last[axis]) if axis in beyond else place[axis] for axis in axes
+                }
+                self._exists = [place[axis] <= last[axis] for axis in axes if axis in beyond]
                 self.elements()
 
     def _block_origin(self, block: Expr) -> dict[str, Expr]:
@@ -127,17 +129,19 @@ class DirectKernel(ABC):
         }
 
         def leave(place: Place) -> None:
-            axes = {axis: self.first[axis] + at for axis, at in place.items()}
+            axes = {axis: self.first[axis] + offset for axis, offset in place.items()}
             for load, buffer in operands.items():
                 vector_write(buffer, ZERO, width, self.sources[load.tensor][self._vector(load, axes, width)])
             with named(T.unroll, width, "lane") as lane:
-                here = {**axes, last: axes[last] + lane}
+                element_axes = {**axes, last: axes[last] + lane}
                 taken = {load: buffer[lane] for load, buffer in operands.items()}
-                value = self._final(here, taken, None if result is None else result(number(self.own, place) + lane))
+                value = self._final(
+                    element_axes, taken, None if result is None else result(number(self.own, place) + lane)
+                )
                 T.buffer_store(results, value, [lane])
-            to = [axes[axis] for axis in form.final.axes]
-            to[-1] = to[-1] if width == 1 else tirx.Ramp(to[-1], 1, width)
-            T.buffer_store(self.output, vector_read(results, ZERO, width), to)
+            indices = [axes[axis] for axis in form.final.axes]
+            indices[-1] = indices[-1] if width == 1 else tirx.Ramp(indices[-1], 1, width)
+            T.buffer_store(self.output, vector_read(results, ZERO, width), indices)
 
         def guarded(place: Place) -> None:
             place = {**place, last: place[last] * width}
@@ -161,7 +165,7 @@ class DirectKernel(ABC):
             if result is not None and load.tensor == form.reductions[0].tensor:
                 return result.astype(dtype)
             source = self.sources[load.tensor]
-            value = guarded_read(load, self.tensors[load.tensor], lambda *at: source[at], axes, form.sizes)
+            value = guarded_read(load, self.tensors[load.tensor], lambda *indices: source[indices], axes, form.sizes)
             return value.astype(dtype)
 
         return evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
@@ -176,20 +180,20 @@ def when(conditions: Sequence[Expr], body: Callable[[], None]) -> None:
         body()
 
 
-def nest(axes: Sequence[str], extents: Mapping[str, int], at: Place, body: Callable[[Place], None]) -> None:
-    """``body`` at every point of unrolled loops over ``axes``, besides the places ``at`` of other axes."""
+def nest(axes: Sequence[str], extents: Mapping[str, int], place: Place, body: Callable[[Place], None]) -> None:
+    """``body`` at every point of unrolled loops over ``axes``, besides ``place`` along other axes."""
     if not axes:
-        body(at)
+        body(place)
     elif extents[axes[0]] == 1:
-        nest(axes[1:], extents, {**at, axes[0]: ZERO}, body)
+        nest(axes[1:], extents, {**place, axes[0]: ZERO}, body)
     else:
         with named(T.unroll, extents[axes[0]], identifier(axes[0])) as index:
-            nest(axes[1:], extents, {**at, axes[0]: index}, body)
+            nest(axes[1:], extents, {**place, axes[0]: index}, body)
 
 
-def number(extents: Mapping[str, int], at: Place) -> Expr:
+def number(extents: Mapping[str, int], place: Place) -> Expr:
     """Row-major number of a place in a box."""
     total: Expr = ZERO
     for name, extent in extents.items():
-        total = total * extent + at[name]
+        total = total * extent + place[name]
     return total

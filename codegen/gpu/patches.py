@@ -78,7 +78,7 @@ class _PatchLowering:
             self._patch(self._places(number))
 
     def _places(self, number: Expr) -> dict[str, Expr]:
-        """Where a patch stands along every axis; the last axis counts fastest."""
+        """Position of a patch along every axis; the last axis counts fastest."""
         places: dict[str, Expr] = {}
         for axis in reversed(self.transform.axes):
             outermost = axis is self.transform.axes[0]
@@ -87,23 +87,23 @@ class _PatchLowering:
         return places
 
     def _patch(self, places: Mapping[str, Expr]) -> None:
-        patch, made = self.transform.patch, self.transform.transformed
+        patch, transformed = self.transform.patch, self.transform.transformed
         elements = local_buffer("patch", patch * patch, self.dtype)
         for i in range(patch):
             for j in range(patch):
                 T.buffer_store(elements, self._element({**places, **_at(ROW, i), **_at(COLUMN, j)}), [i * patch + j])
-        halfway = local_buffer("halfway", made * patch, self.dtype)
+        halfway = local_buffer("halfway", transformed * patch, self.dtype)
         for a, row in enumerate(self.transform.matrix):
             for j in range(patch):
                 column = [elements[i * patch + j] for i in range(patch)]
                 T.buffer_store(halfway, self._sum(row, column), [a * patch + j])
         width = self.transform.store_width
         results = local_buffer("results", width, self.dtype)
-        for a in range(made):
-            own = [halfway[a * patch + j] for j in range(patch)]
-            for first in range(0, made, width):
+        for a in range(transformed):
+            row_elements = [halfway[a * patch + j] for j in range(patch)]
+            for first in range(0, transformed, width):
                 for b in range(first, first + width):
-                    T.buffer_store(results, self._sum(self.transform.matrix[b], own), [b - first])
+                    T.buffer_store(results, self._sum(self.transform.matrix[b], row_elements), [b - first])
                 self._store({**places, **_at(OUT_ROW, a)}, first, results)
 
     def _sum(self, row: Sequence[float], elements: Sequence[Expr]) -> Expr:
@@ -171,7 +171,7 @@ class _PatchLowering:
             store()
 
     def _value(self, axes: Mapping[str, Expr], result: Expr) -> Expr:
-        """What is stored of an element of the transform."""
+        """The value that is stored for an element of the transform."""
 
         def read(load: Load) -> Expr:
             if load.tensor == RESULT:

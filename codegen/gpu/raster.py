@@ -19,14 +19,13 @@ def block_places(block: Expr, form: KernelForm, schedule: TileSchedule) -> dict[
     grid = {axis: -(-form.sizes[axis] // size) for axis, size in schedule.block}
     axes = form.final.axes
     places: dict[str, Expr] = {}
-    rest = block
     band = raster_axes(grid) if schedule.raster else None
     for axis in reversed(axes):
         if band is not None and axis == band[0]:
             continue
         if band is not None and axis == band[1]:
             down, across = grid[band[0]], grid[band[1]]
-            whole = tirx.floormod(rest, down * across)
+            whole = tirx.floormod(block, down * across)
             first = tirx.floordiv(whole, schedule.raster * down) * schedule.raster
             within = tirx.floormod(whole, schedule.raster * down)
             width = tirx.const(schedule.raster, "int32")
@@ -34,8 +33,8 @@ def block_places(block: Expr, form: KernelForm, schedule: TileSchedule) -> dict[
                 width = tirx.min(width, across - first)
             places[band[0]] = tirx.floordiv(within, width)
             places[axis] = first + tirx.floormod(within, width)
-            rest = tirx.floordiv(rest, down * across)
+            block = tirx.floordiv(block, down * across)
             continue
-        places[axis] = tirx.floormod(rest, grid[axis]) if axis != axes[0] else rest
-        rest = tirx.floordiv(rest, grid[axis])
+        places[axis] = tirx.floormod(block, grid[axis]) if axis != axes[0] else block
+        block = tirx.floordiv(block, grid[axis])
     return {axis: places[axis] for axis in axes}

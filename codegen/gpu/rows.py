@@ -118,9 +118,9 @@ class _RowsLowering:
         for axis in reversed(axes):
             blocks, threads = self.padded[axis] // self.schedule.block_of[axis], self.schedule.threads_of[axis]
             outermost = axis == axes[0]
-            here = block if outermost else tirx.floormod(block, blocks)
-            own = thread if outermost else tirx.floormod(thread, threads)
-            first[axis] = (here * threads + own) * self.schedule.register_tile[axis]
+            block_number = block if outermost else tirx.floormod(block, blocks)
+            thread_number = thread if outermost else tirx.floormod(thread, threads)
+            first[axis] = (block_number * threads + thread_number) * self.schedule.register_tile[axis]
             block, thread = tirx.floordiv(block, blocks), tirx.floordiv(thread, threads)
         return first
 
@@ -129,11 +129,11 @@ class _RowsLowering:
         if not axes:
             self._row(row)
             return
-        axis, own = axes[0], self.schedule.register_tile[axes[0]]
-        if own == 1:
+        axis, rows = axes[0], self.schedule.register_tile[axes[0]]
+        if rows == 1:
             self._rows(first, axes[1:], {**row, axis: first[axis]})
             return
-        with named(T.serial, own, identifier(axis)) as index:
+        with named(T.serial, rows, identifier(axis)) as index:
             self._rows(first, axes[1:], {**row, axis: first[axis] + index})
 
     def _row(self, row: Mapping[str, Expr]) -> None:
@@ -141,7 +141,9 @@ class _RowsLowering:
         padded = [axis for axis in form.spatial if self.padded[axis] > form.sizes[axis]]
         exists = [row[axis] < form.sizes[axis] for axis in padded]
         # A row that does not exist is computed as the last one that does, and never stored.
-        self.row = {axis: tirx.min(at, form.sizes[axis] - 1) if axis in padded else at for axis, at in row.items()}
+        self.row = {
+            axis: tirx.min(place, form.sizes[axis] - 1) if axis in padded else place for axis, place in row.items()
+        }
         self.unread = set(self.plan.kept)
         for position, statement in enumerate(form.reductions):
             self._reduce(position, statement.tensor)
@@ -220,13 +222,13 @@ class _RowsLowering:
         vectors, loaded before the first of them is used.
         """
         plan, reads = self.plan, self.plan.reads[statement]
-        new = [load for load in reads if load in self.unread]
-        self.unread -= set(new)
-        if new:
+        unread = [load for load in reads if load in self.unread]
+        self.unread -= set(unread)
+        if unread:
 
             def keep(first: Expr, turns: int) -> None:
                 with named(T.unroll, turns, "turn") as turn:
-                    for load in new:
+                    for load in unread:
                         self._load(load, self.kept[load], first + turn, first + turn)
 
             self._in_turns(plan.turns, keep)
@@ -246,14 +248,14 @@ class _RowsLowering:
         """``body(first, turns)`` for all turns of a thread, ``together`` at a time; the last one may leave it out."""
         plan, threads = self.plan, self.column_threads
         whole = plan.vectors // threads
-        groups, rest = divmod(whole, together)
+        groups, remaining = divmod(whole, together)
         if groups == 1:
             body(tirx.const(0, "int32"), together)
         elif groups:
             with named(T.unroll if unrolled else T.serial, groups, "group") as group:
                 body(group * together, together)
-        if rest:
-            body(tirx.const(groups * together, "int32"), rest)
+        if remaining:
+            body(tirx.const(groups * together, "int32"), remaining)
         if plan.turns > whole:
             with T.If(whole * threads + self.lane < plan.vectors), T.Then():
                 body(tirx.const(whole, "int32"), 1)
@@ -261,28 +263,28 @@ class _RowsLowering:
     def column(self, turn: Expr, lane: Expr) -> dict[str, Expr]:
         """A column of the thread, by axis."""
         *outer, last = self.columns
-        sizes, rest = self.form.sizes, turn * self.column_threads + self.lane
+        sizes, number = self.form.sizes, turn * self.column_threads + self.lane
         if not outer:
-            return {last: rest * self.plan.vector + lane}
+            return {last: number * self.plan.vector + lane}
         count = sizes[last] // self.plan.vector
-        found = {last: tirx.floormod(rest, count) * self.plan.vector + lane}
-        rest = tirx.floordiv(rest, count)
+        column = {last: tirx.floormod(number, count) * self.plan.vector + lane}
+        number = tirx.floordiv(number, count)
         for axis in reversed(outer):
-            found[axis] = tirx.floormod(rest, sizes[axis]) if axis != outer[0] else rest
-            rest = tirx.floordiv(rest, sizes[axis])
-        return found
+            column[axis] = tirx.floormod(number, sizes[axis]) if axis != outer[0] else number
+            number = tirx.floordiv(number, sizes[axis])
+        return column
 
-    def _load(self, load: Load, to: Any, position: Expr, turn: Expr) -> None:
+    def _load(self, load: Load, registers: Any, position: Expr, turn: Expr) -> None:
         """A vector of columns from memory to the registers ``to``, as they are stored."""
         lanes = self.plan.vector
         if load in self.plan.wide:
             axes = {**self.row, **self.column(turn, tirx.const(0, "int32"))}
             first = self._place(load.tensor, [affine(index, axes) for index in load.indices])
-            vector_write(to, position * lanes, lanes, vector_read(self.sources[load.tensor], first, lanes))
+            vector_write(registers, position * lanes, lanes, vector_read(self.sources[load.tensor], first, lanes))
             return
         with named(T.unroll, lanes, "lane") as lane:
             value = self._read(load, {**self.row, **self.column(turn, lane)})
-            T.buffer_store(to, value, [position * lanes + lane])
+            T.buffer_store(registers, value, [position * lanes + lane])
 
     def _read(self, load: Load, axes: Mapping[str, Expr]) -> Expr:
         """An element from memory."""
@@ -305,7 +307,7 @@ class _RowsLowering:
         return read
 
     def _address(self, names: Sequence[str], axes: Mapping[str, Expr]) -> Expr:
-        """Where an element of the output lies."""
+        """Position of an element of the output."""
         return self._place(self.form.expr.output.name, [axes[name] for name in names])
 
     def _place(self, tensor: str, indices: Sequence[Expr]) -> Expr:

@@ -69,34 +69,39 @@ class WindowLowering(DirectKernel):
         slide, size = self.slide, self.form.sizes[window]
         assert slide is not None
         for row in range(slide.stride * (self.own[axis] - 1) + slide.dilation * (size - 1) + 1):
-            steps = [divmod(row - point * slide.dilation, slide.stride) for point in range(size)]
-            belongs = {point: own for point, (own, rest) in enumerate(steps) if not rest and 0 <= own < self.own[axis]}
+            outputs = [divmod(row - point * slide.dilation, slide.stride) for point in range(size)]
+            belongs = {
+                point: output
+                for point, (output, remainder) in enumerate(outputs)
+                if not remainder and 0 <= output < self.own[axis]
+            }
             for patch in self.patches.values() if belongs else ():
                 if patch.walked is not None:
                     patch.load(tirx.const(row, "int32"))
-            for point, own in belongs.items():
-                self._add({axis: tirx.const(own, "int32"), window: tirx.const(point, "int32")})
+            for point, output in belongs.items():
+                self._add({axis: tirx.const(output, "int32"), window: tirx.const(point, "int32")})
 
     def _add(self, fixed: Place) -> None:
-        """What the loaded elements contribute to a thread's outputs, at all points but those ``fixed``."""
+        """Add the loaded elements to a thread's outputs, at all points that agree with the ``fixed`` places."""
 
-        def body(at: Place) -> None:
-            axes = {axis: at[axis] + self.first.get(axis, ZERO) for axis in self.extents}
+        def body(point: Place) -> None:
+            axes = {axis: point[axis] + self.first.get(axis, ZERO) for axis in self.extents}
 
             def read(load: Load) -> Expr:
                 patch = self.patches.get(load)
-                value = self.sources[load.tensor][0] if patch is None else patch.element(at)
+                value = self.sources[load.tensor][0] if patch is None else patch.element(point)
                 return value.astype(self.dtype)
 
             value = evaluate(self.reduction.body, axes, read, self.dtype)
-            to = number(self.own, at)
-            T.buffer_store(self.accumulators, combine(self.reduction.function, self.accumulators[to], value), [to])
+            accumulator = number(self.own, point)
+            total = combine(self.reduction.function, self.accumulators[accumulator], value)
+            T.buffer_store(self.accumulators, total, [accumulator])
 
         nest([axis for axis in self.extents if axis not in fixed], self.extents, fixed, body)
 
 
 class _Patch:
-    """What a thread reads of one tensor: a box of elements in registers, or of one row of it at a time."""
+    """A thread's elements of one tensor in registers: a box, or one row of it at a time."""
 
     def __init__(self, lowering: WindowLowering, load: Load) -> None:
         self.lowering, self._load = lowering, load
@@ -121,9 +126,9 @@ class _Patch:
         axes = {**dict.fromkeys(self.lowering.form.reduced, ZERO), **self.lowering.first}
         base = [affine(index, axes) for index in self._load.indices]
 
-        def one(at: Place) -> None:
-            steps = zip(base, at.values(), self.strides, strict=True)
-            indices = [start + place * stride for start, place, stride in steps]
+        def load_element(place: Place) -> None:
+            steps = zip(base, place.values(), self.strides, strict=True)
+            indices = [start + step * stride for start, step, stride in steps]
             if self.walked is not None:
                 indices[self.walked] = base[self.walked] + row
             value = self.lowering.sources[self.tensor.name][tuple(indices)]
@@ -131,12 +136,12 @@ class _Patch:
             if conditions:
                 outside = constant(self._load.pad or 0.0, self.tensor.dtype)
                 value = tirx.if_then_else(tirx.all(*conditions), value, outside)
-            T.buffer_store(self.values, value, [number(self.extents, at)])
+            T.buffer_store(self.values, value, [number(self.extents, place)])
 
-        nest(list(self.extents), self.extents, {}, one)
+        nest(list(self.extents), self.extents, {}, load_element)
 
     def _conditions(self, indices: Sequence[Expr]) -> list[Expr]:
-        """What makes indices lie inside the tensor, where a thread's patch may reach beyond it."""
+        """Conditions under which indices are inside the tensor, where a thread's patch may reach beyond it."""
         conditions = []
         for index, place, size in zip(self._load.indices, indices, self.tensor.shape, strict=True):
             low, high = index.bounds(self.lowering.ranges)
@@ -146,8 +151,8 @@ class _Patch:
                 conditions.append(place < size)
         return conditions
 
-    def element(self, at: Place) -> Expr:
+    def element(self, point: Place) -> Expr:
         """The element that an output of the thread reads at a point of its window."""
         pairs = zip(self.extents, self.terms, strict=True)
-        places = {name: sum((at[axis] * c for axis, c in terms), ZERO) for name, terms in pairs}
+        places = {name: sum((point[axis] * c for axis, c in terms), ZERO) for name, terms in pairs}
         return self.values[number(self.extents, places)]

@@ -1,4 +1,4 @@
-"""What a lowering returns, and the error of one that does not apply."""
+"""The result of a lowering, and the error of a schedule that does not fit."""
 
 from __future__ import annotations
 
@@ -33,12 +33,20 @@ class Lowered:
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a TVM error that says what is wrong: the last with the word, of at most 300 characters."""
+    """The line of a TVM error that says what is wrong, of at most 300 characters: the last one that names an error.
+
+    >>> reason_of(RuntimeError("Traceback\\n  ValueError: no such axis\\n"))
+    'ValueError: no such axis'
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return next((line for line in reversed(lines) if "rror" in line), lines[-1] if lines else "")[:300]
 
 
 def identifier(name: str) -> str:
-    """A name with every character that C does not allow in an identifier replaced."""
+    """A name with every character that C does not allow in an identifier replaced.
+
+    >>> identifier("3x3.weight")
+    'op_3x3_weight'
+    """
     safe = "".join(character if character.isascii() and character.isalnum() else "_" for character in name)
     return safe if safe and not safe[0].isdigit() else f"op_{safe}"

@@ -12,7 +12,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load, Tensor
 from sokoban.schedule.tile import TileSchedule
 
-#: Requested store width when the schedule names none: whatever is legal.
+#: Elements of an access where the schedule names none: a multiple of every legal width.
 VECTOR_ANY = 64
 
 
@@ -23,7 +23,10 @@ def padded_sizes(form: KernelForm, schedule: TileSchedule) -> dict[str, int]:
 
 
 def read_conditions(load: Load, tensor: Tensor, axes: Mapping[str, Expr], ranges: Mapping[str, int]) -> list[Expr]:
-    """What makes the indices of ``load`` lie inside its tensor, as far as interval algebra cannot prove it."""
+    """Conditions under which the indices of ``load`` are inside its tensor; ``ranges`` are axis sizes.
+
+    Conditions that interval algebra can prove are left out.
+    """
     conditions = []
     for index, extent in zip(load.indices, tensor.shape, strict=True):
         low, high = index.bounds(ranges)

@@ -121,7 +121,7 @@ def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:
 
 
 def combine(function: str, total: Expr, value: Expr) -> Expr:
-    """One more value under a reduction function."""
+    """``total`` with one more value under a reduction function."""
     if function == "sum":
         return total + value
     if function == "prod":

@@ -121,19 +121,21 @@ class _WmmaKernel(ProductKernel):
 
     # ---- the product
 
-    def _steps(self, remaining: list[str], at: dict[str, Expr]) -> None:
-        """The loops over reduction steps, and inside them one step."""
+    def _steps(self, remaining: list[str], origin: dict[str, Expr]) -> None:
+        """The loops over steps along the ``remaining`` reduction axes, and inside them one step; along the others it
+        begins at ``origin``."""
         if not remaining:
-            self._step(at)
+            self._step(origin)
             return
         axis = remaining[0]
         step = self.schedule.step_of[axis]
         with named(T.serial, self.plan.padded[axis] // step, f"{identifier(axis)}_step") as index:
-            self._steps(remaining[1:], {**at, axis: index * step})
+            self._steps(remaining[1:], {**origin, axis: index * step})
 
-    def _step(self, at: Mapping[str, Expr]) -> None:
+    def _step(self, origin: Mapping[str, Expr]) -> None:
+        """Copy both tiles of the step that begins at ``origin``, and multiply them."""
         roles = self.roles
-        first = {**self.origin, **at}
+        first = {**self.origin, **origin}
         self._fetch(roles.a, self.a_shared, first)
         self._fetch(roles.b, self.b_shared, first)
         warp_m = self.warp // self.plan.warps_n * self.schedule.thread_of[roles.m]

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 #: Wheels whose headers kernels include: fp16 and bf16, the WMMA headers, libcu++.
 _HEADER_PACKAGES = ("nvidia.cuda_runtime", "nvidia.cuda_nvcc", "nvidia.cuda_cccl")
@@ -105,15 +105,7 @@ def compile_cuda(source: str, architecture: str, *, name: str) -> CompiledKernel
     resources = parse_resources(log)
     if resources is None:
         raise CompileError(name, "the source holds no __global__ function", log)
-    registers, spill_bytes, stack_bytes, shared_bytes = resources
-    return CompiledKernel(
-        cubin=cubin,
-        registers=registers,
-        spill_bytes=spill_bytes,
-        stack_bytes=stack_bytes,
-        shared_bytes=shared_bytes,
-        log=log,
-    )
+    return CompiledKernel(cubin=cubin, **resources._asdict(), log=log)
 
 
 def _cubin_and_log(source: str, options: list[bytes], name: str) -> tuple[bytes, str]:
@@ -139,10 +131,24 @@ def _cubin_and_log(source: str, options: list[bytes], name: str) -> tuple[bytes,
     return bytes(cubin), log
 
 
-def parse_resources(log: str) -> tuple[int, int, int, int] | None:
-    """Registers, spill bytes, stack bytes and static shared bytes from what ``ptxas -v`` prints.
+class Resources(NamedTuple):
+    """What a kernel takes: registers per thread, bytes spilled and of stack per thread, static shared bytes per
+    block."""
+
+    registers: int
+    spill_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+
+
+def parse_resources(log: str) -> Resources | None:
+    """The resources of a kernel from what ``ptxas -v`` prints.
 
     The worst of each where the source holds several kernels; None where the log tells of none.
+
+    >>> frame = "0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads"
+    >>> parse_resources(frame + ", Used 32 registers, 96 bytes smem")
+    Resources(registers=32, spill_bytes=12, stack_bytes=0, shared_bytes=96)
     """
     registers = [int(number) for number in re.findall(r"\bUsed (\d+) registers", log)]
     if not registers:
@@ -151,7 +157,7 @@ def parse_resources(log: str) -> tuple[int, int, int, int] | None:
     shared = [int(number) for number in re.findall(r"(\d+) bytes smem", log)]
     spill_bytes = max((int(stores) + int(loads) for _, stores, loads in frames), default=0)
     stack_bytes = max((int(stack) for stack, _, _ in frames), default=0)
-    return max(registers), spill_bytes, stack_bytes, max(shared, default=0)
+    return Resources(max(registers), spill_bytes, stack_bytes, max(shared, default=0))
 
 
 def _steady_log(log: str) -> str:
@@ -187,7 +193,7 @@ def _nvrtc() -> Any:
 @lru_cache(maxsize=1)
 def _include_directories() -> tuple[bytes, ...]:
     """Header directories of the installed CUDA wheels; the order is fixed and no compiler environment is read."""
-    found = []
+    directories = []
     for package in _HEADER_PACKAGES:
         try:
             spec = importlib.util.find_spec(package)
@@ -196,8 +202,8 @@ def _include_directories() -> tuple[bytes, ...]:
         for location in (spec.submodule_search_locations or ()) if spec else ():
             directory = Path(location) / "include"
             if directory.is_dir():
-                found.append(str(directory).encode())
-    return tuple(found)
+                directories.append(str(directory).encode())
+    return tuple(directories)
 
 
 def _check(nvrtc: Any, status: Any, name: str) -> None:

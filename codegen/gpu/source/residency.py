@@ -24,7 +24,11 @@ LEAST_LEFT = 0.75
 
 
 def resident_blocks(registers: int, threads: int) -> int:
-    """Blocks of ``threads`` threads that the register file of a unit holds."""
+    """Blocks of ``threads`` threads that the register file of a unit holds, at ``registers`` registers a thread.
+
+    >>> resident_blocks(registers=96, threads=256)
+    2
+    """
     per_warp = -(-registers * WARP_LANES // REGISTER_GRANULARITY) * REGISTER_GRANULARITY
     return UNIT_REGISTERS // (per_warp * -(-threads // WARP_LANES))
 
@@ -32,8 +36,19 @@ def resident_blocks(registers: int, threads: int) -> int:
 def squeezed(
     source: str, compiled: CompiledKernel, threads: int, shared_bytes: int, architecture: str, *, name: str
 ) -> tuple[str, CompiledKernel]:
-    """The kernel compiled for one resident block more, if little is missing and nothing spills; for fewer where it
-    spills as it is and not for those; else as it is."""
+    """Source and kernel, recompiled where another number of resident blocks suits them better.
+
+    One more block is asked for where few registers are missing for it and nothing then spills; fewer blocks where the
+    kernel spills as it is, and not for those.
+
+    Args:
+        source: CUDA source with a launch bound of ``threads`` threads.
+        compiled: what the compiler made of the source.
+        threads: of a block.
+        shared_bytes: shared memory of a block.
+        architecture: ``"sm_70"``.
+        name: stands in messages only.
+    """
     if compiled.spill_bytes:
         return _relaxed(source, compiled, threads, architecture, name=name)
     blocks = resident_blocks(compiled.registers, threads) + 1

@@ -33,8 +33,8 @@ def _target(kind: str, architecture: str, warp_size: int) -> Any:
 
 
 def own_architecture(schedule: Any, architecture: str) -> str | None:
-    """What a kernel has to be compiled for where ``architecture``, the device's, has not all of its instructions: those
-    of warp groups are in ``sm_90a`` alone. None for any other."""
+    """The architecture that a kernel is compiled for where the device's, ``architecture``, lacks some of its
+    instructions: those of warp groups are in ``sm_90a`` alone. None for every other kernel."""
     is_wgmma = isinstance(schedule, TileSchedule) and schedule.instruction == Instruction.WGMMA
     return f"{architecture}a" if is_wgmma and not architecture.endswith("a") else None
 

@@ -1,12 +1,12 @@
 """The copy of a staged tile by all threads of a block, a few accesses per thread and step.
 
-Whatever no step changes is worked out before all steps: where an access starts in the tensor and in shared memory, and
-what lies outside the tensor. An access whose elements are outside at every step (the border of a padded convolution)
-is no branch in the loop: the pad value is stored once, and the copy diverted to where it does no harm, from an element
-that exists to padding that nobody reads. Accesses that the tile has too few of repeat its last one, and what only
-results beyond the output's end are made of repeats the tensor's last elements. A step then costs each access a load, a
-store and a little address arithmetic; or, past the registers, one asynchronous copy. Only where steps move along a
-dimension with a border they check every access.
+What no step changes is worked out before all steps: where an access starts in the tensor and in shared memory, and
+which elements lie outside the tensor. An access whose elements are outside at every step (the border of a padded
+convolution) is no branch in the loop: the pad value is stored once, and the copy diverted to where it does no harm,
+from an element that exists to padding that nobody reads. Surplus threads repeat the tile's last access. Elements needed
+only by outputs past the end are read from the tensor's last elements, so no bounds check is needed. A step then costs
+each access a load, a store and a little address arithmetic; or, past the registers, one asynchronous copy. Every access
+is checked only where steps move along a dimension with a border.
 """
 
 from __future__ import annotations
@@ -51,27 +51,42 @@ class Room:
 class _PerTurn:
     """A number per turn of a thread, in registers: one for all turns where constants tell them apart."""
 
-    def __init__(self, name: str, apart: tuple[int, ...] | None, turns: int) -> None:
-        self.apart = apart
+    def __init__(self, name: str, distances: tuple[int, ...] | None, turns: int) -> None:
+        self.apart = distances  # elements between a turn's and the first one's
         #: The turns that have a register.
-        self.stored = range(turns if apart is None else 1)
+        self.stored = range(turns if distances is None else 1)
         self.buffer = local_buffer(name, len(self.stored), "int32")
 
     def put(self, turn: int, value: Expr) -> None:
         T.buffer_store(self.buffer, value, [turn])
 
-    def own(self, turn: int) -> tuple[Expr, int]:
+    def register(self, turn: int) -> tuple[Expr, int]:
         """The register of a turn, and what is to be added to it."""
         return (self.buffer[turn], 0) if self.apart is None else (self.buffer[0], self.apart[turn])
 
 
 class TileCopy:
-    """The copy of one tile: :meth:`prepare` before all steps; then, step after step from the first one, either
-    :meth:`load` into registers and :meth:`store` to shared memory, or :meth:`copy` past the registers."""
+    """The copy of one tile: made before all steps, it works out where every access starts in the tensor and in shared
+    memory. Then, step after step from the first one, either :meth:`load` into registers and :meth:`store` to shared
+    memory, or :meth:`copy` past the registers."""
 
-    def __init__(self, tile: StagedTile, source: Any, room: Room, threads: int, thread: Expr, name: str) -> None:
+    def __init__(
+        self,
+        tile: StagedTile,
+        source: Any,
+        room: Room,
+        *,
+        threads: int,
+        thread: Expr,
+        name: str,
+        origin: Mapping[str, Expr],
+        holds: bool,
+    ) -> None:
+        """``source`` is the tensor as one run of elements; ``thread`` is one of ``threads``; ``name`` begins the names
+        of registers; ``origin`` has the block's spatial axes; elements are held in registers where a copy ``holds``
+        them before it stores them."""
         self.tile, self.source, self.room, self.name = tile, source, room, name
-        self.threads, self.thread = threads, thread
+        self.threads, self.thread, self.origin = threads, thread, origin
         self.accesses = math.prod(tile.extents) // tile.vector
         self.turns = tile.turns(threads)
         dimensions = range(len(tile.dimensions))
@@ -81,36 +96,37 @@ class TileCopy:
         #: Whether accesses at the border go elsewhere rather than being checked at every step.
         self.diverts = self.border and not self.moving and bool(tile.steps) and room.unread is not None
         self.checks = bool(self.moving) or (self.border and not self.diverts)
-
-    def prepare(self, origin: Mapping[str, Expr]) -> None:
-        """Where every access starts in the tensor and in shared memory; ``origin`` has the block's spatial axes."""
-        tile = self.tile
         steady = not self.border and not any(tile.is_spare(p) for p in self.fixed)
-        self.from_ = self._per_turn("from", lambda turn: self._first(turn, origin), steady)
+        #: Of every access, where it starts in the tensor and in shared memory, both in units of what is read at once,
+        #: and its indices along dimensions that are checked at every step.
+        self.from_ = self._per_turn("from", self._first, steady)
         self.to = self._per_turn("to", self._place, not self.diverts)
-        self.at = [local_buffer(f"{self.name}_at{p}", self.turns, "int32") for p in self.moving]
+        self.indices = [local_buffer(f"{self.name}_at{p}", self.turns, "int32") for p in self.moving]
+        self._write_starts()
+        elements = self.turns * tile.vector
+        #: Elements that are loaded before they are stored.
+        self.values: Any = local_buffer(f"{self.name}_values", elements, tile.tensor.dtype) if holds else None
+
+    def _write_starts(self) -> None:
+        """The registers that say where every access starts; pad values where accesses are diverted."""
+        tile = self.tile
         for turn in self.from_.stored:
-            indices = self._indices(turn, origin)
-            conditions = tile.inside(self.fixed, indices)
-            value = self._first(turn, origin)
+            conditions = tile.inside(self.fixed, self._indices(turn))
+            value = self._first(turn)
             if conditions:
                 elsewhere = self._existing() if self.diverts else tirx.const(self._outside(), "int32")
                 value = tirx.if_then_else(tirx.all(*conditions), value, elsewhere)
             self.from_.put(turn, value)
         for turn in self.to.stored:
-            conditions = tile.inside(self.fixed, self._indices(turn, origin)) if self.diverts else []
+            conditions = tile.inside(self.fixed, self._indices(turn)) if self.diverts else []
             value = self._place(turn)
             if conditions:
                 self._fill(turn, tirx.Not(tirx.all(*conditions)))
                 value = tirx.if_then_else(tirx.all(*conditions), value, self._unread())
             self.to.put(turn, value)
         for turn in range(self.turns):
-            for at, position in zip(self.at, self.moving, strict=True):
-                T.buffer_store(at, self._indices(turn, origin)[position], [turn])
-
-    def hold(self) -> None:
-        """Registers for the elements that are loaded before they are stored."""
-        self.values = local_buffer(f"{self.name}_values", self.turns * self.tile.vector, self.tile.tensor.dtype)
+            for indices, position in zip(self.indices, self.moving, strict=True):
+                T.buffer_store(indices, self._indices(turn)[position], [turn])
 
     def load(self, steps: Mapping[str, Expr], after: Mapping[str, Expr]) -> None:
         """The elements of the step that starts at ``steps`` by reduction axis, into registers; ``after`` is the
@@ -129,11 +145,11 @@ class TileCopy:
     def store(self, stage: Expr) -> None:
         """The elements from registers to a stage of the shared buffer."""
         tile, lanes = self.tile, self.tile.vector
-        at = wide(stage * self.room.stage_elements)
+        stage_start = wide(stage * self.room.stage_elements)
         unit = self._unit
         for turn in range(self.turns):
-            to, more = self.to.own(turn)
-            first = wide(to) * unit + at + more * unit
+            to, more = self.to.register(turn)
+            first = wide(to) * unit + stage_start + more * unit
             if tile.strides[-1] == 1:
                 value = vector_read(self.values, tirx.const(turn * lanes, "int32"), lanes)
                 vector_write(self.room.buffer, first, lanes, value)
@@ -147,8 +163,8 @@ class TileCopy:
         lanes, element_bytes = self.tile.vector, self.tile.tensor.element_bytes
         unit = self._unit
         for turn in range(self.turns):
-            to, to_more = self.to.own(turn)
-            from_, from_more = self.from_.own(turn)
+            to, to_more = self.to.register(turn)
+            from_, from_more = self.from_.register(turn)
             shared, offset = self.room.buffer.data, (to * unit + stage * self.room.stage_elements) * element_bytes
             first = wide(from_) * lanes
             conditions = self._conditions(turn, steps)
@@ -171,22 +187,22 @@ class TileCopy:
         number = self.thread + turn * self.threads
         return number if (turn + 1) * self.threads <= self.accesses else tirx.min(number, self.accesses - 1)
 
-    def _indices(self, turn: int, origin: Mapping[str, Expr]) -> list[Expr]:
+    def _indices(self, turn: int) -> list[Expr]:
         """Indices into the tensor of an access's first element in the first step."""
         tile = self.tile
-        found = []
+        indices = []
         for position, coordinate in enumerate(tile.coordinates(self._number(turn))):
-            index = tile.index(position, coordinate, origin)
+            index = tile.index(position, coordinate, self.origin)
             if tile.is_spare(position):
                 lanes = tile.vector if position == len(tile.dimensions) - 1 else 1
                 index = tirx.min(index, tile.tensor.shape[position] - lanes)
-            found.append(index)
-        return found
+            indices.append(index)
+        return indices
 
-    def _first(self, turn: int, origin: Mapping[str, Expr]) -> Expr:
+    def _first(self, turn: int) -> Expr:
         """Address of an access's first element in the first step, in units of a vector so that TVM sees that vectors
         are aligned."""
-        terms = zip(self._indices(turn, origin), self.tile.tensor_strides, strict=True)
+        terms = zip(self._indices(turn), self.tile.tensor_strides, strict=True)
         return tirx.floordiv(total_of([index * stride for index, stride in terms]), self.tile.vector)
 
     def _existing(self) -> Expr:
@@ -210,7 +226,7 @@ class TileCopy:
         return self.tile.vector if self.tile.strides[-1] == 1 else 1
 
     def _place(self, turn: int) -> Expr:
-        """Where an access goes in the first stage, in units."""
+        """Place of an access in the first stage, in units."""
         tile = self.tile
         coordinates = tile.coordinates(self._number(turn))
         to = total_of([c * stride for c, stride in zip(coordinates, tile.strides, strict=True)], tile.start)
@@ -229,24 +245,24 @@ class TileCopy:
         with T.If(outside), T.Then():
             for stage in range(self.room.stages):
                 for lane in range(lanes):
-                    at = place + stage * self.room.stage_elements + lane * tile.strides[-1]
-                    T.buffer_store(self.room.buffer, pad, [at])
+                    element = place + stage * self.room.stage_elements + lane * tile.strides[-1]
+                    T.buffer_store(self.room.buffer, pad, [element])
 
-    def _per_turn(self, part: str, of: Callable[[int], Expr], steady: bool) -> _PerTurn:
+    def _per_turn(self, part: str, value_of: Callable[[int], Expr], steady: bool) -> _PerTurn:
         """Registers for what ``of`` says of every turn."""
         analyzer = sym.Analyzer()
         analyzer.bind(self.thread, ir.Range.from_min_extent(0, self.threads))
-        first = of(0)
-        apart = [analyzer.simplify(of(turn) - first) for turn in range(self.turns)] if steady else []
-        known = bool(apart) and all(isinstance(difference, tirx.IntImm) for difference in apart)
-        constants = tuple(int(difference) for difference in apart) if known else None
+        first = value_of(0)
+        distances = [analyzer.simplify(value_of(turn) - first) for turn in range(self.turns)] if steady else []
+        known = bool(distances) and all(isinstance(difference, tirx.IntImm) for difference in distances)
+        constants = tuple(int(difference) for difference in distances) if known else None
         return _PerTurn(f"{self.name}_{part}", constants, self.turns)
 
     # ---- steps
 
     def _from(self, turn: int) -> Expr:
         """Address of an access's first element in the step that is loaded."""
-        first, more = self.from_.own(turn)
+        first, more = self.from_.register(turn)
         return wide(first) * self.tile.vector + more * self.tile.vector
 
     def _advance(self, steps: Mapping[str, Expr], after: Mapping[str, Expr]) -> None:
@@ -264,13 +280,13 @@ class TileCopy:
             self.from_.put(turn, self.from_.buffer[turn] + by)
 
     def _conditions(self, turn: int, steps: Mapping[str, Expr]) -> list[Expr]:
-        """What makes the elements of an access exist in the step that starts at ``steps``."""
+        """Conditions under which the elements of an access exist in the step that starts at ``steps``."""
         if not self.checks:
             return []
         tile = self.tile
         places = dict.fromkeys(range(len(tile.dimensions)), tirx.const(0, "int32"))
-        for at, p in zip(self.at, self.moving, strict=True):
+        for indices, p in zip(self.indices, self.moving, strict=True):
             zero = tirx.const(0, "int32")
-            places[p] = at[turn] + tile.index(p, zero, steps) - tile.index(p, zero, {})
-        exists = [self.from_.own(turn)[0] >= 0] if self.border else []
+            places[p] = indices[turn] + tile.index(p, zero, steps) - tile.index(p, zero, {})
+        exists = [self.from_.register(turn)[0] >= 0] if self.border else []
         return exists + tile.inside(self.moving, [places[p] for p in range(len(tile.dimensions))])

@@ -16,7 +16,7 @@ OpenCL by plain copies of the same names (:mod:`codegen.gpu.source.opencl_functi
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -25,21 +25,19 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.raster import block_places
 from codegen.gpu.staged.copies import Room, TileCopy
-from codegen.gpu.staged.threads import Operand, ThreadTile, step_loops
+from codegen.gpu.staged.plan import StagedPlan
+from codegen.gpu.staged.threads import Operand, OperandNames, StepLoop
 from codegen.gpu.staged.tiles import StagedTile
 from codegen.gpu.tiles import padding_is_neutral
 from codegen.tir.function import parameter, written
-from codegen.tir.lowered import Lowered, LoweringError, identifier
+from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
-from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
+from codegen.tir.reads import VECTOR_ANY, guarded_read
 from codegen.tir.statements import allocate, local_buffer, named
 from codegen.tir.values import Expr, combine, evaluate, identity
-from sokoban.kernel.matrix import STATIC_SHARED_BYTES
-from sokoban.kernel.regions import data_dimension, storage_order
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
-from sokoban.schedule.accesses import fetch_vector, store_vector
-from sokoban.schedule.pipelines import asynchronous_problem
+from sokoban.schedule.accesses import store_vector
 
 
 def takes(request: LoweringRequest) -> bool:
@@ -58,184 +56,142 @@ def takes(request: LoweringRequest) -> bool:
 
 def lower(request: LoweringRequest) -> Lowered:
     """The kernel of a schedule that stages everything."""
-    return StagedLowering(request).run()
+    plan = StagedPlan.of(request)
+    form, schedule = plan.form, plan.schedule
+    return Lowered(
+        module=written(request.entry, lambda: _write_function(plan)),
+        entry=request.entry,
+        grid=(schedule.grid_blocks(form.sizes), 1, 1),
+        block=(schedule.threads_per_block, 1, 1),
+        shared_bytes=plan.shared_bytes,
+        dynamic_shared_bytes=plan.shared_bytes if plan.is_dynamic else 0,
+        has_barriers=True,
+    )
 
 
-class StagedLowering:
-    """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
+def _write_function(plan: StagedPlan) -> None:
+    expr, schedule = plan.form.expr, plan.schedule
+    sources = {tensor.name: parameter(tensor) for tensor in expr.inputs}
+    output = parameter(expr.output)
+    with (
+        T.launch_thread("blockIdx.x", schedule.grid_blocks(plan.form.sizes)) as block,
+        T.launch_thread("threadIdx.x", schedule.threads_per_block) as thread,
+    ):
+        places = block_places(block, plan.form, schedule)
+        origin = {axis: place * schedule.block_of[axis] for axis, place in places.items()}
+        buffers = _Buffers(plan, sources, output)
+        with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
+            _ThreadWriter(plan, buffers, origin, thread).write()
 
-    def __init__(self, request: LoweringRequest) -> None:
-        form, schedule, entry = request.form, request.tiles, request.entry
-        self.form, self.schedule, self.entry = form, schedule, entry
-        self.dtype = form.expr.accumulate
-        self.tensors = form.expr.tensor_by_name
-        self.padded = padded_sizes(form, schedule)
-        self.thread_tile = ThreadTile(form.final.axes, schedule)
-        self.step_counts = {axis: self.padded[axis] // schedule.step_of[axis] for axis in form.reduced}
-        self.steps = math.prod(self.step_counts.values())
-        problem = asynchronous_problem(form) if schedule.asynchronous else None
-        if problem is not None:
-            raise LoweringError(f"{entry}: {problem}")
-        self.asynchronous = schedule.asynchronous and self.steps > 1
-        self.stages = 1 if self.steps == 1 else schedule.stages if self.asynchronous else min(2, schedule.stages)
-        self.loops = step_loops(form.reduced, schedule)
-        self.names = set(self.tensors)
-        self.tiles = self._tiles()
-        dtypes = {tile.tensor.dtype for tile in self.tiles.values()}
-        #: Elements of one stage, by dtype: tiles of a dtype lie in one buffer.
-        self.stage_elements = {
-            dtype: sum(tile.size for tile in self.tiles.values() if tile.tensor.dtype == dtype)
-            for dtype in sorted(dtypes)
+
+class _Buffers:
+    """The tensors and the buffers of a block and of a thread, each by a name of its own.
+
+    Attributes:
+        sources, output: the tensors, the inputs by name.
+        shared: all stages of all tiles, by dtype.
+        flat: every staged tensor as one run of elements, by load.
+        copy_names: names for the registers of a tile's copy, by load.
+        accumulators: results of a thread.
+    """
+
+    def __init__(self, plan: StagedPlan, sources: Mapping[str, Any], output: Any) -> None:
+        self.sources, self.output = sources, output
+        self._names = set(plan.tensors)
+        scope = "shared.dyn" if plan.is_dynamic else "shared"
+        self.shared = {
+            dtype: allocate(self.name("staged"), elements * plan.stages, dtype, scope)
+            for dtype, elements in plan.stage_elements.items()
         }
-        self.shared_bytes = self.stages * sum(tile.size * tile.tensor.element_bytes for tile in self.tiles.values())
-        self.is_dynamic = request.target.row.has_dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
+        self.flat: dict[Load, Any] = {}
+        self.copy_names: dict[Load, str] = {}
+        for load, tile in plan.tiles.items():
+            tensor = tile.tensor
+            flat = T.decl_buffer((math.prod(tensor.shape),), tensor.dtype, data=sources[tensor.name].data)
+            IRBuilder.name(f"{identifier(tensor.name)}_flat", flat)
+            self.flat[load] = flat
+            self.copy_names[load] = self.name(f"{identifier(tensor.name)}_fetch")
+        elements = math.prod(plan.schedule.register_tile.values())
+        self.accumulators = local_buffer(self.name("accumulators"), elements, plan.dtype)
 
-    def run(self) -> Lowered:
-        form, schedule = self.form, self.schedule
-        return Lowered(
-            module=written(self.entry, self._function),
-            entry=self.entry,
-            grid=(schedule.grid_blocks(form.sizes), 1, 1),
-            block=(schedule.threads_per_block, 1, 1),
-            shared_bytes=self.shared_bytes,
-            dynamic_shared_bytes=self.shared_bytes if self.is_dynamic else 0,
-            has_barriers=True,
-        )
-
-    def _function(self) -> None:
-        expr = self.form.expr
-        self.sources = {tensor.name: parameter(tensor) for tensor in expr.inputs}
-        self.output = parameter(expr.output)
-        self._kernel()
-
-    def _tiles(self) -> dict[Load, StagedTile]:
-        schedule, form = self.schedule, self.form
-        sizes = {**schedule.block_of, **schedule.step_of}
-        walked = tuple(axis for axis, count in self.step_counts.items() if count > 1)
-        outputs = [axis for axis in form.spatial if form.sizes[axis] > 1]
-        ends: dict[str, int] = {}
-        tiles: dict[Load, StagedTile] = {}
-        for load in dict.fromkeys(form.body_loads):
-            tensor = self.tensors[load.tensor]
-            dimensions = tuple(data_dimension(index) for index in load.indices)
-            padding = schedule.padding_of.get(load.tensor, 0) if len(dimensions) > 1 else 0
-            turned = load.tensor in schedule.turned
-            order = storage_order(load, outputs, form.batch_axes) if turned else tuple(range(len(dimensions)))
-            is_turned = order[-1] != len(order) - 1
-            allowed = fetch_vector(form, schedule, load, 0 if is_turned else padding)
-            tiles[load] = StagedTile(
-                load=load,
-                tensor=tensor,
-                dimensions=dimensions,
-                extents=tuple(dimension.extent(sizes) for dimension in dimensions),
-                order=order,
-                padding=padding,
-                # An asynchronous copy stores what it reads as one piece.
-                vector=1
-                if is_turned and self.asynchronous
-                else math.gcd(schedule.vector_of.get(load.tensor, VECTOR_ANY), allowed),
-                start=ends.get(tensor.dtype, 0),
-                padded=self.padded,
-                steps=walked,
-                tile=sizes,
-                outputs=form.final.axes,
-            )
-            ends[tensor.dtype] = ends.get(tensor.dtype, 0) + tiles[load].size
-        return tiles
-
-    def _name(self, wanted: str) -> str:
-        name = fresh_name(wanted, self.names)
-        self.names.add(name)
+    def name(self, wanted: str) -> str:
+        """``wanted``, numbered where the kernel has it already."""
+        name = fresh_name(wanted, self._names)
+        self._names.add(name)
         return name
 
-    # ---- the kernel
 
-    def _kernel(self) -> None:
-        form, schedule = self.form, self.schedule
-        scope = "shared.dyn" if self.is_dynamic else "shared"
-        with (
-            T.launch_thread("blockIdx.x", schedule.grid_blocks(form.sizes)) as block,
-            T.launch_thread("threadIdx.x", schedule.threads_per_block) as thread,
-        ):
-            places = block_places(block, form, schedule)
-            origin = {axis: place * schedule.block_of[axis] for axis, place in places.items()}
-            self.threads = self.thread_tile.places(thread)
-            self.shared = {
-                dtype: allocate(self._name("staged"), elements * self.stages, dtype, scope)
-                for dtype, elements in self.stage_elements.items()
-            }
-            self.copies = [self._copy(tile, thread) for tile in self.tiles.values()]
-            tile = schedule.register_tile
-            self.accumulators = local_buffer(self._name("accumulators"), math.prod(tile.values()), self.dtype)
-            with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
-                for copy in self.copies:
-                    copy.prepare(origin)
-                    if not self.asynchronous:
-                        copy.hold()
-                with named(T.unroll, math.prod(tile.values()), "i") as i:
-                    T.buffer_store(self.accumulators, identity(self._reduction.function, self.dtype), [i])
-                self.operands = {load: self._operand(tile) for load, tile in self.tiles.items()}
-                if self.asynchronous:
-                    self._asynchronous_steps()
-                elif self.stages > 1:
-                    self._pipelined_steps()
-                else:
-                    self._plain_steps()
-                self._store(origin)
+class _ThreadWriter:
+    """The statements of a thread, those of :meth:`write` in their order."""
 
-    @property
-    def _reduction(self) -> Any:
-        reduction = self.form.reduction
-        assert reduction is not None
-        return reduction
+    def __init__(self, plan: StagedPlan, buffers: _Buffers, origin: Mapping[str, Expr], thread: Expr) -> None:
+        self.plan, self.form, self.schedule, self.buffers = plan, plan.form, plan.schedule, buffers
+        self.thread_tile, self.origin = plan.thread_tile, origin
+        self.accumulators, self.reduction = buffers.accumulators, plan.reduction
+        self.threads = plan.thread_tile.places(thread)
+        self.copies = [self._copy(tile, thread) for tile in plan.tiles.values()]
+        with named(T.unroll, math.prod(plan.schedule.register_tile.values()), "i") as i:
+            T.buffer_store(self.accumulators, identity(self.reduction.function, plan.dtype), [i])
+        self.operands = {load: self._operand(tile) for load, tile in plan.tiles.items()}
+
+    def write(self) -> None:
+        """All steps, then the results."""
+        if self.plan.asynchronous:
+            self._asynchronous_steps()
+        elif self.plan.stages > 1:
+            self._pipelined_steps()
+        else:
+            self._plain_steps()
+        self._store()
 
     def _copy(self, tile: StagedTile, thread: Expr) -> TileCopy:
-        source = self.sources[tile.tensor.name]
-        flat = T.decl_buffer((math.prod(tile.tensor.shape),), tile.tensor.dtype, data=source.data)
-        IRBuilder.name(f"{identifier(tile.tensor.name)}_flat", flat)
-        name = self._name(f"{identifier(tile.tensor.name)}_fetch")
-        dtype = tile.tensor.dtype
-        room = Room(self.shared[dtype], self.stages, self.stage_elements[dtype], self._unread(tile))
-        return TileCopy(tile, flat, room, self.schedule.threads_per_block, thread, name)
-
-    def _unread(self, tile: StagedTile) -> int | None:
-        """An element of the stages that nobody reads, for accesses of ``tile``: its own padding or another tile's."""
-        if tile.unread is not None:
-            return tile.unread
-        if tile.is_turned and tile.vector > 1:
-            # Its elements are stored a row apart.
-            return None
-        others = [other for other in self.tiles.values() if other.tensor.dtype == tile.tensor.dtype]
-        found = [other.unread for other in others if other.unread is not None and other.padding >= tile.vector]
-        return next((element for element in found if element % tile.vector == 0), None)
+        plan, dtype = self.plan, tile.tensor.dtype
+        room = Room(self.buffers.shared[dtype], plan.stages, plan.stage_elements[dtype], plan.unread(tile))
+        return TileCopy(
+            tile,
+            self.buffers.flat[tile.load],
+            room,
+            threads=self.schedule.threads_per_block,
+            thread=thread,
+            name=self.buffers.copy_names[tile.load],
+            origin=self.origin,
+            holds=not plan.asynchronous,
+        )
 
     def _operand(self, tile: StagedTile) -> Operand:
-        elements = self.stage_elements[tile.tensor.dtype] if self.stages > 1 else 0
-        turns = [(axis, own) for axis, trips, own, unrolled in self.loops if trips > 1 and not unrolled]
-        names = [self._name(f"{identifier(tile.tensor.name)}_{part}") for part in ("base", "operands", "here")]
-        return Operand(tile, self.shared[tile.tensor.dtype], self.thread_tile, self.threads, elements, turns, names)
+        plan, tensor = self.plan, tile.tensor
+        base, operands, here = (
+            self.buffers.name(f"{identifier(tensor.name)}_{part}") for part in ("base", "operands", "here")
+        )
+        return Operand(
+            tile,
+            self.buffers.shared[tensor.dtype],
+            self.thread_tile,
+            self.threads,
+            stage_elements=plan.stage_elements[tensor.dtype] if plan.stages > 1 else 0,
+            turns=[(loop.axis, loop.elements) for loop in plan.loops if loop.trips > 1 and not loop.unrolled],
+            names=OperandNames(base, operands, here),
+        )
 
     # ---- steps
 
     def _origins(self, step: Expr) -> dict[str, Expr]:
         """First element along every reduction axis of the ``step``-th step; the last axis is walked fastest."""
         origins: dict[str, Expr] = {}
-        rest = step
-        outermost = next((axis for axis, count in self.step_counts.items() if count > 1), "")
+        outermost = next((axis for axis, count in self.plan.step_counts.items() if count > 1), None)
         for axis in reversed(self.form.reduced):
-            count = self.step_counts[axis]
+            count = self.plan.step_counts[axis]
             if count > 1:
-                origins[axis] = (rest if axis == outermost else tirx.floormod(rest, count)) * self.schedule.step_of[
-                    axis
-                ]
-                rest = tirx.floordiv(rest, count)
+                number = step if axis == outermost else tirx.floormod(step, count)
+                origins[axis] = number * self.schedule.step_of[axis]
+                step = tirx.floordiv(step, count)
         return origins
 
     def _plain_steps(self) -> None:
-        with named(T.serial, self.steps, "step") as step:
+        with named(T.serial, self.plan.steps, "step") as step:
             origins = self._origins(step)
             self._load(step)
-            if self.steps > 1:
+            if self.plan.steps > 1:
                 barrier()
             self._put(tirx.const(0, "int32"))
             barrier()
@@ -244,34 +200,34 @@ class StagedLowering:
     def _pipelined_steps(self) -> None:
         self._load(tirx.const(0, "int32"))
         self._put(tirx.const(0, "int32"))
-        if self.steps > 1:
+        if self.plan.steps > 1:
             self._load(tirx.const(1, "int32"))
-        with named(T.serial, self.steps, "step") as step:
+        with named(T.serial, self.plan.steps, "step") as step:
             barrier()
             # After the last step nothing new is stored, only what nobody reads any more.
             self._put(tirx.floormod(step + 1, 2))
-            with T.If(step + 2 < self.steps), T.Then():
+            with T.If(step + 2 < self.plan.steps), T.Then():
                 self._load(step + 2)
             self._compute(tirx.floormod(step, 2), self._origins(step))
 
     def _asynchronous_steps(self) -> None:
         """The first copies; then per step: wait for its own, copy the step that comes ``stages - 1`` later, compute."""
-        ahead = self.stages - 1
+        ahead = self.plan.stages - 1
         for step in range(ahead):
-            if step < self.steps:
+            if step < self.plan.steps:
                 self._copy_ahead(tirx.const(step, "int32"), tirx.const(step, "int32"))
             device_call("copy_async_commit")
         # A counter of its own: the remainder of a division by three is a dozen instructions.
-        at = local_buffer(self._name("stage"), 1, "int32")
-        T.buffer_store(at, tirx.const(0, "int32"), [0])
-        with named(T.serial, self.steps, "step") as step:
+        stage = local_buffer(self.buffers.name("stage"), 1, "int32")
+        T.buffer_store(stage, tirx.const(0, "int32"), [0])
+        with named(T.serial, self.plan.steps, "step") as step:
             device_call(f"copy_async_wait_{ahead - 1}")
             barrier()
-            with T.If(step + ahead < self.steps), T.Then():
-                self._copy_ahead(step + ahead, tirx.if_then_else(at[0] == 0, ahead, at[0] - 1))
+            with T.If(step + ahead < self.plan.steps), T.Then():
+                self._copy_ahead(step + ahead, tirx.if_then_else(stage[0] == 0, ahead, stage[0] - 1))
             device_call("copy_async_commit")
-            self._compute(at[0], self._origins(step))
-            T.buffer_store(at, tirx.if_then_else(at[0] == ahead, 0, at[0] + 1), [0])
+            self._compute(stage[0], self._origins(step))
+            T.buffer_store(stage, tirx.if_then_else(stage[0] == ahead, 0, stage[0] + 1), [0])
         device_call("copy_async_wait_0")
 
     def _copy_ahead(self, step: Expr, stage: Expr) -> None:
@@ -291,33 +247,34 @@ class StagedLowering:
     def _compute(self, buffer: Expr, origins: Mapping[str, Expr]) -> None:
         """Multiply-adds of one step: an unrolled body within loops over what is left of the step."""
         for operand in self.operands.values():
-            operand.start(buffer * self.stage_elements[operand.tile.tensor.dtype])
-        self._reduce(list(self.loops), {}, {}, origins)
+            operand.start(buffer * self.plan.stage_elements[operand.tile.tensor.dtype])
+        self._reduce(self.plan.loops, {}, {}, origins)
 
     def _reduce(
         self,
-        loops: list[tuple[str, int, int, bool]],
+        loops: Sequence[StepLoop],
         body: Mapping[str, Expr],
-        gone: Mapping[str, Expr],
+        advanced: Mapping[str, Expr],
         origins: Mapping[str, Expr],
     ) -> None:
-        """The loops; ``body`` is where the unrolled ones stand, ``gone`` how far the others have brought operands."""
+        """The loops over a step's points: ``body`` is where unrolled ones stand, ``advanced`` how far the others have
+        brought operands, by axis."""
         if not loops:
-            self._multiply_add(body, {axis: gone.get(axis, 0) + place for axis, place in body.items()}, origins)
+            self._multiply_add(body, {axis: advanced.get(axis, 0) + place for axis, place in body.items()}, origins)
             return
-        axis, trips, elements, unrolled = loops[0]
-        if trips == 1:
-            self._reduce(loops[1:], {axis: tirx.const(0, "int32"), **body}, gone, origins)
+        loop, *inner = loops
+        if loop.trips == 1:
+            self._reduce(inner, {loop.axis: tirx.const(0, "int32"), **body}, advanced, origins)
             return
-        with named(T.unroll if unrolled else T.serial, trips, identifier(axis)) as index:
-            if unrolled:
-                self._reduce(loops[1:], {**body, axis: index * elements}, gone, origins)
+        with named(T.unroll if loop.unrolled else T.serial, loop.trips, identifier(loop.axis)) as index:
+            if loop.unrolled:
+                self._reduce(inner, {**body, loop.axis: index * loop.elements}, advanced, origins)
                 return
-            self._reduce(loops[1:], body, {**gone, axis: index * elements}, origins)
-            self._advance(axis, elements)
-        if gone:
+            self._reduce(inner, body, {**advanced, loop.axis: index * loop.elements}, origins)
+            self._advance(loop.axis, loop.elements)
+        if advanced:
             # The loop around it starts it anew.
-            self._advance(axis, -trips * elements)
+            self._advance(loop.axis, -loop.trips * loop.elements)
 
     def _advance(self, axis: str, elements: int) -> None:
         for operand in self.operands.values():
@@ -327,45 +284,45 @@ class StagedLowering:
         """All multiply-adds of a thread at one point of the reduction: ``body`` within the unrolled loops, ``point``
         within the step."""
         fragments = {load: operand.fragment(body) for load, operand in self.operands.items() if operand.is_fragment}
-        guarded = [axis for axis in self.form.reduced if self.padded[axis] > self.form.sizes[axis]]
-        guarded = [axis for axis in guarded if not padding_is_neutral(self.form, axis, self._reduction)]
+        guarded = [axis for axis in self.form.reduced if self.plan.padded[axis] > self.form.sizes[axis]]
+        guarded = [axis for axis in guarded if not padding_is_neutral(self.form, axis, self.reduction)]
 
-        def at_element(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
-            local = self.thread_tile.local(copies, own)
+        def at_element(copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> None:
+            local = self.thread_tile.local(copies, places)
 
             def read(load: Load) -> Expr:
                 operand = self.operands[load]
                 if load in fragments:
-                    return fragments[load][operand.position(copies, own)].astype(self.dtype)
-                return operand.element({**local, **body}).astype(self.dtype)
+                    return fragments[load][operand.position(copies, places)].astype(self.plan.dtype)
+                return operand.element({**local, **body}).astype(self.plan.dtype)
 
-            value = evaluate(self._reduction.body, {**local, **point}, read, self.dtype)
+            value = evaluate(self.reduction.body, {**local, **point}, read, self.plan.dtype)
             if guarded:
                 inside = [origins.get(a, 0) + point[a] < self.form.sizes[a] for a in guarded]
-                value = tirx.if_then_else(tirx.all(*inside), value, identity(self._reduction.function, self.dtype))
-            to = self.thread_tile.element(copies, own)
-            T.buffer_store(self.accumulators, combine(self._reduction.function, self.accumulators[to], value), [to])
+                value = tirx.if_then_else(tirx.all(*inside), value, identity(self.reduction.function, self.plan.dtype))
+            to = self.thread_tile.element(copies, places)
+            T.buffer_store(self.accumulators, combine(self.reduction.function, self.accumulators[to], value), [to])
 
         self.thread_tile.walk(at_element)
 
     # ---- results
 
-    def _store(self, origin: Mapping[str, Expr]) -> None:
+    def _store(self) -> None:
         """The final statement at every element of the thread that exists, as vectors along the last axis."""
         form, schedule = self.form, self.schedule
         allowed = store_vector(form, schedule)
         width = math.gcd(schedule.vector_of.get(form.expr.output.name, VECTOR_ANY), allowed)
-        padded = [axis for axis in form.final.axes if self.padded[axis] > form.sizes[axis]]
+        padded = [axis for axis in form.final.axes if self.plan.padded[axis] > form.sizes[axis]]
 
-        def leave(copies: Mapping[str, Expr], own: Mapping[str, Expr]) -> None:
-            local = self.thread_tile.local(copies, own)
-            axes = {axis: origin[axis] + self.threads[axis] + local[axis] for axis in form.final.axes}
+        def leave(copies: Mapping[str, Expr], places: Mapping[str, Expr]) -> None:
+            local = self.thread_tile.local(copies, places)
+            axes = {axis: self.origin[axis] + self.threads[axis] + local[axis] for axis in form.final.axes}
             inside = [axes[axis] < form.sizes[axis] for axis in padded]
             if not inside:
-                self._write(axes, self.thread_tile.element(copies, own), width)
+                self._write(axes, self.thread_tile.element(copies, places), width)
                 return
             with T.If(tirx.all(*inside)), T.Then():
-                self._write(axes, self.thread_tile.element(copies, own), width)
+                self._write(axes, self.thread_tile.element(copies, places), width)
 
         self.thread_tile.walk(leave, width)
 
@@ -373,26 +330,26 @@ class StagedLowering:
         form, dtype = self.form, self.form.expr.final_dtype
         last = form.final.axes[-1]
 
-        def one(lane: Expr) -> None:
-            here = {**axes, last: axes[last] + lane}
+        def write_element(lane: Expr) -> None:
+            element_axes = {**axes, last: axes[last] + lane}
 
             def read(load: Load) -> Expr:
                 if load.tensor == form.reductions[0].tensor:
                     return self.accumulators[element + lane].astype(dtype)
-                source = self.sources[load.tensor]
+                source = self.buffers.sources[load.tensor]
                 value = guarded_read(
-                    load, self.tensors[load.tensor], lambda *indices: source[indices], here, form.sizes
+                    load, self.plan.tensors[load.tensor], lambda *indices: source[indices], element_axes, form.sizes
                 )
                 return value.astype(dtype)
 
-            value = evaluate(form.final.value, here, read, dtype).astype(form.expr.output.dtype)
-            T.buffer_store(self.output, value, [here[axis] for axis in form.final.axes])
+            value = evaluate(form.final.value, element_axes, read, dtype).astype(form.expr.output.dtype)
+            T.buffer_store(self.buffers.output, value, [element_axes[axis] for axis in form.final.axes])
 
         if width == 1:
-            one(tirx.const(0, "int32"))
+            write_element(tirx.const(0, "int32"))
             return
         with named(T.vectorized, width, "lane") as lane:
-            one(lane)
+            write_element(lane)
 
 
 def device_call(name: str) -> None:

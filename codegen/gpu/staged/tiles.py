@@ -116,12 +116,12 @@ class StagedTile:
 
     def coordinates(self, number: Expr) -> list[Expr]:
         """Coordinates of the first element of an access, ``number`` counting them in the tensor's order."""
-        rest = number * self.vector
-        found = []
+        element = number * self.vector
+        coordinates = []
         for extent in reversed(self.extents[1:]):
-            found.append(tirx.floormod(rest, extent))
-            rest = tirx.floordiv(rest, extent)
-        return [rest, *reversed(found)]
+            coordinates.append(tirx.floormod(element, extent))
+            element = tirx.floordiv(element, extent)
+        return [element, *reversed(coordinates)]
 
     def index(self, position: int, coordinate: Expr, origin: Mapping[str, Expr]) -> Expr:
         """Index into the tensor along a dimension, for a tile that starts at ``origin`` by axis."""
