@@ -247,29 +247,28 @@ def _manifest() -> str:
     return _one_line_each({**manifest, "kernels": "..."}).replace('"..."', "[ ... ]")
 
 
-#: The rooms of RATIONAL that hold constants.
-_RATIONAL = (
-    "rational", "stages", "issue", "work", "row_work", "rows", "windows", "patch_cost", "loops", "operands", "fetch",
-    "occupancy", "transactions", "raster", "vectors",
+#: Files of RATIONAL that hold constants, below ``sokoban``: where lanes are threads, and where they are elements.
+_GPU_MODEL = (
+    "model/gpu/breakdown", "model/gpu/stages", "model/gpu/issue", "model/gpu/work", "model/gpu/row_work",
+    "schedule/rows", "schedule/windows", "model/gpu/patches", "model/gpu/loops", "model/gpu/operands",
+    "model/gpu/fetch", "model/gpu/occupancy", "model/gpu/transactions", "search/bands", "schedule/accesses",
 )  # fmt: skip
-
-#: The rooms of the model for devices whose lanes are elements.
-_VECTOR_RATIONAL = ("simd_model", "simd_traffic", "simd_work", "simd_rows", "simd_tiles", "simd_instructions")
+_CPU_MODEL = ("model/cpu/stages", "model/cpu/traffic", "model/cpu/work", "model/cpu/rows", "schedule/cpu_tiles")
 
 #: Comments and the constants below them; private ones are sizes that every NVIDIA board has.
 _CONSTANT = re.compile(r"((?:^#: .*\n)+)((?:^[A-Z]\w* = .*\n)+)", re.MULTILINE)
 
 
-def _constants(rooms: Iterable[str] = _RATIONAL) -> str:
+def _constants(files: Iterable[str] = _GPU_MODEL) -> str:
     """Every constant of the cost model with its comment."""
     lines = []
-    for room in rooms:
+    for file in files:
         found = [
             (comment, assigned)
-            for comment, assigned in _CONSTANT.findall((ROOT / "sokoban" / f"{room}.py").read_text("utf-8"))
+            for comment, assigned in _CONSTANT.findall((ROOT / "sokoban" / f"{file}.py").read_text("utf-8"))
             if re.search(r" = \(?[\d.]", assigned)
         ]
-        lines += [f"sokoban/{room}.py"] if found else []
+        lines += [f"sokoban/{file}.py"] if found else []
         for comment, assigned in found:
             lines.append("  " + ", ".join(assigned.splitlines()))
             text = " ".join(comment.replace("#: ", "").split())
@@ -303,7 +302,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
     "constants": _constants,
-    "vector-constants": lambda: _constants(_VECTOR_RATIONAL),
+    "vector-constants": lambda: _constants(_CPU_MODEL),
     "vector-prediction": lambda: console(
         "roller explain examples/matmul.json --device epyc-9654", sections=("The program", "Predicted", "Why")
     ),

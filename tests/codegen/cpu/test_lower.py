@@ -11,6 +11,7 @@ import pytest
 from codegen.cpu.lower import lower
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
+from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.cpu_tiles import WRITTEN_OUT
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.cpu_kernels import built, error_of, form_of, host, schedule_for, vector_bytes
@@ -223,7 +224,7 @@ def test_what_is_run_through_is_asked_for(operator: dict[str, Any], read: int, w
     ("change", "message"),
     [
         ({"thread": sizes({"m": 6, "n": 32})}, "6 elements of m per thread do not divide a block of 16"),
-        ({"instruction": "wmma_16x16x16"}, "wmma_16x16x16 is no instruction of a CPU"),
+        ({"instruction": Instruction.WMMA}, "wmma_16x16x16 is no instruction of a CPU"),
     ],
 )
 def test_what_does_not_fit_is_said(change: dict[str, Any], message: str) -> None:
