@@ -74,7 +74,7 @@ def replay(trace: Path, step: int | None = None) -> Replay:
 
 
 def predict(before: Replay, passes: Sequence[PassRequest]) -> Prediction:
-    """The same steps after what-if passes, applied one after another.
+    """A replay's steps after what-if passes, applied one after another.
 
     Raises:
         InputError: a pass refuses its parameters or this graph, or ties tasks into a circle.

@@ -108,8 +108,8 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
 
     def record(index: int) -> dict[str, Any]:
         step, simulated = graph.steps[index], float(timeline.step_us[index])
-        times = {"measured_seconds": seconds(step.measured_us), "simulated_seconds": seconds(simulated)}
-        return {"name": step.name, **times}
+        lengths = {"measured_seconds": seconds(step.measured_us), "simulated_seconds": seconds(simulated)}
+        return {"name": step.name, **lengths}
 
     measured = {index: graph.steps[index].measured_us for index in steps}
     errors = [abs(float(timeline.step_us[index]) / length - 1) for index, length in measured.items() if length]

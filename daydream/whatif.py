@@ -105,12 +105,12 @@ def find_pass(field: str, name: str) -> WhatIf:
     """
     from daydream.passes import registered
 
-    known = registered()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    passes = registered()
+    if name not in passes:
+        close = difflib.get_close_matches(name, passes, n=3, cutoff=0.5)
         near = f"did you mean {listed(close)}? " if close else ""
         raise InputError(field, f"no pass is called {name!r}", f"{near}`daydream passes` lists all")
-    return known[name]
+    return passes[name]
 
 
 def describe(what_if: WhatIf) -> dict[str, Any]:
@@ -127,9 +127,9 @@ def parameter_text(parameter: Parameter) -> str:
     return f"{parameter.name}={_KINDS[parameter.type].upper() if parameter.required else written(parameter.default)}"
 
 
-def _values(where: str, options: str, known: Sequence[Parameter]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _values(where: str, options: str, allowed: Sequence[Parameter]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters set, and the defaults of all."""
-    by_name = {parameter.name: parameter for parameter in known}
+    by_name = {parameter.name: parameter for parameter in allowed}
     values: dict[str, Any] = {}
     for key, value in _pairs(where, options):
         parameter = by_name.get(key.strip().replace("_", "-"))
@@ -137,12 +137,12 @@ def _values(where: str, options: str, known: Sequence[Parameter]) -> tuple[dict[
             keys = f"its keys are {listed(list(by_name))}" if by_name else "it takes none"
             raise InputError(where, f"there is no key {key!r}", keys)
         values[parameter.name.replace("-", "_")] = _value(where, parameter, value)
-    for parameter in known:
+    for parameter in allowed:
         if parameter.required and parameter.name.replace("-", "_") not in values:
             raise InputError(
                 where, f"needs {parameter.name}", f"write {where.removeprefix(_OPTION).strip()}:{parameter.name}=..."
             )
-    return values, {parameter.name.replace("-", "_"): parameter.default for parameter in known}
+    return values, {parameter.name.replace("-", "_"): parameter.default for parameter in allowed}
 
 
 def _pairs(where: str, options: str) -> list[tuple[str, str]]:
@@ -268,16 +268,18 @@ def _apply(graph: TaskGraph, request: PassRequest) -> tuple[TaskGraph, tuple[str
     try:
         # Standard output is for our JSON.
         with redirect_stdout(sys.stderr):
-            made = request.function(graph, **request.parameters)
+            result = request.function(graph, **request.parameters)
     except InputError as error:
         raise InputError(f"{where}: {error.field}", error.problem, error.remedy) from None
     except (Exception, SystemExit) as error:
         if request.source is None:
             raise
         raise _failed(error, request.source) from None
-    outcome = Outcome(made) if isinstance(made, TaskGraph) else made
+    outcome = Outcome(result) if isinstance(result, TaskGraph) else result
     if not isinstance(outcome, Outcome) or not isinstance(outcome.graph, TaskGraph):
-        raise InputError(where, f"returned {type(made).__name__}", "return the changed graph, or an Outcome with notes")
+        raise InputError(
+            where, f"returned {type(result).__name__}", "return the changed graph, or an Outcome with notes"
+        )
     _check(where, outcome.graph)
     if len(outcome.graph.steps) != len(graph.steps):
         count = len(outcome.graph.steps)

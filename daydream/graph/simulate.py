@@ -53,8 +53,8 @@ class Timeline:
         """When every step had ended on its CPU thread and all its work on streams and channels; NaN without mark."""
         last = np.full(len(self.graph.steps), -np.inf)
         # Other CPU threads may only poll, by the clock and whatever becomes of the step.
-        mine = (self.graph.step != NONE) & (~self.graph.on_cpu | (self.graph.mark == Mark.STEP_END))
-        np.maximum.at(last, self.graph.step[mine], self.end_us[mine])
+        counted = (self.graph.step != NONE) & (~self.graph.on_cpu | (self.graph.mark == Mark.STEP_END))
+        np.maximum.at(last, self.graph.step[counted], self.end_us[counted])
         return np.where(np.isfinite(last), last, np.nan)
 
     @cached_property

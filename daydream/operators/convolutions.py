@@ -109,8 +109,8 @@ class Convolutions:
         data, gradient, weights = (inputs.tensor(place) for place in places[:3])
         if data is None or gradient is None or weights is None:
             return "sizes of its operands not recorded"
-        given = _key(tuple(inputs.value(place) for place in places[3:]))
-        work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", given)
+        recorded = _key(tuple(inputs.value(place) for place in places[3:]))
+        work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", recorded)
         if isinstance(work, str):
             return work
         mask = inputs.value(_MASK_AT.get(stem, 99))
@@ -124,24 +124,24 @@ class Convolutions:
         return replace(work, parts=parts, flops=work.flops * len(parts), bytes=work.bytes * len(parts))
 
     def _backward_around(self, row: int) -> int:
-        at = int(self.enclosing[row]) if row < len(self.enclosing) else NONE
-        while at != NONE and self.trace.text(at).removeprefix("aten::") not in _BACKWARD:
-            at = int(self.enclosing[at])
-        return at
+        event = int(self.enclosing[row]) if row < len(self.enclosing) else NONE
+        while event != NONE and self.trace.text(event).removeprefix("aten::") not in _BACKWARD:
+            event = int(self.enclosing[event])
+        return event
 
     def _output(self, row: int, data: Dims, weights: Dims) -> tuple[Dims | None, str]:
         """Dimensions of the output and where they were found."""
-        known = self._outputs.get((data, weights))
-        if known:
-            mine = known.get(self._sequence(row))
-            return mine or Counter(known.values()).most_common(1)[0][0], "gradient"
+        outputs = self._outputs.get((data, weights))
+        if outputs:
+            output = outputs.get(self._sequence(row))
+            return output or Counter(outputs.values()).most_common(1)[0][0], "gradient"
         follower = self._consumer(row, data, weights)
         return follower, "consumer" if follower is not None else ""
 
     @cached_property
     def _outputs(self) -> dict[tuple[Dims, Dims], dict[int, Dims]]:
         """Input and weights -> autograd's sequence number -> output, from every backward operator."""
-        found: dict[tuple[Dims, Dims], dict[int, Dims]] = {}
+        outputs: dict[tuple[Dims, Dims], dict[int, Dims]] = {}
         stems = [name.removeprefix("aten::") for name in self.trace.names]
         for code in (code for code, stem in enumerate(stems) if stem in _BACKWARD):
             for row in np.flatnonzero(self.trace.name == code).tolist():
@@ -150,15 +150,15 @@ class Convolutions:
                     continue
                 data, gradient, weights = (inputs.tensor(place) for place in _BACKWARD[stems[code]][:3])
                 if data is not None and gradient is not None and weights is not None:
-                    calls = found.setdefault((data.dims, weights.dims), {})
+                    calls = outputs.setdefault((data.dims, weights.dims), {})
                     calls[self._sequence(row)] = gradient.dims
-        return found
+        return outputs
 
     def _sequence(self, row: int) -> int:
-        at = row
-        while at != NONE and self.trace.sequence[at] == NONE:
-            at = int(self.enclosing[at]) if at < len(self.enclosing) else NONE
-        return int(self.trace.sequence[at]) if at != NONE else NONE
+        event = row
+        while event != NONE and self.trace.sequence[event] == NONE:
+            event = int(self.enclosing[event]) if event < len(self.enclosing) else NONE
+        return int(self.trace.sequence[event]) if event != NONE else NONE
 
     def _consumer(self, row: int, data: Dims, weights: Dims) -> Dims | None:
         """The first input behind the call that has its images and as many channels as it has filters."""
@@ -198,7 +198,7 @@ class _Window(NamedTuple):
 
 
 @lru_cache(maxsize=65536)
-def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, given: tuple[Any, ...]) -> Work | str:
+def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, recorded: tuple[Any, ...]) -> Work | str:
     """The forward work of a convolution from its tensors and the values given (None where not recorded)."""
     dtype = DTYPES.get(kind)
     if dtype is None:
@@ -210,7 +210,7 @@ def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, g
     no_convolution = f"operands of {list(data)} and {list(weights)} do not make a convolution"
     if not n * c * h * w * f * per_group * kh * kw or c % per_group:
         return no_convolution
-    window = _window(data, weights, output if output is not None and len(output) == 4 else None, how, given)
+    window = _window(data, weights, output if output is not None and len(output) == 4 else None, how, recorded)
     if isinstance(window, str):
         return window
     oh, ow = (
@@ -233,12 +233,12 @@ def _over_planes(data: Dims, weights: Dims, output: Dims | None) -> tuple[Dims, 
     return (*data[:2], 1, data[2]), (*weights[:2], 1, weights[2]), output
 
 
-def _window(data: Dims, weights: Dims, output: Dims | None, how: str, given: tuple[Any, ...]) -> _Window | str:
+def _window(data: Dims, weights: Dims, output: Dims | None, how: str, recorded: tuple[Any, ...]) -> _Window | str:
     """The recorded stride, padding and dilation, or those that make `output`; in words why there are none.
 
     `how` says where the output's size was found; empty where it wasn't.
     """
-    stride, padding, dilation = (pair(value) for value in given[:3])
+    stride, padding, dilation = (pair(value) for value in recorded[:3])
     dilation = dilation or (1, 1)
     if stride is not None:
         return _Window(stride, padding or (0, 0), dilation)
@@ -282,6 +282,11 @@ def infer_side(size: int, taps: int, output: int | None) -> tuple[int, int] | No
 
     output = floor((size + 2 padding - taps) / stride) + 1. Of several pairs the one whose padding is nearest to
     floor(taps / 2), then the smaller padding, then the smaller stride; without output stride 1. None if there is none.
+
+    >>> infer_side(224, 7, 112)
+    (2, 3)
+    >>> infer_side(8, 3, 9) is None
+    True
     """
     if output is None:
         return 1, taps // 2

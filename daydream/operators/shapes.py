@@ -28,7 +28,7 @@ BYTES = {
     "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
 }  # fmt: skip
 
-#: Those that Roller prices.
+#: Element types that Roller prices, by the profiler's spelling.
 DTYPES = {
     "double": "float64", "float": "float32", "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16",
     "bfloat16": "bfloat16",
@@ -45,10 +45,20 @@ class RecordedTensor:
 
     @property
     def elements(self) -> int:
+        """Number of elements.
+
+        >>> RecordedTensor((2, 3), "float").elements
+        6
+        """
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
+        """Size in bytes; elements of types that are not known count four.
+
+        >>> RecordedTensor((2, 3), "c10::Half").bytes
+        12
+        """
         return self.elements * BYTES.get(self.dtype, 4)
 
 
@@ -60,6 +70,7 @@ class Inputs:
     values: tuple[str, ...] = ()
 
     def tensor(self, position: int) -> RecordedTensor | None:
+        """The argument at this position as a tensor, None where it is none."""
         return self.tensors[position] if position < len(self.tensors) else None
 
     def value(self, position: int) -> Any:
@@ -101,7 +112,7 @@ class Work:
 
     @property
     def direction(self) -> Direction:
-        """That of the parts; ``backward`` where they differ."""
+        """Direction of all parts; ``backward`` where they differ."""
         ways = {part.direction for part in self.parts}
         return ways.pop() if len(ways) == 1 else "backward"
 
@@ -135,19 +146,19 @@ def _inputs(dims: str, types: str, strides: str, values: tuple[str, ...]) -> Inp
 
 
 def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[RecordedTensor | None]:
-    found: list[RecordedTensor | None] = []
+    tensors: list[RecordedTensor | None] = []
     for position, sizes in enumerate(dims):
         kind = types[position] if position < len(types) else ""
-        given = strides[position] if position < len(strides) else ()
+        recorded = strides[position] if position < len(strides) else ()
         # Scalars have the dims [] too; of them only zero-dimensional tensors have a tensor's type.
-        known = isinstance(kind, str) and kind in BYTES
-        is_tensor = _is_sizes(sizes) and (known or (bool(sizes) and not types))
+        has_type = isinstance(kind, str) and kind in BYTES
+        is_tensor = _is_sizes(sizes) and (has_type or (bool(sizes) and not types))
         if not is_tensor:
-            found.append(None)
+            tensors.append(None)
             continue
-        apart = tuple(given) if _is_sizes(given) and len(given) == len(sizes) else ()
-        found.append(RecordedTensor(tuple(sizes), str(kind), apart))
-    return found
+        element_steps = tuple(recorded) if _is_sizes(recorded) and len(recorded) == len(sizes) else ()
+        tensors.append(RecordedTensor(tuple(sizes), str(kind), element_steps))
+    return tensors
 
 
 def _is_sizes(value: Any) -> bool:
@@ -355,8 +366,8 @@ def _along_rows(op: str, inputs: Inputs, axis_at: int | None, direction: Directi
         return main
     tensor, dtype = main
     axis = inputs.value(axis_at) if axis_at is not None else None
-    at = axis if type(axis) is int and -len(tensor.dims) <= axis < len(tensor.dims) else -1
-    columns = tensor.dims[at] if tensor.dims else 1
+    position = axis if type(axis) is int and -len(tensor.dims) <= axis < len(tensor.dims) else -1
+    columns = tensor.dims[position] if tensor.dims else 1
     if op == "layer_norm":
         # Gamma has the shape of what is normalised.
         trailing = {tensor.dims[start:] for start in range(1, len(tensor.dims))}
@@ -374,8 +385,8 @@ def _batch_norm(inputs: Inputs, *, backward: bool) -> Work | str:
     tensor, dtype = main
     if len(tensor.dims) < 2:
         return "an input of fewer than two dimensions"
-    n, c, rest = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:])
-    reduce = WorkPart({"op": "reduce", "function": "sum", "shape": [n, c, rest], "axes": [0, 2], "dtype": dtype})
+    n, c, pixels = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:])
+    reduce = WorkPart({"op": "reduce", "function": "sum", "shape": [n, c, pixels], "axes": [0, 2], "dtype": dtype})
     apply = {"op": "elementwise", "shape": _flat(tensor.dims), "dtype": dtype}
     if not backward:
         scale = WorkPart(apply | {"function": "mul", "scalar": True})
@@ -409,7 +420,11 @@ def _pool(stem: str, inputs: Inputs) -> Work | str:
 
 
 def pair(value: Any) -> tuple[int, int] | None:
-    """``[2, 2]``, ``[2]`` or ``2`` as two numbers; None for anything else."""
+    """A number for each of two directions, from a list of both, a list of one, or one; None for anything else.
+
+    >>> pair([3, 1]), pair([2]), pair(2), pair("same")
+    ((3, 1), (2, 2), (2, 2), None)
+    """
     numbers = value if isinstance(value, list | tuple) else [value]
     if not numbers or len(numbers) > 2 or not all(type(number) is int and number >= 0 for number in numbers):
         return None
@@ -423,10 +438,10 @@ def _reduction(stem: str, inputs: Inputs) -> Work | str:
     tensor, dtype = main
     axes = inputs.value(1)
     rank = len(tensor.dims)
-    given = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
+    positions = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
     if not tensor.dims:
         return "a single number"
-    data = {"op": "reduce", "function": stem, "shape": list(tensor.dims), "axes": given or list(range(rank))}
+    data = {"op": "reduce", "function": stem, "shape": list(tensor.dims), "axes": positions or list(range(rank))}
     return _streamed("reduction", tensor.dims, dtype, 1, 1, WorkPart(data | {"dtype": dtype}))
 
 

@@ -63,8 +63,8 @@ def cuda_graphs(
     replayed = _inside(graph, hosts, first, last) & ~stays
     replayed[first] = False
     edit.remove(np.flatnonzero(replayed))
-    old = np.isin(graph.edge_target, tasks) & (graph.edge_kind == Dependency.LAUNCH)
-    edit.drop_edges(np.flatnonzero(old))
+    launches = np.isin(graph.edge_target, tasks) & (graph.edge_kind == Dependency.LAUNCH)
+    edit.drop_edges(np.flatnonzero(launches))
     latency = launch_latency_us(graph)
     for task, call in zip(tasks.tolist(), first[piece].tolist(), strict=True):
         edit.depend(call, task, Dependency.LAUNCH, latency)
@@ -105,9 +105,9 @@ def _hold_back(edit: Edit, tasks: Ints, first: Ints, caller: Ints, ahead: int) -
         behind = np.flatnonzero((caller >= call) & (graph.thread[caller] == graph.thread[call]))
         begins = np.full(len(graph.threads), len(graph))
         np.minimum.at(begins, graph.thread[behind], behind)
-        mine = tasks[(graph.step[tasks] == earlier) & (tasks < begins[graph.thread[tasks]])]
-        _, place = np.unique(graph.thread[mine][::-1], return_index=True)
-        for last in mine[::-1][place].tolist():
+        of_step = tasks[(graph.step[tasks] == earlier) & (tasks < begins[graph.thread[tasks]])]
+        _, place = np.unique(graph.thread[of_step][::-1], return_index=True)
+        for last in of_step[::-1][place].tolist():
             edit.depend(last, call, Dependency.SYNC)
 
 
@@ -123,6 +123,6 @@ def _bounds(calls: Ints, piece: Ints) -> tuple[Ints, Ints]:
 def _inside(graph: TaskGraph, hosts: Ints, first: Ints, last: Ints) -> Mask:
     """CPU tasks of these threads from the first to the last call of a piece. Pieces don't overlap."""
     rows = np.arange(len(graph))
-    at = np.searchsorted(np.sort(first), rows, side="right") - 1
-    inside = (at >= 0) & (rows <= np.sort(last)[at])
+    position = np.searchsorted(np.sort(first), rows, side="right") - 1
+    inside = (position >= 0) & (rows <= np.sort(last)[position])
     return inside & np.isin(graph.thread, hosts) & graph.on_cpu & (graph.mark == Mark.NONE)

@@ -55,8 +55,8 @@ def dataloader(
     total = float((graph.duration_us + graph.gap_us)[loading].sum())
     taken = []
     for place, rows in enumerate(batches):
-        left = place / workers if warm and place < workers else 1.0
-        taken.append(_move(edit, rows, place % workers, contention * left, handover_us))
+        share = place / workers if warm and place < workers else 1.0
+        taken.append(_move(edit, rows, place % workers, contention * share, handover_us))
     _limit(edit, batches, taken, workers * prefetch_factor)
     _begin(edit, batches[:workers], loading)
     _rehang(edit, batches, taken)

@@ -107,6 +107,7 @@ class _Cost:
     slower: float
 
     def us(self, size: float) -> float:
+        """Microseconds of an all-reduce of `size` bytes."""
         return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
 
 
@@ -118,18 +119,18 @@ def buckets(
     A bucket closes with the gradient by which it reaches its limit, so it may be larger; one bucket holds gradients
     of one dtype in DDP, which makes no difference where all are alike.
     """
-    found: list[list[ParameterGradient]] = []
+    groups: list[list[ParameterGradient]] = []
     size, limit, is_open = 0.0, first_bytes, False
     for gradient in gradients:
         if not is_open:
-            found.append([])
+            groups.append([])
             size = 0.0
-        found[-1].append(gradient)
+        groups[-1].append(gradient)
         size += gradient.bytes
         is_open = size < limit
         if not is_open:
             limit = later_bytes
-    return found
+    return groups
 
 
 @dataclass(frozen=True)
@@ -209,21 +210,23 @@ def _reprice(graph: TaskGraph, recorded: Ints, cost: _Cost, existing: str) -> Ou
     """Durations by the formula for all-reduces that the trace holds; those of unknown size keep theirs."""
     others = len(recorded_collectives(graph)) - len(recorded)
     held = f"the trace already holds {len(recorded)} all-reduces"
-    rest = (f"{others} other collectives stay as recorded",) if others else ()
+    untouched = (f"{others} other collectives stay as recorded",) if others else ()
     if existing == "keep":
-        return Outcome(tied(graph, recorded), (f"{held}: they stay as recorded", *rest))
+        return Outcome(tied(graph, recorded), (f"{held}: they stay as recorded", *untouched))
     sizes = message_bytes(graph, recorded)
-    known = recorded[~np.isnan(sizes)]
-    if not len(known):
+    priced = recorded[~np.isnan(sizes)]
+    if not len(priced):
         raise InputError("ddp: existing", f"{held} of unknown size", "write existing=keep, or record with shapes")
     durations: Floats = np.array([cost.us(size) for size in sizes[~np.isnan(sizes)]])
-    before = float(graph.duration_us[known].sum()) / 1e3
+    before = float(graph.duration_us[priced].sum()) / 1e3
     notes = [
         f"{held}: they stay in place and take what the formula gives for {cost.workers} workers at "
         f"{cost.bandwidth:g} GB/s, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
     ]
-    if len(known) < len(recorded):
-        notes.append(f"{len(recorded) - len(known)} all-reduces of unknown size stay as recorded")
+    if len(priced) < len(recorded):
+        notes.append(f"{len(recorded) - len(priced)} all-reduces of unknown size stay as recorded")
     written = graph.bytes.copy()
     written[recorded] = sizes
-    return Outcome(replace(tied(graph, recorded).with_durations(known, durations), bytes=written), (*notes, *rest))
+    return Outcome(
+        replace(tied(graph, recorded).with_durations(priced, durations), bytes=written), (*notes, *untouched)
+    )

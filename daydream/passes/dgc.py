@@ -27,7 +27,7 @@ from hal.support.errors import InputError
 #: writes both (2). The sample that sets the threshold, 1 % of the elements, is left out (DGC, section 3).
 COMPRESS_PASSES = 8.0
 
-#: Clearing the dense gradient, and adding what arrived to it.
+#: How often decompression moves the gradients' bytes: clearing the dense gradient, and adding what arrived to it.
 DECOMPRESS_PASSES = 2.0
 
 #: From this size on an element-wise kernel is limited by memory rather than by its start.

@@ -60,9 +60,9 @@ def fused_optimizer(
     kept = [np.sort(rows[graph.step[rows] == step])[:kernels] for step in np.unique(graph.step[rows])]
     remain = np.concatenate(kept)
     edit = Edit(renamed(graph, remain, "fused optimizer"))
-    for mine in kept:
-        total = work[rows[graph.step[rows] == graph.step[mine[0]]]].sum()
-        edit.set("duration_us", mine, total / len(mine))
+    for of_group in kept:
+        total = work[rows[graph.step[rows] == graph.step[of_group[0]]]].sum()
+        edit.set("duration_us", of_group, total / len(of_group))
     edit.set("kind", remain, TaskKind.KERNEL)
     edit.remove(np.setdiff1d(rows, remain))
     idle = _idle_hosts(graph, np.setdiff1d(rows, remain))
@@ -110,5 +110,5 @@ def _leave_host_time(edit: Edit, first: int, host_us: float) -> None:
 
 def _ratio_of(graph: TaskGraph) -> float:
     texts = graph.trace.names if graph.trace is not None else graph.names
-    found = next((hit for hit in (re.match(r"Optimizer\.step#(\w+)\.step", text) for text in texts) if hit), None)
-    return _TRAFFIC.get(found[1].lower(), _TRAFFIC["sgd"]) if found else _TRAFFIC["sgd"]
+    match = next((hit for hit in (re.match(r"Optimizer\.step#(\w+)\.step", text) for text in texts) if hit), None)
+    return _TRAFFIC.get(match[1].lower(), _TRAFFIC["sgd"]) if match else _TRAFFIC["sgd"]

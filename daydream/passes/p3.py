@@ -85,10 +85,10 @@ def p3(
     replaced = all_reduces(graph)
     insert.edit.remove(replaced, launches=True)
     steps = len(gradients.steps)
-    here = f"{servers} machines of their own" if servers else "the workers' machines"
+    placement = f"{servers} machines of their own" if servers else "the workers' machines"
     notes = [
         gradients.told(),
-        f"{insert.slices / steps:.0f} slices a step between {workers} workers and servers on {here}, "
+        f"{insert.slices / steps:.0f} slices a step between {workers} workers and servers on {placement}, "
         f"{network.busy_us(gradients.bytes_of(gradients.largest_step)) / 1e3:.3f} ms a step on each link "
         f"at {bandwidth:g} GB/s" + ("" if priority else ", first come, first served"),
     ]
@@ -113,12 +113,15 @@ class _Network:
         return not self.servers and number % self.workers == 0
 
     def push_us(self, size: float) -> float:
+        """Microseconds in which a worker sends a slice of `size` bytes to its server."""
         return push_us(size, self.workers, self.servers, self.bandwidth) if self.servers else self.once_us(size)
 
     def pull_us(self, size: float) -> float:
+        """Microseconds in which a worker fetches a slice of `size` bytes."""
         return pull_us(size, self.workers, self.servers, self.bandwidth) if self.servers else self.once_us(size)
 
     def once_us(self, size: float) -> float:
+        """Microseconds of `size` bytes over one link."""
         return transfer_us(size, self.bandwidth)
 
     def others_us(self, size: float) -> float:
@@ -174,9 +177,9 @@ class _Insertion:
         """Adds a step's; the rank of a gradient is its place in the order of readiness."""
         number = 0
         for rank, gradient in enumerate(gradients):
-            known = gradient.layer in needs.layers
-            waiting = [needs.layers[gradient.layer]] if known else needs.rest
-            self.unknown += bool(needs.layers) and not known
+            has_consumer = gradient.layer in needs.layers
+            waiting = [needs.layers[gradient.layer]] if has_consumer else needs.rest
+            self.unknown += bool(needs.layers) and not has_consumer
             for size in self._cut(gradient.bytes):
                 self._slice(gradient, size, rank if self.priority else 0, number, waiting)
                 number += 1
@@ -186,8 +189,8 @@ class _Insertion:
         if not self.slice_bytes or size <= self.slice_bytes:
             return [size]
         whole = int(size // self.slice_bytes)
-        rest = size - whole * self.slice_bytes
-        return [self.slice_bytes] * whole + [rest] * (rest > 0)
+        remainder = size - whole * self.slice_bytes
+        return [self.slice_bytes] * whole + [remainder] * (remainder > 0)
 
     def _slice(self, gradient: ParameterGradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
         """One slice: its push once the gradient is ready, its pull, and who waits."""

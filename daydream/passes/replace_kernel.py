@@ -204,20 +204,20 @@ def _of_file(graph: TaskGraph, op: str, device: str, implementation: Implementat
 
 
 def _of_bundle(folder: Path) -> tuple[float, str]:
-    known = _bundles(folder)
-    if len(known) != 1:
-        raise InputError("bundle", f"{folder} holds {len(known)} operators", "name the folder of one of them")
-    ((name, (seconds, source)),) = known.items()
+    operators = _bundles(folder)
+    if len(operators) != 1:
+        raise InputError("bundle", f"{folder} holds {len(operators)} operators", "name the folder of one of them")
+    ((name, (seconds, source)),) = operators.items()
     return seconds, f"{seconds * 1e6:.1f} µs, {source} for {name}"
 
 
 def _bundles(folder: Path) -> dict[str, tuple[float, str]]:
     """Name of each operator compiled into this folder -> seconds of its best kernel, and where they come from."""
     manifests = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
-    found = dict(_manifest(path) for path in manifests if path.is_file())
-    if not found:
+    operators = dict(_manifest(path) for path in manifests if path.is_file())
+    if not operators:
         raise InputError("bundle", f"{folder} holds no manifest.json", "give a folder that roller compile wrote")
-    return found
+    return operators
 
 
 def _manifest(path: Path) -> tuple[str, tuple[float, str]]:
@@ -236,5 +236,5 @@ def _manifest(path: Path) -> tuple[str, tuple[float, str]]:
 
 
 def _fastest(kernels: Iterable[Any], key: str) -> float | None:
-    times = [kernel[key] for kernel in kernels if isinstance(kernel.get(key), int | float) and kernel[key] > 0]
-    return float(min(times)) if times else None
+    seconds = [kernel[key] for kernel in kernels if isinstance(kernel.get(key), int | float) and kernel[key] > 0]
+    return float(min(seconds)) if seconds else None

@@ -56,8 +56,8 @@ def read_bundles(folder: Path) -> Mapping[Identity, BundledOperator]:
     for path in paths:
         if path.is_file():
             key, compiled = _read(path.parent)
-            known = operators.get(key)
-            if known is None or compiled.seconds < known.seconds:
+            fastest = operators.get(key)
+            if fastest is None or compiled.seconds < fastest.seconds:
                 operators[key] = compiled
     if not operators:
         raise InputError("bundle", f"{folder} holds no manifest.json", "give a folder that roller compile wrote")

@@ -82,11 +82,11 @@ def _product(replacement: Replacement, head: Any, module: Any) -> Operands | str
     if call.name == "aten::linear":
         return "a linear function that is no module"
     values: dict[str, Any] = {}
-    given = list(head.args)
+    operand_nodes = list(head.args)
     if call.name == "aten::addmm":
-        values["bias"] = given.pop(0)
+        values["bias"] = operand_nodes.pop(0)
     dead: tuple[Any, ...] = ()
-    for name, key, value in zip("AB", ("transpose_a", "transpose_b"), given, strict=False):
+    for name, key, value in zip("AB", ("transpose_a", "transpose_b"), operand_nodes, strict=False):
         turned = bool(replacement.run.data.get(key))
         values[name] = _turned(value) if turned else value
         if values[name] is None:

@@ -164,9 +164,9 @@ def _put(traced: Any, replacement: Replacement, nodes: Sequence[Any], operands: 
     moving = [argument for argument in arguments if argument.name not in fixed]
     kernel = _bound(op, [fixed.get(argument.name) for argument in arguments], f"kernel_{last.name}")
     with graph.inserting_before(last):
-        new = graph.call_function(kernel, tuple(_shaped(graph, operands, argument) for argument in moving))
+        called = graph.call_function(kernel, tuple(_shaped(graph, operands, argument) for argument in moving))
         shape = operands.output
-        result = new if shape is None else graph.call_method("reshape", (new, shape))
+        result = called if shape is None else graph.call_method("reshape", (called, shape))
     last.replace_all_uses_with(result)
     for node in reversed(nodes):
         graph.erase_node(node)
@@ -188,10 +188,10 @@ def _bound(op: Any, places: Sequence[Any], name: str) -> Any:
     free = [place for place, value in enumerate(places) if value is None]
 
     def kernel(*tensors: Any) -> Any:
-        given = list(places)
+        arguments = list(places)
         for place, tensor in zip(free, tensors, strict=True):
-            given[place] = tensor
-        return op(*given)
+            arguments[place] = tensor
+        return op(*arguments)
 
     kernel.__name__ = kernel.__qualname__ = name
     return kernel

@@ -117,8 +117,8 @@ class _Categories(dict[str | None, int]):
     UNKNOWN = -2
 
     def __missing__(self, spelling: str | None) -> int:
-        self[spelling] = found = int(self._find((spelling or "").strip().lower()))
-        return found
+        self[spelling] = category = int(self._find((spelling or "").strip().lower()))
+        return category
 
     def _find(self, spelling: str) -> int:
         if spelling in _NOT_TASKS:
@@ -131,11 +131,11 @@ class _Categories(dict[str | None, int]):
 
 def sort_out(document: Document, numbers: Numbers, notes: Notes) -> Sorted:
     """Tasks, arrows and labels among the document's events, in the file's order."""
-    found = Sorted()
+    lists = Sorted()
     categories = _Categories()
     unknown: Counter[str] = Counter()
     halves: list[Event] = []
-    add_task, add_category = found.tasks.append, found.categories.append
+    add_task, add_category = lists.tasks.append, lists.categories.append
 
     def add(event: Event) -> None:
         category = categories[event.cat]
@@ -152,25 +152,25 @@ def sort_out(document: Document, numbers: Numbers, notes: Notes) -> Sorted:
         if phase == "X":
             add(event)
         elif phase == "s" or phase == "f":
-            _sort_arrow(event, found)
+            _sort_arrow(event, lists)
         elif phase == "B" or phase == "E":
             halves.append(event)
         elif phase == "M" and event.name == "thread_name":
-            _label(event, numbers, found.labels)
+            _label(event, numbers, lists.labels)
     for event in _paired(halves, numbers, notes):
         add(event)
     if unknown:
         # Braces in a category would be taken for a place to fill in.
         listed = ", ".join(sorted(unknown)[:8]).replace("{", "(").replace("}", ")")
         notes.add(f"{{}} of a category that is not known, left out ({listed})", unknown.total())
-    return found
+    return lists
 
 
-def _sort_arrow(event: Event, found: Sorted) -> None:
+def _sort_arrow(event: Event, lists: Sorted) -> None:
     if event.cat in _FORWARD_BACKWARD or event.name in _FORWARD_BACKWARD:
-        found.forward_backward.append(event)
+        lists.forward_backward.append(event)
     elif event.cat in _LAUNCH:
-        found.launches.append(event)
+        lists.launches.append(event)
 
 
 def _label(event: Event, numbers: Numbers, labels: dict[tuple[int, int], str]) -> None:
@@ -273,7 +273,7 @@ def places_of(
     """The thread or stream of each task."""
     threads: dict[ThreadName, int] = {}
     lines: dict[tuple[int, int], int] = {}
-    known: dict[Any, tuple[int, int]] = {}
+    place_of: dict[Any, tuple[int, int]] = {}
 
     def find(event: Event, category: int) -> tuple[int, int]:
         process, number = line = numbers[event.pid], numbers[event.tid]
@@ -281,8 +281,8 @@ def places_of(
         device = NONE
         if category in ON_DEVICE:
             arguments = event.args or {}
-            told, stream = arguments.get("device"), arguments.get("stream")
-            device = told if type(told) is int and 0 <= told <= _LARGEST else max(process, 0)
+            device_id, stream = arguments.get("device"), arguments.get("stream")
+            device = device_id if type(device_id) is int and 0 <= device_id <= _LARGEST else max(process, 0)
             number = stream if type(stream) is int and abs(stream) <= _LARGEST else number
             # A wait for the whole device, written as an unsigned number.
             number = NONE if number == 2**32 - 1 else number
@@ -296,9 +296,9 @@ def places_of(
             arguments = event.args or {}
             key = (*key, arguments.get("device"), arguments.get("stream"))
         try:
-            places.append(known[key])
+            places.append(place_of[key])
         except KeyError:
-            known[key] = place = find(event, category)
+            place_of[key] = place = find(event, category)
             places.append(place)
         except TypeError:  # a device that is a list or an object
             places.append(find(event, category))

@@ -102,7 +102,7 @@ def profile_here(directory: Path, options: ProfileOptions, measure: CpuMeasureOp
 
 
 def is_for_cpu(directory: Path) -> bool:
-    """Whether the bundle, or all bundles in a folder, hold shared libraries.
+    """Whether the bundle, or all bundles in a folder, hold shared objects, which CPUs run.
 
     Raises:
         InputError: there is no bundle, or some are for processors and others for GPUs.
