@@ -12,7 +12,7 @@ from hal.spec.device import DeviceSpec
 from roller.construct.program import RProgram
 from roller.text.quantities import count_text, layer_name, si_text, three_digits, time_text, wrapped
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.cpu.anatomy import ROWS, VectorAnatomy, Way, is_resident, vector_anatomy
+from sokoban.model.cpu.anatomy import ROWS, CpuAnatomy, Way, cpu_anatomy, is_resident
 from sokoban.model.cpu.stages import CHAIN_CYCLES, LINES_IN_FLIGHT, arithmetic_flops
 from sokoban.schedule.table import one
 
@@ -59,7 +59,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
 
 def cpu_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
-    found = vector_anatomy(placed, program.schedule)
+    found = cpu_anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, program.estimate.seconds))
     stages = program.estimate.stage_seconds
@@ -80,7 +80,7 @@ def cpu_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
         )
 
 
-def _sum_text(found: VectorAnatomy, seconds: float) -> str:
+def _sum_text(found: CpuAnatomy, seconds: float) -> str:
     """``75 µs is 61 µs of arithmetic, 9 µs of other stages of a core that it does not hide, ...``"""
     meanings = _part_meanings(found.device)
     parts = [f"{time_text(part)} of {meanings[name]}" for name, part in found.parts.items() if part >= _NAMED * seconds]
@@ -95,16 +95,16 @@ def _many(count: float) -> str:
     return three_digits(count)
 
 
-def _per_turn(found: VectorAnatomy, total: object) -> float:
+def _per_turn(found: CpuAnatomy, total: object) -> float:
     return one(total) / max(1.0, one(found.work.chain_turns))
 
 
-def _has_turns(found: VectorAnatomy) -> bool:
+def _has_turns(found: CpuAnatomy) -> bool:
     """Whether an innermost loop adds to sums that stay in registers."""
     return found.tiles is not None and bool(found.form.reduced)
 
 
-def _compute(found: VectorAnatomy, seconds: float) -> str:
+def _compute(found: CpuAnatomy, seconds: float) -> str:
     """The instructions, the lanes that hold nothing, the cores that have nothing."""
     units, unit = found.device.unit_count, found.device.unit_name
     text = f"{_many(one(found.work.arithmetic))} vector instructions of {found.lanes} lanes, {time_text(seconds)}"
@@ -118,14 +118,14 @@ def _compute(found: VectorAnatomy, seconds: float) -> str:
     return text
 
 
-def _lanes_filled(found: VectorAnatomy) -> float:
+def _lanes_filled(found: CpuAnatomy) -> float:
     """Share of lanes that hold a result, over all register tiles."""
     if found.tiles is None or not found.tiles.axis:
         return 1.0
     return found.form.sizes[found.tiles.axis] / (one(found.tiles.all_pieces) * found.lanes)
 
 
-def _uneven(found: VectorAnatomy) -> str:
+def _uneven(found: CpuAnatomy) -> str:
     """What the blocks of the busiest unit cost; empty where all have as many."""
     units, blocks = found.device.unit_count, found.blocks
     loss = found.busiest * units / blocks
@@ -136,7 +136,7 @@ def _uneven(found: VectorAnatomy) -> str:
     return f"blocks: {count_text(blocks, 'block')} on {count_text(units, unit)} keep the busiest {longer}"
 
 
-def _issue(found: VectorAnatomy, seconds: float) -> str:
+def _issue(found: CpuAnatomy, seconds: float) -> str:
     work, device = found.work, found.device
     width = device.teu.issue_per_cycle or device.teu.group_size
     total, arithmetic, accesses = one(work.instructions), one(work.arithmetic), one(work.accesses)
@@ -147,7 +147,7 @@ def _issue(found: VectorAnatomy, seconds: float) -> str:
     return text
 
 
-def _requests(found: VectorAnatomy, seconds: float) -> str:
+def _requests(found: CpuAnatomy, seconds: float) -> str:
     layer = found.device.layers[1]
     requests = one(found.work.accesses)
     each = f"each {layer.transaction_bytes} bytes of {si_text(layer.bandwidth_bytes_per_second, 'B/s')}"
@@ -160,7 +160,7 @@ def _requests(found: VectorAnatomy, seconds: float) -> str:
     return text
 
 
-def _chain(found: VectorAnatomy, seconds: float) -> str:
+def _chain(found: CpuAnatomy, seconds: float) -> str:
     teu = found.device.teu
     cycles = teu.chain_cycles or CHAIN_CYCLES
     text = f"a sum can be added to again after {three_digits(cycles)} cycles"
@@ -171,12 +171,12 @@ def _chain(found: VectorAnatomy, seconds: float) -> str:
     return f"{text}; a turn adds to {three_digits(sums)} of them, {three_digits(wanted)} would keep the units busy"
 
 
-def _latency(found: VectorAnatomy, seconds: float) -> str:
+def _latency(found: CpuAnatomy, seconds: float) -> str:
     """From where lines come that were not asked for ahead."""
     return _lines_alone(found, {way.below.name: way.alone_bytes for way in found.ways})
 
 
-def _lines_alone(found: VectorAnatomy, alone_bytes: Mapping[str, float]) -> str:
+def _lines_alone(found: CpuAnatomy, alone_bytes: Mapping[str, float]) -> str:
     """From where lines come that were not asked for ahead, of so many bytes by layer."""
     texts = []
     for way in found.ways:
@@ -189,7 +189,7 @@ def _lines_alone(found: VectorAnatomy, alone_bytes: Mapping[str, float]) -> str:
     return f"short pieces that lie apart, whose lines no prefetcher asks for: {'; '.join(texts)}; {most}"
 
 
-def _copying(found: VectorAnatomy, seconds: float) -> str:
+def _copying(found: CpuAnatomy, seconds: float) -> str:
     """What is copied while a core does nothing else."""
     texts = [
         f"{si_text(way.copied_bytes, 'B')} from {layer_name(way.below.name)}"
@@ -203,7 +203,7 @@ def _copying(found: VectorAnatomy, seconds: float) -> str:
     return f"{text}; {_lines_alone(found, alone)}" if any(alone.values()) else text
 
 
-def _way(found: VectorAnatomy, way: Way) -> str:
+def _way(found: CpuAnatomy, way: Way) -> str:
     """What comes into a cache, by tensor, and how often."""
     sizes = {tensor.name: tensor.size_bytes for tensor in found.form.expr.inputs}
     sizes[ROWS] = sum(sizes.values())
@@ -224,12 +224,12 @@ def _way(found: VectorAnatomy, way: Way) -> str:
     )
 
 
-def _block_launch(found: VectorAnatomy, seconds: float) -> str:
+def _block_launch(found: CpuAnatomy, seconds: float) -> str:
     each = time_text(found.device.block_launch_seconds)
     return f"{count_text(found.blocks, 'block')}, one every {each}: larger blocks start faster"
 
 
-_ARGUMENTS: Mapping[str, Callable[[VectorAnatomy, float], str]] = {
+_ARGUMENTS: Mapping[str, Callable[[CpuAnatomy, float], str]] = {
     "compute": _compute,
     "issue": _issue,
     "l1": _requests,

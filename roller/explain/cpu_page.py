@@ -24,7 +24,7 @@ from roller.text.quantities import (
 )
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.cpu.anatomy import VectorAnatomy, lane_counts, vector_anatomy
+from sokoban.model.cpu.anatomy import CpuAnatomy, cpu_anatomy, lane_counts
 from sokoban.model.cpu.work import copies_of
 from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, CpuTiles, in_panels, lane_axis, vector_axis
 from sokoban.schedule.table import one
@@ -149,7 +149,7 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
 
 def cpu_program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The program: its blocks, its register tile in vectors, what it copies."""
-    found, device = vector_anatomy(placed, program.schedule), placed.device
+    found, device = cpu_anatomy(placed, program.schedule), placed.device
     blocks, units, unit = found.blocks, device.unit_count, device.unit_name
     yield "The program"
     spread = f"{found.busiest} for the busiest of {count_text(units, unit)}" if blocks > 1 else f"one {unit} works"
@@ -160,7 +160,7 @@ def cpu_program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     yield from _tile_lines(found, found.tiles, program.schedule)
 
 
-def _row_lines(found: VectorAnatomy) -> Iterator[str]:
+def _row_lines(found: CpuAnatomy) -> Iterator[str]:
     form, lanes, unit = found.form, found.lanes, found.device.unit_name
     along = lane_axis(form)
     walks = len(form.reductions) + 1
@@ -173,7 +173,7 @@ def _row_lines(found: VectorAnatomy) -> Iterator[str]:
     yield f"  a row is walked {walks} times: once for each reduction, and once for the results"
 
 
-def _tile_lines(found: VectorAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> Iterator[str]:
+def _tile_lines(found: CpuAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> Iterator[str]:
     form, device = found.form, found.device
     unit = device.unit_name
     if form.reduced:
@@ -193,7 +193,7 @@ def _tile_lines(found: VectorAnatomy, tiles: CpuTiles, schedule: TileSchedule) -
     yield from _copies(found, tiles)
 
 
-def _steps_text(found: VectorAnatomy, tiles: CpuTiles) -> str:
+def _steps_text(found: CpuAnatomy, tiles: CpuTiles) -> str:
     steps = int(one(tiles.steps)) if found.form.reduced else 1
     if steps == 1:
         return ""
@@ -201,7 +201,7 @@ def _steps_text(found: VectorAnatomy, tiles: CpuTiles) -> str:
     return f", in {steps} reduction steps of {step}: partial sums rest in the output between them"
 
 
-def _register_text(found: VectorAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> str:
+def _register_text(found: CpuAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> str:
     """``register tile m=7 n=48: lanes along n, 3 vectors of 16 in each of 7 rows; 21 sums, 25 of 31 registers``"""
     device, lanes = found.device, found.lanes
     tile = tuple((axis, int(one(size))) for axis, size in tiles.tile.items())
@@ -220,7 +220,7 @@ def _register_text(found: VectorAnatomy, tiles: CpuTiles, schedule: TileSchedule
     return text + (f", {spilled} too many" if spilled else "")
 
 
-def _copies(found: VectorAnatomy, tiles: CpuTiles) -> Iterator[str]:
+def _copies(found: CpuAnatomy, tiles: CpuTiles) -> Iterator[str]:
     """Packed operands: how they lie, and how often they are copied."""
     copies = copies_of(tiles)
     for load, depth in copies.items():
@@ -236,5 +236,5 @@ def _copies(found: VectorAnatomy, tiles: CpuTiles) -> Iterator[str]:
         yield f"  copies take {si_text(one(found.stages.scratch_bytes), 'B')} of scratch memory per {_unit(found)}"
 
 
-def _unit(found: VectorAnatomy) -> str:
+def _unit(found: CpuAnatomy) -> str:
     return found.device.unit_name

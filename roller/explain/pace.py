@@ -26,9 +26,9 @@ from roller.text.quantities import (
 from roller.text.schedules import SCHEDULE_TEXTS
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
-from sokoban.model.cpu.anatomy import vector_anatomy
+from sokoban.model.cpu.anatomy import cpu_anatomy
 from sokoban.model.estimates import Estimate
-from sokoban.model.gpu.anatomy import REMAINDERS, Anatomy, anatomy
+from sokoban.model.gpu.anatomy import REMAINDERS, GpuAnatomy, gpu_anatomy
 from sokoban.model.gpu.breakdown import STAGES
 from sokoban.model.gpu.issue import ARITHMETIC
 from sokoban.model.gpu.occupancy import blocks_per_unit
@@ -111,7 +111,7 @@ def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) 
 def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     seconds = program.estimate.seconds
-    found = anatomy(placed, program.schedule)
+    found = gpu_anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, seconds))
     arguments = {
@@ -131,7 +131,7 @@ def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
         yield from wrapped(remark)
 
 
-def _sum_text(found: Anatomy, seconds: float) -> str:
+def _sum_text(found: GpuAnatomy, seconds: float) -> str:
     """``752 µs is 668 µs of compute, 80 µs of other stages that it does not hide, ...``"""
     parts = []
     for name, part in found.parts.items():
@@ -143,7 +143,7 @@ def _sum_text(found: Anatomy, seconds: float) -> str:
     return f"{time_text(seconds)} is {' and '.join([', '.join(parts[:-1]), parts[-1]] if parts[1:] else parts)}"
 
 
-def _compute(found: Anatomy, program: RProgram) -> str:
+def _compute(found: GpuAnatomy, program: RProgram) -> str:
     """The arithmetic at the peak, and every factor by which this program takes longer."""
     table, occupancy, device = found.table, found.step.occupancy, found.device
     seconds = program.estimate.stage_seconds["compute"]
@@ -169,14 +169,14 @@ def _compute(found: Anatomy, program: RProgram) -> str:
     return f"{time_text(ideal)} at the peak" + (f"; {', '.join(named)} make it {time_text(seconds)}" if named else "")
 
 
-def _covered(found: Anatomy) -> float:
+def _covered(found: GpuAnatomy) -> float:
     """Points that the tiles cover over those that the operator has."""
     table, form = found.table, found.form
     points = one(table.block_count * product(table.block.values(), 1) * table.reduced_points)
     return points / math.prod(form.sizes[axis] for axis in (*form.spatial, *form.reduced))
 
 
-def _issue(found: Anatomy, program: RProgram) -> str:
+def _issue(found: GpuAnatomy, program: RProgram) -> str:
     counts = found.instructions
     total = sum(counts.values())
     others = ", ".join(f"{three_digits(count)} {name}" for name, count in counts.items() if name != ARITHMETIC)
@@ -184,7 +184,7 @@ def _issue(found: Anatomy, program: RProgram) -> str:
     return f"a thread issues {three_digits(total)} instructions per step, {share:.0f}% of them arithmetic: {others}"
 
 
-def _shared(found: Anatomy, program: RProgram) -> str:
+def _shared(found: GpuAnatomy, program: RProgram) -> str:
     """Passes of the port per warp and step, by what needs them."""
     warps = one(found.step.occupancy.warps)
     texts = []
@@ -208,7 +208,7 @@ def _shared(found: Anatomy, program: RProgram) -> str:
     return f"a step keeps the port busy for {time_text(busy)}; passes per warp: {', '.join(texts) or 'none'}"
 
 
-def _l2(found: Anatomy, program: RProgram) -> str:
+def _l2(found: GpuAnatomy, program: RProgram) -> str:
     texts = []
     for load, part in found.step.fetches.items():
         useful = one(part.elements) * found.form.expr.tensor_by_name[load.tensor].element_bytes
@@ -224,7 +224,7 @@ def _l2(found: Anatomy, program: RProgram) -> str:
     return text
 
 
-def _dram(found: Anatomy, program: RProgram) -> str:
+def _dram(found: GpuAnatomy, program: RProgram) -> str:
     texts = []
     for load, moved in found.dram_bytes.items():
         size = found.form.expr.tensor_by_name[load.tensor].size_bytes
@@ -237,7 +237,7 @@ def _dram(found: Anatomy, program: RProgram) -> str:
     return f"{'; '.join(texts)}; at {rate}{rows}"
 
 
-def _latency(found: Anatomy, program: RProgram) -> str:
+def _latency(found: GpuAnatomy, program: RProgram) -> str:
     """How many blocks would fill a block's waiting, and how many there are."""
     running = found.running
     work = found.step_alone - found.step_waiting
@@ -251,13 +251,13 @@ def _latency(found: Anatomy, program: RProgram) -> str:
     return f"{text}: {wanted} blocks at a time would fill it, {running} fit, as {limit}"
 
 
-def _block_launch(found: Anatomy, program: RProgram) -> str:
+def _block_launch(found: GpuAnatomy, program: RProgram) -> str:
     blocks = int(one(found.table.block_count))
     each = time_text(found.device.block_launch_seconds)
     return f"{count_text(blocks, 'block')}, one every {each}: larger blocks start faster"
 
 
-def _remarks(found: Anatomy) -> Iterator[str]:
+def _remarks(found: GpuAnatomy) -> Iterator[str]:
     """What compilers make of the program, where it costs."""
     table, nest, occupancy = found.table, found.step.nest, found.step.occupancy
     if one(table.warp_tile):
@@ -361,8 +361,8 @@ def _change(programs: Programs, program: Program, chosen: Program) -> str:
 
 #: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
 _PARTS: Mapping[str, tuple[Callable[[PlacedForm, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
-    "thread": (lambda placed, schedule: anatomy(placed, schedule).parts, REMAINDERS),
-    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, CPU_REMAINDERS),
+    "thread": (lambda placed, schedule: gpu_anatomy(placed, schedule).parts, REMAINDERS),
+    "element": (lambda placed, schedule: cpu_anatomy(placed, schedule).parts, CPU_REMAINDERS),
 }
 
 

@@ -18,8 +18,8 @@ from roller.explain.pace import schedule_text
 from roller.programs import Programs
 from roller.text.quantities import layer_name, si_text, time_text
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.cpu.anatomy import vector_anatomy
-from sokoban.model.gpu.anatomy import anatomy
+from sokoban.model.cpu.anatomy import cpu_anatomy
+from sokoban.model.gpu.anatomy import gpu_anatomy
 from sokoban.schedule.tile import TileSchedule
 
 #: Kinds of file by ending.
@@ -36,8 +36,8 @@ _COLOURS = (
 #: Bytes that DRAM reads and writes for a program, by what the lanes of a device are; without what a cache kept of the
 #: call before.
 _DRAM_TRAFFIC: Mapping[str, Callable[[PlacedForm, TileSchedule], float]] = {
-    "thread": lambda placed, schedule: anatomy(placed, schedule).dram_traffic,
-    "element": lambda placed, schedule: vector_anatomy(placed, schedule).dram_traffic,
+    "thread": lambda placed, schedule: gpu_anatomy(placed, schedule).dram_traffic,
+    "element": lambda placed, schedule: cpu_anatomy(placed, schedule).dram_traffic,
 }
 
 

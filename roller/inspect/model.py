@@ -18,7 +18,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import FRAGMENT, swizzle_of
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.model.gpu.anatomy import Anatomy, anatomy
+from sokoban.model.gpu.anatomy import GpuAnatomy, gpu_anatomy
 from sokoban.model.gpu.banks import busiest_bank, lane_words
 from sokoban.model.gpu.issue import ARITHMETIC
 from sokoban.model.gpu.step import busiest_scheduler
@@ -88,7 +88,7 @@ class ModelView:
 
 def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot: HotLoop) -> ModelView:
     """Compare a schedule with the hottest loop of the kernel that was made of it."""
-    taken = anatomy(PlacedForm(form, device), schedule)
+    taken = gpu_anatomy(PlacedForm(form, device), schedule)
     banks = tuple(
         _fragment_use(taken, load, schedule) if _is_matrix(taken) else _bank_use(taken, load)
         for load in form.body_loads
@@ -104,24 +104,24 @@ def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot
     return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), counted, "", banks)
 
 
-def _is_matrix(taken: Anatomy) -> bool:
+def _is_matrix(taken: GpuAnatomy) -> bool:
     return bool(one(taken.table.warp_tile))
 
 
-def _issued(taken: Anatomy) -> float:
+def _issued(taken: GpuAnatomy) -> float:
     """The issue stage turned back into instructions of a thread per step."""
     per_instruction = one(busiest_scheduler(taken.step)) / taken.device.clocks.boost_hz
     return taken.step_busy["issue"] / per_instruction
 
 
-def _products(taken: Anatomy) -> float:
+def _products(taken: GpuAnatomy) -> float:
     """16x8 products of a warp per step."""
     roles = taken.form.roles
     assert roles is not None
     return one(taken.table.accumulators) / (FRAGMENT * FRAGMENT // 2) * one(taken.table.step_points) / roles.depth
 
 
-def _matrix_assumed(taken: Anatomy) -> Density:
+def _matrix_assumed(taken: GpuAnatomy) -> Density:
     """What the model counts for products by ``mma.sync``; their reads are those of fragments."""
     roles, table, products = taken.form.roles, taken.table, _products(taken)
     assert roles is not None
@@ -131,7 +131,7 @@ def _matrix_assumed(taken: Anatomy) -> Density:
     return Density(reads / products, (_issued(taken) - products - reads) / products)
 
 
-def _assumed(taken: Anatomy) -> Density:
+def _assumed(taken: GpuAnatomy) -> Density:
     """What the model counts for multiply-adds."""
     arithmetic = taken.instructions[ARITHMETIC]
     cached, operands = taken.table.cached, taken.step.reads
@@ -139,7 +139,7 @@ def _assumed(taken: Anatomy) -> Density:
     return Density(reads / arithmetic, (_issued(taken) - arithmetic - reads) / arithmetic)
 
 
-def _counted(taken: Anatomy, hot: HotLoop) -> Density | None:
+def _counted(taken: GpuAnatomy, hot: HotLoop) -> Density | None:
     """What a step really issues.
 
     The text tells no trip counts, but the schedule tells the arithmetic of a step, and so how often the loop turns in
@@ -163,7 +163,7 @@ def _holds_step(hot: HotLoop) -> bool:
     return bool(hot.mix.count("barriers", "async copies", "stores", "global loads"))
 
 
-def _bank_use(taken: Anatomy, load: Load) -> BankUse:
+def _bank_use(taken: GpuAnatomy, load: Load) -> BankUse:
     """Reads of a thread's operands, all lanes of a warp together."""
     device, table = taken.device, taken.table
     banks, bank_bytes = _banks(device)
@@ -176,7 +176,7 @@ def _bank_use(taken: Anatomy, load: Load) -> BankUse:
     return BankUse(load.tensor, read_bytes, passes_per_read, -(-pieces * words // banks))
 
 
-def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse:
+def _fragment_use(taken: GpuAnatomy, load: Load, schedule: TileSchedule) -> BankUse:
     """Reads of one 8x8 matrix: eight rows of 16 bytes, or the 32 words that ``mma.sync`` reads where those cannot be
     turned; one pass where they meet in no bank. Warp groups read their operands in the same pieces."""
     table = taken.table
@@ -195,7 +195,7 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
     return BankUse(load.tensor, _MATRIX_ROW_BYTES, one(passes), 1)
 
 
-def _addressed_use(taken: Anatomy, load: Load, columns: int) -> BankUse:
+def _addressed_use(taken: GpuAnatomy, load: Load, columns: int) -> BankUse:
     """Reads of a fragment in a tile of rows of ``columns`` elements, by the addresses as they are generated."""
     roles, (banks, bank_bytes) = taken.form.roles, _banks(taken.device)
     assert roles is not None

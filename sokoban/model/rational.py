@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.cpu.stages import estimate_vectors
+from sokoban.model.cpu import stages as cpu
 from sokoban.model.estimates import EstimateTable
-from sokoban.model.gpu.breakdown import estimate_table
+from sokoban.model.gpu import breakdown as gpu
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 
@@ -44,6 +44,6 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
 _MODELS: Mapping[str, Callable[[ScheduleTable, PlacedForm], EstimateTable]] = {
-    "thread": estimate_table,
-    "element": estimate_vectors,
+    "thread": gpu.estimate,
+    "element": cpu.estimate,
 }

@@ -11,7 +11,7 @@ from sokoban.schedule.pipelines import fully_staged, with_layouts
 from sokoban.schedule.table import INSTRUCTION_NUMBER, Bools, Ints, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.windows import with_patches
-from sokoban.search.space import Family
+from sokoban.search.space import Family, Tiles
 
 #: Adjacent elements of a 16-byte access in single precision.
 ADJACENT = 4
@@ -24,10 +24,15 @@ UNROLL = 64
 
 
 def adjacent(form: KernelForm, family: Family, register: Ints) -> Ints:
-    """How many elements of a thread's tile are adjacent, by axis; the rest are strided copies.
+    """Adjacent elements of a thread's tile along each axis; the rest are strided copies.
 
     Staged tiles are read four elements at a time along every axis; without staging lanes stay adjacent along the last
     axis, except for what a vector holds where nothing is reduced. Warps own their fragments in one piece.
+
+    Args:
+        form: the operator.
+        family: the structure of the schedules.
+        register: elements of a thread (of a warp for matrix instructions), shape (schedules, spatial axes).
     """
     if family.roles is not None:
         return register
@@ -38,40 +43,53 @@ def adjacent(form: KernelForm, family: Family, register: Ints) -> Ints:
     return inner
 
 
-def tile_table(form: KernelForm, family: Family, block: Ints, register: Ints, inner: Ints, step: Ints) -> ScheduleTable:
-    """The table of some tiles; arrays have a row per schedule and a column per axis.
-
-    ``register`` is the tile of a thread (of a warp for matrix instructions), ``inner`` how much of it is adjacent.
-    """
-    count = len(block)
+def tile_table(form: KernelForm, family: Family, tiles: Tiles) -> ScheduleTable:
+    """The table of some tiles, a schedule of the family for each."""
+    inner = adjacent(form, family, tiles.register)
+    padding = OPERAND_PADDING if family.instruction == Instruction.WMMA else 0
     return _table(
         form,
-        block,
-        inner,
-        register // inner,
-        step,
-        np.ones(count, dtype=np.int64),
-        {name: np.full(count, name in family.staged) for name in _body_tensors(form)},
-        np.full(count, OPERAND_PADDING if family.instruction == Instruction.WMMA else 0, dtype=np.int64),
-        family.instruction,
+        block=tiles.block,
+        thread=inner,
+        vthreads=tiles.register // inner,
+        step=tiles.step,
+        reduce_threads=np.ones(tiles.count, dtype=np.int64),
+        cached={name: np.full(tiles.count, name in family.staged) for name in _body_tensors(form)},
+        padding=np.full(tiles.count, padding, dtype=np.int64),
+        instruction=family.instruction,
     )
 
 
 def shared_table(form: KernelForm, block: Ints, threads: Ints) -> ScheduleTable:
-    """The table of schedules in which ``threads`` threads share a reduction and each has one output of ``block``."""
+    """The table of schedules in which ``threads`` threads share a reduction and each has one output of ``block``.
+
+    Args:
+        form: the operator.
+        block: elements of a block, shape (schedules, spatial axes).
+        threads: that share a reduction, shape (schedules,).
+    """
     count, ones = len(block), np.ones_like(block)
-    step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
-    no = np.zeros(count, dtype=bool)
-    cached = {name: no for name in _body_tensors(form)}
-    return _table(form, block, ones, ones, step, threads, cached, no.astype(np.int64))
+    whole_step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
+    return _table(
+        form,
+        block=block,
+        thread=ones,
+        vthreads=ones,
+        step=whole_step,
+        reduce_threads=threads,
+        cached={name: np.zeros(count, dtype=bool) for name in _body_tensors(form)},
+        padding=np.zeros(count, dtype=np.int64),
+    )
 
 
 def _body_tensors(form: KernelForm) -> tuple[str, ...]:
+    """Tensors that the body reads, each once."""
     return tuple(dict.fromkeys(load.tensor for load in form.body_loads))
 
 
 def _table(
     form: KernelForm,
+    *,
     block: Ints,
     thread: Ints,
     vthreads: Ints,
@@ -81,6 +99,8 @@ def _table(
     padding: Ints,
     instruction: Instruction = Instruction.FMA,
 ) -> ScheduleTable:
+    """A table of arrays that have a row per schedule and a column per axis; operands are laid out where all are
+    staged."""
     count = len(block)
     table = ScheduleTable(
         form=form,

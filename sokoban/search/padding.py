@@ -13,13 +13,21 @@ from sokoban.schedule.table import Ints, ScheduleTable
 
 
 def formula_padding(stored: Size, read: Size, *, banks: int, width: int) -> Size:
-    """The printed formula of 6.3.1: elements to add to a leading dimension of ``stored`` elements that is read ``read``
-    elements at a time, with ``banks`` banks of ``width`` elements.
+    """Elements to add to a leading dimension of a staged tile by the printed formula of 6.3.1.
 
-    Padding = (B L - N % (B L) + L ceil(n / L)) % (B L). Takes integers or integer arrays.
+    Padding = (B L - N % (B L) + L ceil(n / L)) % (B L).
+
+    >>> formula_padding(64, 4, banks=32, width=1), formula_padding(20, 4, banks=32, width=1)
+    (4, 16)
+
+    Args:
+        stored: elements of the dimension (N), an integer or an array of integers.
+        read: elements of it that are read at a time (n), likewise.
+        banks: of shared memory (B).
+        width: elements of a bank (L).
     """
-    row = banks * width
-    padding: Size = (row - stored % row + width * -(-read // width)) % row
+    all_banks = banks * width
+    padding: Size = (all_banks - stored % all_banks + width * -(-read // width)) % all_banks
     return padding
 
 
@@ -39,8 +47,8 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     zeros = table.zeros
     one_point: dict[str, Ints] = {**table.register_tile, **dict.fromkeys(table.step, table.ones)}
     for load in table.form.body_loads:
-        wanted = table.cached[load.tensor] & ~table.warp_tile
-        if not load.indices or not wanted.any():
+        staged = table.cached[load.tensor] & ~table.warp_tile
+        if not load.indices or not staged.any():
             continue
         element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
         rows = table.stored_row(load)
@@ -56,13 +64,13 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
             passes[2] = np.where(turned, passes[0] + 1, passes[2])
         fewest = passes.min(axis=0)
         chosen = np.choose(passes.argmin(axis=0), pads)
-        still = wanted & (fewest > 1)
-        if still.any():
+        conflicting = staged & (fewest > 1)
+        if conflicting.any():
             reads = data_dimension(load.indices[-1]).extent(one_point) + zeros
             formula = formula_padding(rows, reads, banks=banks, width=max(1, width_bytes // element_bytes))
             better = busiest_bank(lane_words(table, load, device, formula), banks) < fewest
             if turned is not None:
-                still = still & ~turned
-            chosen = np.where(still & better, formula, chosen)
-        padding[load.tensor] = np.where(wanted, chosen, padding[load.tensor])
+                conflicting = conflicting & ~turned
+            chosen = np.where(conflicting & better, formula, chosen)
+        padding[load.tensor] = np.where(staged, chosen, padding[load.tensor])
     return padding

@@ -33,9 +33,18 @@ BAND = 1.02
 def efficient(seconds: Floats, footprint: Floats, epsilon: float, most: int) -> Ints:
     """Positions of the tiles that satisfy the efficient-configuration condition, best first, at most ``most``.
 
-    ``seconds`` of a tile are those of its slowest stage: kept is what is within ``1 + epsilon`` of the best. Times
-    within :data:`BAND` of each other go by ``footprint``, equal ones keep their order. Where more than ``most`` pass,
-    the second half of the places is an even sample of the rest; where there are no more to begin with, all are kept.
+    Tiles within ``1 + epsilon`` of the fastest are kept. Times within :data:`BAND` of each other go by ``footprint``,
+    equal ones keep their order. Where more than ``most`` tiles pass, the second half of the places is an even sample
+    of the rest; where there are at most ``most`` to begin with, all are kept.
+
+    >>> efficient(np.array([2.0, 1.0, 1.0, 9.0]), np.array([1.0, 8.0, 4.0, 1.0]), 1.5, 3).tolist()
+    [2, 1, 0]
+
+    Args:
+        seconds: of the slowest stage of each tile.
+        footprint: of each tile; any unit, as they are only compared.
+        epsilon: how much longer than the fastest a tile may take, as a share.
+        most: positions.
     """
     if not len(seconds):
         return np.zeros(0, dtype=np.int64)
@@ -47,16 +56,21 @@ def efficient(seconds: Floats, footprint: Floats, epsilon: float, most: int) -> 
     if len(order) <= most:
         return order
     # Many tiles that closed forms cannot tell apart: half of the places go to a sample of what would be cut.
-    rest = order[most // 2 :]
-    sample = rest[np.linspace(0, len(rest) - 1, most - most // 2).astype(np.int64)]
+    others = order[most // 2 :]
+    sample = others[np.linspace(0, len(others) - 1, most - most // 2).astype(np.int64)]
     return np.concatenate([order[: most // 2], sample])
 
 
 def block_seconds(placed: PlacedForm, blocks: Ints, matrix: bool) -> tuple[Floats, Floats]:
     """Shortest time that block tiles leave any program: arithmetic of the busiest unit against traffic from L2.
 
-    Also their footprints: elements of the outputs and of the data tiles of one point of the reduction. ``blocks`` has
-    shape (tiles, spatial axes).
+    Args:
+        placed: the operator on a device.
+        blocks: elements of a block, shape (tiles, spatial axes).
+        matrix: whether matrix instructions multiply.
+
+    Returns:
+        Seconds, and footprints: elements of the outputs and of the data tiles of one point of the reduction.
     """
     form, device = placed.form, placed.device
     columns = dict(zip(form.spatial, blocks.T.astype(np.float64), strict=True))
@@ -65,25 +79,25 @@ def block_seconds(placed: PlacedForm, blocks: Ints, matrix: bool) -> tuple[Float
         count *= np.ceil(form.sizes[axis] / tile)
     outputs = blocks.prod(axis=1).astype(np.float64)
     points = outputs * float(np.prod([form.sizes[axis] for axis in form.reduced], dtype=np.float64))
-    share = np.ceil(count / units)
+    busiest_blocks = np.ceil(count / units)
     # A block of fewer threads than a warp, or a unit with fewer warps than schedulers, cannot use all its lanes.
-    lanes = (
-        np.minimum(1.0, outputs * share / (device.warp_lanes * max(1, device.teu.group_size))) if not matrix else 1.0
-    )
-    arithmetic = share * points * max(1.0, form.body_operations / 2.0) * 2.0 / _unit_rate(placed, matrix) / lanes
+    unit_lanes = device.warp_lanes * max(1, device.teu.group_size)
+    lanes_filled = 1.0 if matrix else np.minimum(1.0, outputs * busiest_blocks / unit_lanes)
+    multiply_adds = max(1.0, form.body_operations / 2.0)
+    arithmetic = busiest_blocks * points * multiply_adds * 2.0 / _unit_rate(placed, matrix) / lanes_filled
     traffic, held = np.zeros(len(blocks)), outputs.copy()
     whole = {**columns, **{axis: np.float64(form.sizes[axis]) for axis in (*form.reduced, *form.columns)}}
     point = {**columns, **{axis: np.float64(1.0) for axis in (*form.reduced, *form.columns)}}
     for load in form.body_loads:
         tensor = form.expr.tensor_by_name[load.tensor]
-        moved = here = row = np.ones(len(blocks))
+        moved = point_elements = row = np.ones(len(blocks))
         for index, size in zip(load.indices, tensor.shape, strict=True):
             dimension = data_dimension(index)
             row = np.minimum(dimension.extent(whole), size) + 0.0 * moved
             moved = moved * row
-            here = here * dimension.extent(point)
+            point_elements = point_elements * dimension.extent(point)
         traffic += moved * tensor.element_bytes * _row_waste(row, tensor.shape[-1:], tensor.element_bytes, device)
-        held += here
+        held += point_elements
     below = device.l2 or device.dram
     output, last = form.expr.output, form.final.axes[-1] if form.final.axes else ""
     stored = output.size_bytes * _row_waste(columns.get(last, outputs), output.shape[-1:], output.element_bytes, device)
@@ -101,22 +115,28 @@ def _row_waste(row: Floats, shape: tuple[int, ...], element_bytes: int, device: 
 
 
 def _unit_rate(placed: PlacedForm, matrix: bool) -> float:
-    """FLOP/s of one unit."""
+    """FLOP/s of one unit, by matrix instructions or without."""
     return (placed.rate if matrix else placed.ordinary_rate).flops / placed.device.unit_count
 
 
 def schedule_seconds(table: ScheduleTable, placed: PlacedForm, *, any_step: bool = False) -> tuple[Floats, Floats]:
     """Screened time of whole schedules, infinite for those that cannot run, and their footprints in bytes of shared
-    memory and registers. With ``any_step`` the best step is still to be found, and waiting for memory costs nothing."""
+    memory and registers.
+
+    Args:
+        table: the schedules.
+        placed: their operator on a device.
+        any_step: whether the best step is still to be found: waiting for memory then costs nothing.
+    """
     form, device = placed.form, placed.device
     units, lanes = device.unit_count, device.warp_lanes
     matrix = table.has_warp_tiles and form.roles is not None
     registers, shared = registers_per_thread(table), shared_bytes(table)
-    limit = device.limits.registers_per_thread
+    most_registers = device.limits.registers_per_thread
     threads, blocks = table.threads_per_block, table.block_count
-    resident = blocks_per_unit(table, device, np.minimum(registers, limit), shared)
+    resident = blocks_per_unit(table, device, np.minimum(registers, most_registers), shared)
     warps = -(-threads // lanes)
-    share = -(-blocks // units)
+    busiest_blocks = -(-blocks // units)
     waves = -(-blocks // (np.maximum(1, resident) * units))
     points = product(table.block.values(), table.count) * table.reduced_points.astype(np.float64)
     operations = max(1.0, form.body_operations / 2.0)
@@ -125,11 +145,11 @@ def schedule_seconds(table: ScheduleTable, placed: PlacedForm, *, any_step: bool
     if not matrix:
         issued = table.accumulators * operations
         arithmetic = arithmetic * (warps * lanes / threads) * np.maximum(1.0, (issued + reads + 2.0) / (2.0 * issued))
-    idle = np.maximum(1.0, device.teu.group_size / (warps * np.minimum(np.maximum(1, resident), share)))
-    clock = device.shared.bandwidth_bytes_per_second / units / LINE_BYTES
-    ports = passes * warps * np.ceil(table.reduced_points / table.reduce_threads) / clock
-    spilled = np.maximum(0, registers - limit)
-    ports = ports + spilled * 2.0 * table.reduced_points * warps / clock
+    idle = np.maximum(1.0, device.teu.group_size / (warps * np.minimum(np.maximum(1, resident), busiest_blocks)))
+    passes_per_second = device.shared.bandwidth_bytes_per_second / units / LINE_BYTES
+    ports = passes * warps * np.ceil(table.reduced_points / table.reduce_threads) / passes_per_second
+    spilled = np.maximum(0, registers - most_registers)
+    ports = ports + spilled * 2.0 * table.reduced_points * warps / passes_per_second
     step_bytes = _step_bytes(table, device)
     latency = device.dram.latency_seconds or LATENCY_SECONDS
     running = np.minimum(blocks, np.maximum(1, resident) * units)
@@ -139,24 +159,24 @@ def schedule_seconds(table: ScheduleTable, placed: PlacedForm, *, any_step: bool
     memory = step_bytes * table.step_count * blocks / rate
     alone = arithmetic * np.maximum(1.0, device.teu.group_size / warps) + ports
     chain = waves * (alone if any_step else table.step_count * latency + alone)
-    stages = np.stack([arithmetic * share * idle, ports * share, memory])
+    stages = np.stack([arithmetic * busiest_blocks * idle, ports * busiest_blocks, memory])
     floor = placed.compulsory_seconds
     total = (1 - LEAK) * np.maximum(stages.max(axis=0), floor) + LEAK * (stages.sum(axis=0) + floor)
     total = np.maximum(np.maximum(total, chain), blocks * device.block_launch_seconds) + device.launch_overhead_seconds
-    footprint = shared + 4.0 * np.minimum(registers, limit) * threads
+    footprint = shared + 4.0 * np.minimum(registers, most_registers) * threads
     return np.where(resident > 0, total, np.inf), footprint
 
 
 def _operand_reads(table: ScheduleTable, device: DeviceSpec) -> tuple[Floats, Floats]:
-    """Per point of the reduction: read instructions of a thread, and passes of a warp through shared memory or L1.
+    """Read instructions of a thread, and passes of a warp through shared memory or L1, per point of the reduction.
 
     Without addresses: lanes that differ along the axes of an operand read different words, spread evenly over banks.
     """
-    standing: dict[str, Ints] = {}
-    left = np.full(table.count, device.warp_lanes, dtype=np.int64)
+    lanes_along: dict[str, Ints] = {}
+    lanes_left = np.full(table.count, device.warp_lanes, dtype=np.int64)
     for axis in reversed(table.form.spatial):
-        standing[axis] = np.minimum(table.threads[axis], left)
-        left = np.maximum(1, left // standing[axis])
+        lanes_along[axis] = np.minimum(table.threads[axis], lanes_left)
+        lanes_left = np.maximum(1, lanes_left // lanes_along[axis])
     width_bytes = device.shared.bank_width_bytes or 4
     row_bytes = (device.shared.bank_count or 32) * width_bytes
     reads = passes = np.zeros(table.count)
@@ -164,30 +184,33 @@ def _operand_reads(table: ScheduleTable, device: DeviceSpec) -> tuple[Floats, Fl
         count, vector = table.operand_elements[load], table.operand_width[load]
         instructions = -(-count // vector)
         element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
-        distinct, lines = _distinct(table, load, standing, element_bytes)
+        distinct, lines = _distinct(table, load, lanes_along, element_bytes)
         staged = np.maximum(1.0, distinct * vector * element_bytes / row_bytes)
-        each = np.where(table.cached[load.tensor], staged, lines)
+        passes_each = np.where(table.cached[load.tensor], staged, lines)
         if table.has_warp_tiles:
-            each = np.where(table.warp_tile, vector * element_bytes / row_bytes, each)
-        reads, passes = reads + instructions, passes + instructions * each
+            passes_each = np.where(table.warp_tile, vector * element_bytes / row_bytes, passes_each)
+        reads, passes = reads + instructions, passes + instructions * passes_each
     return reads, passes
 
 
-def _distinct(table: ScheduleTable, load: Load, standing: dict[str, Ints], element_bytes: int) -> tuple[Floats, Floats]:
-    """Different elements that a warp reads of a load at once, and the cache lines they lie in."""
+def _distinct(
+    table: ScheduleTable, load: Load, lanes_along: dict[str, Ints], element_bytes: int
+) -> tuple[Floats, Floats]:
+    """Different elements that a warp reads of a load at once, and the cache lines they lie in; ``lanes_along``: lanes
+    of a warp side by side along each axis."""
     distinct = lines = np.ones(table.count)
     for position, index in enumerate(load.indices):
-        along = np.ones(table.count)
-        reach = np.ones(table.count)
+        lanes = np.ones(table.count)
+        span = np.ones(table.count)
         for axis, coefficient in index.terms:
-            if axis in standing:
-                along = along * standing[axis]
-                reach = reach + abs(coefficient) * table.thread[axis] * (standing[axis] - 1)
-        distinct = distinct * along
+            if axis in lanes_along:
+                lanes = lanes * lanes_along[axis]
+                span = span + abs(coefficient) * table.thread[axis] * (lanes_along[axis] - 1)
+        distinct = distinct * lanes
         if position == len(load.indices) - 1:
-            lines = lines * np.minimum(along, np.ceil(reach * element_bytes / LINE_BYTES))
+            lines = lines * np.minimum(lanes, np.ceil(span * element_bytes / LINE_BYTES))
         else:
-            lines = lines * along
+            lines = lines * lanes
     return distinct, lines
 
 

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -26,10 +27,10 @@ from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
 from sokoban.search.bands import in_bands
-from sokoban.search.columns import UNROLL, adjacent, schedule_at, shared_table, tile_table
+from sokoban.search.columns import UNROLL, schedule_at, shared_table, tile_table
 from sokoban.search.padding import bank_padding
 from sokoban.search.screen import block_seconds, efficient, schedule_seconds
-from sokoban.search.space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
+from sokoban.search.space import Family, Tiles, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
 
 #: How far from the best of its layer a tile may be: the outer layers, of which less is known, are held less tightly.
 BLOCK_EPSILON = 3.0
@@ -56,11 +57,12 @@ class SearchResult:
     """The best schedules of one operator on one device.
 
     Attributes:
+        placed: the operator on the device.
         schedules: best first by predicted time, no two with the same tiles.
         estimates: RATIONAL's, one per schedule.
         enumerated: tiles and schedules that closed forms looked at.
         scored: schedules that RATIONAL estimated.
-        seconds: time the search took.
+        seconds: duration of the search.
     """
 
     placed: PlacedForm
@@ -92,35 +94,31 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     start = time.perf_counter()
     enumerated = 0
     tables = []
-    for table, looked_at in _tables(placed):
-        enumerated += looked_at
+    for table, enumerated_tiles in _tables(placed):
+        enumerated += enumerated_tiles
         if table.count:
             tables.append(table)
     if not tables:
         raise _nothing_fits(placed)
-    scored, seconds = _score(join(tables), placed)
+    scored = _scored(join(tables), placed)
     count = scored.count
-    best = np.argsort(seconds, kind="stable")[:REFINED]
-    running = scored.candidates(best[np.isfinite(seconds[best])])
-    variants = join([_variants(running, placed), *_longer_pipelines(running)])
+    variants = _variants(scored.refined, placed)
     if variants.count:
-        more, more_seconds = _score(variants, placed)
-        count += more.count
-        scored, seconds = join([scored.candidates(best), more]), np.concatenate([seconds[best], more_seconds])
-    best = np.argsort(seconds, kind="stable")[:REFINED]
-    ahead = fetched_ahead(scored.candidates(best[np.isfinite(seconds[best])]), placed)
-    if ahead:
-        more, more_seconds = _score(join(ahead), placed)
-        count += more.count
-        scored, seconds = join([scored, more]), np.concatenate([seconds, more_seconds])
-    chosen = _distinct_best(scored, seconds, top_k)
-    if not len(chosen):
+        scored_variants = _scored(variants, placed)
+        count += scored_variants.count
+        scored = scored.best(REFINED).joined(scored_variants)
+    pipelines = fetched_ahead(scored.refined, placed)
+    if pipelines:
+        scored_pipelines = _scored(join(pipelines), placed)
+        count += scored_pipelines.count
+        scored = scored.joined(scored_pipelines)
+    chosen = _distinct_best(scored, top_k)
+    if not chosen.count:
         raise _nothing_fits(placed)
-    final = scored.candidates(chosen)
-    raster, predictions = in_bands(final, np.arange(final.count), estimate(final, placed), placed)
-    final = final.with_raster(raster)
+    raster, predictions = in_bands(chosen, np.arange(chosen.count), estimate(chosen, placed), placed)
+    chosen = chosen.with_raster(raster)
     ranked = np.argsort(predictions.seconds, kind="stable").tolist()
-    schedules = tuple(schedule_at(final, row) for row in ranked)
+    schedules = tuple(schedule_at(chosen, row) for row in ranked)
     return SearchResult(
         placed=placed,
         schedules=schedules,
@@ -132,6 +130,7 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
 
 
 def _nothing_fits(placed: PlacedForm) -> InputError:
+    """The error of an operator of which no schedule can run."""
     problem = f"no tile fits the memory of {placed.device.name}"
     return InputError(placed.form.expr.name, problem, "use a smaller operator")
 
@@ -158,13 +157,13 @@ def families(placed: PlacedForm) -> tuple[Family, ...]:
         turned = _turned(form)
         direct = Family("element-wise", whole_reduction=True)
         return (direct, Family("transposed", turned, whole_reduction=True)) if turned else (direct,)
-    found = [Family("direct", whole_reduction=True)]
+    structures = [Family("direct", whole_reduction=True)]
     if all(load.indices for load in form.body_loads):
-        found.insert(0, Family("staged", staged))
+        structures.insert(0, Family("staged", staged))
     if placed.product is not None:
         roles, instruction = placed.product
-        found.insert(0, Family("matrix", staged, roles=roles, instruction=instruction))
-    return tuple(found[:1] if form.needs_matrix else found)
+        structures.insert(0, Family("matrix", staged, roles=roles, instruction=instruction))
+    return tuple(structures[:1] if form.needs_matrix else structures)
 
 
 def _turned(form: KernelForm) -> tuple[str, ...]:
@@ -180,37 +179,36 @@ def _turned(form: KernelForm) -> tuple[str, ...]:
 
 
 def _screened(placed: PlacedForm, family: Family) -> tuple[ScheduleTable, int]:
-    """The schedules of a family that pass every layer's condition: blocks, then thread tiles, then steps."""
+    """The schedules of a family that pass every layer's condition: blocks, then thread tiles, then steps; and how many
+    tiles were looked at."""
     form = placed.form
     matrix = family.roles is not None
     blocks = block_tiles(placed, family)
-    looked_at = len(blocks)
+    enumerated = len(blocks)
     blocks = blocks[efficient(*block_seconds(placed, blocks, matrix), BLOCK_EPSILON, BLOCKS_KEPT)]
     rows, register = thread_tiles(placed, family, blocks)
-    block, steps = blocks[rows], step_tiles(form, family)
-    looked_at += len(block)
-    shortest = steps[np.full(len(block), np.argmin(steps.prod(axis=1)))]
-    table = tile_table(form, family, block, register, adjacent(form, family, register), shortest)
-    kept = efficient(*schedule_seconds(table, placed, any_step=True), THREAD_EPSILON, THREADS_KEPT)
-    block, register = np.repeat(block[kept], len(steps), axis=0), np.repeat(register[kept], len(steps), axis=0)
-    step = np.tile(steps, (len(kept), 1))
-    looked_at += len(block)
-    seconds, footprint = _in_chunks(placed, family, block, register, step)
+    steps = step_tiles(form, family)
+    shortest = steps[np.full(len(rows), np.argmin(steps.prod(axis=1)))]
+    tiles = Tiles(blocks[rows], register, shortest)
+    enumerated += tiles.count
+    kept = efficient(
+        *schedule_seconds(tile_table(form, family, tiles), placed, any_step=True), THREAD_EPSILON, THREADS_KEPT
+    )
+    tiles = tiles.candidates(kept).with_each(steps)
+    enumerated += tiles.count
+    seconds, footprint = _screened_seconds(placed, family, tiles)
     kept = efficient(seconds, footprint, STEP_EPSILON, SCORED_PER_FAMILY)
-    kept = kept[np.isfinite(seconds[kept])]
-    block, register, step = block[kept], register[kept], step[kept]
-    return tile_table(form, family, block, register, adjacent(form, family, register), step), looked_at
+    tiles = tiles.candidates(kept[np.isfinite(seconds[kept])])
+    return tile_table(form, family, tiles), enumerated
 
 
-def _in_chunks(placed: PlacedForm, family: Family, block: Ints, register: Ints, step: Ints) -> tuple[Floats, Floats]:
-    """Screened times and footprints, a chunk of rows after the other."""
+def _screened_seconds(placed: PlacedForm, family: Family, tiles: Tiles) -> tuple[Floats, Floats]:
+    """Screened times and footprints of schedules, chunk by chunk; see :func:`schedule_seconds`."""
     times: list[Floats] = [np.zeros(0)]
     footprints: list[Floats] = [np.zeros(0)]
-    for start in range(0, len(block), 8 * CHUNK):
-        part = slice(start, start + 8 * CHUNK)
-        inner = adjacent(placed.form, family, register[part])
-        table = tile_table(placed.form, family, block[part], register[part], inner, step[part])
-        seconds, footprint = schedule_seconds(table, placed)
+    for start in range(0, tiles.count, 8 * CHUNK):
+        chunk = tiles.candidates(slice(start, start + 8 * CHUNK))
+        seconds, footprint = schedule_seconds(tile_table(placed.form, family, chunk), placed)
         times.append(seconds)
         footprints.append(footprint)
     return np.concatenate(times), np.concatenate(footprints)
@@ -223,7 +221,7 @@ def _shared_reductions(placed: PlacedForm) -> ScheduleTable:
     """
     form, device = placed.form, placed.device
     columns = math.prod(form.sizes[axis] for axis in form.reduced)
-    limit, lanes = device.limits.threads_per_block, device.warp_lanes
+    most_threads, lanes = device.limits.threads_per_block, device.warp_lanes
     menus = [axis_sizes(form.sizes[axis], 256, 40) for axis in form.spatial]
     # Side by side along the last axes; the outer ones one at a time.
     menus = [np.ones(1, dtype=np.int64)] * (len(menus) - 2) + menus[-2:] if len(menus) > 2 else menus
@@ -231,14 +229,46 @@ def _shared_reductions(placed: PlacedForm) -> ScheduleTable:
     sharing = np.array([n for n in SHARING if n <= max(lanes, 2 * columns)], dtype=np.int64)
     threads = np.tile(sharing, len(block))
     block = np.repeat(block, len(sharing), axis=0)
-    total = threads * block.prod(axis=1)
-    fits = (total <= limit) & (total % lanes == 0) & can_launch(placed, block)
+    block_threads = threads * block.prod(axis=1)
+    fits = (block_threads <= most_threads) & (block_threads % lanes == 0) & can_launch(placed, block)
     if form.reduces_contiguously:
         fits &= threads >= min(lanes, int(sharing[-1]))
     return shared_table(form, block[fits], threads[fits])
 
 
-def _score(table: ScheduleTable, placed: PlacedForm) -> tuple[ScheduleTable, Floats]:
+@dataclass(frozen=True, eq=False)
+class _Scored:
+    """Schedules with RATIONAL's times in seconds; infinite where a schedule cannot run."""
+
+    table: ScheduleTable
+    seconds: Floats
+
+    @property
+    def count(self) -> int:
+        """Schedules."""
+        return self.table.count
+
+    @cached_property
+    def order(self) -> Ints:
+        """Rows, best first; of equal times the first."""
+        return np.argsort(self.seconds, kind="stable")
+
+    def best(self, count: int) -> _Scored:
+        """The best schedules, best first."""
+        return _Scored(self.table.candidates(self.order[:count]), self.seconds[self.order[:count]])
+
+    @property
+    def refined(self) -> ScheduleTable:
+        """Those of the best that can run."""
+        best = self.best(REFINED)
+        return best.table.candidates(np.flatnonzero(np.isfinite(best.seconds)))
+
+    def joined(self, other: _Scored) -> _Scored:
+        """These schedules and others behind them."""
+        return _Scored(join([self.table, other.table]), np.concatenate([self.seconds, other.seconds]))
+
+
+def _scored(table: ScheduleTable, placed: PlacedForm) -> _Scored:
     """RATIONAL's time of every row, after the storage padding that its bank conflicts ask for."""
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
@@ -246,62 +276,67 @@ def _score(table: ScheduleTable, placed: PlacedForm) -> tuple[ScheduleTable, Flo
         padded = part.with_padding(bank_padding(part, placed.device)) if part.form.kind == "tile" else part
         seconds.append(estimate(padded, placed).seconds)
         parts.append(padded)
-    return join(parts), np.concatenate(seconds)
+    return _Scored(join(parts), np.concatenate(seconds))
 
 
 def _variants(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
-    """Programs beside the best: blocks half or twice as large along an axis, elements adjacent or strided, operands
-    read in place."""
+    """Programs beside the best: neighbours of those by multiply-adds, longer pipelines of those by ``mma.sync``."""
+    return join([_neighbours(table, placed), *_longer_pipelines(table)])
+
+
+def _neighbours(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
+    """Schedules beside those by multiply-adds: blocks half or twice as large along an axis, elements adjacent or
+    strided, operands read in place."""
     form = table.form
     plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.kind == "tile" else np.arange(0)
     table = table.candidates(plain)
     if not table.count:
         return table
-    found = [_threaded(table, wanted) for wanted in _inner_choices(form)]
-    found += [part for axis in form.spatial if form.sizes[axis] > 1 for part in _resized(table, axis, placed)]
+    parts = [_threaded(table, adjacent) for adjacent in _adjacent_choices(form)]
+    parts += [part for axis in form.spatial if form.sizes[axis] > 1 for part in _resized(table, axis, placed)]
     names = list(table.cached)
     if form.reduction is not None and len(names) > 1:
         for name in names:
             cached = {**table.cached, name: np.zeros(table.count, dtype=bool)}
-            some = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
-            found += [_in_place(replace(other, cached=cached)).candidates(some) for other in [table, *found[:2]]]
-    return _without_repeats(join(found))
+            changed = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
+            parts += [_in_place(replace(part, cached=cached)).candidates(changed) for part in [table, *parts[:2]]]
+    return _without_repeats(join(parts))
 
 
 def _in_place(table: ScheduleTable) -> ScheduleTable:
-    """The rows as they are where some operand is read in place: nothing turned."""
+    """Schedules some of whose operands are read in place: nothing is turned or unrolled as where all are staged."""
     return with_layouts(replace(table, unroll=np.full(table.count, UNROLL)), np.zeros(table.count, dtype=bool))
 
 
 def _longer_pipelines(table: ScheduleTable) -> list[ScheduleTable]:
-    """The rows by ``mma.sync``, with more stages."""
+    """The schedules by ``mma.sync`` with more stages, a table per number of stages."""
     pipelined = table.candidates(np.flatnonzero(table.mma & ~table.wgmma))
     return [replace(pipelined, stages=np.full(pipelined.count, stages)) for stages in MMA_STAGES[1:]]
 
 
-def _inner_choices(form: KernelForm) -> list[tuple[int, ...]]:
-    """Adjacent elements wanted per axis, by axis from the last: all strided, pairs, fours, all adjacent."""
+def _adjacent_choices(form: KernelForm) -> list[tuple[int, ...]]:
+    """Adjacent elements to try along the last axes, the last axis first: all strided, pairs, fours, all adjacent."""
     wide = sum(form.sizes[axis] > 1 for axis in form.spatial)
     choices = (1, 2, 4, 16)
     return [(last, other) for last in choices for other in choices] if wide > 1 else [(last,) for last in choices]
 
 
-def _threaded(table: ScheduleTable, wanted: tuple[int, ...]) -> ScheduleTable:
-    """The rows with ``wanted`` adjacent elements per thread on the last axes, as far as their tiles allow."""
+def _threaded(table: ScheduleTable, adjacent: tuple[int, ...]) -> ScheduleTable:
+    """The schedules with ``adjacent`` elements side by side along the last axes, as far as their tiles allow."""
     thread, vthreads = dict(table.thread), dict(table.vthreads)
     axes = [axis for axis in reversed(table.form.spatial) if table.form.sizes[axis] > 1]
     for position, axis in enumerate(axes):
-        own = table.register_tile[axis]
-        share = wanted[min(position, len(wanted) - 1)]
-        thread[axis] = own if share >= 16 else np.gcd(own, share)
-        vthreads[axis] = own // thread[axis]
+        register = table.register_tile[axis]
+        count = adjacent[min(position, len(adjacent) - 1)]
+        thread[axis] = register if count >= 16 else np.gcd(register, count)
+        vthreads[axis] = register // thread[axis]
     return replace(table, thread=thread, vthreads=vthreads)
 
 
 def _resized(table: ScheduleTable, axis: str, placed: PlacedForm) -> list[ScheduleTable]:
-    """The rows whose blocks can be halved along ``axis``, and those that can be doubled."""
-    block, own = table.block[axis], table.register_tile[axis]
-    smaller = np.flatnonzero(block % (2 * own) == 0)
+    """The schedules whose blocks can be halved along ``axis``, and those whose blocks can be doubled."""
+    block = table.block[axis]
+    smaller = np.flatnonzero(block % (2 * table.register_tile[axis]) == 0)
     fits = (2 * table.threads_per_block <= placed.device.limits.threads_per_block) & (block < table.form.sizes[axis])
     larger = np.flatnonzero(fits)
     halved, doubled = {**table.block, axis: np.maximum(1, block // 2)}, {**table.block, axis: block * 2}
@@ -311,7 +346,8 @@ def _resized(table: ScheduleTable, axis: str, placed: PlacedForm) -> list[Schedu
 
 
 def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
-    """One row of integers per schedule; equal rows are equal schedules, or equal tiles held in the same layers."""
+    """Integers, shape (schedules, keys): schedules with equal rows are equal; with ``tiles_only`` their tiles are, and
+    the layers that hold these."""
     columns: list[Ints | Bools] = [*table.block.values(), *table.register_tile.values()]
     # A body without loads stages nothing.
     staged = np.logical_or.reduce([np.zeros(table.count, dtype=bool), *table.cached.values()])
@@ -328,10 +364,10 @@ def _without_repeats(table: ScheduleTable) -> ScheduleTable:
     return table.candidates(np.sort(first))
 
 
-def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
-    """Rows of the ``top_k`` best schedules, one for each set of tiles: the others differ in details of one program."""
-    order = np.argsort(seconds, kind="stable")
-    order = order[np.isfinite(seconds[order])]
-    _, first = np.unique(_keys(table, tiles_only=True)[order], axis=0, return_index=True)
+def _distinct_best(scored: _Scored, top_k: int) -> ScheduleTable:
+    """The ``top_k`` best schedules, one for each set of tiles: the others differ in details of one program."""
+    order = scored.order[np.isfinite(scored.seconds[scored.order])]
+    _, first = np.unique(_keys(scored.table, tiles_only=True)[order], axis=0, return_index=True)
     ranked = order[np.sort(first)].tolist()
-    return np.array(with_fall_back(ranked, top_k, table.instruction_at)[:top_k], dtype=np.int64)
+    chosen = with_fall_back(ranked, top_k, scored.table.instruction_at)[:top_k]
+    return scored.table.candidates(np.array(chosen, dtype=np.int64))

@@ -43,10 +43,10 @@ class Family:
     """Schedules of one structure.
 
     Attributes:
-        name: what people call it.
+        name: for people.
         staged: tensors in shared memory.
-        whole_reduction: the reduction is one step; nothing is fetched step by step.
-        roles: the axes of a matrix product, where a warp computes it by matrix instructions.
+        whole_reduction: whether the reduction is one step, so that nothing is fetched step by step.
+        roles: the axes of a matrix product that a warp computes by matrix instructions; None for multiply-adds.
         instruction: what computes its tiles.
     """
 
@@ -65,12 +65,44 @@ class Family:
         return self.roles is not None and axis not in (self.roles.m, self.roles.n, self.roles.k)
 
 
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """Sets of tiles; arrays have a row per schedule and a column per axis.
+
+    Attributes:
+        block: elements of a block over the spatial axes.
+        register: elements of a thread over the spatial axes; of a warp for matrix instructions.
+        step: elements of a step over the reduction axes.
+    """
+
+    block: Ints
+    register: Ints
+    step: Ints
+
+    @property
+    def count(self) -> int:
+        """Schedules."""
+        return len(self.block)
+
+    def candidates(self, which: slice | Ints) -> Tiles:
+        """Some schedules, in the order given."""
+        return Tiles(self.block[which], self.register[which], self.step[which])
+
+    def with_each(self, steps: Ints) -> Tiles:
+        """Every schedule with each of ``steps``, shape (steps, reduction axes): all of the first schedule come
+        first."""
+        rows = np.repeat(np.arange(self.count), len(steps))
+        return Tiles(self.block[rows], self.register[rows], np.tile(steps, (self.count, 1)))
+
+
 def axis_sizes(size: int, largest: int, count: int, multiple: int = 1) -> Ints:
     """Tile sizes for an axis, ascending: at most ``count`` multiples of ``multiple`` up to ``largest``.
 
     All sizes that pad the axis by :data:`MOST_PADDING` of it or less, or the ones that pad it least. Where those are
-    too many they are thinned evenly on a logarithmic scale, to the one that pads least and the roundest of every bin:
-    ``axis_sizes(7, 1024, 40)`` is 1, 2, 4, 7, 8.
+    too many they are thinned evenly on a logarithmic scale, to the one that pads least and the roundest of every bin.
+
+    >>> axis_sizes(7, 1024, 40).tolist()
+    [1, 2, 4, 7, 8]
     """
     units = max(1, min(largest, 2 * size) // multiple)
     sizes = np.arange(1, units + 1, dtype=np.int64) * multiple
@@ -85,8 +117,8 @@ def axis_sizes(size: int, largest: int, count: int, multiple: int = 1) -> Ints:
     bins = ((np.log(sizes) - low) / (high - low) * (count // 2)).astype(np.int64)
     roundest = -(sizes & -sizes)
     chosen = [_first_of_each(bins, np.lexsort((sizes, *keys, bins))) for keys in ((roundest, waste), (waste, roundest))]
-    out: Ints = np.unique(sizes[np.concatenate(chosen)])
-    return out
+    thinned: Ints = np.unique(sizes[np.concatenate(chosen)])
+    return thinned
 
 
 def _first_of_each(bins: Ints, order: Ints) -> Ints:
@@ -98,13 +130,17 @@ def _first_of_each(bins: Ints, order: Ints) -> Ints:
 
 
 def cartesian(columns: list[Ints]) -> Ints:
-    """All combinations of the columns' entries, one a row, the last column fastest."""
+    """All combinations of the columns' entries, one a row, the last column fastest.
+
+    >>> cartesian([np.array([1, 2]), np.array([3, 4])]).tolist()
+    [[1, 3], [1, 4], [2, 3], [2, 4]]
+    """
     grids = np.meshgrid(*columns, indexing="ij")
     return np.stack([grid.ravel() for grid in grids], axis=1)
 
 
 def block_tiles(placed: PlacedForm, family: Family) -> Ints:
-    """Block tiles over the spatial axes, shape (tiles, axes)."""
+    """Block tiles over the spatial axes, shape (tiles, spatial axes)."""
     form, device = placed.form, placed.device
     largest = LARGEST_BLOCK_AXIS if form.reduction else LARGEST_POINTWISE_AXIS
     wide = [axis for axis in form.spatial if form.sizes[axis] > 1 and not family.is_single(axis)]
@@ -121,7 +157,12 @@ def block_tiles(placed: PlacedForm, family: Family) -> Ints:
 
 
 def can_launch(placed: PlacedForm, tiles: Ints) -> Bools:
-    """Whether the blocks of each tile fit one launch, on devices that kernels are written for."""
+    """Whether the blocks of each tile fit one launch, on devices that kernels are written for.
+
+    Args:
+        placed: the operator on a device.
+        tiles: elements of a block, shape (tiles, spatial axes).
+    """
     form, device = placed.form, placed.device
     blocks = np.ones(len(tiles))
     for position, axis in enumerate(form.spatial):
@@ -130,9 +171,17 @@ def can_launch(placed: PlacedForm, tiles: Ints) -> Bools:
 
 
 def thread_tiles(placed: PlacedForm, family: Family, blocks: Ints) -> tuple[Ints, Ints]:
-    """Tiles of a thread (of a warp, for matrix instructions) that divide their block: the block's row, and the tiles.
+    """Tiles of a thread (of a warp for matrix instructions) that divide their block.
 
     No more accumulators than a thread has registers to plan with, no more threads than a block may have.
+
+    Args:
+        placed: the operator on a device.
+        family: the structure of the schedules.
+        blocks: elements of a block, shape (blocks, spatial axes).
+
+    Returns:
+        The row of ``blocks`` that each tile divides, shape (tiles,), and the tiles, shape (tiles, spatial axes).
     """
     form, device = placed.form, placed.device
     limits, lanes = device.limits, device.warp_lanes
@@ -145,16 +194,22 @@ def thread_tiles(placed: PlacedForm, family: Family, blocks: Ints) -> tuple[Ints
     tiles = np.ones((len(blocks), 0), dtype=np.int64)
     values = owners = np.ones(len(blocks), dtype=np.int64)
     for position, axis in enumerate(form.spatial):
-        here, sizes = _divisors(blocks[rows, position], largest, family.fragment(axis))
-        values, owners = values[here] * sizes, owners[here] * (blocks[rows[here], position] // sizes)
+        divided, sizes = _divisors(blocks[rows, position], largest, family.fragment(axis))
+        values, owners = values[divided] * sizes, owners[divided] * (blocks[rows[divided], position] // sizes)
         fits = (values <= most_values) & (owners <= most_owners)
-        here, sizes, values, owners = here[fits], sizes[fits], values[fits], owners[fits]
-        rows, tiles = rows[here], np.concatenate([tiles[here], sizes[:, None]], axis=1)
+        divided, sizes, values, owners = divided[fits], sizes[fits], values[fits], owners[fits]
+        rows, tiles = rows[divided], np.concatenate([tiles[divided], sizes[:, None]], axis=1)
     return rows, tiles
 
 
 def _divisors(numbers: Ints, largest: int, multiple: int) -> tuple[Ints, Ints]:
-    """Every number's divisors up to ``largest`` that are multiples of ``multiple``: its position, and the divisor."""
+    """Every number's divisors up to ``largest`` that are multiples of ``multiple``: positions of the numbers, and
+    divisors.
+
+    >>> position, divisor = _divisors(np.array([6, 4]), 4, 1)
+    >>> position.tolist(), divisor.tolist()
+    ([0, 0, 0, 1, 1, 1], [1, 2, 3, 1, 2, 4])
+    """
     distinct, which = np.unique(numbers, return_inverse=True)
     candidates = np.arange(multiple, largest + 1, multiple, dtype=np.int64)
     divides: Bools = distinct[:, None] % candidates == 0
@@ -168,7 +223,8 @@ def _divisors(numbers: Ints, largest: int, multiple: int) -> tuple[Ints, Ints]:
 
 
 def step_tiles(form: KernelForm, family: Family) -> Ints:
-    """Steps over the reduction axes, shape (steps, axes): one row of nothing where nothing is reduced."""
+    """Steps over the reduction axes, shape (steps, reduction axes); one row without columns where nothing is
+    reduced."""
     if not form.reduced:
         return np.ones((1, 0), dtype=np.int64)
     if family.whole_reduction:

@@ -59,7 +59,7 @@ class Way:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class VectorAnatomy:
+class CpuAnatomy:
     """One program; arrays inside have one entry.
 
     Attributes:
@@ -107,7 +107,7 @@ class VectorAnatomy:
         return self.ways[-1].traffic_bytes
 
 
-def vector_anatomy(placed: PlacedForm, schedule: TileSchedule) -> VectorAnatomy:
+def cpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> CpuAnatomy:
     """Take a program apart, of a device whose lanes are elements of vectors."""
     form, device, lanes = placed.form, placed.device, placed.vector_lanes
     table = ScheduleTable.of(form, [schedule])
@@ -122,7 +122,7 @@ def vector_anatomy(placed: PlacedForm, schedule: TileSchedule) -> VectorAnatomy:
         work = tile_work(tiles, copies)
         traffic = Traffic(tiles, device, copies)
         ways = [_tile_way(traffic, above, below, stages) for above, below in pairs]
-    return VectorAnatomy(
+    return CpuAnatomy(
         placed=placed,
         table=table,
         tiles=tiles,
@@ -201,6 +201,6 @@ def lane_counts(extent: int, lanes: int) -> list[int]:
     return [lanes] * (extent // lanes) + bits
 
 
-def is_resident(found: VectorAnatomy) -> bool:
+def is_resident(found: CpuAnatomy) -> bool:
     """Whether all tensors of the operator stay in a cache of the whole device from one call to the next."""
     return bool(np.isclose(found.ways[-1].moved_bytes, 0.0))

@@ -19,10 +19,10 @@ from sokoban.kernel.instructions import value_instructions
 from sokoban.language.expression import Load, Statement, Value, loads
 from sokoban.model.cpu.traffic import USABLE, WRITES
 from sokoban.model.cpu.work import (
+    FUNCTION_INSTRUCTIONS,
     GATHERED_INSTRUCTIONS,
     GUARD_INSTRUCTIONS,
     TURN_INSTRUCTIONS,
-    VECTOR_INSTRUCTIONS,
     Work,
 )
 from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, lane_axis
@@ -48,7 +48,7 @@ def row_work(form: KernelForm, lanes: int, count: int) -> Work:
         last = form.sizes[axes[-1]] if axes else 1
         vectors = float(elements) if along or not axes else elements // last * math.ceil(last / lanes)
         # What is the same along a row is computed once.
-        cost = value_instructions(value, axes or None, VECTOR_INSTRUCTIONS)
+        cost = value_instructions(value, axes or None, FUNCTION_INSTRUCTIONS)
         requests, more = _reads(form, value, along or (axes[-1] if axes else ""), lanes)
         arithmetic += vectors * max(1.0, cost)
         accesses += vectors * (requests + (0.0 if reduces else 1.0))

@@ -171,8 +171,8 @@ def _split(by_rows: np.ndarray) -> list[tuple[Ints, np.ndarray]]:
     return found
 
 
-def estimate_vectors(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
-    """Predict every row of a table, on a device whose lanes are elements of vectors."""
+def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
+    """Predict every row of a table of ``placed.form``, on a device whose lanes are elements of vectors."""
     device = placed.device
     stages = Stages(table, placed)
     ones = np.ones(table.count, dtype=np.int64)

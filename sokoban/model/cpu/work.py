@@ -17,7 +17,7 @@ from sokoban.schedule.cpu_tiles import CpuTiles, in_panels, phases_of, pieces, s
 from sokoban.schedule.table import Floats, Ints, product
 
 #: Multiply-adds that a call takes the time of; one where a function is missing.
-VECTOR_INSTRUCTIONS: Mapping[str, float] = {
+FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
     "exp": 15.0,
     "log": 40.0,
     "sqrt": 32.0,
@@ -94,7 +94,7 @@ def tile_work(tiles: CpuTiles, copies: Mapping[Load, Ints]) -> Work:
     other_sizes = float(np.prod([form.sizes[axis] for axis in form.final.axes if axis != tiles.axis]))
     vectors = other_sizes * tiles.all_pieces
     register_tiles = product(tiles.tiles.values(), count).astype(np.float64)
-    final_cost = max(1.0, value_instructions(form.final.value, costs=VECTOR_INSTRUCTIONS))
+    final_cost = max(1.0, value_instructions(form.final.value, costs=FUNCTION_INSTRUCTIONS))
     accesses, others = _final_reads(tiles, vectors)
     arithmetic: Floats = np.zeros(count)
     copying: Floats = np.zeros(count)
@@ -103,8 +103,8 @@ def tile_work(tiles: CpuTiles, copies: Mapping[Load, Ints]) -> Work:
         arithmetic = arithmetic + vectors * final_cost
     else:
         reduction = form.reductions[0].value
-        arithmetic = vectors * points * max(1.0, value_instructions(reduction, costs=VECTOR_INSTRUCTIONS))
-        arithmetic = arithmetic + vectors * value_instructions(form.final.value, costs=VECTOR_INSTRUCTIONS)
+        arithmetic = vectors * points * max(1.0, value_instructions(reduction, costs=FUNCTION_INSTRUCTIONS))
+        arithmetic = arithmetic + vectors * value_instructions(form.final.value, costs=FUNCTION_INSTRUCTIONS)
         turns = register_tiles * points
         for load in dict.fromkeys(form.body_loads):
             requests, more = _reads(tiles, load, points, staged=False)

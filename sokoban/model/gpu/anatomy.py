@@ -28,7 +28,7 @@ REMAINDERS = ("unhidden", "waiting", "stores", "dram overlap", "hoisting", "powe
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Anatomy:
+class GpuAnatomy:
     """One program; seconds are of the whole kernel, where nothing else is said. Arrays inside have one entry.
 
     Attributes:
@@ -87,7 +87,7 @@ class Anatomy:
         return one(self.table.thread_points)
 
 
-def anatomy(placed: PlacedForm, schedule: TileSchedule) -> Anatomy:
+def gpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> GpuAnatomy:
     """Take a program apart that can run."""
     device = placed.device
     table = ScheduleTable.of(placed.form, [schedule])
@@ -113,7 +113,7 @@ def anatomy(placed: PlacedForm, schedule: TileSchedule) -> Anatomy:
         )
         for load, part in step.fetches.items()
     }
-    return Anatomy(
+    return GpuAnatomy(
         step=step,
         needed_registers=int(one(registers_per_thread(table, step.nest.local))),
         step_busy={name: one(seconds) for name, seconds in busy.items()},

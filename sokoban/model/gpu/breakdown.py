@@ -89,7 +89,7 @@ class Breakdown:
 
 
 def breakdown(table: ScheduleTable, placed: PlacedForm) -> Breakdown:
-    """Every quantity from which :func:`estimate_table` makes its times."""
+    """Every quantity from which :func:`estimate` makes its times."""
     step = BlockStep.of(table, placed)
     occupancy = step.occupancy
     busy = {
@@ -126,7 +126,7 @@ def breakdown(table: ScheduleTable, placed: PlacedForm) -> Breakdown:
     )
 
 
-def estimate_table(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
+def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
     """Predict every row of a table of ``placed.form``, on a device whose lanes are threads."""
     parts, device = breakdown(table, placed), placed.device
     occupancy, steps = parts.step.occupancy, table.step_count

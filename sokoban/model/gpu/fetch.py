@@ -17,19 +17,19 @@ from sokoban.model.gpu.transactions import tile_transaction_bytes
 from sokoban.schedule.accesses import VECTOR_BYTES, widest_fetch
 from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, product
 
-#: Instructions per element copied, besides nothing: address arithmetic, load, store. Read off the SASS of tiled
-#: programs (8 of a 1x1 convolution, 16 to 22 where a bounds check guards every element of a padded input).
+#: Instructions per copied element: address, load, store; and those of a bounds check, where it guards every element of
+#: a padded input. Read off the SASS of tiled programs (8 of a 1x1 convolution, 16 to 22 with a check).
 FETCH_INSTRUCTIONS = 7.0
 GUARD_INSTRUCTIONS = 14.0
 
-#: The same per access of a pipelined copy, whose addresses and guards are worked out before all steps: what the SASS of
-#: products and convolutions compiled for sm_75 and sm_80 shows.
+#: Instructions per access of a pipelined copy, and per guard of one: addresses and guards are worked out before all
+#: steps (read off the SASS of products and convolutions compiled for sm_75 and sm_80).
 HOISTED_INSTRUCTIONS = 2.0
 HOISTED_GUARD_INSTRUCTIONS = 2.0
 
-#: The same per asynchronous copy, itself included: it wants an address in two registers, whose constants it takes no
-#: part of; at a border its place in the tile is one more (read off the SASS of products and convolutions for sm_80 and
-#: sm_90).
+#: Instructions per asynchronous copy, itself included, and per guard of one: a copy wants an address in two registers,
+#: whose constants it takes no part of; at a border its place in the tile is one more (read off the SASS of products and
+#: convolutions for sm_80 and sm_90).
 ASYNCHRONOUS_INSTRUCTIONS = 3.0
 ASYNCHRONOUS_GUARD_INSTRUCTIONS = 1.0
 
@@ -56,13 +56,13 @@ class Fetch:
     """Copying the data tile of one load during one step; of a block where nothing else is said.
 
     Attributes:
-        elements: elements of the tile.
+        elements: of the tile.
         loads: load instructions per thread.
         instructions: all instructions per thread.
         wavefronts: passes of the load/store unit, global loads and shared stores together.
-        elements_per_thread: what a thread copies, in elements.
+        elements_per_thread: that a thread copies.
         batches: how often a thread waits for memory, the first time included; 0 where the tensor is not staged.
-        bytes: bytes in transactions of the next layer.
+        bytes: in transactions of the next layer.
     """
 
     elements: Ints
@@ -76,57 +76,83 @@ class Fetch:
 
 def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
     """The fetch of ``load``, staged or not: a caller picks the rows where it is."""
-    tensor = table.form.expr.tensor_by_name[load.tensor]
-    ours = (table.stages > 1) & ~table.warp_tile if table.has_stages else None
+    element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     elements = product(table.extents(load), table.count)
-    vector = _vector(table, load)
-    run = _contiguous_run(table, load)
+    pipelined = (table.stages > 1) & ~table.warp_tile if table.has_stages else None
     guarded = load.pad is not None
-    real = _is_vector_access(table, load, vector, run)
+    vector, run = _vector(table, load), _contiguous_run(table, load)
+    vectorised = _is_vector_access(table, load, vector, run)
     if guarded:
         # A guard that is worked out once for a vector leaves it whole.
-        real = real & (False if ours is None else ours)
-    times = np.ceil(elements / (table.threads_per_block * vector))
-    loads = np.where(real, times, times * vector)
-    width, stride = np.where(real, vector, 1), np.where(real, 1, vector)
-    requests = elements / (device.warp_lanes * width)
-    span = device.warp_lanes * vector
-    reach = np.minimum(run, span)
-    rows = np.maximum(1.0, span / run)
-    apart = np.ceil(reach / stride)
-    size = tensor.element_bytes
-    sectors = rows * np.minimum(reach * size / _SECTOR_BYTES + 1 - size / _SECTOR_BYTES, apart)
-    sectors = np.minimum(sectors, device.warp_lanes * np.maximum(1.0, width * size / _SECTOR_BYTES))
-    lines = rows * np.minimum(reach * size / _LINE_BYTES + 1 - size / _LINE_BYTES, apart)
-    lines = np.minimum(lines, device.warp_lanes)
-    tags = np.maximum(lines, sectors * _SECTOR_BYTES / _LINE_BYTES)
-    stores = np.maximum(1.0, width * size / 4) * np.where(real, 1, _store_passes(vector, size, device, guarded))
+        vectorised = vectorised & (False if pipelined is None else pipelined)
+    accesses_per_thread = np.ceil(elements / (table.threads_per_block * vector))
+    loads = np.where(vectorised, accesses_per_thread, accesses_per_thread * vector)
+    width = np.where(vectorised, vector, 1)
+    passes_per_store = np.where(vectorised, 1, _store_passes(vector, element_bytes, device, guarded))
+    stores_per_request = np.maximum(1.0, width * element_bytes / 4) * passes_per_store
     instructions = loads * (FETCH_INSTRUCTIONS + (GUARD_INSTRUCTIONS if guarded else 0.0))
     turned = table.is_turned(load)
     if turned is not None:
-        passes = turned_store_passes(table, load, device, table.padding[load.tensor])
-        stores = np.where(turned, width * passes, stores)
+        turned_passes = turned_store_passes(table, load, device, table.padding[load.tensor])
+        stores_per_request = np.where(turned, width * turned_passes, stores_per_request)
         instructions = instructions + np.where(turned, loads * (width - 1), 0.0)
-    if ours is not None:
-        copies = np.where(turned, width, 1) if turned is not None else 1
-        hoisted = loads * (HOISTED_INSTRUCTIONS + (HOISTED_GUARD_INSTRUCTIONS if guarded else 0.0) + copies)
-        if table.has_asynchronous:
-            past = loads * (ASYNCHRONOUS_INSTRUCTIONS + (ASYNCHRONOUS_GUARD_INSTRUCTIONS if guarded else 0.0))
-            hoisted = np.where(table.asynchronous, past, hoisted)
-        instructions = np.where(ours, hoisted, instructions)
+    if pipelined is not None:
+        hoisted = _pipelined_instructions(table, loads, width, turned, guarded)
+        instructions = np.where(pipelined, hoisted, instructions)
+    requests = elements / (device.warp_lanes * width)
+    tags_per_request = _tags_per_request(run, vector, vectorised, element_bytes, device)
     return Fetch(
         elements=elements,
         loads=loads,
         instructions=instructions,
-        wavefronts=requests * (tags * LINE_WAVEFRONTS + stores),
+        wavefronts=requests * (tags_per_request * LINE_WAVEFRONTS + stores_per_request),
         elements_per_thread=loads * width,
         batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
         bytes=tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),
     )
 
 
+def _tags_per_request(run: Ints, vector: Ints, vectorised: Bools, element_bytes: int, device: DeviceSpec) -> Floats:
+    """Lines that a load of a warp touches, or as many as its sectors would fill.
+
+    Args:
+        run: elements of the tile that follow each other in memory.
+        vector: elements that a thread takes at a time.
+        vectorised: whether it takes them by one access.
+        element_bytes: bytes of an element.
+        device: of the warp.
+    """
+    lanes = device.warp_lanes
+    width, stride = np.where(vectorised, vector, 1), np.where(vectorised, 1, vector)
+    span = lanes * vector
+    elements_of_row = np.minimum(run, span)
+    rows_of_request = np.maximum(1.0, span / run)
+    row_bytes = elements_of_row * element_bytes
+    most = np.ceil(elements_of_row / stride)
+    sectors_of_row = np.minimum(row_bytes / _SECTOR_BYTES + 1 - element_bytes / _SECTOR_BYTES, most)
+    sectors_per_request = rows_of_request * sectors_of_row
+    sectors_per_request = np.minimum(
+        sectors_per_request, lanes * np.maximum(1.0, width * element_bytes / _SECTOR_BYTES)
+    )
+    lines_of_row = np.minimum(row_bytes / _LINE_BYTES + 1 - element_bytes / _LINE_BYTES, most)
+    lines_per_request = np.minimum(rows_of_request * lines_of_row, lanes)
+    return np.maximum(lines_per_request, sectors_per_request * _SECTOR_BYTES / _LINE_BYTES)
+
+
+def _pipelined_instructions(
+    table: ScheduleTable, loads: Floats, width: Ints, turned: Bools | None, guarded: bool
+) -> Floats:
+    """Instructions of a thread per step where copies run ahead: ``loads`` accesses of ``width`` elements."""
+    stores = np.where(turned, width, 1) if turned is not None else 1
+    instructions = loads * (HOISTED_INSTRUCTIONS + (HOISTED_GUARD_INSTRUCTIONS if guarded else 0.0) + stores)
+    if table.has_asynchronous:
+        past = loads * (ASYNCHRONOUS_INSTRUCTIONS + (ASYNCHRONOUS_GUARD_INSTRUCTIONS if guarded else 0.0))
+        instructions = np.where(table.asynchronous, past, instructions)
+    return instructions
+
+
 def _vector(table: ScheduleTable, load: Load) -> Ints:
-    """Elements that a thread takes at a time; the widest legal number where the schedule leaves it open."""
+    """Elements that a thread copies by one access; the widest legal number where the schedule leaves it open."""
     given = table.vector.get(load.tensor)
     if given is not None and given.all():
         chosen = given
@@ -147,8 +173,8 @@ def _store_passes(vector: Ints, element_bytes: int, device: DeviceSpec, guarded:
     """
     bank_bytes = device.shared.bank_width_bytes or 4
     word = max(element_bytes, bank_bytes)
-    apart = np.maximum(1, vector * element_bytes // word)
-    ways = np.gcd(apart, (device.shared.bank_count or 32) * bank_bytes // word)
+    words_between_lanes = np.maximum(1, vector * element_bytes // word)
+    ways = np.gcd(words_between_lanes, (device.shared.bank_count or 32) * bank_bytes // word)
     return ways if guarded else ways // np.gcd(ways, max(1, VECTOR_BYTES // word))
 
 
@@ -163,11 +189,12 @@ def turned_store_passes(table: ScheduleTable, load: Load, device: DeviceSpec, pa
     vector = _vector(table, load)
     row = table.stored_row(load)
     run = np.maximum(1, product(table.extents(load), table.count) // row)
-    along = np.maximum(1, np.minimum(lanes, run // np.maximum(1, vector)))
-    beside = np.maximum(1, lanes // along)
-    apart = np.gcd(vector * (row + padding), banks)
-    different = np.minimum(along, banks // apart)
-    reached = np.minimum(banks, np.where(different > 1, different * np.minimum(beside, apart), beside))
+    lanes_along = np.maximum(1, np.minimum(lanes, run // np.maximum(1, vector)))
+    rows_at_a_time = np.maximum(1, lanes // lanes_along)
+    banks_apart = np.gcd(vector * (row + padding), banks)
+    different = np.minimum(lanes_along, banks // banks_apart)
+    several = different * np.minimum(rows_at_a_time, banks_apart)
+    reached = np.minimum(banks, np.where(different > 1, several, rows_at_a_time))
     return np.maximum(1.0, lanes / reached)
 
 

@@ -26,7 +26,7 @@ from roller.text.quantities import LONGEST_LINE, layer_name
 from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
-from sokoban.model.cpu.anatomy import is_resident, lane_counts, vector_anatomy
+from sokoban.model.cpu.anatomy import cpu_anatomy, is_resident, lane_counts
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.cpu_tiles import pieces
 from sokoban.schedule.files import schedules_from_json
@@ -79,7 +79,7 @@ def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) ->
 def test_the_parts_of_a_time_sum_to_it(name: str, device: str) -> None:
     programs = constructed(OPERATORS[name], device)
     for program in programs.direct:
-        found = vector_anatomy(programs.placed, program.schedule)
+        found = cpu_anatomy(programs.placed, program.schedule)
         assert sum(found.parts.values()) == pytest.approx(program.estimate.seconds)
         assert min(found.parts.values()) >= -1e-12
         longest = max(program.estimate.stage_seconds, key=lambda stage: program.estimate.stage_seconds[stage])
@@ -160,7 +160,7 @@ def test_uneven_blocks_are_named() -> None:
 def test_tensors_that_stay_in_the_last_cache_cost_no_memory() -> None:
     small, large = constructed(OPERATORS["add"]), constructed({**OPERATORS["add"], "shape": [8192, 8192]})
     for programs, stays in ((small, True), (large, False)):
-        found = vector_anatomy(programs.placed, programs.direct[0].schedule)
+        found = cpu_anatomy(programs.placed, programs.direct[0].schedule)
         assert is_resident(found) == stays
         assert ("stay in L3 from one call to the next" in " ".join(explain(programs).split())) == stays
         assert found.dram_traffic >= sum(tensor.size_bytes for tensor in programs.form.expr.inputs)

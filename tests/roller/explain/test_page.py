@@ -19,7 +19,7 @@ from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
-from sokoban.model.gpu.anatomy import REMAINDERS, anatomy
+from sokoban.model.gpu.anatomy import REMAINDERS, gpu_anatomy
 from sokoban.model.gpu.breakdown import STAGES
 from sokoban.model.gpu.step import busiest_scheduler
 from sokoban.model.rational import estimate_schedules
@@ -203,7 +203,7 @@ def test_the_stages_of_every_candidate_are_in_a_table_with_the_bound_marked(name
 def test_the_parts_of_a_time_add_up_to_it(name: str, device: str) -> None:
     programs = constructed(device, **OPERATORS[name])
     for program in programs.direct:
-        parts = anatomy(programs.placed, program.schedule).parts
+        parts = gpu_anatomy(programs.placed, program.schedule).parts
         assert sum(parts.values()) == pytest.approx(program.estimate.seconds, rel=1e-9)
         assert set(parts) <= {*STAGES, *REMAINDERS, "launch"} and min(parts.values()) >= 0
 
@@ -212,7 +212,7 @@ def test_dram_traffic_is_what_the_dram_stage_takes() -> None:
     programs = constructed(**SUITE["C0"])
     v100 = programs.device
     for program in programs.direct:
-        moved = anatomy(programs.placed, program.schedule).dram_traffic
+        moved = gpu_anatomy(programs.placed, program.schedule).dram_traffic
         seconds = program.estimate.stage_seconds["dram"]
         assert moved / v100.dram.bandwidth_bytes_per_second == pytest.approx(seconds)
 
@@ -222,7 +222,7 @@ def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
     programs = constructed(**OPERATORS[name])
     v100 = programs.device
     for program in programs.direct:
-        found = anatomy(programs.placed, program.schedule)
+        found = gpu_anatomy(programs.placed, program.schedule)
         cycles = sum(found.instructions.values()) * busiest_scheduler(found.step)[0]
         assert found.step_busy["issue"] == pytest.approx(cycles / v100.clocks.boost_hz)
 

@@ -55,11 +55,11 @@ def test_a_loop_that_holds_the_step_counts_once() -> None:
 
 
 def test_the_density_assumed_is_that_of_the_issue_stage() -> None:
-    from sokoban.model.gpu.anatomy import anatomy
+    from sokoban.model.gpu.anatomy import gpu_anatomy
     from sokoban.schedule.table import one
 
     view = model_view(product(), DEVICE, tiled(), loop_of(FFMA))
-    taken = anatomy(PlacedForm(product(), DEVICE), tiled())
+    taken = gpu_anatomy(PlacedForm(product(), DEVICE), tiled())
     reads = sum(one(part.instructions) for part in taken.step.reads.values())
     assert view.assumed is not None
     assert view.assumed.shared_loads == pytest.approx(reads / 512)
