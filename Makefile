@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := compile
-.PHONY: setup opencl compile test fuzz lint bench bench-cpu suite harvest-bundles clean
+.PHONY: help setup opencl compile check test fuzz lint bench bench-cpu suite harvest-bundles clean
 
 VENV := .venv
 # pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
@@ -12,6 +12,10 @@ STAMP := $(VENV)/.setup
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export DEBIAN_FRONTEND := noninteractive
+
+STYLE := $(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/lint-imports
+# A process per core; one that is done takes over half of what another has left.
+PYTEST := $(VENV)/bin/pytest -q -n logical --maxprocesses 8 --dist worksteal
 
 # as_root COMMAND...: fails without a word where neither root nor a sudo without password is at hand.
 define AS_ROOT
@@ -33,6 +37,10 @@ find_python() {
   done
 }
 endef
+
+## help: what can be made
+help:
+	@sed -n 's/^## \([a-z-]*\): \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 17
 
 ## setup: the environment in .venv; does nothing when it is up to date
 setup: $(STAMP)
@@ -70,9 +78,16 @@ opencl: $(STAMP)
 compile: $(STAMP) opencl
 	@$(VENV)/bin/roller compile examples/conv2d.json --device v100
 
+## check: what takes a minute: style, types, layers, and every test that needs no compiler, OpenCL or PyTorch
+check: $(STAMP)
+	@$(VENV)/bin/mypy & types=$$!
+	$(STYLE) || { kill $$types; exit 1; }
+	$(PYTEST) --no-tools || { wait $$types || true; exit 1; }
+	wait $$types
+
 ## test: the tests, kernels run on the CPU included
 test: $(STAMP) opencl
-	@$(VENV)/bin/pytest -q -n logical --maxprocesses 8 --dist loadfile
+	@$(PYTEST)
 
 ## fuzz: MINUTES=n (10) of new draws in every test that draws; prints the SEED=s that repeats them
 fuzz: $(STAMP) opencl
@@ -80,10 +95,8 @@ fuzz: $(STAMP) opencl
 
 ## lint: style, types and the order of the layers
 lint: $(STAMP)
-	@$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+	@$(STYLE)
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
 
 ## bench: how long construction and compilation take here
 bench: $(STAMP) opencl
@@ -105,5 +118,6 @@ suite: $(STAMP)
 harvest-bundles: $(STAMP)
 	@$(VENV)/bin/python bench/gpu/prepare.py --device h200
 
+## clean: all of this gone
 clean:
-	@rm -rf $(VENV) out build *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .benchmarks
+	@rm -rf $(VENV) out build *.egg-info .mypy_cache .pytest_cache .test-cache .ruff_cache .import_linter_cache .benchmarks

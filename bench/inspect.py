@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.suites import suite_names, suite_path
-from codegen.compile.request import BuiltKernel
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.compile.pipeline import compile_operators
@@ -79,7 +78,7 @@ class Row:
         """Bytes that a thread spills, else its instructions on local memory; of the kernel as it is, where the code
         that was read is for a newer architecture."""
         found = self.found
-        return (found.own[1] or 0) if found.own else found.spill_bytes or found.local_accesses
+        return (found.as_built.spill_bytes or 0) if found.as_built else found.spill_bytes or found.local_accesses
 
 
 def rows_of(
@@ -100,9 +99,9 @@ def rows_of(
         )
         for compiled in results:
             best = compiled.kernels[0]
-            assert isinstance(best.built, BuiltKernel) and isinstance(best.program, RProgram)
+            assert isinstance(best.program, RProgram)
             name = compiled.expr.name
-            found = inspect_built(name, best.built, compiled.form, device, best.program.schedule, architecture)
+            found = inspect_built(name, best.built.parts[0], compiled.form, device, best.program.schedule, architecture)
             yield Row(name, board, found)
 
 

@@ -14,34 +14,28 @@ from codegen.tir.tvm_import import hide_torch_from_tvm
 from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
-    from codegen.bundle.manifest import (
-        FORMAT,
-        Argument,
-        KernelRecord,
-        LaunchRecord,
-        Manifest,
-        VerificationRecord,
-        manifest_schema,
-        read_manifest,
-        to_json,
-    )
+    from codegen.bundle.manifest import manifest_schema, read_manifest, to_json
+    from codegen.bundle.records import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, VerificationRecord
     from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-    from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
+    from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
     from codegen.verify.result import Verification
     from hal.support.atomic import staged_directory, write_atomic
 
 #: Module -> the names it gives to the package.
 _HOMES = {
     "codegen.bundle.manifest": (
+        "manifest_schema",
+        "read_manifest",
+        "to_json",
+    ),
+    "codegen.bundle.records": (
         "FORMAT",
         "Argument",
+        "Bundle",
         "KernelRecord",
         "LaunchRecord",
         "Manifest",
         "VerificationRecord",
-        "manifest_schema",
-        "read_manifest",
-        "to_json",
     ),
     "codegen.compile.build": (
         "build_kernel",
@@ -50,8 +44,8 @@ _HOMES = {
     ),
     "codegen.compile.request": (
         "BuildRequest",
-        "BuiltChain",
         "BuiltKernel",
+        "BuiltProgram",
     ),
     "codegen.verify.result": ("Verification",),
     "hal.support.atomic": (
@@ -68,8 +62,9 @@ __all__ = [
     "FORMAT",
     "Argument",
     "BuildRequest",
-    "BuiltChain",
     "BuiltKernel",
+    "BuiltProgram",
+    "Bundle",
     "KernelRecord",
     "LaunchRecord",
     "Manifest",

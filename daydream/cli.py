@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,11 @@ from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
+    from daydream.answers import Replay
     from daydream.graph.graph import TaskGraph
     from daydream.graph.simulate import Timeline
     from daydream.report.analysis import Analysis
+    from daydream.whatif import AppliedPass
 
 
 @click.group("daydream", cls=Program, context_settings=CONTEXT)
@@ -61,7 +63,7 @@ def report_command(
     trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool, rows: int
 ) -> None:
     """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle times."""
-    before = _baseline(trace, number, out, html, rows, recorded=True)
+    before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True)
     if as_json:
         from daydream.report.analysis import report_record
 
@@ -73,49 +75,45 @@ def report_command(
         line()
         print_report(before, rows)
         _warn(before.timeline.graph)
-    _write(before.timeline, "simulated", out, html, before, None, [])
+    _write_timeline(out, before.timeline, "simulated")
+    if html is not None:
+        _write_html(html, before)
 
 
 @main.command("simulate")
 @_trace_options
 def simulate_command(trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
-    graph, timeline = _simulated(trace, out, html)
-    from daydream.report.breakdown import chosen_steps
-
-    steps = chosen_steps(graph, number)
-    before = None
+    answer = _replayed(trace, number, out, html)
     if as_json:
-        _print_json({"trace": str(trace), **_replay(timeline, steps)})
-    if html is not None or not as_json:
-        from daydream.report.analysis import analyse
-
-        before = analyse(timeline, steps, recorded=True)
-    if before is not None and not as_json:
+        _print_json({"trace": str(trace), **_replay_record(answer)})
+    analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
+    if analysis is not None and not as_json:
         from daydream.report.tables import line, print_steps
 
-        print_steps(before, _partial(before))
-        edges = len(graph.edge_source)
-        line(f"{len(graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
-        _warn(graph)
-    _write(timeline, "simulated", out, html, before, None, [])
+        print_steps(analysis, _partial(analysis))
+        edges = len(answer.graph.edge_source)
+        line(f"{len(answer.graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
+        _warn(answer.graph)
+    _write_timeline(out, answer.timeline, "simulated")
+    if html is not None and analysis is not None:
+        _write_html(html, analysis)
 
 
-def _replay(timeline: Timeline, steps: tuple[int, ...]) -> dict[str, Any]:
+def _replay_record(answer: Replay) -> dict[str, Any]:
     """The answer of ``simulate --json``: errors are shares of the measured time, over the full steps."""
     from daydream.report.analysis import seconds
 
-    graph = timeline.graph
+    graph, timeline, steps = answer.graph, answer.timeline, answer.steps
 
     def record(index: int) -> dict[str, Any]:
         step, simulated = graph.steps[index], float(timeline.step_us[index])
-        times = {"measured_seconds": seconds(step.measured_us), "simulated_seconds": seconds(simulated)}
-        return {"name": step.name, **times}
+        lengths = {"measured_seconds": seconds(step.measured_us), "simulated_seconds": seconds(simulated)}
+        return {"name": step.name, **lengths}
 
-    errors = [
-        abs(float(timeline.step_us[i]) / graph.steps[i].measured_us - 1) for i in steps if graph.steps[i].measured_us
-    ]
-    partial = [i for i, step in enumerate(graph.steps) if not step.full and i not in steps]
+    measured = {index: graph.steps[index].measured_us for index in steps}
+    errors = [abs(float(timeline.step_us[index]) / length - 1) for index, length in measured.items() if length]
+    partial = [index for index, step in enumerate(graph.steps) if not step.full and index not in steps]
     return {
         "steps": [record(index) for index in steps],
         "partial_steps": [record(index) for index in partial],
@@ -147,26 +145,29 @@ def whatif_command(
     rows: int,
 ) -> None:
     """Predict the step time of TRACE after changes."""
-    from daydream.whatif import apply_passes, parse_pass
+    from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]
-    before = _baseline(trace, number, out, html, rows)
-    changed, applied = apply_passes(before.timeline.graph, requests)
-    after = _analysed(changed, before.steps, "--pass", rows)
-    warnings = list(dict.fromkeys([*before.timeline.graph.warnings, *changed.warnings]))
+    baseline = _replayed(trace, number, out, html)
+    from daydream.answers import predict
+
+    prediction = predict(baseline, requests)
+    before, after = baseline.analysis(rows=rows), prediction.after.analysis(rows=rows)
     if as_json:
-        _print_json(
-            {"trace": str(trace), **_prediction(before, after), "passes": _records(applied), "warnings": warnings}
-        )
+        warnings = list(dict.fromkeys([*baseline.graph.warnings, *prediction.after.graph.warnings]))
+        record = {"trace": str(trace), **_prediction_record(before, after)}
+        _print_json({**record, "passes": _pass_records(prediction.applied), "warnings": warnings})
     else:
         from daydream.report.tables import print_whatif
 
-        print_whatif(before, after, applied)
-        _warn(changed)
-    _write(after.timeline, "predicted", out, html, before, after, applied)
+        print_whatif(before, after, prediction.applied)
+        _warn(prediction.after.graph)
+    _write_timeline(out, after.timeline, "predicted")
+    if html is not None:
+        _write_html(html, before, after, prediction.applied)
 
 
-def _prediction(before: Analysis, after: Analysis) -> dict[str, Any]:
+def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
     """The answer of ``whatif --json``: means over the steps, then each of them."""
     from daydream.report.analysis import critical_record, ratio, seconds
 
@@ -198,8 +199,8 @@ def _prediction(before: Analysis, after: Analysis) -> dict[str, Any]:
     }
 
 
-def _records(applied: list[Any]) -> list[dict[str, Any]]:
-    return [{"name": one.name, "parameters": one.parameters, "notes": list(one.notes)} for one in applied]
+def _pass_records(applied: Sequence[AppliedPass]) -> list[dict[str, Any]]:
+    return [{"name": each.name, "parameters": each.parameters, "notes": list(each.notes)} for each in applied]
 
 
 @main.command("passes")
@@ -212,8 +213,8 @@ def passes_command(name: str | None, as_json: bool) -> None:
 
     chosen = list(registered().values()) if name is None else [find_pass("NAME", name)]
     if as_json:
-        for one in chosen:
-            _print_json(describe(one))
+        for each in chosen:
+            _print_json(describe(each))
     elif name is not None:
         from daydream.report.tables import print_pass
 
@@ -231,27 +232,24 @@ def passes_command(name: str | None, as_json: bool) -> None:
     type=click.Path(dir_okay=False, path_type=Path),
     help="The file to write (.json), as roller compile takes it.",
 )
-@click.option(
-    "--fuse/--no-fuse", default=True, show_default=True, help="Chains of calls as one operator, or each alone."
-)
+@click.option("--fuse/--no-fuse", default=True, show_default=True, help="Runs of calls as one operator, or each alone.")
 @click.argument("trace", type=click.Path(path_type=Path))
 def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     """Write the operators of TRACE that ran on the CPU and that compiled kernels can replace."""
     import msgspec
 
     from daydream.swap.plan import replaceable
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.tasks.build import read_graph
     from hal.support.atomic import write_atomic
 
-    found = replaceable(build_graph(read_trace(trace)), fuse=fuse)
-    if not found:
+    operators = replaceable(read_graph(trace), fuse=fuse)
+    if not operators:
         raise InputError(str(trace), "holds no such operator with its input sizes", "record on a CPU, with shapes")
     try:
-        write_atomic(out, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_atomic(out, msgspec.json.format(msgspec.json.encode(operators), indent=1) + b"\n")
     except OSError as error:
         raise InputError(str(out), f"cannot be written: {error.strerror or error}") from None
-    click.echo(f"{len(found)} operators written to {out}", err=True)
+    click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
 @main.command("record", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -268,6 +266,7 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def record_command(
+    *,
     out: Path,
     steps: int,
     warmup: int,
@@ -307,39 +306,12 @@ def record_command(
 # What the commands share
 
 
-def _simulated(trace: Path, out: Path | None, html: Path | None) -> tuple[TaskGraph, Timeline]:
-    """The graph of a trace and its replay; whether the outputs can be written is checked first."""
+def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | None) -> Replay:
+    """A trace replayed; whether the outputs can be written is checked first."""
     _check_outputs(out, html)
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.answers import replay
 
-    graph = build_graph(read_trace(trace))
-    return graph, _run(graph, str(trace))
-
-
-def _run(graph: TaskGraph, where: str) -> Timeline:
-    from daydream.graph.simulate import CycleError, simulate
-
-    try:
-        return simulate(graph)
-    except CycleError as error:
-        raise InputError(where, str(error), "tasks must not depend on what depends on them") from None
-
-
-def _baseline(
-    trace: Path, number: int | None, out: Path | None, html: Path | None, rows: int, *, recorded: bool = False
-) -> Analysis:
-    graph, timeline = _simulated(trace, out, html)
-    from daydream.report.analysis import analyse
-    from daydream.report.breakdown import chosen_steps
-
-    return analyse(timeline, chosen_steps(graph, number), recorded=recorded, rows=rows)
-
-
-def _analysed(graph: TaskGraph, steps: tuple[int, ...], where: str, rows: int) -> Analysis:
-    from daydream.report.analysis import analyse
-
-    return analyse(_run(graph, where), steps, rows=rows)
+    return replay(trace, number)
 
 
 def _partial(analysis: Analysis) -> list[str]:
@@ -357,23 +329,20 @@ def _check_outputs(out: Path | None, html: Path | None) -> None:
             raise InputError(option, f"there is no directory {path.parent}", "make it first")
 
 
-def _write(
-    timeline: Timeline,
-    label: str,
-    out: Path | None,
-    html: Path | None,
-    before: Analysis | None,
-    after: Analysis | None,
-    applied: list[Any],
-) -> None:
-    if out is not None:
+def _write_timeline(path: Path | None, timeline: Timeline, label: str) -> None:
+    """Writes a timeline where a path is given; `label` stands in its rows' names."""
+    if path is not None:
         from daydream.report.timeline import write_timeline
 
-        write_timeline(timeline, out, label)
-    if html is not None and before is not None:
-        from daydream.report.html import write_report
+        write_timeline(timeline, path, label)
 
-        write_report(html, before, after, applied)
+
+def _write_html(
+    path: Path, before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = ()
+) -> None:
+    from daydream.report.html import write_report
+
+    write_report(path, before, after, applied)
 
 
 def _warn(graph: TaskGraph) -> None:

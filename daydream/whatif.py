@@ -28,21 +28,28 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """A pass that the user asked for. `source` is the file of a pass of their own, None for one of ours."""
+class PassRequest:
+    """A pass that the user asked for.
+
+    Attributes:
+        text: as the user wrote it.
+        name: the pass.
+        function: what it does to a graph.
+        parameters: what the user set, by the function's keyword.
+        defaults: defaults of all parameters, in the function's order.
+        source: file of a pass of the user's own, None for a registered one.
+    """
 
     text: str
     name: str
     function: Callable[..., Any]
     parameters: dict[str, Any]
-    """What the user set, by the function's keyword."""
     defaults: dict[str, Any]
-    """Defaults of all parameters, in the function's order."""
     source: Path | None = None
 
 
 @dataclass(frozen=True)
-class Applied:
+class AppliedPass:
     """A pass that was applied: its name, every parameter with its value, and what it says it did."""
 
     name: str
@@ -57,13 +64,17 @@ class Applied:
 
 
 def written(value: Any) -> str:
-    """A value as the command line takes it."""
+    """A value as the command line takes it.
+
+    >>> written(True), written(0.5), written("sum")
+    ('yes', '0.5', 'sum')
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def parse_pass(text: str) -> Request:
+def parse_pass(text: str) -> PassRequest:
     """Reads one ``--pass``.
 
     ``NAME[:KEY=VALUE,...]`` names a registered pass, ``FILE.py[:FUNCTION][:KEY=VALUE,...]`` a function
@@ -76,14 +87,14 @@ def parse_pass(text: str) -> Request:
     """
     file = re.match(r"(.+?\.py)(?=:|$)", text)
     if file:
-        rest = file.string[file.end() + 1 :]
-        head, _, tail = rest.partition(":")
-        function, options = ("", rest) if "=" in head else (head, tail)
-        return _own(text, Path(file[1]), function, options)
+        behind_file = file.string[file.end() + 1 :]
+        head, _, tail = behind_file.partition(":")
+        function, options = ("", behind_file) if "=" in head else (head, tail)
+        return _pass_of_file(text, Path(file[1]), function, options)
     name, _, options = text.partition(":")
-    found = find_pass(_OPTION, name)
-    parameters, defaults = _values(f"{_OPTION} {name}", options, found.parameters)
-    return Request(text=text, name=name, function=found.function, parameters=parameters, defaults=defaults)
+    what_if = find_pass(_OPTION, name)
+    parameters, defaults = _values(f"{_OPTION} {name}", options, what_if.parameters)
+    return PassRequest(text=text, name=name, function=what_if.function, parameters=parameters, defaults=defaults)
 
 
 def find_pass(field: str, name: str) -> WhatIf:
@@ -94,21 +105,21 @@ def find_pass(field: str, name: str) -> WhatIf:
     """
     from daydream.passes import registered
 
-    known = registered()
-    if name not in known:
-        close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    passes = registered()
+    if name not in passes:
+        close = difflib.get_close_matches(name, passes, n=3, cutoff=0.5)
         near = f"did you mean {listed(close)}? " if close else ""
         raise InputError(field, f"no pass is called {name!r}", f"{near}`daydream passes` lists all")
-    return known[name]
+    return passes[name]
 
 
-def describe(found: WhatIf) -> dict[str, Any]:
+def describe(what_if: WhatIf) -> dict[str, Any]:
     """A registered pass as JSON."""
     parameters = [
         {"name": p.name, "type": p.type.__name__, "default": p.default, "required": p.required}
-        for p in found.parameters
+        for p in what_if.parameters
     ]
-    return {"name": found.name, "summary": found.summary, "parameters": parameters}
+    return {"name": what_if.name, "summary": what_if.summary, "parameters": parameters}
 
 
 def parameter_text(parameter: Parameter) -> str:
@@ -116,35 +127,36 @@ def parameter_text(parameter: Parameter) -> str:
     return f"{parameter.name}={_KINDS[parameter.type].upper() if parameter.required else written(parameter.default)}"
 
 
-def _values(where: str, options: str, known: Sequence[Parameter]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _values(where: str, options: str, allowed: Sequence[Parameter]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters set, and the defaults of all."""
-    by_name = {parameter.name: parameter for parameter in known}
-    found: dict[str, Any] = {}
+    by_name = {parameter.name: parameter for parameter in allowed}
+    values: dict[str, Any] = {}
     for key, value in _pairs(where, options):
         parameter = by_name.get(key.strip().replace("_", "-"))
         if parameter is None:
             keys = f"its keys are {listed(list(by_name))}" if by_name else "it takes none"
             raise InputError(where, f"there is no key {key!r}", keys)
-        found[parameter.name.replace("-", "_")] = _value(where, parameter, value)
-    for parameter in known:
-        if parameter.required and parameter.name.replace("-", "_") not in found:
+        values[parameter.name.replace("-", "_")] = _value(where, parameter, value)
+    for parameter in allowed:
+        if parameter.required and parameter.name.replace("-", "_") not in values:
             raise InputError(
                 where, f"needs {parameter.name}", f"write {where.removeprefix(_OPTION).strip()}:{parameter.name}=..."
             )
-    return found, {parameter.name.replace("-", "_"): parameter.default for parameter in known}
+    return values, {parameter.name.replace("-", "_"): parameter.default for parameter in allowed}
 
 
 def _pairs(where: str, options: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    """Keys and values as written; a part without ``=`` continues the value before it."""
+    pairs: list[tuple[str, str]] = []
     for part in options.split(",") if options else []:
         key, equals, value = part.partition("=")
-        if equals and (not found or re.fullmatch(r"\s*[A-Za-z][\w-]*\s*", key)):
-            found.append((key, value))
-        elif found:
-            found[-1] = (found[-1][0], f"{found[-1][1]},{part}")
+        if equals and (not pairs or re.fullmatch(r"\s*[A-Za-z][\w-]*\s*", key)):
+            pairs.append((key, value))
+        elif pairs:
+            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{part}")
         else:
             raise InputError(where, f"{part!r} sets nothing", "write key=value,key=value")
-    return found
+    return pairs
 
 
 def _value(where: str, parameter: Parameter, text: str) -> Any:
@@ -174,15 +186,16 @@ def _example(parameter: Parameter) -> str:
 # Passes of the user's own
 
 
-def _own(text: str, path: Path, function: str, options: str) -> Request:
+def _pass_of_file(text: str, path: Path, wanted: str, options: str) -> PassRequest:
+    """The pass that a user's file defines: the function called `wanted`, or its only one where that is empty."""
     from daydream.passes import parameters_of
 
     candidates = _functions(path)
     if not candidates:
         raise InputError(str(path), "has no function whose first parameter is called graph", "write def f(graph): ...")
-    if not function and len(candidates) > 1:
+    if not wanted and len(candidates) > 1:
         raise InputError(str(path), f"has several passes: {listed(list(candidates))}", f"write {path}:NAME")
-    name = function or next(iter(candidates))
+    name = wanted or next(iter(candidates))
     if name not in candidates:
         raise InputError(str(path), f"has no pass {name!r}", f"it has {listed(list(candidates))}")
     try:
@@ -190,7 +203,9 @@ def _own(text: str, path: Path, function: str, options: str) -> Request:
     except TypeError as error:
         raise InputError(f"{path}:{candidates[name].__code__.co_firstlineno}", str(error)) from None
     values, defaults = _values(f"{_OPTION} {path}:{name}", options, parameters)
-    return Request(text=text, name=name, function=candidates[name], parameters=values, defaults=defaults, source=path)
+    return PassRequest(
+        text=text, name=name, function=candidates[name], parameters=values, defaults=defaults, source=path
+    )
 
 
 def _functions(path: Path) -> dict[str, Any]:
@@ -210,13 +225,13 @@ def _functions(path: Path) -> dict[str, Any]:
         raise _failed(error, path) from None
     finally:
         sys.path.pop(0)
-    found = {}
+    functions = {}
     for name, value in vars(module).items():
         if inspect.isfunction(value) and value.__code__.co_filename == str(path) and not name.startswith("_"):
             first = next(iter(inspect.signature(value).parameters), "")
             if first == "graph":
-                found[name] = value
-    return found
+                functions[name] = value
+    return functions
 
 
 def _failed(error: BaseException, path: Path) -> InputError:
@@ -232,7 +247,7 @@ def _failed(error: BaseException, path: Path) -> InputError:
 # Applying them
 
 
-def apply_passes(graph: TaskGraph, requests: Sequence[Request]) -> tuple[TaskGraph, list[Applied]]:
+def apply_passes(graph: TaskGraph, requests: Sequence[PassRequest]) -> tuple[TaskGraph, list[AppliedPass]]:
     """Applies passes one after another, each to what the one before it made.
 
     Raises:
@@ -241,11 +256,11 @@ def apply_passes(graph: TaskGraph, requests: Sequence[Request]) -> tuple[TaskGra
     applied = []
     for request in requests:
         graph, notes = _apply(graph, request)
-        applied.append(Applied(request.name, {**request.defaults, **request.parameters}, notes))
+        applied.append(AppliedPass(request.name, {**request.defaults, **request.parameters}, notes))
     return graph, applied
 
 
-def _apply(graph: TaskGraph, request: Request) -> tuple[TaskGraph, tuple[str, ...]]:
+def _apply(graph: TaskGraph, request: PassRequest) -> tuple[TaskGraph, tuple[str, ...]]:
     from daydream.graph.graph import TaskGraph
     from daydream.passes import Outcome
 
@@ -253,16 +268,18 @@ def _apply(graph: TaskGraph, request: Request) -> tuple[TaskGraph, tuple[str, ..
     try:
         # Standard output is for our JSON.
         with redirect_stdout(sys.stderr):
-            made = request.function(graph, **request.parameters)
+            result = request.function(graph, **request.parameters)
     except InputError as error:
         raise InputError(f"{where}: {error.field}", error.problem, error.remedy) from None
     except (Exception, SystemExit) as error:
         if request.source is None:
             raise
         raise _failed(error, request.source) from None
-    outcome = Outcome(made) if isinstance(made, TaskGraph) else made
+    outcome = Outcome(result) if isinstance(result, TaskGraph) else result
     if not isinstance(outcome, Outcome) or not isinstance(outcome.graph, TaskGraph):
-        raise InputError(where, f"returned {type(made).__name__}", "return the changed graph, or an Outcome with notes")
+        raise InputError(
+            where, f"returned {type(result).__name__}", "return the changed graph, or an Outcome with notes"
+        )
     _check(where, outcome.graph)
     if len(outcome.graph.steps) != len(graph.steps):
         count = len(outcome.graph.steps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,9 +23,6 @@ from roller.command.options import (
     search_option,
 )
 from roller.profile.command import profile_command
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group("roller", cls=Program, context_settings=CONTEXT)
@@ -74,6 +71,7 @@ def devices_command(name: str | None, as_json: bool) -> None:
 def compile_command(
     file: Path,
     device_name: str,
+    *,
     top_k: int,
     out: Path,
     jobs: int | None,
@@ -106,10 +104,10 @@ def compile_command(
         with progress(len(expressions), show=not as_json) as advance:
             finished = []
             for compiled in results:
-                directory = write_bundle(compiled, device, out)
+                bundle = write_bundle(compiled, device, out)
                 if as_json:
-                    click.echo(compiled_json(compiled, device, directory))
-                finished.append((compiled, directory))
+                    click.echo(compiled_json(compiled, bundle))
+                finished.append((compiled, bundle))
                 advance(compiled.expr.name)
     if not as_json:
         print_compiled(finished, device, time.perf_counter() - start)
@@ -208,7 +206,7 @@ def explain_command(
     from hal.catalog import load_device
     from roller.algorithms import parse_algorithms
     from roller.explain.page import explain
-    from roller.programs import find_programs, ranked
+    from roller.programs import find_programs
     from sokoban.kernel.form import kernel_form
     from sokoban.language.operators import load_operators
 
@@ -227,19 +225,19 @@ def explain_command(
         if len(expressions) > 1:
             raise InputError("--plot", f"draws one operator, {file} has {len(expressions)}", "pick one with --name")
     for expr in expressions:
-        construction = find_programs(kernel_form(expr), device, max(top_k, rank), method, kinds)
-        programs = ranked(construction, max(top_k, rank), kinds)
-        if rank > len(programs):
-            raise InputError("--rank", f"{expr.name} has {len(programs)} programs", "ask for one of those")
-        chosen = programs[rank - 1]
-        if picture is not None and chosen not in construction.programs:
+        programs = find_programs(kernel_form(expr), device, max(top_k, rank), method, kinds)
+        ranked = programs.ranked(max(top_k, rank), kinds)
+        if rank > len(ranked):
+            raise InputError("--rank", f"{expr.name} has {len(ranked)} programs", "ask for one of those")
+        chosen = ranked[rank - 1]
+        if picture is not None and len(chosen.parts) > 1:
             problem = f"rank {rank} of {expr.name} is several kernels ({chosen.policy}), the picture shows single ones"
             raise InputError("--plot", problem, "add --algorithms direct")
-        click.echo(explain(construction, rank, programs))
+        click.echo(explain(programs, rank, ranked))
         if picture is not None:
             from roller.explain.picture import plot
 
-            plot(construction, picture, 1 + [*map(id, construction.programs)].index(id(chosen)))
+            plot(programs, picture, 1 + [*map(id, programs.direct)].index(id(chosen)))
 
 
 @main.command("score")
@@ -335,20 +333,20 @@ def estimate_command(
 def inspect_command(kernel: Path, rank: int | None, architecture: str | None, listing: bool, as_json: bool) -> None:
     """Disassemble KERNEL, a bundle's folder, a .cu or a .cubin: what its hottest loop consists of. Of a bundle for
     processors the assembly is read."""
-    from roller.inspect.cpu import inspect_library, is_library_bundle, library_json, library_text
+    from roller.inspect.cpu import cpu_json, cpu_text, inspect_cpu, is_cpu_bundle
 
-    if is_library_bundle(kernel):
+    if is_cpu_bundle(kernel):
         if architecture is not None or listing:
             option = "--listing" if listing else "--arch"
             raise InputError(option, "is for GPU kernels", "leave it out; the whole assembly lies in the bundle")
-        library = inspect_library(kernel, rank)
-        click.echo(library_json(library) if as_json else library_text(library))
+        assembly = inspect_cpu(kernel, rank)
+        click.echo(cpu_json(assembly) if as_json else cpu_text(assembly))
         return
     from roller.inspect.inspection import inspect_path
     from roller.inspect.page import inspection_text, json_line
 
-    for found in inspect_path(kernel, rank, architecture):
-        click.echo(json_line(found) if as_json else inspection_text(found, listing=listing), nl=as_json)
+    for inspection in inspect_path(kernel, rank, architecture):
+        click.echo(json_line(inspection) if as_json else inspection_text(inspection, listing=listing), nl=as_json)
 
 
 @main.command("schema")

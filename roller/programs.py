@@ -8,16 +8,17 @@ with those of several kernels that :mod:`roller.algorithms` composes.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, algorithms_of
+from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algorithms_of
 from roller.construct.construct import construct
-from roller.construct.program import Construction, Reason, RProgram
+from roller.construct.program import Construction, Program, Reason, RProgram
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.search import SearchResult, search
@@ -32,8 +33,112 @@ SEARCHED_LANES = ("thread",)
 #: The policy of programs that the search found.
 SEARCH_POLICY = "search"
 
-#: A program of one kernel or of several.
-Program = RProgram | ChainProgram
+_P = TypeVar("_P", bound=Program)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Programs:
+    """The programs of one operator on one device, and where each came from.
+
+    Attributes:
+        placed: the operator on the device.
+        direct: programs of one kernel, best first by predicted time, each schedule once.
+        construction: what Roller constructed; None where the search looked alone.
+        search: what Sokoban's search found; None where construction looked alone.
+        considered: what became of the algorithms that compose several kernels; empty where none was asked for.
+        algorithm_seconds: the time that this took.
+    """
+
+    placed: PlacedForm
+    direct: tuple[RProgram, ...]
+    construction: Construction | None = None
+    search: SearchResult | None = None
+    considered: tuple[Considered, ...] = ()
+    algorithm_seconds: float = 0.0
+
+    @staticmethod
+    def of(
+        construction: Construction | None,
+        searched: SearchResult | None = None,
+        *,
+        top_k: int,
+        algorithms: Collection[str] = (DIRECT,),
+    ) -> Programs:
+        """What construction and search found, the ``top_k`` best of both, and what ``algorithms`` make of the operator.
+
+        Of equal times constructed programs come before searched ones. At least one of the two has to have looked.
+        """
+        known = construction or searched
+        assert known is not None
+        direct = _united(construction, searched, top_k)
+        start = time.perf_counter()
+        considered: tuple[Considered, ...] = ()
+        if direct and not set(algorithms) <= {DIRECT}:
+            considered = algorithms_of(known.placed, direct[0], algorithms)
+        return Programs(
+            placed=known.placed,
+            direct=direct,
+            construction=construction,
+            search=searched,
+            considered=considered,
+            algorithm_seconds=time.perf_counter() - start if considered else 0.0,
+        )
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """Where it runs."""
+        return self.placed.device
+
+    @property
+    def chains(self) -> tuple[ChainProgram, ...]:
+        """Programs of several kernels, best first by predicted time."""
+        chains = [program for considered in self.considered for program in considered.programs]
+        return tuple(sorted(chains, key=lambda program: program.estimate.seconds))
+
+    @property
+    def construct_seconds(self) -> float:
+        """The time that construction took; 0 where it did not look."""
+        return 0.0 if self.construction is None else self.construction.seconds
+
+    @property
+    def constructed_count(self) -> int:
+        """How many candidates construction scored."""
+        return 0 if self.construction is None else self.construction.considered
+
+    @property
+    def search_seconds(self) -> float:
+        """The time that the search took; 0 where it did not look."""
+        return 0.0 if self.search is None else self.search.seconds
+
+    @property
+    def searched_count(self) -> int:
+        """How many schedules the search scored."""
+        return 0 if self.search is None else self.search.scored
+
+    def ranked(self, top_k: int, algorithms: Collection[str] = ALGORITHMS, spares: int = 0) -> list[Program]:
+        """The ``top_k`` best programs of all kinds, best first, and up to ``spares`` more; of equal times those of one
+        kernel come first.
+
+        Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds. Without
+        ``direct`` among ``algorithms`` there are chains alone.
+
+        Raises:
+            InputError: none of the algorithms applies, and programs of one kernel were not asked for.
+        """
+        chains = self.chains
+        if DIRECT not in algorithms:
+            if not chains:
+                reasons = "; ".join(f"{each.algorithm}: {each.declined}" for each in self.considered)
+                problem = f"none applies to {self.form.expr.name} ({reasons})"
+                raise InputError("--algorithms", problem, "add direct")
+            return list(chains[: top_k + spares])
+        programs: list[Program] = [*self.direct, *chains[: max(1, top_k // 2)]]
+        return _best(programs, top_k)[: top_k + spares]
 
 
 def find_programs(
@@ -42,20 +147,17 @@ def find_programs(
     top_k: int = 10,
     method: str = "both",
     algorithms: Collection[str] = ALGORITHMS,
-) -> Construction:
+) -> Programs:
     """The ``top_k`` best programs of an operator by one of :data:`METHODS`, and what ``algorithms`` make of it;
-    :func:`ranked` puts both into one order.
+    :meth:`Programs.ranked` puts both into one order.
 
     Raises:
         InputError: the device has no layer that holds even the smallest tile, or there is no such method.
     """
     constructs, searches = finders(device, method)
-    if not constructs:
-        return with_algorithms(searched(search(form, device, top_k)), algorithms)
-    constructed = construct(form, device, top_k)
-    if searches:
-        constructed = united(constructed, search(form, device, top_k), top_k)
-    return with_algorithms(constructed, algorithms)
+    construction = construct(form, device, top_k) if constructs else None
+    searched = search(form, device, top_k) if searches else None
+    return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms)
 
 
 def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:
@@ -73,71 +175,8 @@ def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:
     return method != "sokoban", method != "roller" and searchable
 
 
-def with_algorithms(construction: Construction, algorithms: Collection[str]) -> Construction:
-    """The construction with what ``algorithms`` make of its operator beside its programs of one kernel."""
-    if not construction.programs or set(algorithms) <= {DIRECT}:
-        return construction
-    start = time.perf_counter()
-    found = algorithms_of(construction.form, construction.device, construction.programs[0], algorithms)
-    return replace(construction, algorithms=found, algorithm_seconds=time.perf_counter() - start)
-
-
-def ranked(
-    construction: Construction, top_k: int, algorithms: Collection[str] = ALGORITHMS, spares: int = 0
-) -> list[Program]:
-    """The ``top_k`` best programs of all kinds, best first, and up to ``spares`` more; of equal times those of one
-    kernel come first.
-
-    Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds. Without
-    ``direct`` among ``algorithms`` there are chains alone.
-
-    Raises:
-        InputError: none of the algorithms applies, and programs of one kernel were not asked for.
-    """
-    chains = sorted(
-        (program for considered in construction.algorithms for program in considered.programs),
-        key=lambda program: program.estimate.seconds,
-    )
-    if DIRECT not in algorithms:
-        if not chains:
-            reasons = "; ".join(f"{one.algorithm}: {one.declined}" for one in construction.algorithms)
-            raise InputError("--algorithms", f"none applies to {construction.form.expr.name} ({reasons})", "add direct")
-        return list(chains[: top_k + spares])
-    programs: list[Program] = [*construction.programs, *chains[: max(1, top_k // 2)]]
-    programs.sort(key=lambda program: program.estimate.seconds)
-    return with_fall_back(programs, top_k, _instruction)[: top_k + spares]
-
-
-def _instruction(program: Program) -> str:
-    """What computes a program; nothing where several kernels do."""
-    return program.schedule.instruction if isinstance(program, RProgram) else ""
-
-
-def searched(result: SearchResult) -> Construction:
-    """The programs of a search alone."""
-    return Construction(
-        form=result.form,
-        device=result.device,
-        programs=_programs(result),
-        considered=0,
-        epsilon=MOST_PADDING,
-        seconds=0.0,
-        searched=result.scored,
-        search_seconds=result.seconds,
-    )
-
-
-def united(constructed: Construction, result: SearchResult, top_k: int) -> Construction:
-    """Constructed and searched programs, best first, each schedule once; of equal times construction's come first."""
-    known = {schedule_key(program.schedule, constructed.form) for program in constructed.programs}
-    new = [p for p in _programs(result) if schedule_key(p.schedule, constructed.form) not in known]
-    programs = sorted([*constructed.programs, *new], key=lambda program: program.estimate.seconds)
-    programs = with_fall_back(programs, top_k, _instruction)[:top_k]
-    return replace(constructed, programs=tuple(programs), searched=result.scored, search_seconds=result.seconds)
-
-
 def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
-    """Equal for schedules that give the same kernel, however their defaults are written."""
+    """A key that is equal for schedules that give the same kernel, however their defaults are written."""
     steps = {**{axis: form.sizes[axis] for axis in form.reduced}, **schedule.step_of}
     shared = {axis: count for axis, count in schedule.reduce_threads if count > 1}
     return (
@@ -157,10 +196,36 @@ def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
     )
 
 
-def _programs(result: SearchResult) -> tuple[RProgram, ...]:
+def finder_of(policy: str) -> str:
+    """Who found a program of one kernel: ``"search"`` or ``"construction"``."""
+    return "search" if policy == SEARCH_POLICY else "construction"
+
+
+def _united(construction: Construction | None, searched: SearchResult | None, top_k: int) -> tuple[RProgram, ...]:
+    """Constructed and searched programs, best first, each schedule once; of equal times construction's come first."""
+    constructed = () if construction is None else construction.programs
+    if searched is None:
+        return constructed
+    programs = _searched_programs(searched)
+    if construction is None:
+        return programs
+    known = {schedule_key(program.schedule, construction.form) for program in constructed}
+    others = [program for program in programs if schedule_key(program.schedule, construction.form) not in known]
+    return tuple(_best([*constructed, *others], top_k)[:top_k])
+
+
+def _best(programs: Sequence[_P], top_k: int) -> list[_P]:
+    """All programs by predicted time, of equal times in the order given, with a fall-back among the first ``top_k``."""
+    ordered = sorted(programs, key=lambda program: program.estimate.seconds)
+    return with_fall_back(ordered, top_k, lambda program: program.instruction)
+
+
+def _searched_programs(result: SearchResult) -> tuple[RProgram, ...]:
+    """What the search found as programs, with the numbers of the search as their reasons."""
     looked = f"{result.enumerated} tiles enumerated, {result.scored} schedules left by closed forms and scored"
     return tuple(
         RProgram(
+            form=result.form,
             schedule=schedule,
             estimate=estimate,
             register_tile=None,

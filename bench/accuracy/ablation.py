@@ -21,7 +21,7 @@ from bench.accuracy.schedules import DEVICE, Score, evaluate
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.language.expression import Load
-from sokoban.model.gpu import breakdown, fetch, operands, stages, transactions
+from sokoban.model.gpu import breakdown, fetch, operands, stages, step, transactions
 from sokoban.model.gpu.loops import LoopNest
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 
@@ -69,8 +69,8 @@ def _figures(tiled: Sequence[Score], flat: Sequence[Score]) -> Figures:
 # RATIONAL without ...
 
 
-def _zeros(table: ScheduleTable, *_: Any) -> Floats:
-    return np.zeros(table.count)
+def _no_time(block_step: step.BlockStep, *_: Any) -> Floats:
+    return np.zeros(block_step.table.count)
 
 
 def _ones(table: ScheduleTable, *_: Any) -> Floats:
@@ -109,23 +109,22 @@ def _never_wide(table: ScheduleTable, *_: Any) -> Any:
     return np.zeros(table.count, dtype=bool)
 
 
-def _launch_without_rounding(*arguments: Any) -> stages.Launch:
+def _occupancy_without_rounding(block_step: step.BlockStep) -> step.Occupancy:
     """Warps and their share of the schedulers as fractions."""
-    table, device = arguments[0], arguments[1]
-    return replace(_LAUNCH(*arguments), warps=table.threads_per_block / device.warp_lanes)
+    warps: Any = block_step.table.threads_per_block / block_step.device.warp_lanes
+    return replace(_OCCUPANCY(block_step), warps=warps)
 
 
-def _fluid_schedulers(launch: stages.Launch, device: DeviceSpec) -> Floats:
-    return launch.warps * launch.running / device.teu.group_size
+def _fluid_schedulers(block_step: step.BlockStep) -> Floats:
+    return block_step.occupancy.warps * block_step.occupancy.running / block_step.device.teu.group_size
 
 
-def _launch_without_waves(*arguments: Any) -> stages.Launch:
+def _occupancy_without_waves(block_step: step.BlockStep) -> step.Occupancy:
     """Blocks spread evenly over the units, in fractions."""
-    table, device = arguments[0], arguments[1]
-    launch = _LAUNCH(*arguments)
-    share = table.block_count / device.unit_count
-    running = np.minimum(np.maximum(1, launch.resident), np.maximum(1.0, share))
-    return replace(launch, running=running, rounds=share / running)
+    occupancy = _OCCUPANCY(block_step)
+    blocks_of_a_unit = block_step.table.block_count / block_step.device.unit_count
+    running = np.minimum(np.maximum(1, occupancy.resident), np.maximum(1.0, blocks_of_a_unit))
+    return replace(occupancy, running=running, rounds=blocks_of_a_unit / running)
 
 
 def _block_limit(table: ScheduleTable, device: DeviceSpec, *_: Any) -> Ints:
@@ -170,7 +169,7 @@ def _instant_blocks(device: DeviceSpec) -> DeviceSpec:
 
 
 #: The functions that replacements above still call.
-_FETCH, _READS, _NEST, _LAUNCH = breakdown.fetch, breakdown.operand_reads, breakdown.loop_nest, breakdown.launch_of
+_FETCH, _READS, _NEST, _OCCUPANCY = step.fetch, step.operand_reads, step.loop_nest, step.occupancy_of
 
 #: The effects of RATIONAL; what follows a colon is a part of the effect before it.
 EFFECTS: Sequence[Effect] = (
@@ -189,37 +188,37 @@ EFFECTS: Sequence[Effect] = (
     Effect("banks: of the fetch", ((fetch, {"_store_passes": _one_pass}),)),
     Effect("vectors", ((operands, {"VECTOR_BYTES": 1}), (fetch, {"_is_vector_access": _never_wide}))),
     Effect("vectors: of operands", ((operands, {"VECTOR_BYTES": 1}),)),
-    Effect("density", ((breakdown, {"issue_seconds": _zeros, "operand_reads": _free_reads}),)),
-    Effect("density: issue slots", ((breakdown, {"issue_seconds": _zeros}),)),
-    Effect("cost of the fetch", ((breakdown, {"fetch": _free_fetch}),)),
+    Effect("density", ((breakdown, {"issue_seconds": _no_time}), (step, {"operand_reads": _free_reads}))),
+    Effect("density: issue slots", ((breakdown, {"issue_seconds": _no_time}),)),
+    Effect("cost of the fetch", ((step, {"fetch": _free_fetch}),)),
     Effect(
         "thread mapping",
-        ((breakdown, {"launch_of": _launch_without_rounding}), (stages, {"busiest_scheduler": _fluid_schedulers})),
+        ((step, {"occupancy_of": _occupancy_without_rounding}), (stages, {"busiest_scheduler": _fluid_schedulers})),
     ),
-    Effect("occupancy", ((stages, {"blocks_per_unit": _block_limit, "spilled_registers": _no_spills}),)),
-    Effect("occupancy: spills", ((stages, {"spilled_registers": _no_spills}),)),
-    Effect("compilers", ((breakdown, {"loop_nest": _whole_step, "hoisting_factor": _ones}),)),
-    Effect("compilers: rolled loops", ((breakdown, {"operand_reads": _reads_of_whole_steps}),)),
-    Effect("compilers: local accumulators", ((breakdown, {"loop_nest": _never_local}),)),
-    Effect("compilers: hoisting", ((breakdown, {"hoisting_factor": _ones}),)),
+    Effect("occupancy", ((step, {"blocks_per_unit": _block_limit, "spilled_registers": _no_spills}),)),
+    Effect("occupancy: spills", ((step, {"spilled_registers": _no_spills}),)),
+    Effect("compilers", ((step, {"loop_nest": _whole_step}), (breakdown, {"hoisting_factor": _one_pass}))),
+    Effect("compilers: rolled loops", ((step, {"operand_reads": _reads_of_whole_steps}),)),
+    Effect("compilers: local accumulators", ((step, {"loop_nest": _never_local}),)),
+    Effect("compilers: hoisting", ((breakdown, {"hoisting_factor": _one_pass}),)),
     Effect(
         "compilers: loads in flight",
         ((stages, {"loads_in_flight": _all_together}), (fetch, {"loads_in_flight": _all_together})),
     ),
     Effect("compilers: guards", ((fetch, {"GUARD_INSTRUCTIONS": 0.0}),)),
     Effect("compilers: guards of a whole vector", ((fetch, {"_waits": _all_by_themselves}),)),
-    Effect("latency", ((breakdown, {"waiting_seconds": _zeros}),)),
+    Effect("latency", ((breakdown, {"waiting_seconds": _no_time}),)),
     Effect("overlap", ((breakdown, {"UNHIDDEN": 0.0, "UNHIDDEN_WAIT": 0.0}),)),
     Effect("overlap: of stages", ((breakdown, {"UNHIDDEN": 0.0}),)),
     Effect("overlap: of waiting", ((breakdown, {"UNHIDDEN_WAIT": 0.0}),)),
     Effect("overlap: with DRAM", ((breakdown, {"DRAM_OVERLAP": NO_SUM}),)),
-    Effect("waves", ((breakdown, {"launch_of": _launch_without_waves}),)),
-    Effect("L2", ((breakdown, {"l2_seconds": _zeros, "stored_seconds_per_block": _zeros}),)),
+    Effect("waves", ((step, {"occupancy_of": _occupancy_without_waves}),)),
+    Effect("L2", ((breakdown, {"l2_seconds": _no_time, "stored_seconds_per_block": _no_time}),)),
     Effect("L2: reuse between blocks", ((stages, {"dram_bytes": lambda *_: np.inf}),)),
     Effect("L1 reuse", ((stages, {"L1_REUSE": 1}),)),
-    Effect("DRAM", ((breakdown, {"dram_seconds": _zeros}),)),
+    Effect("DRAM", ((breakdown, {"dram_seconds": _no_time}),)),
     Effect("DRAM: rows", ((stages, {"row_factor": lambda *_: 1.0}),)),
-    Effect("power limit", ((breakdown, {"power_seconds": _zeros}),)),
+    Effect("power limit", ((breakdown, {"power_seconds": _no_time}),)),
     Effect("block launch", device=_instant_blocks),
 )
 

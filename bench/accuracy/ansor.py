@@ -168,7 +168,6 @@ def _tiled(kind: str, columns: Columns) -> Kernel:
         reduce_threads=np.ones(count, dtype=np.int64),
         cached={tensor: np.ones(count, dtype=np.bool_) for tensor in inputs},
         padding={tensor: np.zeros(count, dtype=np.int64) for tensor in inputs},
-        warp_tile=np.zeros(count, dtype=np.bool_),
         # Ansor's programs store their results one by one.
         vector={tensor: columns[f"vec_{name}"].astype(np.int64) for tensor, name in inputs.items()}
         | {form.expr.output.name: np.ones(count, dtype=np.int64)},
@@ -199,7 +198,6 @@ def _flat(name: str, operator: Mapping[str, Any], threads: Ints, unroll: Ints | 
         reduce_threads=ones,
         cached={tensor: np.zeros(count, dtype=np.bool_) for tensor in tensors},
         padding={tensor: np.zeros(count, dtype=np.int64) for tensor in tensors},
-        warp_tile=np.zeros(count, dtype=np.bool_),
         vector=dict.fromkeys((*tensors, form.expr.output.name), ones),
         unroll=np.zeros(count, dtype=np.int64) if unroll is None else unroll.astype(np.int64),
     )

@@ -17,7 +17,7 @@ from rich.table import Table
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.calls import Call, price
+from roller.library.calls import LibraryCall, price
 from roller.library.gemm import GemmLaunch, gemm_seconds
 from roller.library.parts import convolution, elementwise, product
 from sokoban.schedule.table import Floats
@@ -136,13 +136,13 @@ def _score(operation: str, device: DeviceSpec, predicted: Floats, rows: Columns,
     return Score(operation, device.name, predicted, rows["latency_ms"].astype(np.float64) / 1e3, bar)
 
 
-def _products(rows: Columns) -> list[Call]:
+def _products(rows: Columns) -> list[LibraryCall]:
     batched = str(rows["op"][0]) == "bmm"
     sizes = zip(*(rows[key].tolist() for key in ("b", "m", "n", "k")), strict=True)
     return [product(b, m, n, k, "float32", batched=batched, bias=not batched) for b, m, n, k in sizes]
 
 
-def _convolutions(rows: Columns) -> list[Call]:
+def _convolutions(rows: Columns) -> list[LibraryCall]:
     """The files have no groups and no dilation."""
     names = {"b": "n", "c": "c", "f": "f", "h": "h", "w": "w", "kh": "kh", "kw": "kw", "stride": "stride"}
     names |= {"out_h": "out_h", "out_w": "out_w"}
@@ -151,7 +151,7 @@ def _convolutions(rows: Columns) -> list[Call]:
     return [convolution(dict(zip(names.values(), row, strict=True)) | fixed, "float32") for row in columns]
 
 
-def _elementwise(rows: Columns) -> list[Call]:
+def _elementwise(rows: Columns) -> list[LibraryCall]:
     """``addu`` is an addition of a number."""
     out = []
     for op, b, h in zip(rows["op"].tolist(), rows["b"].tolist(), rows["h"].tolist(), strict=True):
@@ -161,11 +161,14 @@ def _elementwise(rows: Columns) -> list[Call]:
     return out
 
 
-def _rows(kind: str) -> Callable[[Columns], list[Call]]:
-    return lambda rows: [Call(kind, kind, (b, h)) for b, h in zip(rows["b"].tolist(), rows["h"].tolist(), strict=True)]
+def _rows(kind: str) -> Callable[[Columns], list[LibraryCall]]:
+    return lambda rows: [
+        LibraryCall(kind=kind, label=kind, sizes=(b, h))
+        for b, h in zip(rows["b"].tolist(), rows["h"].tolist(), strict=True)
+    ]
 
 
-_MAKERS: Mapping[str, Callable[[Columns], list[Call]]] = {
+_MAKERS: Mapping[str, Callable[[Columns], list[LibraryCall]]] = {
     "bmm": _products,
     "linear": _products,
     "element-wise": _elementwise,

@@ -23,7 +23,7 @@ from hal.spec.device import DeviceSpec
 from hal.spec.parts import Framework
 from roller.library import convolution, convolution_algorithms, elementwise, gemm_cost, rowwise, streams
 from roller.library.calls import price
-from roller.library.convolution_algorithms import Algorithm, Problem
+from roller.library.convolution_algorithms import Algorithm, ConvolutionProblem
 from roller.library.gemm import gemm_seconds
 from roller.library.gemm_types import Floats
 
@@ -78,18 +78,18 @@ def _gemm_constants(constants: Mapping[str, Any]) -> Iterator[None]:
 # The models without ...
 
 
-def _no_seconds(launch: gemm_cost.Launch, *_: Any) -> Floats:
+def _no_seconds(launch: gemm_cost.TiledGemms, *_: Any) -> Floats:
     return np.full(launch.m.shape, TINY)
 
 
-def _fluid_compute(launch: gemm_cost.Launch, device: DeviceSpec, *rest: Any) -> Floats:
+def _fluid_compute(launch: gemm_cost.TiledGemms, device: DeviceSpec, *rest: Any) -> Floats:
     """Blocks spread evenly over the units."""
     columns, rows, results = gemm_cost.blocks_of(launch)
     share = columns * rows * results / device.unit_count
     return np.asarray(_COMPUTE(launch, device, *rest) * share / np.ceil(share))
 
 
-def _rank_by_time(launch: gemm_cost.Launch, device: DeviceSpec, kernel: Floats, *_: Any) -> Floats:
+def _rank_by_time(launch: gemm_cost.TiledGemms, device: DeviceSpec, kernel: Floats, *_: Any) -> Floats:
     return kernel
 
 
@@ -98,7 +98,7 @@ def _fluid_tiles(device: DeviceSpec, blocks: Floats, work: Floats, threads: floa
     return work * blocks / rate
 
 
-def _never(device: DeviceSpec, problem: Problem, *_: Any, **__: Any) -> Algorithm:
+def _never(device: DeviceSpec, problem: ConvolutionProblem, *_: Any, **__: Any) -> Algorithm:
     return Algorithm({"multiply": np.full(problem.n.shape, 1e9)}, 1)
 
 

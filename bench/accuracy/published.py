@@ -22,6 +22,7 @@ from hal.spec.device import DeviceSpec
 from roller.programs import find_programs
 from roller.text.quantities import si_text, time_text
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operators_from_json
 from sokoban.model.rational import estimate
 from sokoban.schedule.files import table_from_json
@@ -66,9 +67,9 @@ class Product:
     def predicted_seconds(self) -> float:
         """By RATIONAL: of the published schedule, or of our best kernel where there is none."""
         if self.schedule is None:
-            return find_programs(self.form, self.device, 1).programs[0].estimate.seconds
+            return find_programs(self.form, self.device, 1).direct[0].estimate.seconds
         table = table_from_json(msgspec.json.encode(self.schedule), self.form)
-        return float(estimate(table, self.device).seconds[0])
+        return float(estimate(table, PlacedForm(table.form, self.device)).seconds[0])
 
 
 def products(kind: str) -> list[Product]:

@@ -15,6 +15,7 @@ from bench.accuracy.ansor import FLAT, TILED, Log, load_logs
 from bench.accuracy.data import data_directory
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import Floats
 
@@ -74,7 +75,7 @@ def predict(log: Log, device: DeviceSpec) -> Floats:
     """Seconds by program: the sum over its kernels."""
     total = np.zeros(len(log.trial))
     for kernel in log.kernels:
-        total = total + estimate(kernel.table, device).seconds
+        total = total + estimate(kernel.table, PlacedForm(kernel.table.form, device)).seconds
     return total
 
 

@@ -89,8 +89,8 @@ def evaluate(data: Path, device: DeviceSpec, names: Sequence[str] | None = None)
         if record is None or (names is not None and expr.name not in names):
             continue
         form = kernel_form(expr)
-        constructed = find_programs(form, device, 1, "roller").programs[0].estimate.seconds
-        best = find_programs(form, device, 1, "both").programs[0]
+        constructed = find_programs(form, device, 1, "roller").direct[0].estimate.seconds
+        best = find_programs(form, device, 1, "both").direct[0]
         measured = {column: float(record[column]) / 1e3 for column in REFERENCES if record[column]}
         out.append(
             Row(

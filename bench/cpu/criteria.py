@@ -40,7 +40,7 @@ class Criterion:
 
 def criteria(results: Results, suite: Sequence[Mapping[str, Any]]) -> list[Criterion]:
     """All lines over the operators of the whole suite, whichever of them were measured."""
-    by_name = {one.name: one for one in results.operators}
+    by_name = {operator.name: operator for operator in results.operators}
     names = [str(spec["name"]) for spec in suite]
     convolutions = [str(spec["name"]) for spec in suite if spec.get("op") == "conv2d"]
     rest = [name for name in names if name not in GEMMS and name not in convolutions]
@@ -50,18 +50,21 @@ def criteria(results: Results, suite: Sequence[Mapping[str, Any]]) -> list[Crite
     return [
         *(_gemm(by_name.get(name), name, everybody) for name in GEMMS if name in names),
         _mean(measured, len(names), _64, MEAN_BAR_64),
-        _mean([one for one in measured if one.name in long], len(long), _512, MEAN_BAR_512),
+        _mean([operator for operator in measured if operator.name in long], len(long), _512, MEAN_BAR_512),
         _cost("construction", measured, len(names), CONSTRUCTION_BAR, _construction),
         _cost("construction and profiling", measured, len(names), PROFILING_BAR, _search),
         _each(
             f"convolutions: at least {CONVOLUTION_BAR} of oneDNN each",
             [by_name.get(name) for name in convolutions],
-            lambda one: (one.ratio(*ONEDNN) is not None, _at_least(one, CONVOLUTION_BAR)),
+            lambda operator: (operator.ratio(*ONEDNN) is not None, _at_least(operator, CONVOLUTION_BAR)),
         ),
         _each(
             f"all others: at least {REST_BAR} times PyTorch, or within {LIMIT_SLACK - 1:.0%} of the bandwidth limit",
             [by_name.get(name) for name in rest],
-            lambda one: (one.ratio(*ONEDNN, "limit") is not None, _at_least(one, REST_BAR) or near_limit(one)),
+            lambda operator: (
+                operator.ratio(*ONEDNN, "limit") is not None,
+                _at_least(operator, REST_BAR) or near_limit(operator),
+            ),
         ),
         _first_choice(measured, len(names)),
         _error(measured, len(names), f"median error of predicted times: at most {ERROR_BAR:.0%}", prediction_error),
@@ -74,21 +77,21 @@ def criteria(results: Results, suite: Sequence[Mapping[str, Any]]) -> list[Crite
     ]
 
 
-def near_limit(one: OperatorResult) -> bool:
+def near_limit(operator: OperatorResult) -> bool:
     """Whether ours takes at most a tenth longer than moving the operator's bytes."""
-    ratio = one.ratio("limit")
+    ratio = operator.ratio("limit")
     return ratio is not None and ratio.median * LIMIT_SLACK >= 1.0
 
 
-def prediction_error(one: OperatorResult) -> float | None:
+def prediction_error(operator: OperatorResult) -> float | None:
     """(predicted - measured) / measured of our kernel, predicted when it was compiled."""
-    ours = one.entry("ours")
+    ours = operator.entry("ours")
     return None if ours is None else _error_of(ours, ours.facts.predicted_seconds)
 
 
-def error_then(one: OperatorResult) -> float | None:
-    """The same, predicted from a spec that was measured right before and after."""
-    ours = one.entry("ours")
+def error_then(operator: OperatorResult) -> float | None:
+    """(predicted - measured) / measured of our kernel, predicted from a spec measured right before and after."""
+    ours = operator.entry("ours")
     return None if ours is None else _error_of(ours, ours.facts.predicted_then_seconds)
 
 
@@ -96,17 +99,17 @@ def _error_of(ours: Entry, predicted: float | None) -> float | None:
     return None if ours.time is None or predicted is None else predicted / ours.time.median - 1.0
 
 
-def _at_least(one: OperatorResult, bar: float) -> bool:
-    ratio = one.ratio(*ONEDNN)
+def _at_least(operator: OperatorResult, bar: float) -> bool:
+    ratio = operator.ratio(*ONEDNN)
     return ratio is not None and ratio.median >= bar
 
 
-def _gemm(one: OperatorResult | None, name: str, rivals: Sequence[str]) -> Criterion:
+def _gemm(operator: OperatorResult | None, name: str, rivals: Sequence[str]) -> Criterion:
     text = f"{name}: at least {GEMM_BAR} of the best of oneDNN, OpenBLAS and MetaSchedule"
-    ratio = None if one is None else one.ratio(*rivals)
-    if one is None or ratio is None:
+    ratio = None if operator is None else operator.ratio(*rivals)
+    if operator is None or ratio is None:
         return Criterion(text, "-", None)
-    missing = [who for who in ("torch", "openblas", _64) if one.entry(who) is None]
+    missing = [who for who in ("torch", "openblas", _64) if operator.entry(who) is None]
     lacking = f", without {', '.join(missing)}" if missing else ""
     met = None if missing else ratio.median >= GEMM_BAR
     return Criterion(text, f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}){lacking}", met)
@@ -121,7 +124,7 @@ def _whole(met: bool, count: int, total: int) -> bool | None:
 
 
 def _mean(measured: Sequence[OperatorResult], total: int, who: str, bar: float) -> Criterion:
-    found = [ratio.median for one in measured if (ratio := one.ratio(who)) is not None]
+    found = [ratio.median for operator in measured if (ratio := operator.ratio(who)) is not None]
     text = f"geometric mean over {total} operators against {who}: at least {bar}"
     mean = geometric_mean(found)
     if mean is None:
@@ -129,13 +132,13 @@ def _mean(measured: Sequence[OperatorResult], total: int, who: str, bar: float) 
     return Criterion(text, f"{mean:.3f}{_of(len(found), total)}", _whole(mean >= bar, len(found), total))
 
 
-def _construction(one: OperatorResult) -> float | None:
-    ours = one.entry("ours")
+def _construction(operator: OperatorResult) -> float | None:
+    ours = operator.entry("ours")
     return None if ours is None else ours.facts.construction_seconds
 
 
-def _search(one: OperatorResult) -> float | None:
-    ours, construction = one.entry("ours"), _construction(one)
+def _search(operator: OperatorResult) -> float | None:
+    ours, construction = operator.entry("ours"), _construction(operator)
     if ours is None or construction is None or ours.facts.profiling_seconds is None:
         return None
     return construction + ours.facts.profiling_seconds
@@ -150,8 +153,8 @@ def _cost(
 ) -> Criterion:
     """Seconds of ours, all operators together, as a share of MetaSchedule's search over 64 trials."""
     pairs = []
-    for one in measured:
-        tuned, ours = one.entry(_64), seconds(one)
+    for operator in measured:
+        tuned, ours = operator.entry(_64), seconds(operator)
         if ours is not None and tuned is not None and tuned.facts.tuning_seconds:
             pairs.append((ours, tuned.facts.tuning_seconds))
     text = f"{what}: at most 1/{1 / bar:.0f} of MetaSchedule's tuning over 64 trials"
@@ -167,7 +170,7 @@ def _each(
     judge: Callable[[OperatorResult], tuple[bool, bool]],
 ) -> Criterion:
     """A bar for each of some operators; ``judge`` says whether one was measured, and whether it keeps the bar."""
-    judged = {one.name: judge(one) for one in operators if one is not None}
+    judged = {operator.name: judge(operator) for operator in operators if operator is not None}
     known = [name for name, (measured, _) in judged.items() if measured]
     if not known:
         return Criterion(text, "-", None)
@@ -182,7 +185,7 @@ def _each(
 
 def _first_choice(measured: Sequence[OperatorResult], total: int) -> Criterion:
     text = f"RATIONAL's first choice over the best of its top 50, mean: at most {FIRST_CHOICE_BAR}"
-    found = [ours.facts.first_choice for one in measured if (ours := one.entry("ours")) is not None]
+    found = [ours.facts.first_choice for operator in measured if (ours := operator.entry("ours")) is not None]
     known = [value for value in found if value is not None]
     if not known:
         return Criterion(text, "-", None)
@@ -194,7 +197,7 @@ def _first_choice(measured: Sequence[OperatorResult], total: int) -> Criterion:
 def _error(
     measured: Sequence[OperatorResult], total: int, text: str, error_of: Callable[[OperatorResult], float | None]
 ) -> Criterion:
-    errors = [abs(error) for one in measured if (error := error_of(one)) is not None]
+    errors = [abs(error) for operator in measured if (error := error_of(operator)) is not None]
     if not errors:
         return Criterion(text, "-", None)
     median = statistics.median(errors)

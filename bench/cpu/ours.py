@@ -20,7 +20,7 @@ from bench.cpu.rivals import Array, Call, Operator, Prepared, Unable
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
-    from codegen.bundle.reader import BundleEntry, KernelEntry
+    from codegen.bundle.records import Bundle, KernelRecord
 
 #: Kernels, by predicted rank, of which the fastest measured one competes; others are there to judge the first choice.
 PROFILED = 10
@@ -48,7 +48,7 @@ def from_bundle(operator: Operator) -> Prepared:
         "predicted_seconds": kernel.kernel.seconds,
         "first_choice": first_choice(bundle),
         "construction_seconds": construction_seconds(operator),
-        "profiling_seconds": bundle.profiling_seconds.get(min(PROFILED, len(bundle.kernels))),
+        "profiling_seconds": bundle.manifest.profiling_seconds.get(min(PROFILED, len(bundle.kernels))),
         "detail": f"rank {kernel.kernel.predicted_rank}",
     }
     out = np.full(kernel.output.shape, np.nan, np.float32)
@@ -59,7 +59,7 @@ def from_bundle(operator: Operator) -> Prepared:
     return Prepared(bind, facts)
 
 
-def competitor(bundle: BundleEntry) -> KernelEntry:
+def competitor(bundle: Bundle) -> KernelRecord:
     """The fastest measured kernel of those that would have been profiled; without a profile the one predicted to be it.
 
     Raises:
@@ -87,7 +87,7 @@ def construction_seconds(operator: Operator) -> float:
     return time.perf_counter() - started
 
 
-def first_choice(bundle: BundleEntry) -> float | None:
+def first_choice(bundle: Bundle) -> float | None:
     """Measured time of the kernel predicted to be best over that of the best; None where it has no profile."""
     measured = {
         kernel.predicted_rank: kernel.profiled_seconds

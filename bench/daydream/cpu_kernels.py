@@ -11,12 +11,12 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from codegen import staged_directory
-from codegen.bundle.manifest import KernelRecord, read_manifest, to_json
+from codegen.bundle.manifest import read_manifest, to_json
+from codegen.bundle.records import KernelRecord
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -38,7 +38,7 @@ def slowed(fast: Path, slow: Path) -> Path:
 
 
 def profiled(folder: Path) -> Path:
-    """The same folder, its kernels timed on this machine's cores."""
+    """The folder of bundles with its kernels timed on this machine's cores."""
     _run(*ROLLER, "profile", str(folder))
     return folder
 
@@ -92,7 +92,7 @@ def _write_slow_bundle(folder: Path, form: KernelForm, target: Path) -> None:
         (staged / "slow.so").write_bytes(library.data)
         (staged / "slow.s").write_text(library.assembly, "utf-8")
         (staged / "slow.schedule.json").write_bytes(to_json(schedule.to_json()))
-        (staged / MANIFEST).write_bytes(to_json(replace(manifest, kernels=[record])))
+        (staged / MANIFEST).write_bytes(to_json(replace(manifest, kernels=(record,))))
 
 
 def slow_schedule(form: KernelForm, schedule: TileSchedule, lanes: int) -> TileSchedule:

@@ -42,7 +42,7 @@ from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.passes.replace_operator import recorded_call_us, replaced
 from daydream.passes.unprofiled import unprofiled
-from daydream.swap.bundles import CompiledOperator, read_bundles
+from daydream.swap.bundles import BundledOperator, read_bundles
 from daydream.swap.plan import Replacement, replaceable, replacements
 from hal.support.errors import InputError
 
@@ -231,7 +231,7 @@ class Plan:
         stay = sum(call.duration_us for call in kept) * 1e-6 / self.steps
         self.parts = Parts(kernels=kernels, others=stay, between=float(steps.mean()) - kernels - stay)
 
-    def _timed(self, kernel: CompiledOperator) -> CompiledOperator:
+    def _timed(self, kernel: BundledOperator) -> BundledOperator:
         return replace(kernel, seconds=self.alone.get(kernel.folder, kernel.seconds))
 
 
@@ -325,8 +325,8 @@ def kernel_times(
             KernelTimes(
                 name=name,
                 count=count // steps,
-                calls=" ".join(call.name.removeprefix("aten::") for call in some[0].chain.calls),
-                recorded=statistics.median(one.chain.duration_us for one in some) * 1e-6,
+                calls=" ".join(call.name.removeprefix("aten::") for call in some[0].run.calls),
+                recorded=statistics.median(one.run.duration_us for one in some) * 1e-6,
                 kernel=kernel.seconds,
                 profile=profile[kernel.folder],
                 within=inside.get(operator_name(kernel, namespace)),

@@ -17,15 +17,14 @@ import numpy as np
 import torch
 
 from bench.cpu.machine import Machine, pin
-from codegen.runtime.cpu import load_cpu
+from codegen.runtime.cpu import CpuOperator
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.passes.unprofiled import unprofiled
 from daydream.record.record import record
 from daydream.record.timing import custom_call_us
 from daydream.swap.calls import operator_calls
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from roller.profile.cpu import private_bytes, rotating_sets
 
 WARM_STEPS = 5
@@ -60,7 +59,7 @@ def recorded(model: Any, inputs: Sequence[Any], path: Path, steps: int) -> TaskG
         while recorder.written is None:
             model(*inputs)
             recorder.step()
-    return build_graph(read_trace(path))
+    return read_graph(path)
 
 
 class Alone:
@@ -71,7 +70,7 @@ class Alone:
     """
 
     def __init__(self, bundle: Path) -> None:
-        kernel = load_cpu(bundle)
+        kernel = CpuOperator.load(bundle)
         shapes = [(argument.shape, argument.dtype) for argument in kernel.inputs]
         count = rotating_sets(sum(math.prod(shape) * 4 for shape, _ in shapes), private_bytes())
         numbers = np.random.default_rng(0)

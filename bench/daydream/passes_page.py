@@ -21,8 +21,7 @@ import click
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.passes import Parameter, WhatIf, registered
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 
 TRACES = {
@@ -163,7 +162,7 @@ def gpu_ms(graph: TaskGraph) -> float:
 
 def page(folder: Path) -> Iterator[str]:
     """The lines of the page."""
-    graphs = {name: build_graph(read_trace(folder / file)) for name, file in TRACES.items()}
+    graphs = {name: read_graph(folder / file) for name, file in TRACES.items()}
     yield HEAD
     yield "| | " + " | ".join(graphs) + " |"
     yield "|---|" + "--:|" * len(graphs)

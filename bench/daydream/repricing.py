@@ -15,8 +15,7 @@ import numpy as np
 
 from daydream.operators.pricing import device_of
 from daydream.operators.repricing import RepricedRow, repriced_table, totals
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 
 #: Rows whose library price is this factor from the recording are listed one by one.
@@ -63,7 +62,7 @@ def main(trace: Path, device: str, search: str) -> None:
 
 def page(trace: Path, device: str, search: str) -> Iterator[str]:
     """The lines of the page."""
-    graph = build_graph(read_trace(trace))
+    graph = read_graph(trace)
     spec, stands_in = device_of(graph, device)
     library = repriced_table(graph, spec, "library")
     best = repriced_table(graph, spec, "best", search=search)

@@ -17,7 +17,7 @@ import pytest
 from bench.accuracy.data import default_directory
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
-from daydream.tasks.build import build_graph
+from daydream.tasks.build import read_graph
 from daydream.trace.kineto import read_trace
 
 TRACE = "traces/resnet50_v100_nw0.pt.trace.json.gz"
@@ -35,7 +35,7 @@ def trace_file() -> Path:
 
 @pytest.fixture(scope="module")
 def graph(trace_file: Path) -> TaskGraph:
-    return build_graph(read_trace(trace_file))
+    return read_graph(trace_file)
 
 
 def repeated(graph: TaskGraph, copies: int) -> TaskGraph:
@@ -69,7 +69,7 @@ def test_read(benchmark: Any, trace_file: Path) -> None:
 
 
 def test_file_to_graph(benchmark: Any, trace_file: Path, limits: bool) -> None:
-    graph = benchmark.pedantic(lambda: build_graph(read_trace(trace_file)), rounds=5, warmup_rounds=1)
+    graph = benchmark.pedantic(lambda: read_graph(trace_file), rounds=5, warmup_rounds=1)
     assert len(graph) > 40_000
     assert not limits or benchmark.stats.stats.median <= 1.5
 
@@ -124,7 +124,7 @@ def test_beside_holistic_trace_analysis(benchmark: Any, trace_file: Path) -> Non
     python = os.environ.get("HTA_PYTHON", sys.executable)
     if subprocess.run([python, "-c", "import hta.trace_analysis"], capture_output=True).returncode:
         pytest.skip("needs HolisticTraceAnalysis; name a Python that has it: HTA_PYTHON")
-    graph = benchmark.pedantic(lambda: build_graph(read_trace(trace_file)), rounds=3, warmup_rounds=1)
+    graph = benchmark.pedantic(lambda: read_graph(trace_file), rounds=3, warmup_rounds=1)
     command = [python, "-c", HOLISTIC, str(trace_file)]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     theirs = json.loads(result.stdout.splitlines()[-1])

@@ -66,11 +66,11 @@ def profiled(bundle: Path, device: int) -> list[dict[str, Any]]:
     a bundle. Nothing is written into the bundle.
     """
     from roller.profile.gpu import MeasureOptions
-    from roller.profile.gpu_worker import ChildRunner
+    from roller.profile.gpu_worker import GpuRunner
     from roller.profile.profile import ProfileOptions, profile_bundle
 
     options = ProfileOptions(measure=MeasureOptions(repeats=10, warmup_seconds=0.2, limit_seconds=0.5))
-    runner = ChildRunner(device, options.measure)
+    runner = GpuRunner(device, options.measure)
     try:
         found = profile_bundle(bundle, runner, runner.board(), options)
     finally:

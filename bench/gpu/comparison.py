@@ -47,9 +47,9 @@ class Standing:
 
 def candidate(result: OperatorResult, who: str, precision: str) -> Candidate | None:
     """Who computed an operator in a precision, if it was right and timed."""
-    for one in result.candidates:
-        if (one.who, one.precision) == (who, precision) and one.cold is not None:
-            return one
+    for competitor in result.candidates:
+        if (competitor.who, competitor.precision) == (who, precision) and competitor.cold is not None:
+            return competitor
     return None
 
 
@@ -58,20 +58,24 @@ def duels(results: Results, rival: str, precision: str) -> list[Duel]:
 
     Matrix products of float32 operators in TF32 or float16 are another computation, and no rival of ours.
     """
-    found = []
+    fights = []
     for result in results.operators:
         ours = candidate(result, "roller", precision)
         names = ("library", "compile", "triton") if rival == "best" else (rival,)
-        others = [one for one in (candidate(result, name, precision) for name in names) if one is not None]
-        times = [one.cold.seconds for one in others if one.cold is not None]
+        rivals = [
+            competitor
+            for competitor in (candidate(result, name, precision) for name in names)
+            if competitor is not None
+        ]
+        times = [competitor.cold.seconds for competitor in rivals if competitor.cold is not None]
         if ours is not None and ours.cold is not None and times and result.dtype == precision:
-            found.append(Duel(result, ours.cold.seconds, min(times)))
-    return found
+            fights.append(Duel(result, ours.cold.seconds, min(times)))
+    return fights
 
 
 def standing(rival: str, precision: str, fights: Sequence[Duel]) -> Standing:
     """The shares over some duels, of which there has to be one."""
-    ratios = [one.ratio for one in fights]
+    ratios = [fight.ratio for fight in fights]
 
     def share(slack: float) -> float:
         return sum(ratio * (1 + slack) >= 1 for ratio in ratios) / len(ratios)
@@ -92,7 +96,7 @@ def standings(results: Results) -> list[Standing]:
     precisions = sorted({result.dtype for result in results.operators}, reverse=True)
     pairs = [(rival, precision) for precision in precisions for rival in ("library", "compile", "triton", "best")]
     return [
-        standing(rival, precision, found) for rival, precision in pairs if (found := duels(results, rival, precision))
+        standing(rival, precision, fights) for rival, precision in pairs if (fights := duels(results, rival, precision))
     ]
 
 
@@ -119,27 +123,32 @@ class Prediction:
 
 def prediction(op: str, profiles: Sequence[ProfileResult]) -> Prediction | None:
     """Over the kernels of some bundles; None where none was timed."""
-    pairs = [(one.predicted_seconds, one.cold.seconds) for each in profiles for one in each.kernels if one.cold]
+    pairs = [
+        (kernel.predicted_seconds, kernel.cold.seconds)
+        for profile in profiles
+        for kernel in profile.kernels
+        if kernel.cold
+    ]
     if not pairs:
         return None
-    led = [found for each in profiles if (found := _leads(each)) is not None]
+    first_choices = [is_best for profile in profiles if (is_best := _leads(profile)) is not None]
     return Prediction(
         op=op,
         bundles=len(profiles),
         kernels=len(pairs),
         mean_error=sum(abs(predicted - measured) / measured for predicted, measured in pairs) / len(pairs),
         median_bias=median(predicted / measured for predicted, measured in pairs),
-        first_is_best=sum(led) / len(led) if led else 0.0,
+        first_is_best=sum(first_choices) / len(first_choices) if first_choices else 0.0,
     )
 
 
 def _leads(profile: ProfileResult) -> bool | None:
-    times = {one.rank: one.cold.seconds for one in profile.kernels if one.cold is not None}
+    times = {kernel.rank: kernel.cold.seconds for kernel in profile.kernels if kernel.cold is not None}
     return times[1] <= 1.05 * min(times.values()) if 1 in times else None
 
 
 def predictions(results: Results) -> list[Prediction]:
     """By kind of operator, then all together."""
-    kinds: Iterable[str] = dict.fromkeys(one.op for one in results.profile)
-    rows = [prediction(op, [one for one in results.profile if one.op == op]) for op in kinds]
+    kinds: Iterable[str] = dict.fromkeys(profile.op for profile in results.profile)
+    rows = [prediction(op, [profile for profile in results.profile if profile.op == op]) for op in kinds]
     return [row for row in (*rows, prediction("all", results.profile)) if row is not None]

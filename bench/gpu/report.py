@@ -96,8 +96,8 @@ def _percent(share: float | None, signed: bool = False) -> str:
 
 def _coverage(results: Results) -> str:
     rows = [
-        (name, str(one.done), str(one.failed), str(one.left_out), f"{one.seconds:.0f} s")
-        for name, one in results.sections.items()
+        (name, str(section.done), str(section.failed), str(section.left_out), f"{section.seconds:.0f} s")
+        for name, section in results.sections.items()
     ]
     return table(("section", "done", "failed", "left out for want of time", "took"), rows)
 
@@ -105,14 +105,14 @@ def _coverage(results: Results) -> str:
 def _standings(results: Results) -> str:
     rows = [
         (
-            one.rival,
-            one.precision,
-            str(one.count),
-            _percent(one.better),
-            *map(_percent, one.within),
-            f"{one.mean_ratio:.2f}",
+            standing.rival,
+            standing.precision,
+            str(standing.count),
+            _percent(standing.better),
+            *map(_percent, standing.within),
+            f"{standing.mean_ratio:.2f}",
         )
-        for one in standings(results)
+        for standing in standings(results)
     ]
     within = [f"within {_percent(slack)}" for slack in WITHIN]
     return table(("against", "precision", "operators", "ours is better", *within, "mean speed of ours"), rows)
@@ -120,54 +120,63 @@ def _standings(results: Results) -> str:
 
 def _operators(operators: Sequence[OperatorResult]) -> str:
     rows = []
-    for one in operators:
-        found = [candidate(one, who, one.dtype) for who in ("roller", "library", "compile", "triton")]
-        times = [None if each is None or each.cold is None else each.cold.seconds for each in found]
+    for operator in operators:
+        competitors = [candidate(operator, who, operator.dtype) for who in ("roller", "library", "compile", "triton")]
+        times = [
+            None if competitor is None or competitor.cold is None else competitor.cold.seconds
+            for competitor in competitors
+        ]
         ratio = f"{times[1] / times[0]:.2f}" if times[0] and times[1] else "-"
-        rows.append((one.key, one.dtype, *map(duration, times), ratio))
+        rows.append((operator.key, operator.dtype, *map(duration, times), ratio))
     return table(("operator", "type", "ours", "library", "torch.compile", "Triton", "library / ours"), rows)
 
 
 def _predictions(results: Results) -> str:
     rows = [
         (
-            one.op, str(one.bundles), str(one.kernels), _percent(one.mean_error), f"{one.median_bias:.2f}",
-            _percent(one.first_is_best),
+            prediction.op,
+            str(prediction.bundles),
+            str(prediction.kernels),
+            _percent(prediction.mean_error),
+            f"{prediction.median_bias:.2f}",
+            _percent(prediction.first_is_best),
         )
-        for one in predictions(results)
-    ]  # fmt: skip
+        for prediction in predictions(results)
+    ]
     return table(
         ("kind", "bundles", "kernels", "mean error", "median of predicted / measured", "rank 1 within 5% of best"), rows
     )
 
 
 def _training(training: Sequence[TrainingResult]) -> str:
-    baselines = {(one.model, one.batch): one.steps.seconds for one in training if one.variant == "baseline"}
+    baselines = {(run.model, run.batch): run.steps.seconds for run in training if run.variant == "baseline"}
     rows = []
-    for one in training:
-        before = baselines.get((one.model, one.batch))
-        profiled = one.profiled.seconds if one.profiled else None
-        gain = f"{before / one.steps.seconds:.2f}" if before else "-"
-        rows.append((one.model, str(one.batch), one.variant, duration(one.steps.seconds), gain, duration(profiled)))
+    for run in training:
+        baseline_seconds = baselines.get((run.model, run.batch))
+        profiled_seconds = run.profiled.seconds if run.profiled else None
+        speedup = f"{baseline_seconds / run.steps.seconds:.2f}" if baseline_seconds else "-"
+        rows.append(
+            (run.model, str(run.batch), run.variant, duration(run.steps.seconds), speedup, duration(profiled_seconds))
+        )
     return table(("model", "batch", "variant", "step", "speedup", "step under the profiler"), rows)
 
 
 def _what_ifs(answers: Sequence[WhatIf]) -> str:
     rows = [
         (
-            one.model, str(one.batch), one.variant, duration(one.measured), duration(one.predicted),
-            f"{one.measured_speedup:.2f}", f"{one.predicted_speedup:.2f}" if one.predicted_speedup else "-",
-            _percent(one.error, signed=True) if one.error is not None else one.reason,
+            answer.model, str(answer.batch), answer.variant, duration(answer.measured), duration(answer.predicted),
+            f"{answer.measured_speedup:.2f}", f"{answer.predicted_speedup:.2f}" if answer.predicted_speedup else "-",
+            _percent(answer.error, signed=True) if answer.error is not None else answer.reason,
         )
-        for one in answers
+        for answer in answers
     ]  # fmt: skip
     head = ("model", "batch", "what if", "measured step", "predicted step", "speedup", "predicted speedup", "error")
     return table(head, rows)
 
 
 def _failures(results: Results) -> str:
-    wrong = [(one.where, one.what, one.reason) for one in results.correctness if not one.passed]
-    failed = [(one.section, one.key, one.error) for one in results.errors]
+    wrong = [(record.where, record.what, record.reason) for record in results.correctness if not record.passed]
+    failed = [(record.section, record.key, record.error) for record in results.errors]
     return table(("where", "what", "why"), [*wrong, *failed])
 
 

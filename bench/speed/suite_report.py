@@ -18,7 +18,7 @@ from hal.support.errors import InputError
 from roller.compile.pipeline import CompiledOperator, compile_operators
 from roller.compile.workers import worker_pool
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.matrix import check_float8
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import load_operators
 
@@ -88,9 +88,9 @@ def operator_result(compiled: CompiledOperator) -> OperatorResult:
     check = built[0].verification
     return OperatorResult(
         name=compiled.expr.name,
-        programs=len(compiled.construction.programs),
+        programs=len(compiled.programs.direct),
         kernels=len(built),
-        cubins=sum(all(launch.binary is not None for launch in kernel.launches) for kernel in compiled.kernels),
+        cubins=sum(all(built.binary is not None for built in kernel.built.parts) for kernel in compiled.kernels),
         spills=tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
         verified=None if check is None else check.passed,
     )
@@ -101,7 +101,7 @@ def on_board(forms: Mapping[str, KernelForm], device: DeviceSpec) -> tuple[dict[
     here = {}
     for name, form in forms.items():
         with suppress(InputError):
-            check_float8(form, device)
+            PlacedForm(form, device).check()
             here[name] = form
     return here, [name for name in forms if name not in here]
 

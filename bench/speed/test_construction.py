@@ -14,6 +14,7 @@ from bench.suites import suite_path
 from hal.spec.device import DeviceSpec
 from roller.construct.construct import construct
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import load_operators
 from sokoban.model.rational import estimate, estimate_schedules
@@ -79,7 +80,8 @@ def test_rank_10000_schedules(benchmark: Any, v100: DeviceSpec, known: str) -> N
     table = ScheduleTable.of(form, schedules)
 
     def rank() -> Any:
-        estimates = estimate_schedules(form, v100, schedules) if known == "schedules" else estimate(table, v100)
+        placed = PlacedForm(form, v100)
+        estimates = estimate_schedules(form, v100, schedules) if known == "schedules" else estimate(table, placed)
         return np.argsort(estimates.seconds, kind="stable")
 
     order = benchmark(rank)

@@ -1,157 +1,29 @@
-"""Bundles as they are read beside a GPU: by Python's own JSON, since nothing but NumPy and CuPy is there.
-
-:mod:`codegen.bundle.manifest` has the whole manifest and its schema; here is what launching and profiling need of it.
-"""
+"""Bundles read beside a GPU: by Python's own JSON, since nothing but NumPy and CuPy is there."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
+from codegen.bundle.records import FORMAT, ITEM_BYTES, MANIFEST, Bundle, KernelRecord, LaunchRecord, Manifest
 from hal.support.errors import InputError
-
-MANIFEST = "manifest.json"
-
-#: The layout that this module reads; as `codegen.bundle.manifest.FORMAT`.
-FORMAT = 1
-
-#: Ending of binaries that processors run.
-LIBRARY_SUFFIX = ".so"
-
-#: dtype of a manifest -> bytes of an element.
-ITEM_BYTES = {
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "int32": 4,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 
 _REMEDY = "give a folder that roller compile wrote"
 
 
-@dataclass(frozen=True)
-class ArgumentEntry:
-    """One parameter of a kernel: a pointer to a dense row-major tensor."""
-
-    name: str
-    role: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchEntry:
-    """One launch; fields as in :class:`codegen.bundle.manifest.LaunchRecord`."""
-
-    entry: str
-    source: str
-    binary: str | None
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    dynamic_shared_bytes: int
-    tensors: tuple[str, ...]
-    zero_output: bool
-    architecture: str | None = None
-
-    @property
-    def file(self) -> str:
-        """The file that it is loaded from where the board is the bundle's."""
-        return self.binary or self.source
-
-
-@dataclass(frozen=True, kw_only=True)
-class KernelEntry:
-    """One kernel; fields as in :class:`codegen.bundle.manifest.KernelRecord`. ``struck_out`` is why a profile refused
-    it."""
-
-    rank: int
-    entry: str
-    source: str
-    binary: str | None
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    dynamic_shared_bytes: int
-    seconds: float
-    zero_output: bool
-    profiled_seconds: float | None
-    struck_out: str
-    predicted_rank: int
-    launches: tuple[LaunchEntry, ...] = ()
-    workspace: Mapping[str, int] = field(default_factory=dict)
-    tolerance: float | None = None
-    architecture: str | None = None
-
-    def steps(self, arguments: Sequence[ArgumentEntry]) -> tuple[LaunchEntry, ...]:
-        """Its launches in order: itself over all arguments, where it does it alone."""
-        if self.launches:
-            return self.launches
-        names = tuple(argument.name for argument in arguments)
-        return (
-            LaunchEntry(
-                entry=self.entry,
-                source=self.source,
-                binary=self.binary,
-                grid=self.grid,
-                block=self.block,
-                dynamic_shared_bytes=self.dynamic_shared_bytes,
-                tensors=names,
-                zero_output=self.zero_output,
-                architecture=self.architecture,
-            ),
-        )
-
-
-@dataclass(frozen=True)
-class ReferenceEntry:
-    """The operator's reference; fields as in :class:`codegen.bundle.manifest.ReferenceRecord`.
-
-    ``launches`` holds (entry, grid, block, names of the tensors) each.
-    """
-
-    source: str
-    launches: tuple[tuple[str, tuple[int, ...], tuple[int, ...], tuple[str, ...]], ...]
-    workspace: Mapping[str, int]
-    tolerance: float
-    ranges: Mapping[str, tuple[float, float]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleEntry:
-    """A bundle: its folder and what its manifest says; fields as in :class:`codegen.bundle.manifest.Manifest`."""
-
-    directory: Path
-    name: str
-    device: str
-    architecture: str
-    arguments: tuple[ArgumentEntry, ...]
-    kernels: tuple[KernelEntry, ...]
-    reference: ReferenceEntry | None
-    profiling_seconds: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def is_library(self) -> bool:
-        """Whether its kernels are shared libraries for processors."""
-        return (self.kernels[0].binary or "").endswith(LIBRARY_SUFFIX)
-
-    @property
-    def inputs(self) -> tuple[ArgumentEntry, ...]:
-        return self.arguments[:-1]
-
-    @property
-    def output(self) -> ArgumentEntry:
-        return self.arguments[-1]
-
-
-def read_bundle(directory: Path | str) -> BundleEntry:
+def read_bundle(directory: Path | str) -> Bundle:
     """The bundle in a folder.
 
     Raises:
         InputError: there is none, it is not of this format, it is for OpenCL, or a file of it is missing.
     """
     folder = Path(directory)
-    bundle = _bundle(folder, manifest_data(folder))
-    files = [step.file for kernel in bundle.kernels for step in kernel.steps(bundle.arguments)]
+    bundle = Bundle(folder, _manifest(folder, manifest_data(folder)))
+    files = [part.file for kernel in bundle.kernels for part in kernel.parts(bundle.arguments)]
     for name in [*files, *([bundle.reference.source] if bundle.reference else [])]:
         if not (folder / name).is_file():
             raise InputError(str(folder / name), "is missing", "copy the whole folder of the bundle")
@@ -184,146 +56,130 @@ def find_bundles(directory: Path) -> list[Path]:
     """
     if (directory / MANIFEST).is_file():
         return [directory]
-    found = sorted(path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith("."))
-    if not found:
+    folders = sorted(path.parent for path in directory.glob(f"*/{MANIFEST}") if not path.parent.name.startswith("."))
+    if not folders:
         raise InputError(str(directory), f"holds no {MANIFEST}, nor does a folder in it", _REMEDY)
-    return found
+    return folders
 
 
-def _bundle(folder: Path, data: Mapping[str, Any]) -> BundleEntry:
+def _manifest(folder: Path, data: dict[str, Any]) -> Manifest:
+    """The manifest of a folder from its JSON data, with names of files and tensors checked.
+
+    Raises:
+        InputError: it is damaged, or holds kernels that no board beside CuPy runs.
+    """
     try:
-        bundle = BundleEntry(
-            directory=folder,
-            name=_text(data["name"]),
-            device=_text(data["device"]),
-            architecture=_text(data["architecture"]),
-            arguments=tuple(_argument(item) for item in data["arguments"]),
-            kernels=tuple(_kernel(item, [item["name"] for item in data["arguments"]]) for item in data["kernels"]),
-            reference=_reference(data.get("reference")),
-            profiling_seconds={int(n): float(s) for n, s in data.get("profiling_seconds", {}).items()},
-        )
+        manifest: Manifest = _typed(Manifest, data)
+        problem = _problem(manifest)
     except KeyError as error:
-        raise InputError(str(folder / MANIFEST), f"lacks {error}", "compile the operator again") from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise InputError(str(folder / MANIFEST), f"is damaged: {error}", "compile the operator again") from None
-    if not bundle.kernels or not bundle.arguments or bundle.output.role != "output":
-        raise InputError(str(folder / MANIFEST), "has no kernel or no output", "compile the operator again")
-    if bundle.kernels[0].source.endswith(".cl"):
+        problem = f"lacks {error}"
+    except (TypeError, ValueError, OverflowError) as error:
+        problem = f"is damaged: {error}"
+    if problem:
+        raise InputError(str(folder / MANIFEST), problem, "compile the operator again")
+    if manifest.kernels[0].source.endswith(".cl"):
         raise InputError(str(folder), "holds OpenCL kernels", "launch them with an OpenCL host; CuPy runs CUDA")
-    return bundle
+    return manifest
 
 
-def _argument(data: Mapping[str, Any]) -> ArgumentEntry:
-    dtype = _text(data["dtype"])
-    if dtype not in ITEM_BYTES:
-        raise ValueError(f"argument of unknown dtype {dtype!r}")
-    return ArgumentEntry(_text(data["name"]), _text(data["role"]), dtype, tuple(map(int, data["shape"])))
+#: Type of a value in a manifest -> what a complaint calls it.
+_WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _kernel(data: Mapping[str, Any], arguments: Sequence[str]) -> KernelEntry:
-    profile = data.get("profile") or {}
-    workspace = {_text(name): int(count) for name, count in data.get("workspace", {}).items()}
-    launches = tuple(_launch(item, {*arguments, *workspace}) for item in data.get("launches", []))
-    if launches and launches[-1].tensors[-1] != arguments[-1]:
-        raise ValueError(f"the last launch of kernel {data['rank']} does not write {arguments[-1]}")
-    measured = data.get("profiled_seconds")
-    return KernelEntry(
-        rank=int(data["rank"]),
-        entry=_text(data["entry"]),
-        source=_file(data["source"]),
-        binary=None if data["binary"] is None else _file(data["binary"]),
-        grid=_extents(data["grid"]),
-        block=_extents(data["block"]),
-        dynamic_shared_bytes=int(data["dynamic_shared_bytes"]),
-        seconds=float(data["seconds"]),
-        zero_output=bool(data.get("zero_output", False)),
-        profiled_seconds=_seconds(measured),
-        struck_out=_text(profile.get("struck_out", "")),
-        predicted_rank=int(profile.get("predicted_rank", data["rank"])),
-        launches=launches,
-        workspace=workspace,
-        tolerance=None if data.get("tolerance") is None else float(data["tolerance"]),
-        architecture=_optional(data.get("architecture")),
-    )
+def _typed(kind: Any, value: Any) -> Any:
+    """JSON data as a value of the type that a record declares.
+
+    >>> _typed(tuple[int, ...], [1, 2]), _typed(float | None, 3), _typed(dict[int, str], {"4": "a"})
+    ((1, 2), 3.0, {4: 'a'})
+
+    Raises:
+        KeyError: a record lacks a field.
+        TypeError, ValueError: a value is of another type.
+    """
+    origin, parameters = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**_members(kind, _of_kind(dict, "an object", value)))
+    if origin is UnionType:
+        (alternative,) = (parameter for parameter in parameters if parameter is not NoneType)
+        return None if value is None else _typed(alternative, value)
+    if origin is tuple:
+        items = _of_kind(list, "a list", value)
+        if parameters[-1] is not ... and len(items) != len(parameters):
+            raise ValueError(f"{items!r} where {len(parameters)} numbers should stand")
+        return tuple(_typed(parameters[0], item) for item in items)
+    if origin is dict:
+        pairs = _of_kind(dict, "an object", value).items()
+        return {parameters[0](key): _typed(parameters[1], member) for key, member in pairs}
+    if kind is float and type(value) is int:
+        return float(value)
+    return _of_kind(kind, _WORDS[kind], value)
 
 
-def _launch(data: Mapping[str, Any], known: Collection[str]) -> LaunchEntry:
-    tensors = _texts(data["tensors"])
-    unknown = [name for name in tensors if name not in known]
-    if unknown or not tensors:
-        raise ValueError(f"a launch of {unknown[0] if unknown else 'nothing'!r}, no argument and no workspace")
-    return LaunchEntry(
-        entry=_text(data["entry"]),
-        source=_file(data["source"]),
-        binary=None if data["binary"] is None else _file(data["binary"]),
-        grid=_extents(data["grid"]),
-        block=_extents(data["block"]),
-        dynamic_shared_bytes=int(data["dynamic_shared_bytes"]),
-        tensors=tensors,
-        zero_output=bool(data.get("zero_output", False)),
-        architecture=_optional(data.get("architecture")),
-    )
+def _members(record: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a record that its JSON has; what it has besides is left alone."""
+    kinds = _kinds(record)
+    members = {}
+    for field in fields(record):
+        if field.name in data:
+            members[field.name] = _typed(kinds[field.name], data[field.name])
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise KeyError(field.name)
+    return members
 
 
-def _seconds(value: Any) -> float | None:
-    return None if value is None else float(value)
+@lru_cache(maxsize=16)
+def _kinds(record: Any) -> dict[str, Any]:
+    """The types of a record's fields."""
+    return get_type_hints(record)
 
 
-def _optional(text: Any) -> str | None:
-    return None if text is None else _text(text)
-
-
-def _reference(data: Mapping[str, Any] | None) -> ReferenceEntry | None:
-    if data is None:
-        return None
-    return ReferenceEntry(
-        source=_file(data["source"]),
-        launches=tuple(
-            (_text(item["entry"]), _extents(item["grid"]), _extents(item["block"]), _texts(item["tensors"]))
-            for item in data["launches"]
-        ),
-        workspace={_text(name): int(count) for name, count in data["workspace"].items()},
-        tolerance=float(data["tolerance"]),
-        ranges={_text(name): (float(low), float(high)) for name, (low, high) in data["ranges"].items()},
-    )
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} where a text should stand")
+def _of_kind(kind: type, word: str, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} where {word} should stand")
     return value
 
 
-def _texts(values: object) -> tuple[str, ...]:
-    if not isinstance(values, list):
-        raise TypeError(f"{values!r} where a list should stand")
-    return tuple(map(_text, values))
+def _problem(manifest: Manifest) -> str:
+    """What is wrong with a manifest whose values are all of the right type; empty where nothing is."""
+    if not manifest.kernels or not manifest.arguments or manifest.arguments[-1].role != "output":
+        return "has no kernel or no output"
+    for argument in manifest.arguments:
+        if argument.dtype not in ITEM_BYTES:
+            return f"is damaged: argument of unknown dtype {argument.dtype!r}"
+    names = [argument.name for argument in manifest.arguments]
+    for kernel in manifest.kernels:
+        for launch in kernel.launches:
+            unknown = [name for name in launch.tensors if name not in {*names, *kernel.workspace}]
+            if unknown or not launch.tensors:
+                strange = unknown[0] if unknown else "nothing"
+                return f"is damaged: a launch of {strange!r}, no argument and no workspace"
+        if kernel.launches and kernel.launches[-1].tensors[-1] != names[-1]:
+            return f"is damaged: the last launch of kernel {kernel.rank} does not write {names[-1]}"
+    # A manifest names nothing outside its own folder.
+    outside = next((name for name in _files(manifest) if Path(name).name != name), None)
+    return "" if outside is None else f"is damaged: {outside!r} is no file name"
 
 
-def _file(value: object) -> str:
-    """A file name beside the manifest: a manifest names nothing outside its own folder."""
-    name = _text(value)
-    if Path(name).name != name:
-        raise ValueError(f"{name!r} is no file name")
-    return name
+def _files(manifest: Manifest) -> list[str]:
+    """Names of the files with sources and binaries."""
+    launches: list[KernelRecord | LaunchRecord] = []
+    for kernel in manifest.kernels:
+        launches += [kernel, *kernel.launches]
+    names = [name for launch in launches for name in (launch.source, launch.binary) if name is not None]
+    return [*names, *([manifest.reference.source] if manifest.reference else [])]
 
 
-def _extents(values: Any) -> tuple[int, int, int]:
-    x, y, z = map(int, values)
-    return x, y, z
-
-
-def choose_kernel(bundle: BundleEntry, rank: int | None) -> KernelEntry:
+def choose_kernel(bundle: Bundle, rank: int | None) -> KernelRecord:
     """The kernel of a rank; without one the fastest measured kernel, or else the one that leads the ranking.
 
     Raises:
         InputError: no kernel has that rank, or a profile struck all of them out.
     """
     if rank is not None:
-        found = [kernel for kernel in bundle.kernels if kernel.rank == rank]
-        if not found:
+        ranked = [kernel for kernel in bundle.kernels if kernel.rank == rank]
+        if not ranked:
             raise InputError("rank", f"{bundle.name} has no kernel of rank {rank}", f"it has {len(bundle.kernels)}")
-        return found[0]
+        return ranked[0]
     measured = [kernel for kernel in bundle.kernels if kernel.profiled_seconds is not None]
     if measured:
         return min(measured, key=lambda kernel: kernel.profiled_seconds or 0.0)

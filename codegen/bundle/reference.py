@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from codegen.bundle.manifest import ReferenceLaunch, ReferenceRecord
+from codegen.bundle.records import ReferenceLaunch, ReferenceRecord
 from codegen.verify.result import tolerance_of
 from sokoban.language.expression import (
     AffineIndex,
@@ -119,20 +119,20 @@ def reference_kernel(expr: TensorExpr, entry: str) -> ReferenceKernel:
         source,
         ReferenceRecord(
             source=SOURCE,
-            launches=[
+            launches=tuple(
                 ReferenceLaunch(
                     entry=name,
                     grid=(kernel.blocks, 1, 1),
                     block=(THREADS, 1, 1),
-                    tensors=[*kernel.reads, kernel.statement.tensor],
+                    tensors=(*kernel.reads, kernel.statement.tensor),
                 )
                 for kernel, name in zip(kernels, names, strict=True)
-            ],
+            ),
             workspace={
                 name: expr.tensor_by_name[name].element_count for name in expr.tensor_by_name if name in written
             },
             tolerance=tolerance_of(expr),
-            ranges={name: list(pair) for name, pair in input_ranges(expr).items()},
+            ranges={name: tuple(pair) for name, pair in input_ranges(expr).items()},
         ),
     )
 

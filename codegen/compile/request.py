@@ -67,18 +67,23 @@ class BuiltKernel:
 
 
 @dataclass(frozen=True)
-class BuiltChain:
-    """The kernels of a chain, in the order of their launches."""
+class BuiltProgram:
+    """A program as it was built: its kernels in the order of their launches, one or several.
 
-    launches: tuple[BuiltKernel, ...]
+    Attributes:
+        parts: the kernels.
+        verification: the proof that all together compute the operator; None where none was asked for.
+    """
+
+    parts: tuple[BuiltKernel, ...]
     verification: Verification | None
 
     @property
     def error(self) -> str:
-        """Why one of them cannot be built; empty where all are."""
-        return next((kernel.error for kernel in self.launches if kernel.error), "")
+        """Why one of the kernels cannot be built; empty where all are."""
+        return next((kernel.error for kernel in self.parts if kernel.error), "")
 
     @property
     def spill_bytes(self) -> int | None:
-        """Of the kernel that spills most; None without binaries."""
-        return max((kernel.spill_bytes for kernel in self.launches if kernel.spill_bytes is not None), default=None)
+        """Bytes per thread spilled by the kernel that spills most; None without binaries."""
+        return max((kernel.spill_bytes for kernel in self.parts if kernel.spill_bytes is not None), default=None)

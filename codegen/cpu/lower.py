@@ -35,7 +35,7 @@ def lower(request: LoweringRequest) -> LoweredCpu:
     entry = request.entry
     if not isinstance(request.problem, KernelForm):
         raise LoweringError(f"{entry}: shared objects hold operators, no transforms between kernels")
-    if request.tiles.instruction != "fma":
+    if request.tiles.uses_matrix:
         raise LoweringError(f"{entry}: {request.tiles.instruction} is no instruction of a CPU")
     for tensor in request.form.expr.tensors:
         if tensor.dtype not in _DTYPES:

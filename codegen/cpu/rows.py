@@ -57,7 +57,7 @@ class _RowsPlan:
     Attributes:
         form: the operator.
         lanes: elements of a vector.
-        lane_axis: the row axis that lanes lie along; "" where they lie along the columns.
+        lane_axis: the row axis that lanes lie along; None where they lie along the columns.
         cuts: blocks of rows, by axis in order; where lanes lie along one, vectors of it are register tiles.
         kept: what the last reduction adds up, where the final statement needs it again; else None.
         final: the final statement's value.
@@ -65,7 +65,7 @@ class _RowsPlan:
 
     form: KernelForm
     lanes: int
-    lane_axis: str
+    lane_axis: str | None
     cuts: tuple[Cut, ...]
     kept: Value | None
     final: Value
@@ -103,7 +103,7 @@ class _RowsPlan:
         return -(-elements // self.lanes) * self.lanes
 
 
-def _kept(form: KernelForm, lane_axis: str) -> Value | None:
+def _kept(form: KernelForm, lane_axis: str | None) -> Value | None:
     """What the last reduction adds up, where the final statement needs it again: softmax's exponentials.
 
     A row of it stays in scratch memory, and need not be computed twice.

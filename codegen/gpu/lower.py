@@ -8,7 +8,6 @@ from codegen.gpu.staged import kernel as staged
 from codegen.tir.lowered import Lowered, LoweringError
 from codegen.tir.lowering import Lowering, LoweringRequest, chosen, lowered_by
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import needs_matrix
 from sokoban.schedule.tile import TileSchedule
 
 #: The lowerings, asked in this order; the first that takes a schedule lowers it.
@@ -38,9 +37,9 @@ def lower(request: LoweringRequest) -> Lowered:
 
 def _problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why no lowering can make a kernel of a schedule of multiply-adds; None where one may."""
-    if schedule.instruction != "fma":
+    if schedule.uses_matrix:
         return None
-    if needs_matrix(form):
+    if form.needs_matrix:
         return "eight-bit floats are multiplied by matrix instructions alone"
     for axis, block in schedule.block:
         if block % schedule.register_tile[axis]:
@@ -50,4 +49,4 @@ def _problem(form: KernelForm, schedule: TileSchedule) -> str | None:
 
 def _needs_staging(schedule: TileSchedule) -> bool:
     """Whether a schedule of multiply-adds asks for what only kernels that stage all operands can do."""
-    return schedule.instruction == "fma" and (schedule.stages > 1 or bool(schedule.turned) or bool(schedule.raster))
+    return not schedule.uses_matrix and (schedule.stages > 1 or bool(schedule.turned) or bool(schedule.raster))

@@ -56,7 +56,11 @@ def cupy_module() -> Any:
 
 
 def holds(dtype: str, held: str) -> bool:
-    """Whether elements named ``held`` by their framework are the manifest's ``dtype``."""
+    """Whether elements named ``held`` by their framework are the manifest's ``dtype``.
+
+    >>> holds("bfloat16", "uint16"), holds("float16", "uint16")
+    (True, False)
+    """
     return held == dtype or held in _AS_BITS.get(dtype, ())
 
 

@@ -1,7 +1,7 @@
 """CPU kernels of a bundle as functions of NumPy arrays: what runs them imports neither TVM nor a compiler.
 
-All kernels of a process share the threads of the first that was loaded, so that several libraries do not fight for the
-cores.
+All kernels of a process share the threads of the first that was loaded, so that several shared objects do not fight
+for the cores.
 """
 
 from __future__ import annotations
@@ -16,65 +16,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.bundle.reader import ArgumentEntry, BundleEntry, KernelEntry, choose_kernel, read_bundle
+from codegen.bundle.records import SHARED_OBJECT_SUFFIX, Argument, Bundle, KernelRecord
+from codegen.runtime.operator import BundleOperator, mismatch
 from hal.support.errors import InputError
 
 Array = NDArray[Any]
 
-_ALIGNMENT = 4096
+#: Bytes that scratch memory is aligned to: a page.
+_ALIGNMENT_BYTES = 4096
 
 _lock = threading.Lock()
-#: ``roller_parallel`` and ``roller_threads`` of the first library, once there is one.
+#: ``roller_parallel`` and ``roller_threads`` of the first shared object, once there is one.
 _pool: list[tuple[int, int]] = []
 
 
-def load_cpu(path: Path | str, rank: int | None = None) -> CpuOperator:
-    """The operator in a bundle's folder; its kernel is the fastest measured one, or without a profile rank 1.
+class CpuOperator(BundleOperator):
+    """An operator of a bundle: ``c = operator(a, b)`` takes NumPy arrays in the order of :attr:`inputs` and returns a
+    new one. Other Python threads run meanwhile.
 
     Raises:
-        InputError: the folder is no bundle, has no kernel of this rank, or the kernel is no shared library.
+        InputError: the kernel is no shared object, or cannot be loaded on this machine.
     """
-    bundle = read_bundle(path)
-    return CpuOperator(bundle, choose_kernel(bundle, rank))
 
+    tensor_word = "arrays"
 
-class CpuOperator:
-    """An operator of a bundle: ``c = operator(a, b)`` takes NumPy arrays in the order of :attr:`inputs` and returns a
-    new one. Other Python threads run meanwhile."""
-
-    def __init__(self, bundle: BundleEntry, kernel: KernelEntry) -> None:
-        self.bundle, self.kernel = bundle, kernel
-        self.__name__ = bundle.name
-        if kernel.binary is None or not kernel.binary.endswith(".so"):
+    def __init__(self, bundle: Bundle, kernel: KernelRecord) -> None:
+        super().__init__(bundle, kernel)
+        if kernel.binary is None or not kernel.binary.endswith(SHARED_OBJECT_SUFFIX):
             raise InputError(kernel.source, "is no shared library", "give a bundle compiled for a CPU")
-        library = _loaded(bundle.directory / kernel.binary)
+        shared_object = _loaded(bundle.directory / kernel.binary)
         try:
-            self._function: Any = library[kernel.entry]
+            self._function: Any = shared_object[kernel.entry]
         except AttributeError:
             raise InputError(kernel.binary, f"has no function {kernel.entry}", "compile the operator again") from None
         self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._function.restype = ctypes.c_int32
-        self._parallel, self.threads = _shared_pool(library)
+        self._parallel, self.threads = _shared_pool(shared_object)
         self._scratch = _aligned(self.threads * kernel.dynamic_shared_bytes)
         self._scratch_address = self._scratch.ctypes.data
         # The name of an array's dtype takes longer to make than to compare the dtype.
         self._dtypes = {argument.dtype: np.dtype(argument.dtype) for argument in bundle.arguments}
         self._pointers: Any = ctypes.c_void_p * (len(bundle.arguments) + 1)
-
-    @property
-    def inputs(self) -> tuple[ArgumentEntry, ...]:
-        """Names, dtypes and shapes of what it takes."""
-        return self.bundle.inputs
-
-    @property
-    def output(self) -> ArgumentEntry:
-        """Name, dtype and shape of what it gives."""
-        return self.bundle.output
-
-    def __repr__(self) -> str:
-        takes = ", ".join(f"{a.name}: {a.dtype}{list(a.shape)}" for a in self.inputs)
-        gives = f"{self.output.name}: {self.output.dtype}{list(self.output.shape)}"
-        return f"<{self.bundle.name}({takes}) -> {gives}, rank {self.kernel.rank} for {self.bundle.device}>"
 
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
         """Run the kernel.
@@ -95,7 +77,7 @@ class CpuOperator:
         one: what is checked at every other call is checked once.
 
         Raises:
-            InputError: as a call.
+            InputError: an array is not what the kernel takes.
         """
         result = self._checked(arrays, out)
         addresses = self._pointers(*(array.ctypes.data for array in (*arrays, result)), self._scratch_address)
@@ -123,29 +105,23 @@ class CpuOperator:
 
     def _checked(self, arrays: Sequence[Array], out: Array | None) -> Array:
         """The output, where the arrays are what the kernel takes."""
-        if len(arrays) != len(self.inputs):
-            names = ", ".join(argument.name for argument in self.inputs)
-            raise InputError(self.bundle.name, f"given {len(arrays)} arrays", f"it takes {len(self.inputs)}: {names}")
+        self._check_count(arrays)
         result = np.empty(self.output.shape, self.output.dtype) if out is None else out
         for argument, array in zip((*self.inputs, self.output), (*arrays, result), strict=True):
             self._check(argument, array)
         for argument, array in zip(self.inputs, arrays, strict=True):
             if np.may_share_memory(array, result):
-                raise self._error(self.output.name, f"overlaps {argument.name}", "give it memory of its own")
+                raise self._overlap(argument)
         return result
 
-    def _check(self, argument: ArgumentEntry, array: Array) -> None:
+    def _check(self, argument: Argument, array: Array) -> None:
         if not isinstance(array, np.ndarray):
             raise self._error(argument.name, f"is {type(array).__name__}", "give a NumPy array")
-        if array.shape != argument.shape:
-            raise self._error(argument.name, f"has shape {list(array.shape)}", f"it takes {list(argument.shape)}")
-        if array.dtype != self._dtypes[argument.dtype]:
-            raise self._error(argument.name, f"is {array.dtype.name}", f"it takes {argument.dtype}")
-        if not array.flags.c_contiguous:
-            raise self._error(argument.name, "is not dense and row-major", "give np.ascontiguousarray of it")
-
-    def _error(self, argument: str, problem: str, remedy: str) -> InputError:
-        return InputError(f"{self.bundle.name}.{argument}", problem, remedy)
+        fits_dtype = array.dtype == self._dtypes[argument.dtype]
+        if array.shape != argument.shape or not fits_dtype or not array.flags.c_contiguous:
+            remedy = "give np.ascontiguousarray of it"
+            name, dtype = self.bundle.name, array.dtype.name
+            raise mismatch(name, argument, array.shape, dtype, fits_dtype=fits_dtype, remedy=remedy)
 
 
 def _loaded(path: Path) -> ctypes.CDLL:
@@ -156,13 +132,13 @@ def _loaded(path: Path) -> ctypes.CDLL:
         raise InputError(str(path), f"cannot be loaded: {error}", "compile the operator for this machine") from None
 
 
-def _shared_pool(library: ctypes.CDLL) -> tuple[int, int]:
+def _shared_pool(shared_object: ctypes.CDLL) -> tuple[int, int]:
     """Address of the function that shares blocks out, and how many threads do."""
     with _lock:
         if not _pool:
-            threads = library.roller_threads
+            threads = shared_object.roller_threads
             threads.restype = ctypes.c_int64
-            address = ctypes.cast(library.roller_parallel, ctypes.c_void_p).value
+            address = ctypes.cast(shared_object.roller_parallel, ctypes.c_void_p).value
             assert address is not None
             _pool.append((address, int(threads())))
         return _pool[0]
@@ -170,6 +146,6 @@ def _shared_pool(library: ctypes.CDLL) -> tuple[int, int]:
 
 def _aligned(size: int) -> Array:
     """Page-aligned bytes; calls take turns, so that one piece of scratch memory does for all of them."""
-    raw = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
+    raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.ctypes.data % _ALIGNMENT_BYTES
     return raw[start : start + max(1, size)]

@@ -7,7 +7,6 @@ Neither TVM nor sympy nor any part of the compiler is imported.
 from __future__ import annotations
 
 import importlib.util
-import math
 import re
 import warnings
 from collections.abc import Sequence
@@ -15,16 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.bundle.reader import (
-    ITEM_BYTES,
-    ArgumentEntry,
-    BundleEntry,
-    KernelEntry,
-    LaunchEntry,
-    choose_kernel,
-    read_bundle,
-)
+from codegen.bundle.records import Argument, Bundle, KernelRecord, LaunchRecord
 from codegen.runtime.arrays import DeviceTensor, Tensors, cupy_module, holds, tensors_of
+from codegen.runtime.operator import BundleOperator, mismatch
 from hal.support.errors import InputError
 
 #: Dynamic shared memory that a launch may have without asking for more (CUDA C++ Programming Guide, 16.4.3).
@@ -39,7 +31,11 @@ _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)")
 def runs_on(architecture: str, capability: tuple[int, int]) -> bool:
     """Whether a cubin for ``architecture`` runs on a GPU of this compute capability.
 
-    The same major number and no older minor one; ``sm_90a`` runs on exactly 9.0 (CUDA C++ Programming Guide, 5.1).
+    Their major numbers are equal and the GPU's minor one is no smaller; ``sm_90a`` runs on exactly 9.0 (CUDA C++
+    Programming Guide, 5.1).
+
+    >>> runs_on("sm_80", (8, 6)), runs_on("sm_90a", (9, 0)), runs_on("sm_86", (8, 0))
+    (True, True, False)
     """
     match = _ARCHITECTURE.fullmatch(architecture)
     if match is None:
@@ -65,24 +61,24 @@ class LoadedKernel:
     for every stream that it has been launched on: two launches on one stream follow each other, on two they may not.
     """
 
-    entry: KernelEntry
+    entry: KernelRecord
     arguments: tuple[str, ...]
-    steps: tuple[tuple[LaunchEntry, Any], ...]
+    steps: tuple[tuple[LaunchRecord, Any], ...]
     how: str
     streams: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def launch(self, pointers: Sequence[int], output_bytes: int) -> None:
         """Queue it on CuPy's current stream; ``pointers`` in the manifest's order, the output's last."""
-        at = dict(zip(self.arguments, pointers, strict=True))
-        at |= {name: array.data.ptr for name, array in self.workspace().items()}
+        addresses = dict(zip(self.arguments, pointers, strict=True))
+        addresses |= {name: array.data.ptr for name, array in self.workspace().items()}
         for step, function in self.steps:
             last = step.tensors[-1]
             if step.zero_output:
                 cupy = cupy_module()
                 size = self.entry.workspace.get(last, output_bytes)
-                cupy.cuda.runtime.memsetAsync(at[last], 0, size, cupy.cuda.get_current_stream().ptr)
-            places = tuple(at[name] for name in step.tensors)
-            function(step.grid, step.block, places, shared_mem=step.dynamic_shared_bytes)
+                cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
+            parameters = tuple(addresses[name] for name in step.tensors)
+            function(step.grid, step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
     def workspace(self) -> dict[str, Any]:
         """The tensors between its launches for CuPy's current stream, as bytes; allocated when it is first asked for
@@ -97,7 +93,7 @@ class LoadedKernel:
         return self.streams[stream]
 
 
-def load_kernel(bundle: BundleEntry, entry: KernelEntry, device: int) -> LoadedKernel:
+def load_kernel(bundle: Bundle, entry: KernelRecord, device: int) -> LoadedKernel:
     """A kernel of a bundle on a GPU, ready to launch.
 
     Raises:
@@ -105,7 +101,7 @@ def load_kernel(bundle: BundleEntry, entry: KernelEntry, device: int) -> LoadedK
     """
     cupy = cupy_module()
     capability = capability_of(cupy, device)
-    launches = entry.steps(bundle.arguments)
+    launches = entry.parts(bundle.arguments)
     fits = all(step.binary and runs_on(step.architecture or bundle.architecture, capability) for step in launches)
     how = "cubin" if fits else f"NVRTC for sm_{capability[0]}{capability[1]}"
     steps = []
@@ -127,7 +123,7 @@ def source_module(source: Path) -> Any:
 def header_directories() -> list[str]:
     """Headers of the CUDA wheels that go with CuPy: of CUDA 12 a folder per package, of CUDA 13 one for all."""
     major = int(cupy_module().cuda.runtime.runtimeGetVersion()) // 1000
-    found = []
+    folders = []
     for package in ("nvidia.cuda_runtime", "nvidia.cuda_cccl") if major < 13 else (f"nvidia.cu{major}",):
         try:
             spec = importlib.util.find_spec(package)
@@ -135,18 +131,18 @@ def header_directories() -> list[str]:
             spec = None
         for location in (spec.submodule_search_locations or ()) if spec else ():
             folder = Path(location) / "include"
-            found += [str(folder)] if folder.is_dir() else []
-    return found
+            folders += [str(folder)] if folder.is_dir() else []
+    return folders
 
 
-def _check_shared(cupy: Any, entry: LaunchEntry, device: int) -> None:
+def _check_shared(cupy: Any, entry: LaunchRecord, device: int) -> None:
     limit = int(cupy.cuda.Device(device).attributes["MaxSharedMemoryPerBlockOptin"])
     if entry.dynamic_shared_bytes > limit:
         problem = f"needs {entry.dynamic_shared_bytes} bytes of shared memory a block, this GPU gives {limit}"
         raise InputError(entry.source, problem, "choose another rank or compile for this board")
 
 
-def _function(module: Any, entry: LaunchEntry, how: str) -> Any:
+def _function(module: Any, entry: LaunchRecord, how: str) -> Any:
     """The kernel's function; CuPy loads and compiles when it is asked for it."""
     try:
         function = module.get_function(entry.entry)
@@ -158,33 +154,24 @@ def _function(module: Any, entry: LaunchEntry, how: str) -> Any:
     return function
 
 
-class Operator:
+class GpuOperator(BundleOperator):
     """An operator of a bundle as a function of GPU tensors.
 
     ``c = operator(a, b)`` takes CuPy arrays, PyTorch tensors or anything else with DLPack, without copying them, in
     the order of :attr:`inputs`; launches on the current stream of their framework and device; and returns a new tensor
-    of the same framework. It does not wait for the GPU.
+    of the same framework. It does not wait for the GPU, and puts nothing on one until tensors there are given.
+
+    Raises:
+        InputError: the bundle is for CPUs.
     """
 
-    def __init__(self, bundle: BundleEntry, kernel: KernelEntry) -> None:
-        self.bundle, self.kernel = bundle, kernel
+    def __init__(self, bundle: Bundle, kernel: KernelRecord) -> None:
+        super().__init__(bundle, kernel)
+        if bundle.is_for_cpu:
+            raise InputError(
+                str(bundle.directory), "holds shared libraries, no GPU kernels", "load it with roller.load"
+            )
         self.loaded: dict[int, LoadedKernel] = {}
-        self.__name__ = bundle.name
-
-    @property
-    def inputs(self) -> tuple[ArgumentEntry, ...]:
-        """Names, dtypes and shapes of what it takes."""
-        return self.bundle.inputs
-
-    @property
-    def output(self) -> ArgumentEntry:
-        """Name, dtype and shape of what it gives."""
-        return self.bundle.output
-
-    def __repr__(self) -> str:
-        takes = ", ".join(f"{a.name}: {a.dtype}{list(a.shape)}" for a in self.inputs)
-        gives = f"{self.output.name}: {self.output.dtype}{list(self.output.shape)}"
-        return f"<{self.bundle.name}({takes}) -> {gives}, rank {self.kernel.rank} for {self.bundle.device}>"
 
     def __call__(self, *tensors: Any, out: Any = None) -> Any:
         """Queue the kernel and return its output.
@@ -196,9 +183,7 @@ class Operator:
         Raises:
             InputError: a tensor is not what the kernel takes, or the kernel cannot be loaded on the GPU.
         """
-        if len(tensors) != len(self.inputs):
-            names = ", ".join(argument.name for argument in self.inputs)
-            raise InputError(self.bundle.name, f"given {len(tensors)} tensors", f"it takes {len(self.inputs)}: {names}")
+        self._check_count(tensors)
         described = [self._checked(a, t) for a, t in zip(self.inputs, tensors, strict=True)]
         framework = self._framework(tensors)
         device = self._one_device(described)
@@ -206,7 +191,7 @@ class Operator:
             result = framework.empty(self.output.shape, self.output.dtype, tensors, device) if out is None else out
             target = self._checked(self.output, result)
             self._check_target(described, target)
-            self.on_device(device).launch([t.pointer for t in (*described, target)], tensor_bytes(self.output))
+            self.on_device(device).launch([t.pointer for t in (*described, target)], self.output.size_bytes)
             return framework.give(result, tensors[0]) if out is None else out
 
     def on_device(self, device: int) -> LoadedKernel:
@@ -226,22 +211,19 @@ class Operator:
             raise self._error("", f"the tensors are of {' and '.join(kinds)}", "give all of one framework")
         return next(iter(kinds.values()))
 
-    def _checked(self, argument: ArgumentEntry, tensor: Any) -> DeviceTensor:
+    def _checked(self, argument: Argument, tensor: Any) -> DeviceTensor:
         """What a tensor is, if it is what the kernel takes as this argument."""
         try:
-            found = tensors_of(tensor).describe(tensor)
+            described = tensors_of(tensor).describe(tensor)
         except InputError as error:
             raise self._error(argument.name, error.problem, error.remedy) from None
-        if found.shape != argument.shape:
-            raise self._error(argument.name, f"has shape {list(found.shape)}", f"it takes {list(argument.shape)}")
-        if not holds(argument.dtype, found.dtype):
-            raise self._error(argument.name, f"is {found.dtype}", f"it takes {argument.dtype}")
-        if not found.contiguous:
-            raise self._error(argument.name, "is not dense and row-major", "give a contiguous copy")
-        if found.pointer % ALIGNMENT_BYTES:
+        fits_dtype = holds(argument.dtype, described.dtype)
+        if described.shape != argument.shape or not fits_dtype or not described.contiguous:
+            raise mismatch(self.bundle.name, argument, described.shape, described.dtype, fits_dtype=fits_dtype)
+        if described.pointer % ALIGNMENT_BYTES:
             problem = f"starts at an address that is no multiple of {ALIGNMENT_BYTES} bytes"
             raise self._error(argument.name, problem, "give a copy with memory of its own")
-        return found
+        return described
 
     def _one_device(self, described: Sequence[DeviceTensor]) -> int:
         devices = sorted({tensor.device for tensor in described})
@@ -255,29 +237,7 @@ class Operator:
             raise self._error(
                 self.output.name, f"is on GPU {target.device}", f"the inputs are on {described[0].device}"
             )
-        end = target.pointer + tensor_bytes(self.output)
+        end = target.pointer + self.output.size_bytes
         for argument, tensor in zip(self.inputs, described, strict=True):
-            if tensor.pointer < end and target.pointer < tensor.pointer + tensor_bytes(argument):
-                raise self._error(self.output.name, f"overlaps {argument.name}", "give it memory of its own")
-
-    def _error(self, argument: str, problem: str, remedy: str) -> InputError:
-        return InputError(f"{self.bundle.name}.{argument}" if argument else self.bundle.name, problem, remedy)
-
-
-def tensor_bytes(argument: ArgumentEntry) -> int:
-    """Size of an argument's tensor."""
-    return math.prod(argument.shape) * ITEM_BYTES[argument.dtype]
-
-
-def load(path: Path | str, rank: int | None = None) -> Operator:
-    """The operator in a bundle's folder; its kernel is the fastest measured one, or without a profile rank 1.
-
-    Nothing is put on a GPU until tensors on one are given.
-
-    Raises:
-        InputError: the folder is no bundle, is one for processors, or has no kernel of this rank.
-    """
-    bundle = read_bundle(path)
-    if bundle.is_library:
-        raise InputError(str(path), "holds shared libraries, no GPU kernels", "load it with roller.load")
-    return Operator(bundle, choose_kernel(bundle, rank))
+            if tensor.pointer < end and target.pointer < tensor.pointer + argument.size_bytes:
+                raise self._overlap(argument)

@@ -9,7 +9,7 @@ from typing import Any
 
 from codegen.bundle.reader import choose_kernel, read_bundle
 from codegen.runtime.cpu import CpuOperator
-from codegen.runtime.gpu import Operator
+from codegen.runtime.gpu import GpuOperator
 from codegen.runtime.torch_operator import define_on_cpu, fake_of, schema_of
 from hal.support.errors import InputError
 
@@ -22,17 +22,17 @@ _NAME = re.compile(r"(?:([A-Za-z_]\w*)::)?([A-Za-z_]\w*)")
 _registered: dict[str, tuple[Path, Any]] = {}
 
 
-def load(path: Path | str, rank: int | None = None) -> Operator | CpuOperator:
+def load(path: Path | str, rank: int | None = None) -> GpuOperator | CpuOperator:
     """The operator in a bundle's folder; its kernel is the fastest measured one, or without a profile rank 1.
 
-    Of a GPU's bundle it takes tensors on a GPU, of a processor's NumPy arrays.
+    An operator of a GPU's bundle takes tensors on a GPU, one of a CPU's bundle NumPy arrays.
 
     Raises:
-        InputError: the folder is no bundle, has no kernel of this rank, or its library cannot be loaded.
+        InputError: the folder is no bundle, has no kernel of this rank, or its shared object cannot be loaded.
     """
     bundle = read_bundle(path)
     kernel = choose_kernel(bundle, rank)
-    return CpuOperator(bundle, kernel) if bundle.is_library else Operator(bundle, kernel)
+    return CpuOperator(bundle, kernel) if bundle.is_for_cpu else GpuOperator(bundle, kernel)
 
 
 def torch_op(path: Path | str, name: str | None = None) -> Any:
@@ -68,7 +68,7 @@ def torch_op(path: Path | str, name: str | None = None) -> Any:
     return op
 
 
-def _full_name(operator: Operator | CpuOperator, name: str | None) -> str:
+def _full_name(operator: GpuOperator | CpuOperator, name: str | None) -> str:
     if name is None:
         name = re.sub(r"\W", "_", operator.bundle.name, flags=re.ASCII)
         name = name if name.isidentifier() else f"op_{name}"  # 3x3 as op_3x3
@@ -85,7 +85,7 @@ def _torch() -> Any:
         raise InputError("torch", f"cannot be imported ({error})", "pip install torch") from None
 
 
-def _define(torch: Any, operator: Operator, full_name: str) -> Any:
+def _define(torch: Any, operator: GpuOperator, full_name: str) -> Any:
     def launch(*tensors: Any) -> Any:
         return operator(*tensors)
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from codegen.bundle.reader import ArgumentEntry
+from codegen.bundle.records import Argument
 from codegen.runtime.arrays import holds
 from codegen.runtime.cpu import CpuOperator
-from codegen.runtime.gpu import Operator
+from codegen.runtime.operator import BundleOperator, mismatch
 from hal.support.errors import InputError
 
 #: PyTorch forgets what a library defined when the library is gone.
 _libraries: list[Any] = []
 
 
-def schema_of(operator: Operator | CpuOperator) -> str:
+def schema_of(operator: BundleOperator) -> str:
     """``(Tensor A, Tensor B) -> Tensor``."""
     parameters = ", ".join(f"Tensor {argument.name}" for argument in operator.inputs)
     return f"({parameters}) -> Tensor"
 
 
-def fake_of(torch: Any, operator: Operator | CpuOperator, full_name: str) -> Callable[..., Any]:
+def fake_of(torch: Any, operator: BundleOperator, full_name: str) -> Callable[..., Any]:
     """A function of tensors without memory: the output's shape and dtype, or an InputError."""
 
     def shapes(*tensors: Any) -> Any:
@@ -60,9 +60,9 @@ def _kernel(torch: Any, operator: CpuOperator, full_name: str) -> Callable[..., 
             if tensor.shape != wanted_shape or tensor.dtype is not wanted_dtype or not tensor.is_contiguous():
                 _refuse(full_name, operator, tensors)
             addresses.append(tensor.data_ptr())
-        out = empty_like(like)
-        run(*addresses, out.data_ptr())
-        return out
+        output = empty_like(like)
+        run(*addresses, output.data_ptr())
+        return output
 
     return launch
 
@@ -72,8 +72,7 @@ def _refuse(full_name: str, operator: CpuOperator, tensors: tuple[Any, ...]) -> 
     for argument, tensor in zip(operator.inputs, tensors, strict=True):
         _check_like(full_name, argument, tensor)
         if not tensor.is_contiguous():
-            problem = "is not dense and row-major"
-            raise InputError(f"{full_name}.{argument.name}", problem, "give a contiguous copy")
+            raise mismatch(full_name, argument, argument.shape, argument.dtype, fits_dtype=True)
 
 
 def _elsewhere(full_name: str) -> Callable[..., Any]:
@@ -83,10 +82,9 @@ def _elsewhere(full_name: str) -> Callable[..., Any]:
     return refuse
 
 
-def _check_like(full_name: str, argument: ArgumentEntry, tensor: Any) -> None:
+def _check_like(full_name: str, argument: Argument, tensor: Any) -> None:
     """Shape and dtype, which a tensor without memory has too."""
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-    if shape != argument.shape:
-        raise InputError(f"{full_name}.{argument.name}", f"has shape {list(shape)}", f"it takes {list(argument.shape)}")
-    if not holds(argument.dtype, dtype):
-        raise InputError(f"{full_name}.{argument.name}", f"is {dtype}", f"it takes {argument.dtype}")
+    fits_dtype = holds(argument.dtype, dtype)
+    if shape != argument.shape or not fits_dtype:
+        raise mismatch(full_name, argument, shape, dtype, fits_dtype=fits_dtype)

@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+#: Folder of the headers that stand in for CUDA's.
 _HEADERS = Path(__file__).parent / "emulator_headers"
+
 _CUDA_INCLUDE = re.compile(r"^\s*#\s*include\s*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
 _CRASHES: dict[int, str] = {
@@ -52,10 +54,10 @@ def emulator_available() -> str | None:
     if not hasattr(os, "fork") or os.uname().sysname != "Linux":
         return "fibers and guard pages are set up for Linux only"
     test = "int main() { _Float16 x = 1; return x == (_Float16)1 ? 0 : 1; }"
-    done = subprocess.run(
+    process = subprocess.run(
         [compiler, "-std=c++20", "-fsyntax-only", "-xc++", "-"], input=test, capture_output=True, text=True, check=False
     )
-    return None if done.returncode == 0 else "this g++ has no _Float16; version 12 does"
+    return None if process.returncode == 0 else "this g++ has no _Float16; version 12 does"
 
 
 def run_cuda_on_cpu(
@@ -92,11 +94,11 @@ def run_cuda_on_cpu(
         numbers = [*extents, dynamic_shared_bytes, *(array.nbytes for array in arrays)]
         command = [str(program), str(data), *map(str, numbers)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
+            process = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
             raise EmulatorError(f"{entry}: still running after {_RUN_TIMEOUT_S} s") from error
-        if done.returncode:
-            reason = done.stderr.strip() or _CRASHES.get(-done.returncode, f"exit status {done.returncode}")
+        if process.returncode:
+            reason = process.stderr.strip() or _CRASHES.get(-process.returncode, f"exit status {process.returncode}")
             raise EmulatorError(f"{entry}: {reason}")
         content = data.read_bytes()
     results, offset = [], 0
@@ -130,11 +132,11 @@ def cpu_source(source: str, entry: str, parameters: int) -> str:
 
 def _parameter_types(kernel: str, entry: str) -> list[str]:
     """Types of the parameters of ``entry``: ``half*`` for ``half* __restrict__ A``."""
-    found = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", kernel)
-    if found is None:
+    signature = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", kernel)
+    if signature is None:
         raise EmulatorError(f"{entry}: the source has no such kernel")
     kinds = []
-    for parameter in found.group(1).split(","):
+    for parameter in signature.group(1).split(","):
         kind, star, _ = parameter.replace("__restrict__", "").rpartition("*")
         if not star:
             raise EmulatorError(f"{entry}: parameter {parameter.strip()} is no pointer")
@@ -149,23 +151,29 @@ def _program(source: str, entry: str, parameters: int) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _programs() -> tempfile.TemporaryDirectory[str]:
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="cuda-on-cpu-programs-")
+
+
+def _program_folder() -> Path:
+    """Where compiled programs are kept: until this process ends."""
+    return Path(_temporary_folder().name)
 
 
 def _compiled(text: str, entry: str) -> Path:
     reason = emulator_available()
     if reason is not None:
         raise EmulatorError(f"{entry}: {reason}")
-    directory = Path(_programs().name)
-    program = directory / hashlib.sha256(text.encode()).hexdigest()[:32]
+    program = _program_folder() / hashlib.sha256(text.encode()).hexdigest()[:32]
     if program.exists():
         return program
-    unit = program.with_suffix(".cpp")
+    # Other processes may be compiling the same.
+    unit = program.with_suffix(f".{os.getpid()}.cpp")
     unit.write_text(text)
-    partial = program.with_suffix(".partial")
+    partial = program.with_suffix(f".{os.getpid()}.partial")
     command = ["g++", *_COMPILE_OPTIONS, f"-I{_HEADERS}", str(unit), "-o", str(partial)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
+    unit.unlink()
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise EmulatorError(f"{entry}: g++: {lines[0].strip() if lines else 'failed'}")

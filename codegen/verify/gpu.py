@@ -11,8 +11,11 @@ half arithmetic, and a Tensor Core tiling is run with scalar multiply-adds. The 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +31,7 @@ from codegen.verify.guards import guarded
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import TOLERANCE, Verification, judge, tolerance_of
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import matrix_roles
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES
@@ -46,7 +49,7 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
 
     It has as many threads wherever a warp's tile divides among 32 of them, which it does for multiples of 16.
     """
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     rows, columns = schedule.block_of[roles.m], schedule.block_of[roles.n]
     elements = rows * columns // schedule.threads_per_block
@@ -57,7 +60,7 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
     ]
     height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
     thread = {axis: 1 for axis, _ in schedule.block} | {roles.m: height, roles.n: width}
-    return replace(schedule, thread=sizes(thread), instruction="fma")
+    return replace(schedule, thread=sizes(thread), instruction=Instruction.FMA)
 
 
 def verify(
@@ -86,6 +89,47 @@ def verify_chain(check: ChainCheck, *, seed: int = 0, engine: str = "opencl") ->
 _Inputs = Mapping[str, np.ndarray]
 
 
+class _Plan(NamedTuple):
+    """How kernels are run: by what, as which twins, and how exact they have to be.
+
+    Attributes:
+        steps: the kernels, or their twins.
+        run: computes one kernel's output, with its guard.
+        method: how the result calls it.
+        tolerance: largest accepted relative error.
+        missing: why nothing runs here; None where it does.
+    """
+
+    steps: Sequence[tuple[Problem, Schedule]]
+    run: Callable[[Problem, Schedule, _Inputs], np.ndarray]
+    method: str
+    tolerance: float
+    missing: str | None
+
+
+def _emulator_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) -> _Plan:
+    """The kernels' own CUDA text, thread by thread."""
+    return _Plan(steps, _run_emulated, "cuda, emulated", tolerance_of(form.expr), emulator_available())
+
+
+def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) -> _Plan:
+    """OpenCL, with twins for matrix instructions and for narrow floats."""
+    dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
+    notes = []
+    if any(isinstance(schedule, TileSchedule) and schedule.uses_matrix for _, schedule in steps):
+        steps = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
+        notes.append("scalar twin of the Tensor Core tiling")
+    if dtypes & {"float16", "bfloat16"}:
+        notes.append("float32 twin of half-precision storage")
+    if dtypes & set(FLOAT8_DTYPES):
+        notes.append("float32 twin of eight-bit floats")
+    # Twins round to nothing narrower than float32.
+    is_widened = bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES}) or form.expr.allow_tf32
+    tolerance = TOLERANCE["float32"] if is_widened else tolerance_of(form.expr)
+    method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
+    return _Plan(steps, _run_opencl, method, tolerance, opencl_available())
+
+
 def _verified(
     form: KernelForm,
     steps: Sequence[tuple[Problem, Schedule]],
@@ -95,70 +139,31 @@ def _verified(
     engine: str,
 ) -> Verification:
     """The kernels of ``steps``, run in order, against the reference of ``form``."""
-    dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
-    accepted = tolerance_of(form.expr)
-    sizes = dict(form.sizes)
-    missing, method = emulator_available(), "cuda, emulated"
-    if engine == "opencl":
-        missing, notes = opencl_available(), []
-        if any(isinstance(schedule, TileSchedule) and schedule.instruction != "fma" for _, schedule in steps):
-            steps = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
-            notes.append("scalar twin of the Tensor Core tiling")
-        if dtypes & {"float16", "bfloat16"}:
-            notes.append("float32 twin of half-precision storage")
-        if dtypes & set(FLOAT8_DTYPES):
-            notes.append("float32 twin of eight-bit floats")
-        if dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES} or form.expr.allow_tf32:
-            accepted = TOLERANCE["float32"]
-        method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
-    accepted = max(accepted, tolerance or 0.0)
-    if missing is not None:
-        return Verification(
-            passed=False,
-            method="none",
-            relative_error=None,
-            tolerance=accepted,
-            axis_sizes=sizes,
-            reason=f"not run: {missing}",
-        )
+    plan = (_opencl_plan if engine == "opencl" else _emulator_plan)(form, steps)
+    accepted = max(plan.tolerance, tolerance or 0.0)
+    verdict = partial(Verification, method=plan.method, tolerance=accepted, axis_sizes=dict(form.sizes))
+    if plan.missing is not None:
+        return verdict(passed=False, method="none", relative_error=None, reason=f"not run: {plan.missing}")
     inputs = random_inputs(form.expr, seed)
     expected = reference(form, inputs)
-    run = _run_emulated if engine == "emulator" else _run_opencl
     known = dict(inputs)
     try:
-        for problem, schedule in steps:
-            flat = run(problem, schedule, known)
+        for problem, schedule in plan.steps:
+            flat = plan.run(problem, schedule, known)
             output = tensors_of(problem)[-1]
             known[output.name] = flat[: output.element_count]
             if not np.isnan(flat[output.element_count :]).all():
-                last = output.name == form.expr.output.name
-                reason = f"written behind the end of {'the output' if last else output.name}"
-                return Verification(
-                    passed=False,
-                    method=method,
-                    relative_error=float("inf"),
-                    tolerance=accepted,
-                    axis_sizes=sizes,
-                    reason=reason,
-                )
-    except (OpenClError, EmulatorError, LoweringError) as problem_found:
-        return Verification(
-            passed=False,
-            method=method,
-            relative_error=None,
-            tolerance=accepted,
-            axis_sizes=sizes,
-            reason=str(problem_found),
-        )
-    error, reason = judge(known[form.expr.output.name], expected, accepted)
-    return Verification(
-        passed=not reason, method=method, relative_error=error, tolerance=accepted, axis_sizes=sizes, reason=reason
-    )
+                written = "the output" if output.name == form.expr.output.name else output.name
+                return verdict(passed=False, relative_error=math.inf, reason=f"written behind the end of {written}")
+    except (OpenClError, EmulatorError, LoweringError) as error:
+        return verdict(passed=False, relative_error=None, reason=str(error))
+    error_figure, reason = judge(known[form.expr.output.name], expected, accepted)
+    return verdict(passed=not reason, relative_error=error_figure, reason=reason)
 
 
 def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with multiply-adds in place of matrix instructions."""
-    if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or schedule.instruction == "fma":
+    if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or not schedule.uses_matrix:
         return schedule
 
     return tile_twin(schedule, problem)

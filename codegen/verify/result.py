@@ -23,16 +23,21 @@ TOLERANCE = {
 TF32_TOLERANCE = 8 * 2.0**-10
 
 
-def tolerance_of(expr: TensorExpr) -> float:
-    """The largest relative error that a kernel of ``expr`` may have, by what takes part in it."""
-    dtypes = {tensor.dtype for tensor in (*expr.inputs, expr.output)}
-    return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
-
-
 #: What stands for infinity in the narrowest dtype.
 LARGEST_HALF = 65504.0
 
 Array = NDArray[Any]
+
+
+def tolerance_of(expr: TensorExpr) -> float:
+    """The largest relative error that a kernel of ``expr`` may have, by what takes part in it.
+
+    >>> from sokoban.language.operators import operator_from_data
+    >>> tolerance_of(operator_from_data({"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "float16"}))
+    0.02
+    """
+    dtypes = {tensor.dtype for tensor in (*expr.inputs, expr.output)}
+    return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +62,11 @@ class Verification:
 
 
 def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:
-    """Relative error of an output, and what is wrong with it (empty where nothing is)."""
+    """Relative error of an output, and what is wrong with it (empty where nothing is).
+
+    >>> judge(np.array([1.0, np.nan]), np.array([1.0, 2.0]), 1e-4)
+    (inf, '1 of 2 outputs not written, or read outside a tensor')
+    """
     result = values.reshape(expected.shape).astype(np.float64)
     unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
     if unwritten > 0:
@@ -71,6 +80,9 @@ def relative_error(result: Array, expected: Array) -> float:
 
     Infinities have to be infinite or the largest finite number of the same sign, which kernels write for them; what
     the reference finds undefined is not judged.
+
+    >>> relative_error(np.array([3.0, 1.5]), np.array([3.0, 1.0])) == 0.5 / (1.0 + 5.0**0.5)
+    True
     """
     finite = np.isfinite(expected)
     infinite = np.isinf(expected)

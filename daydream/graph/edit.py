@@ -29,7 +29,7 @@ _KIND_OF_COLUMN = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Edit:
     """Changes to a graph. Rows are those of `graph`; an added task gets an id from `len(graph)` on, good as a row
     in every later call. Nothing happens before :meth:`apply`.
@@ -39,17 +39,17 @@ class Edit:
     """
 
     graph: TaskGraph
-    _added: list[dict[str, Any]] = field(default_factory=list)
-    _after: dict[int, list[int]] = field(default_factory=dict)
-    _before: dict[int, list[int]] = field(default_factory=dict)
-    _loose: list[int] = field(default_factory=list)
-    _anchor: dict[int, list[int]] = field(default_factory=dict)
-    _removed: list[Ints] = field(default_factory=list)
-    _edges: list[tuple[int, int, int, float]] = field(default_factory=list)
-    _dropped: list[Ints] = field(default_factory=list)
-    _names: dict[str, int] = field(default_factory=dict)
-    _threads: list[Thread] = field(default_factory=list)
-    _columns: dict[str, Any] = field(default_factory=dict)
+    _added: list[dict[str, Any]] = field(init=False, default_factory=list)
+    _after: dict[int, list[int]] = field(init=False, default_factory=dict)
+    _before: dict[int, list[int]] = field(init=False, default_factory=dict)
+    _loose: list[int] = field(init=False, default_factory=list)
+    _anchor: dict[int, list[int]] = field(init=False, default_factory=dict)
+    _removed: list[Ints] = field(init=False, default_factory=list)
+    _edges: list[tuple[int, int, int, float]] = field(init=False, default_factory=list)
+    _dropped: list[Ints] = field(init=False, default_factory=list)
+    _names: dict[str, int] = field(init=False, default_factory=dict)
+    _threads: list[Thread] = field(init=False, default_factory=list)
+    _columns: dict[str, Any] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._names = {text: i for i, text in enumerate(self.graph.names)}
@@ -173,16 +173,16 @@ class Edit:
 
     def apply(self) -> TaskGraph:
         """The new graph."""
-        old, count = self.graph, len(self.graph) + len(self._added)
+        graph, count = self.graph, len(self.graph) + len(self._added)
         kept = np.ones(count, np.bool_)
         for rows in self._removed:
             kept[rows] = False
-        kept[: len(old)] |= old.mark != Mark.NONE
+        kept[: len(graph)] |= graph.mark != Mark.NONE
         order = self._order()
         columns: dict[str, Any] = {
             name: np.concatenate(
                 [
-                    self._columns.get(name, getattr(old, name)),
+                    self._columns.get(name, getattr(graph, name)),
                     np.array([task[name] for task in self._added], np.float64 if type_ is float else np.int64),
                 ]
             )
@@ -194,7 +194,7 @@ class Edit:
         place = np.full(count, NONE)
         place[order] = np.arange(len(order))
         return replace(
-            old,
+            graph,
             **{name: values[order] for name, values in columns.items()},
             names=tuple(self._names),
             threads=tuple(self._threads),
@@ -222,21 +222,21 @@ class Edit:
 
     def _place(self, identity: int, after: int | None, before: int | None) -> None:
         if after is None and before is None:
-            places, at = self._loose, len(self._loose)
+            places, position = self._loose, len(self._loose)
         elif after is not None and after >= len(self.graph):
             places = self._anchor[after]
-            at = places.index(after) + 1
+            position = places.index(after) + 1
         elif before is not None and before >= len(self.graph):
             places = self._anchor[before]
-            at = places.index(before)
+            position = places.index(before)
         elif after is not None:
             places = self._after.setdefault(int(after), [])
-            at = len(places)
+            position = len(places)
         else:
             assert before is not None
             places = self._before.setdefault(int(before), [])
-            at = len(places)
-        places.insert(at, identity)
+            position = len(places)
+        places.insert(position, identity)
         self._anchor[identity] = places
 
     def _order(self) -> Ints:
@@ -258,16 +258,16 @@ class Edit:
         return np.lexsort(key)
 
     def _all_edges(self) -> tuple[Ints, Ints, Ints, Any]:
-        old = self.graph
-        keep = np.ones(len(old.edge_source), np.bool_)
+        graph = self.graph
+        keep = np.ones(len(graph.edge_source), np.bool_)
         for edges in self._dropped:
             keep[edges] = False
-        new = np.array(self._edges, np.float64).reshape(-1, 4)
+        added = np.array(self._edges, np.float64).reshape(-1, 4)
         return (
-            np.concatenate([old.edge_source[keep], new[:, 0].astype(np.int64)]),
-            np.concatenate([old.edge_target[keep], new[:, 1].astype(np.int64)]),
-            np.concatenate([old.edge_kind[keep], new[:, 2].astype(np.int64)]),
-            np.concatenate([old.edge_lag_us[keep], new[:, 3]]),
+            np.concatenate([graph.edge_source[keep], added[:, 0].astype(np.int64)]),
+            np.concatenate([graph.edge_target[keep], added[:, 1].astype(np.int64)]),
+            np.concatenate([graph.edge_kind[keep], added[:, 2].astype(np.int64)]),
+            np.concatenate([graph.edge_lag_us[keep], added[:, 3]]),
         )
 
     def _unordered(self) -> Any:
@@ -302,13 +302,13 @@ def _kept_neighbours(thread: Ints, order: Ints, kept: Any) -> tuple[Ints, Ints]:
     position = np.arange(len(rows))
     alive = kept[rows]
     lane = thread[rows]
-    left = np.maximum.accumulate(np.where(alive, position, -1))
-    right = np.minimum.accumulate(np.where(alive, position, len(rows))[::-1])[::-1]
+    kept_before = np.maximum.accumulate(np.where(alive, position, -1))
+    kept_after = np.minimum.accumulate(np.where(alive, position, len(rows))[::-1])[::-1]
     before, after = np.full(len(rows), NONE), np.full(len(rows), NONE)
-    found = left >= 0
-    found[found] = lane[left[found]] == lane[found]
-    before[rows[found]] = rows[left[found]]
-    found = right < len(rows)
-    found[found] = lane[right[found]] == lane[found]
-    after[rows[found]] = rows[right[found]]
+    has_neighbour = kept_before >= 0
+    has_neighbour[has_neighbour] = lane[kept_before[has_neighbour]] == lane[has_neighbour]
+    before[rows[has_neighbour]] = rows[kept_before[has_neighbour]]
+    has_neighbour = kept_after < len(rows)
+    has_neighbour[has_neighbour] = lane[kept_after[has_neighbour]] == lane[has_neighbour]
+    after[rows[has_neighbour]] = rows[kept_after[has_neighbour]]
     return before, after

@@ -81,11 +81,12 @@ class Thread:
 
     @property
     def ordered(self) -> bool:
+        """Whether its tasks run in row order."""
         return self.kind is not ThreadKind.CHANNEL
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStep:
     """A training step as recorded. `full` is false where the recording began or ended inside it."""
 
     name: str
@@ -107,7 +108,7 @@ class TaskGraph:
     names: tuple[str, ...]
     threads: tuple[Thread, ...]
     layers: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TrainingStep, ...]
     name: Ints
     kind: Ints
     thread: Ints
@@ -159,6 +160,7 @@ class TaskGraph:
 
     @cached_property
     def thread_kinds(self) -> Ints:
+        """The :class:`ThreadKind` of every thread."""
         return np.array([t.kind for t in self.threads], np.int64)
 
     @cached_property
@@ -171,11 +173,11 @@ class TaskGraph:
 
     def operators(self, row: int) -> list[int]:
         """The trace rows of the CPU events around a task, innermost first."""
-        found, at = [], int(self.operator[row])
-        while at != NONE:
-            found.append(at)
-            at = int(self.enclosing[at])
-        return found
+        events, event = [], int(self.operator[row])
+        while event != NONE:
+            events.append(event)
+            event = int(self.enclosing[event])
+        return events
 
     # Thread order
 
@@ -209,9 +211,9 @@ class TaskGraph:
         devices = np.array([t.device for t in self.threads])[self.thread[self.edge_target[edges]]]
         sources, targets = [], []
         for device in np.unique(devices):
-            mine = edges[devices == device]
-            mine = mine[np.argsort(self.edge_source[mine], kind="stable")]
-            launches, tasks = self.edge_source[mine], self.edge_target[mine]
+            launching = edges[devices == device]
+            launching = launching[np.argsort(self.edge_source[launching], kind="stable")]
+            launches, tasks = self.edge_source[launching], self.edge_target[launching]
             # One call may launch many tasks (a CUDA graph); it takes one place.
             _, first = np.unique(launches, return_index=True)
             launches, tasks = launches[first], tasks[first]

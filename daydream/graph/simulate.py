@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.trace.trace import NONE, Floats, Ints
 
+#: Tasks from which compiling the simulation pays: below, loading the compiler takes longer than it saves.
 COMPILED_FROM = 100_000
-"""Tasks from which compiling the simulation pays: below, loading the compiler takes longer than it saves."""
 
+#: Picks from the frontier: graph, ready tasks, earliest start of each (µs); returns a position in that list.
 Schedule = Callable[[TaskGraph, list[int], list[float]], int]
-"""Picks from the frontier: graph, ready tasks, earliest start of each (µs); returns a position in that list."""
 
 
 class CycleError(ValueError):
@@ -53,8 +53,8 @@ class Timeline:
         """When every step had ended on its CPU thread and all its work on streams and channels; NaN without mark."""
         last = np.full(len(self.graph.steps), -np.inf)
         # Other CPU threads may only poll, by the clock and whatever becomes of the step.
-        mine = (self.graph.step != NONE) & (~self.graph.on_cpu | (self.graph.mark == Mark.STEP_END))
-        np.maximum.at(last, self.graph.step[mine], self.end_us[mine])
+        counted = (self.graph.step != NONE) & (~self.graph.on_cpu | (self.graph.mark == Mark.STEP_END))
+        np.maximum.at(last, self.graph.step[counted], self.end_us[counted])
         return np.where(np.isfinite(last), last, np.nan)
 
     @cached_property
@@ -116,22 +116,18 @@ def simulate(graph: TaskGraph, schedule: Schedule | None = None, *, compiled: bo
     """
     if schedule is not None:
         return _simulate_with(graph, schedule)
-    following, first, target, lag, waits = _successors(graph)
-    channel = ~np.array([thread.ordered for thread in graph.threads], np.bool_)
-    columns: list[Any] = [following, first, target, lag, waits, graph.duration_us, graph.gap_us]
-    columns += [graph.thread, graph.priority, channel]
-    columns += [np.zeros(len(graph)), np.full(len(graph), NONE)]
-    columns += [np.zeros(len(channel)), np.full(len(channel), NONE)]
+    tasks, progress = _columns(graph)
+    channel: Any = ~np.array([thread.ordered for thread in graph.threads], np.bool_)
     if compiled is None:
         compiled = len(graph) >= COMPILED_FROM
     if compiled:
-        done = _compiled_run()(*columns)
+        done = _compiled_run()(tasks, channel, progress)
     else:
         # Python counts and adds lists several times faster than single elements of arrays.
-        columns = [column.tolist() for column in columns]
-        done = _run(*columns)
-    start, cause = columns[-4:-2]
-    return _timeline(graph, np.asarray(start, np.float64), np.asarray(cause, np.int64), done)
+        tasks = _Tasks(*(column.tolist() for column in tasks))
+        progress = _Progress(*(column.tolist() for column in progress))
+        done = _run(tasks, channel.tolist(), progress)
+    return _timeline(graph, np.asarray(progress.start, np.float64), np.asarray(progress.cause, np.int64), done)
 
 
 def _timeline(graph: TaskGraph, start: Floats, cause: Ints, done: int) -> Timeline:
@@ -157,88 +153,104 @@ def _culprit(graph: TaskGraph) -> str:
     return f"; one of them is {graph.text(int(stuck[0]))!r}" if len(stuck) else ""
 
 
-def _successors(graph: TaskGraph) -> tuple[Ints, Ints, Ints, Floats, Ints]:
-    """Next task on the thread, and the stored edges grouped by source: offsets, targets, lags, number awaited."""
+class _Tasks(NamedTuple):
+    """What algorithm 1 reads of a graph: arrays for machine code, lists for Python. Times are microseconds.
+
+    Attributes:
+        following: next task on the same ordered thread, -1 without.
+        first_edge: for each task where its edges begin, and at the end their number.
+        target: task that each edge leads to; edges stand by source.
+        lag: from the end of an edge's source to the earliest start of its target.
+        duration: how long a task takes.
+        gap: how long its thread stays busy after it.
+        thread: thread of each task.
+        priority: among ready tasks of a channel the highest goes first.
+    """
+
+    following: Any
+    first_edge: Any
+    target: Any
+    lag: Any
+    duration: Any
+    gap: Any
+    thread: Any
+    priority: Any
+
+
+class _Progress(NamedTuple):
+    """How far algorithm 1 has come.
+
+    Attributes:
+        missing: for each task the dependencies that are not met.
+        start: earliest start of each task by the dependencies met.
+        cause: which of them decided it, -1 for none.
+        free: when each thread's last task and the gap behind it are over.
+        last: each thread's last task, -1 for none.
+    """
+
+    missing: Any
+    start: Any
+    cause: Any
+    free: Any
+    last: Any
+
+
+def _columns(graph: TaskGraph) -> tuple[_Tasks, _Progress]:
+    """A graph as algorithm 1 reads it, and its progress before the first task."""
     held_by, held = graph.queue
     source = np.concatenate([graph.edge_source, held_by])
     target = np.concatenate([graph.edge_target, held])
     lag = np.concatenate([graph.edge_lag_us, np.zeros(len(held))])
     order = np.argsort(source, kind="stable")
-    first = np.zeros(len(graph) + 1, np.int64)
-    np.cumsum(np.bincount(source, minlength=len(graph)), out=first[1:])
-    waits = np.bincount(target, minlength=len(graph))
-    waits[graph.following[graph.following != NONE]] += 1
-    return graph.following, first, target[order], lag[order], waits
+    first_edge = np.zeros(len(graph) + 1, np.int64)
+    np.cumsum(np.bincount(source, minlength=len(graph)), out=first_edge[1:])
+    missing = np.bincount(target, minlength=len(graph))
+    missing[graph.following[graph.following != NONE]] += 1
+    tasks = _Tasks(
+        following=graph.following,
+        first_edge=first_edge,
+        target=target[order],
+        lag=lag[order],
+        duration=graph.duration_us,
+        gap=graph.gap_us,
+        thread=graph.thread,
+        priority=graph.priority,
+    )
+    progress = _Progress(
+        missing=missing,
+        start=np.zeros(len(graph)),
+        cause=np.full(len(graph), NONE),
+        free=np.zeros(len(graph.threads)),
+        last=np.full(len(graph.threads), NONE),
+    )
+    return tasks, progress
 
 
-def _run(
-    following: Any,
-    first: Any,
-    target: Any,
-    lag: Any,
-    missing: Any,
-    duration: Any,
-    gap: Any,
-    thread: Any,
-    priority: Any,
-    channel: Any,
-    start: Any,
-    cause: Any,
-    free: Any,
-    last: Any,
-) -> int:
-    """Algorithm 1. Plain loops over lists or arrays: also compiled by Numba as it stands, hence in one piece.
+def _run(tasks: _Tasks, channel: Any, progress: _Progress) -> int:
+    """Algorithm 1. Plain loops over lists or arrays, so that Numba compiles it as it stands.
 
     Tasks of ordered threads start at a time that does not depend on the order in which they are visited, so they
-    are taken from a stack; those of channels by earliest start, once nothing else can run. Fills in
-    `start` and `cause` (per task), `free` and `last` (per thread), uses up `missing` (dependencies left), and
-    returns the number of tasks that ran.
+    are taken from a stack; those of channels by earliest start, once nothing else can run. `channel` says which
+    threads are channels. Uses up `progress` and returns the number of tasks that ran.
     """
-    ready = [0]
-    ready.pop()
-    # Per channel: tasks by the time at which they become ready, and those that are by priority.
-    coming = [[(0.0, 0)] for _ in channel]
-    present = [[(0, 0)] for _ in channel]
-    for lane in range(len(channel)):
-        coming[lane].pop()
-        present[lane].pop()
-    for row in range(len(following)):
-        if missing[row] == 0:
-            if channel[thread[row]]:
-                heapq.heappush(coming[thread[row]], (0.0, row))
-            else:
-                ready.append(row)
+    # A named tuple's field takes longer than a local name, and this is the innermost loop.
+    following, first_edge, target, lag, duration, gap, thread, _ = tasks
+    missing, start, cause, free, last = progress
+    stack, coming, present = _first_ready(tasks, channel, progress)
     done = 0
     while True:
-        if len(ready) > 0:
-            row = ready.pop()
-            lane = thread[row]
-        else:
-            # The channel that can start a task first; what is ready by then competes for it.
-            lane = -1
-            at = np.inf
-            for other in range(len(channel)):
-                while len(coming[other]) > 0 and coming[other][0][0] <= free[other]:
-                    _, row = heapq.heappop(coming[other])
-                    heapq.heappush(present[other], (-priority[row], row))
-                if len(present[other]) > 0 and free[other] < at:
-                    lane, at = other, free[other]
-                elif len(present[other]) == 0 and len(coming[other]) > 0 and coming[other][0][0] < at:
-                    lane, at = other, coming[other][0][0]
-            if lane < 0:
-                break
-            while len(coming[lane]) > 0 and coming[lane][0][0] <= at:
-                _, row = heapq.heappop(coming[lane])
-                heapq.heappush(present[lane], (-priority[row], row))
-            _, row = heapq.heappop(present[lane])
+        row = stack.pop() if len(stack) > 0 else _next_of_channels(tasks, progress, coming, present)
+        if row < 0:
+            return done
         done += 1
+        lane = thread[row]
         if free[lane] > start[row]:
             start[row] = free[lane]
             cause[row] = last[lane]
         end = start[row] + duration[row]
         free[lane] = end + gap[row]
         last[lane] = row
-        for edge in range(first[row], first[row + 1]):
+        for edge in range(first_edge[row], first_edge[row + 1]):
             child = target[edge]
             arrival = end + lag[edge]
             # At equal times a dependency on another thread says more than none at all.
@@ -250,31 +262,80 @@ def _run(
                 if channel[thread[child]]:
                     heapq.heappush(coming[thread[child]], (start[child], child))
                 else:
-                    ready.append(child)
+                    stack.append(child)
         after = following[row]
         if after >= 0:
             missing[after] -= 1
             if missing[after] == 0:
-                ready.append(after)
-    return done
+                stack.append(after)
+
+
+def _first_ready(tasks: _Tasks, channel: Any, progress: _Progress) -> tuple[Any, Any, Any]:
+    """The tasks without dependencies: those of ordered threads as a stack, those of channels as two heaps each.
+
+    The first heap of a channel holds its tasks by the time at which they become ready, the second those that are
+    ready by priority.
+    """
+    # An element put in and taken out tells the compiler what a list holds.
+    stack = [0]
+    stack.pop()
+    coming = [[(0.0, 0)] for _ in channel]
+    present = [[(0, 0)] for _ in channel]
+    for lane in range(len(channel)):
+        coming[lane].pop()
+        present[lane].pop()
+    for row in range(len(tasks.following)):
+        if progress.missing[row] == 0:
+            if channel[tasks.thread[row]]:
+                heapq.heappush(coming[tasks.thread[row]], (0.0, row))
+            else:
+                stack.append(row)
+    return stack, coming, present
+
+
+def _next_of_channels(tasks: _Tasks, progress: _Progress, coming: Any, present: Any) -> int:
+    """Takes the task that a channel can start first, -1 without; what is ready by then competes for it."""
+    free = progress.free
+    earliest, chosen = np.inf, -1
+    for lane in range(len(coming)):
+        if len(coming[lane]) > 0:
+            _let_in(tasks, coming[lane], present[lane], free[lane])
+        if len(present[lane]) > 0:
+            time = free[lane]
+        elif len(coming[lane]) > 0:
+            time = coming[lane][0][0]
+        else:
+            continue
+        if time < earliest:
+            earliest, chosen = time, lane
+    if chosen < 0:
+        return -1
+    _let_in(tasks, coming[chosen], present[chosen], earliest)
+    _, row = heapq.heappop(present[chosen])
+    return row
+
+
+def _let_in(tasks: _Tasks, coming: Any, present: Any, time: float) -> None:
+    """Moves a channel's tasks that are ready at this time from one heap to the other."""
+    while len(coming) > 0 and coming[0][0] <= time:
+        _, row = heapq.heappop(coming)
+        heapq.heappush(present, (-tasks.priority[row], row))
 
 
 @cache
 def _compiled_run() -> Any:
-    """The same function as machine code, kept on disk between processes."""
+    """:func:`_run` as machine code, kept on disk between processes."""
     import numba
+    from numba.extending import register_jitable
 
+    for part in (_let_in, _next_of_channels, _first_ready):
+        register_jitable(part)
     return numba.njit(cache=True)(_run)
 
 
 def _simulate_with(graph: TaskGraph, schedule: Schedule) -> Timeline:
     """Algorithm 1 as printed, line by line, with somebody's `schedule` (line 9)."""
-    following, first, target, lag, waits = _successors(graph)
-    missing = waits.copy()
-    start = np.zeros(len(graph))
-    cause = np.full(len(graph), NONE)
-    free = np.zeros(len(graph.threads))
-    last = np.full(len(graph.threads), NONE)
+    tasks, (missing, start, cause, free, last) = _columns(graph)
     frontier = [int(row) for row in np.flatnonzero(missing == 0)]
     done = 0
     while frontier:
@@ -286,14 +347,14 @@ def _simulate_with(graph: TaskGraph, schedule: Schedule) -> Timeline:
             start[row], cause[row] = free[lane], last[lane]
         end = start[row] + graph.duration_us[row]
         free[lane], last[lane] = end + graph.gap_us[row], row
-        for edge in range(first[row], first[row + 1]):
-            child, arrival = int(target[edge]), end + lag[edge]
+        for edge in range(tasks.first_edge[row], tasks.first_edge[row + 1]):
+            child, arrival = int(tasks.target[edge]), end + tasks.lag[edge]
             if arrival > start[child] or cause[child] == NONE:
                 start[child], cause[child] = max(arrival, start[child]), row
             missing[child] -= 1
             if not missing[child]:
                 frontier.append(child)
-        after = int(following[row])
+        after = int(tasks.following[row])
         if after != NONE:
             missing[after] -= 1
             if not missing[after]:

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.operators.shapes import DTYPES, ITEM_BYTES, Dims, Direction, Inputs, Part, Work, inputs_of, pair
+from daydream.operators.shapes import DTYPES, Dims, Direction, Inputs, Work, WorkPart, inputs_of, pair
 from daydream.trace.trace import NONE, Ints, Trace
+from sokoban.language.expression import DTYPE_BYTES
 
+#: Operators behind a convolution among which its consumer is looked for.
 LOOK_AHEAD = 40
-"""Operators behind a convolution among which its consumer is looked for."""
 
 # Operator -> where stride, padding, dilation and groups stand among its arguments.
 _FORWARD: dict[str, tuple[int, int, int, int]] = {
@@ -108,37 +109,39 @@ class Convolutions:
         data, gradient, weights = (inputs.tensor(place) for place in places[:3])
         if data is None or gradient is None or weights is None:
             return "sizes of its operands not recorded"
-        given = _key(tuple(inputs.value(place) for place in places[3:]))
-        work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", given)
+        recorded = _key(tuple(inputs.value(place) for place in places[3:]))
+        work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", recorded)
         if isinstance(work, str):
             return work
         mask = inputs.value(_MASK_AT.get(stem, 99))
         wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
         ways: tuple[Direction, Direction] = ("backward data", "backward weights")
-        parts = tuple(Part(work.parts[0].data, way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted)
+        parts = tuple(
+            WorkPart(work.parts[0].data, way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted
+        )
         if not parts:
             return "a gradient of the bias alone"
         return replace(work, parts=parts, flops=work.flops * len(parts), bytes=work.bytes * len(parts))
 
     def _backward_around(self, row: int) -> int:
-        at = int(self.enclosing[row]) if row < len(self.enclosing) else NONE
-        while at != NONE and self.trace.text(at).removeprefix("aten::") not in _BACKWARD:
-            at = int(self.enclosing[at])
-        return at
+        event = int(self.enclosing[row]) if row < len(self.enclosing) else NONE
+        while event != NONE and self.trace.text(event).removeprefix("aten::") not in _BACKWARD:
+            event = int(self.enclosing[event])
+        return event
 
     def _output(self, row: int, data: Dims, weights: Dims) -> tuple[Dims | None, str]:
         """Dimensions of the output and where they were found."""
-        known = self._outputs.get((data, weights))
-        if known:
-            mine = known.get(self._sequence(row))
-            return mine or Counter(known.values()).most_common(1)[0][0], "gradient"
+        outputs = self._outputs.get((data, weights))
+        if outputs:
+            output = outputs.get(self._sequence(row))
+            return output or Counter(outputs.values()).most_common(1)[0][0], "gradient"
         follower = self._consumer(row, data, weights)
         return follower, "consumer" if follower is not None else ""
 
     @cached_property
     def _outputs(self) -> dict[tuple[Dims, Dims], dict[int, Dims]]:
         """Input and weights -> autograd's sequence number -> output, from every backward operator."""
-        found: dict[tuple[Dims, Dims], dict[int, Dims]] = {}
+        outputs: dict[tuple[Dims, Dims], dict[int, Dims]] = {}
         stems = [name.removeprefix("aten::") for name in self.trace.names]
         for code in (code for code, stem in enumerate(stems) if stem in _BACKWARD):
             for row in np.flatnonzero(self.trace.name == code).tolist():
@@ -147,15 +150,15 @@ class Convolutions:
                     continue
                 data, gradient, weights = (inputs.tensor(place) for place in _BACKWARD[stems[code]][:3])
                 if data is not None and gradient is not None and weights is not None:
-                    calls = found.setdefault((data.dims, weights.dims), {})
+                    calls = outputs.setdefault((data.dims, weights.dims), {})
                     calls[self._sequence(row)] = gradient.dims
-        return found
+        return outputs
 
     def _sequence(self, row: int) -> int:
-        at = row
-        while at != NONE and self.trace.sequence[at] == NONE:
-            at = int(self.enclosing[at]) if at < len(self.enclosing) else NONE
-        return int(self.trace.sequence[at]) if at != NONE else NONE
+        event = row
+        while event != NONE and self.trace.sequence[event] == NONE:
+            event = int(self.enclosing[event]) if event < len(self.enclosing) else NONE
+        return int(self.trace.sequence[event]) if event != NONE else NONE
 
     def _consumer(self, row: int, data: Dims, weights: Dims) -> Dims | None:
         """The first input behind the call that has its images and as many channels as it has filters."""
@@ -185,54 +188,89 @@ def _key(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in values)
 
 
+class _Window(NamedTuple):
+    """How a convolution's window moves, each in direction y and x; `assumed` says in words what was guessed."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    assumed: str = ""
+
+
 @lru_cache(maxsize=65536)
-def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, given: tuple[Any, ...]) -> Work | str:
+def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, recorded: tuple[Any, ...]) -> Work | str:
     """The forward work of a convolution from its tensors and the values given (None where not recorded)."""
     dtype = DTYPES.get(kind)
     if dtype is None:
         return f"elements of type {kind or 'unknown'}"
-    if len(data) == 3 and len(weights) == 3:
-        data, weights = (*data[:2], 1, data[2]), (*weights[:2], 1, weights[2])
-        output = (*output[:2], 1, output[2]) if output is not None and len(output) == 3 else output
+    data, weights, output = _over_planes(data, weights, output)
     if len(data) != 4 or len(weights) != 4:
         return f"a convolution over {max(len(data) - 2, 0)} dimensions"
     (n, c, h, w), (f, per_group, kh, kw) = data, weights
+    no_convolution = f"operands of {list(data)} and {list(weights)} do not make a convolution"
     if not n * c * h * w * f * per_group * kh * kw or c % per_group:
-        return f"operands of {list(data)} and {list(weights)} do not make a convolution"
-    groups = c // per_group
-    stride, padding, dilation = (pair(value) for value in given[:3])
+        return no_convolution
+    window = _window(data, weights, output if output is not None and len(output) == 4 else None, how, recorded)
+    if isinstance(window, str):
+        return window
+    oh, ow = (
+        _output_side(size, taps, *sides) for size, taps, *sides in zip((h, w), (kh, kw), *window[:3], strict=True)
+    )
+    if oh < 1 or ow < 1 or f % (c // per_group):
+        return no_convolution
+    flops = 2.0 * n * f * oh * ow * per_group * kh * kw
+    moved = (n * c * h * w + f * per_group * kh * kw + n * f * oh * ow) * DTYPE_BYTES[dtype]
+    part = WorkPart(_operator(data, weights, window, dtype))
+    return Work(kind="convolution", parts=(part,), flops=flops, bytes=float(moved), dtype=dtype, assumed=window.assumed)
+
+
+def _over_planes(data: Dims, weights: Dims, output: Dims | None) -> tuple[Dims, Dims, Dims | None]:
+    """The dimensions of a convolution over lines as those of one over planes one element high."""
+    if len(data) != 3 or len(weights) != 3:
+        return data, weights, output
+    if output is not None and len(output) == 3:
+        output = (*output[:2], 1, output[2])
+    return (*data[:2], 1, data[2]), (*weights[:2], 1, weights[2]), output
+
+
+def _window(data: Dims, weights: Dims, output: Dims | None, how: str, recorded: tuple[Any, ...]) -> _Window | str:
+    """The recorded stride, padding and dilation, or those that make `output`; in words why there are none.
+
+    `how` says where the output's size was found; empty where it wasn't.
+    """
+    stride, padding, dilation = (pair(value) for value in recorded[:3])
     dilation = dilation or (1, 1)
-    assumed = ""
-    if stride is None:
-        out = output if output is not None and len(output) == 4 else None
-        sides = [
-            infer_side(size, taps, out[2 + i] if out else None) for i, (size, taps) in enumerate(((h, kh), (w, kw)))
-        ]
-        if any(side is None for side in sides):
-            return f"no stride and padding make {list(out or ())} of {list(data)} and {list(weights)}"
-        (sy, top), (sx, left) = (side for side in sides if side is not None)
-        stride, padding = (sy, sx), (top, left)
-        assumed = (
-            f"stride and padding from the size of its {how}" if how else "stride 1 and padding that keeps the size"
-        )
-    top, left = padding or (0, 0)
-    oh = (h + 2 * top - dilation[0] * (kh - 1) - 1) // stride[0] + 1 if stride[0] else 0
-    ow = (w + 2 * left - dilation[1] * (kw - 1) - 1) // stride[1] + 1 if stride[1] else 0
-    if oh < 1 or ow < 1 or f % groups:
-        return f"operands of {list(data)} and {list(weights)} do not make a convolution"
+    if stride is not None:
+        return _Window(stride, padding or (0, 0), dilation)
+    sides = [infer_side(data[axis], weights[axis], output[axis] if output else None) for axis in (2, 3)]
+    vertical, horizontal = sides
+    if vertical is None or horizontal is None:
+        return f"no stride and padding make {list(output or ())} of {list(data)} and {list(weights)}"
+    assumed = f"stride and padding from the size of its {how}" if how else "stride 1 and padding that keeps the size"
+    return _Window((vertical[0], horizontal[0]), (vertical[1], horizontal[1]), dilation, assumed)
+
+
+def _output_side(size: int, taps: int, stride: int, padding: int, dilation: int) -> int:
+    """Output elements in one direction; 0 with stride 0.
+
+    >>> _output_side(224, 7, stride=2, padding=3, dilation=1)
+    112
+    """
+    return (size + 2 * padding - dilation * (taps - 1) - 1) // stride + 1 if stride else 0
+
+
+def _operator(data: Dims, weights: Dims, window: _Window, dtype: str) -> dict[str, Any]:
+    """The convolution as in op.json."""
+    (n, c, h, w), (f, per_group, kh, kw) = data, weights
+    top, left = window.padding
     sizes = {"n": n, "c": c, "h": h, "w": w}
     # Written as people write them, so that derived names are those of their op.json.
-    window: dict[str, Any] = {"kh": kh, "kw": kw, "stride": _plain(stride), "dilation": _plain(dilation)}
-    window |= {"padding": top if top == left else [top, left, top, left], "dtype": dtype}
+    moves: dict[str, Any] = {"kh": kh, "kw": kw, "stride": _plain(window.stride), "dilation": _plain(window.dilation)}
+    moves |= {"padding": top if top == left else [top, left, top, left], "dtype": dtype}
+    groups = c // per_group
     if groups == c == f > 1:
-        operator: dict[str, Any] = {"op": "depthwise_conv2d", **sizes, **window}
-    else:
-        operator = {"op": "conv2d", **sizes, "f": f, "groups": groups, **window}
-    flops = 2.0 * n * f * oh * ow * per_group * kh * kw
-    moved = (n * c * h * w + f * per_group * kh * kw + n * f * oh * ow) * ITEM_BYTES[dtype]
-    return Work(
-        kind="convolution", parts=(Part(operator),), flops=flops, bytes=float(moved), dtype=dtype, assumed=assumed
-    )
+        return {"op": "depthwise_conv2d", **sizes, **moves}
+    return {"op": "conv2d", **sizes, "f": f, "groups": groups, **moves}
 
 
 def _plain(values: tuple[int, int]) -> int | list[int]:
@@ -244,6 +282,11 @@ def infer_side(size: int, taps: int, output: int | None) -> tuple[int, int] | No
 
     output = floor((size + 2 padding - taps) / stride) + 1. Of several pairs the one whose padding is nearest to
     floor(taps / 2), then the smaller padding, then the smaller stride; without output stride 1. None if there is none.
+
+    >>> infer_side(224, 7, 112)
+    (2, 3)
+    >>> infer_side(8, 3, 9) is None
+    True
     """
     if output is None:
         return 1, taps // 2

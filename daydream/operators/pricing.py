@@ -19,14 +19,14 @@ import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
 from daydream.operators.convolutions import Convolutions, is_convolution, only
-from daydream.operators.shapes import PRODUCTS, Direction, Part, Work, describe, inputs_of
+from daydream.operators.shapes import PRODUCTS, Direction, Work, WorkPart, describe, inputs_of
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
     from roller.estimate.operators import OperatorEstimate
-    from roller.library import Call
+    from roller.library import LibraryCall
 
 Implementation = Literal["best", "library"]
 
@@ -95,14 +95,17 @@ class Prices:
 
     @cached_property
     def operator(self) -> tuple[str, ...]:
+        """Name of each row's operator."""
         return tuple(self.calls[each].text for each in self.call.tolist())
 
     @cached_property
     def bound(self) -> tuple[str, ...]:
+        """What bounds each row's call."""
         return tuple(self.calls[each].bound for each in self.call.tolist())
 
     @cached_property
     def reason(self) -> tuple[str, ...]:
+        """Why each row has no price; empty where it has one."""
         return tuple(self.calls[each].reason for each in self.call.tolist())
 
 
@@ -132,10 +135,10 @@ def device_of(graph: TaskGraph, name: str = "auto") -> tuple[DeviceSpec, str]:
         pass
     words = set(_words(recorded))
     names = {**device_aliases(), **{each: each for each in device_names()}}
-    known = [alias for alias in names if words.issuperset(_words(alias))]
-    if not known:
+    aliases = [alias for alias in names if words.issuperset(_words(alias))]
+    if not aliases:
         raise InputError("device", f"there is no device file for {recorded}, which the trace names", "name a device")
-    spec = load_device(max(known, key=lambda alias: (len(_words(alias)), alias)))
+    spec = load_device(max(aliases, key=lambda alias: (len(_words(alias)), alias)))
     return spec, f"recorded on {recorded}, taken for {spec.title}"
 
 
@@ -220,10 +223,10 @@ def _split(graph: TaskGraph, group: _Group) -> list[_Group]:
     marked = [_of_weights(graph.text(row)) for row in group.rows.tolist()]
     if True not in marked:
         return [group]
-    at = marked.index(True)
+    begin = marked.index(True)
     data, weights = only(work, "backward data"), only(work, "backward weights")
     assert data is not None and weights is not None
-    parts = [_Group(group.operator, group.rows[:at], data), _Group(group.operator, group.rows[at:], weights)]
+    parts = [_Group(group.operator, group.rows[:begin], data), _Group(group.operator, group.rows[begin:], weights)]
     return [part for part in parts if len(part.rows)]
 
 
@@ -263,17 +266,17 @@ def price(
     """
     described = describe_calls(graph, rows, device)
     works = [call.work for call in described.calls if call.work is not None]
-    known = _parts_priced(works, device, implementation, search, dtype)
+    price_of = _parts_priced(works, device, implementation, search, dtype)
     calls = []
     for call in described.calls:
         if call.work is None:
             calls.append(call)
             continue
-        found = [known[_part_key(part, dtype)] for part in call.work.parts]
-        reason = next((each.reason for each in found if each.reason), "")
-        total = np.nan if reason else sum(each.microseconds for each in found)
-        kernel = " + ".join(dict.fromkeys(each.kernel for each in found if each.kernel))
-        calls.append(replace(call, price_us=total, text=found[0].text, kernel=kernel, reason=reason))
+        priced = [price_of[_part_key(part, dtype)] for part in call.work.parts]
+        reason = next((each.reason for each in priced if each.reason), "")
+        total = np.nan if reason else sum(each.microseconds for each in priced)
+        kernel = " + ".join(dict.fromkeys(each.kernel for each in priced if each.kernel))
+        calls.append(replace(call, price_us=total, text=priced[0].text, kernel=kernel, reason=reason))
     return _spread(graph, described.rows, calls)
 
 
@@ -335,11 +338,11 @@ class PartPrice:
     reason: str = ""
 
 
+#: Prices of this process: construction takes hundredths of a second per operator, and networks repeat themselves.
 _KNOWN: dict[tuple[Any, ...], PartPrice] = {}
-"""Prices of this process: construction takes hundredths of a second per operator, and networks repeat themselves."""
 
 
-def _part_key(part: Part, dtype: str) -> tuple[str, Direction]:
+def _part_key(part: WorkPart, dtype: str) -> tuple[str, Direction]:
     data = part.data | {"dtype": dtype} if dtype else part.data
     return json.dumps(data), part.direction
 
@@ -354,14 +357,14 @@ def _parts_priced(
     how = (device, implementation, search if implementation == "best" else "")
     missing = [key for key in keys if (how, key) not in _KNOWN]
     if implementation == "library":
-        found = _by_library(missing, device)
+        results = _by_library(missing, device)
     else:
         from roller.programs import METHODS
 
         if search not in METHODS:
             raise InputError("search", f"there is no {search!r}", f"use one of {', '.join(METHODS)}")
-        found = [_by_best(*key, device, search) for key in missing]
-    _KNOWN.update({(how, key): result for key, result in zip(missing, found, strict=True)})
+        results = [_by_best(*key, device, search) for key in missing]
+    _KNOWN.update({(how, key): result for key, result in zip(missing, results, strict=True)})
     return {key: _KNOWN[how, key] for key in keys}
 
 
@@ -369,47 +372,47 @@ def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> li
     from roller.library import library_calls, priced
     from roller.library.named_calls import named_stem
 
-    found: list[PartPrice | None] = [None] * len(keys)
-    called: list[list[Call]] = []
-    gradients: list[tuple[int, Call]] = []
+    prices: list[PartPrice | None] = [None] * len(keys)
+    called: list[list[LibraryCall]] = []
+    gradients: list[tuple[int, LibraryCall]] = []
     places: list[int] = []
     for place, (text, direction) in enumerate(keys):
         data = json.loads(text)
         try:
             calls = library_calls(data, "backward" if direction == "backward" else "forward")
         except InputError as error:
-            found[place] = PartPrice(np.nan, reason=str(error))
+            prices[place] = PartPrice(np.nan, reason=str(error))
             continue
         if direction.startswith("backward ") and calls[0].kind == "convolution":
             gradients.append((place, calls[0]))
         elif direction.startswith("backward "):
-            found[place] = PartPrice(np.nan, str(named_stem(data)), reason=f"no model of it in {calls[0].dtype}")
+            prices[place] = PartPrice(np.nan, str(named_stem(data)), reason=f"no model of it in {calls[0].dtype}")
         else:
             called.append(calls)
             places.append(place)
     for place, result in zip(places, priced(called, device), strict=True):
         stem = named_stem(json.loads(keys[place][0])) or ""
-        found[place] = PartPrice(result.seconds * 1e6, stem, result.kernel)
+        prices[place] = PartPrice(result.seconds * 1e6, stem, result.kernel)
     stems = {place: named_stem(json.loads(keys[place][0])) or "" for place, _ in gradients}
     for kind in {(keys[place][1], call.dtype) for place, call in gradients}:
-        mine = [(place, call) for place, call in gradients if (keys[place][1], call.dtype) == kind]
-        times = _gradient_times([call for _, call in mine], device, *kind)
-        for (place, _), (microseconds, kernel) in zip(mine, times, strict=True):
-            found[place] = PartPrice(microseconds, stems[place], kernel)
-    return [each for each in found if each is not None]
+        same_kind = [(place, call) for place, call in gradients if (keys[place][1], call.dtype) == kind]
+        priced_calls = _gradient_times([call for _, call in same_kind], device, *kind)
+        for (place, _), (microseconds, kernel) in zip(same_kind, priced_calls, strict=True):
+            prices[place] = PartPrice(microseconds, stems[place], kernel)
+    return [each for each in prices if each is not None]
 
 
 def _gradient_times(
-    calls: Sequence[Call], device: DeviceSpec, direction: Direction, dtype: str
+    calls: Sequence[LibraryCall], device: DeviceSpec, direction: Direction, dtype: str
 ) -> list[tuple[float, str]]:
     """Microseconds and algorithm of one gradient of convolutions: its stages among those of the backward pass."""
     from roller.library.calls import KINDS
-    from roller.library.convolution import convolution_seconds
+    from roller.library.convolution import ConvolutionSizes, convolution_seconds
     from sokoban.language.expression import DTYPE_BYTES
 
     columns = zip(*(call.sizes for call in calls), strict=True)
-    sizes: dict[str, Any] = dict(zip(KINDS["convolution"], columns, strict=True))
-    times = convolution_seconds(**sizes, pad=0, device=device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
+    sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
+    times = convolution_seconds(sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
     prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
     seconds = np.sum([stage for name, stage in times.stages.items() if name.startswith(prefix)], axis=0)
     kernels = [str(algorithm).split("+")[which] for algorithm in times.algorithm.tolist()]

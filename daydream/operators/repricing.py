@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from daydream.trace.trace import NONE, Ints
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
+#: Algorithm families by what the names of a call's kernels contain; the first that fits counts.
 FAMILIES = (
     ("non-fused Winograd", r"winograd_nonfused"),
     ("fused Winograd", r"winograd"),
@@ -28,7 +29,6 @@ FAMILIES = (
     ("GEMM", r"gemm"),
     ("implicit GEMM", r"scudnn|fprop|dgrad|wgrad|implicit"),
 )
-"""Algorithm families by what the names of a call's kernels contain; the first that fits counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,21 +134,30 @@ def short_name(kernel: str) -> str:
     return words[-1].rpartition("::")[2] if words else kernel
 
 
-def totals(rows: Sequence[RepricedRow]) -> dict[str, tuple[float, float, float]]:
-    """Direction -> recorded and predicted milliseconds of a step, and the geometric mean of predicted over recorded.
+class Total(NamedTuple):
+    """Recorded and predicted milliseconds of a step, and the geometric mean of predicted over recorded."""
+
+    recorded_ms: float
+    predicted_ms: float
+    ratio: float
+
+
+def totals(rows: Sequence[RepricedRow]) -> dict[str, Total]:
+    """The rows of each direction put together.
 
     Matrix products count as ``matrix product``; rows without price are left out.
     """
-    out = {}
+    by_direction: dict[str, Total] = {}
     for direction in dict.fromkeys(_kind(row) for row in rows):
-        mine = [row for row in rows if _kind(row) == direction and np.isfinite(row.priced_us) and row.recorded_us > 0]
-        if mine:
-            weights = np.array([row.calls for row in mine])
-            logs = np.log([row.ratio for row in mine])
-            recorded = sum(row.calls * row.recorded_us for row in mine) / 1e3
-            predicted = sum(row.calls * row.priced_us for row in mine) / 1e3
-            out[direction] = (recorded, predicted, float(np.exp(np.average(logs, weights=weights))))
-    return out
+        priced = [row for row in rows if _kind(row) == direction and np.isfinite(row.priced_us) and row.recorded_us > 0]
+        if priced:
+            weights = np.array([row.calls for row in priced])
+            logs = np.log([row.ratio for row in priced])
+            recorded = sum(row.calls * row.recorded_us for row in priced) / 1e3
+            predicted = sum(row.calls * row.priced_us for row in priced) / 1e3
+            mean = float(np.exp(np.average(logs, weights=weights)))
+            by_direction[direction] = Total(recorded, predicted, mean)
+    return by_direction
 
 
 def _kind(row: RepricedRow) -> str:

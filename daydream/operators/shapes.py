@@ -12,32 +12,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from daydream.trace.trace import Trace, argument
+from sokoban.language.expression import DTYPE_BYTES
 
 Dims = tuple[int, ...]
+#: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
 Direction = Literal["forward", "backward", "backward data", "backward weights"]
-"""Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart."""
 
+#: Element types of tensors in any generation's spelling. What is no tensor has another type: Int, Scalar, Double...
 BYTES = {
     "double": 8, "float": 4, "c10::Half": 2, "half": 2, "c10::BFloat16": 2, "bfloat16": 2, "long int": 8, "long": 8,
     "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "signed char": 1, "char": 1, "byte": 1, "bool": 1,
     "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
 }  # fmt: skip
-"""Element types of tensors in any generation's spelling. What is no tensor has another type: Int, Scalar, Double..."""
 
+#: Element types that Roller prices, by the profiler's spelling.
 DTYPES = {
     "double": "float64", "float": "float32", "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16",
     "bfloat16": "bfloat16",
 }  # fmt: skip
-"""Those that Roller prices."""
-
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Tensor:
+class RecordedTensor:
     """A recorded input; ``dtype`` as the profiler spells it, ``strides`` in elements, empty where not recorded."""
 
     dims: Dims
@@ -46,10 +45,20 @@ class Tensor:
 
     @property
     def elements(self) -> int:
+        """Number of elements.
+
+        >>> RecordedTensor((2, 3), "float").elements
+        6
+        """
         return math.prod(self.dims)
 
     @property
     def bytes(self) -> int:
+        """Size in bytes; elements of types that are not known count four.
+
+        >>> RecordedTensor((2, 3), "c10::Half").bytes
+        12
+        """
         return self.elements * BYTES.get(self.dtype, 4)
 
 
@@ -57,10 +66,11 @@ class Tensor:
 class Inputs:
     """An operator's arguments in order: tensors (None where it is none), and values as text ("" where not recorded)."""
 
-    tensors: tuple[Tensor | None, ...]
+    tensors: tuple[RecordedTensor | None, ...]
     values: tuple[str, ...] = ()
 
-    def tensor(self, position: int) -> Tensor | None:
+    def tensor(self, position: int) -> RecordedTensor | None:
+        """The argument at this position as a tensor, None where it is none."""
         return self.tensors[position] if position < len(self.tensors) else None
 
     def value(self, position: int) -> Any:
@@ -73,7 +83,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkPart:
     """One of Roller's operators, as in op.json, and the direction to price it in."""
 
     data: dict[str, Any]
@@ -94,7 +104,7 @@ class Work:
     """
 
     kind: str
-    parts: tuple[Part, ...]
+    parts: tuple[WorkPart, ...]
     flops: float
     bytes: float
     dtype: str = "float32"
@@ -102,7 +112,7 @@ class Work:
 
     @property
     def direction(self) -> Direction:
-        """That of the parts; ``backward`` where they differ."""
+        """Direction of all parts; ``backward`` where they differ."""
         ways = {part.direction for part in self.parts}
         return ways.pop() if len(ways) == 1 else "backward"
 
@@ -135,20 +145,20 @@ def _inputs(dims: str, types: str, strides: str, values: tuple[str, ...]) -> Inp
     return Inputs(tuple(_tensors(*parts)), values)
 
 
-def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[Tensor | None]:
-    found: list[Tensor | None] = []
+def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[RecordedTensor | None]:
+    tensors: list[RecordedTensor | None] = []
     for position, sizes in enumerate(dims):
         kind = types[position] if position < len(types) else ""
-        given = strides[position] if position < len(strides) else ()
+        recorded = strides[position] if position < len(strides) else ()
         # Scalars have the dims [] too; of them only zero-dimensional tensors have a tensor's type.
-        known = isinstance(kind, str) and kind in BYTES
-        is_tensor = _is_sizes(sizes) and (known or (bool(sizes) and not types))
+        has_type = isinstance(kind, str) and kind in BYTES
+        is_tensor = _is_sizes(sizes) and (has_type or (bool(sizes) and not types))
         if not is_tensor:
-            found.append(None)
+            tensors.append(None)
             continue
-        apart = tuple(given) if _is_sizes(given) and len(given) == len(sizes) else ()
-        found.append(Tensor(tuple(sizes), str(kind), apart))
-    return found
+        element_steps = tuple(recorded) if _is_sizes(recorded) and len(recorded) == len(sizes) else ()
+        tensors.append(RecordedTensor(tuple(sizes), str(kind), element_steps))
+    return tensors
 
 
 def _is_sizes(value: Any) -> bool:
@@ -174,11 +184,12 @@ def tensor_bytes(trace: Trace, row: int) -> float:
 # Operators but convolutions
 
 
+#: Operators whose main kernel is a matrix product.
 PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "_addmm_activation", "linear", "bmm", "baddbmm", "mv", "addmv")
 )
-"""Operators whose main kernel is a matrix product."""
 
+#: PyTorch's functions of one tensor to Roller's that streams alike; a copy moves what a negation does.
 _UNARY = {
     "abs": "abs", "ceil": "ceil", "cos": "cos", "erf": "erf", "exp": "exp", "floor": "floor", "gelu": "gelu",
     "log": "log", "neg": "neg", "relu": "relu", "rsqrt": "rsqrt", "sigmoid": "sigmoid", "silu": "silu", "sin": "sin",
@@ -186,7 +197,6 @@ _UNARY = {
     "hardtanh": "relu", "leaky_relu": "relu", "dropout": "relu", "nan_to_num": "relu", "copy": "neg", "clone": "neg",
     "_to_copy": "neg", "contiguous": "neg", "fill": "neg", "reciprocal": "sqrt", "square": "relu",
 }  # fmt: skip
-"""PyTorch's functions of one tensor to Roller's that streams alike; a copy moves what a negation does."""
 
 _BINARY = {
     "add": "add", "sub": "sub", "rsub": "sub", "mul": "mul", "div": "div", "pow": "pow", "minimum": "min",
@@ -236,7 +246,7 @@ def describe(name: str, inputs: Inputs) -> Work | str:
     return f"no rule for {name}"
 
 
-def _main(inputs: Inputs) -> tuple[Tensor, str] | str:
+def _main(inputs: Inputs) -> tuple[RecordedTensor, str] | str:
     """The largest tensor and its type as Roller names it."""
     tensors = [tensor for tensor in inputs.tensors if tensor is not None]
     if not tensors:
@@ -248,51 +258,83 @@ def _main(inputs: Inputs) -> tuple[Tensor, str] | str:
     return (largest, dtype) if largest.elements else "an empty tensor"
 
 
+class _ProductSizes(NamedTuple):
+    """Rows, columns and summands of a matrix product, and how many of them there are (None: one, without a batch)."""
+
+    m: int
+    n: int
+    k: int
+    batch: int | None
+
+
+#: Products whose first input is added to the result.
+_BIASED = ("addmm", "_addmm_activation", "baddbmm", "addmv")
+
+_BATCHED = ("bmm", "baddbmm")
+
+
 def _product(stem: str, inputs: Inputs) -> Work | str:
-    biased = stem in ("addmm", "_addmm_activation", "baddbmm", "addmv")
+    biased = stem in _BIASED
     left, right = inputs.tensor(int(biased)), inputs.tensor(int(biased) + 1)
     if left is None or right is None:
         return "sizes of its operands not recorded"
     dtype = DTYPES.get(left.dtype)
     if dtype is None:
         return f"elements of type {left.dtype or 'unknown'}"
-    a, b = left.dims, right.dims
-    transposed = stem == "linear"
-    if transposed and len(a) >= 1 and len(b) == 2:
-        a, b = (math.prod(a[:-1]), a[-1]), b[::-1]
-    elif stem in ("mv", "addmv") and len(a) == 2 and len(b) == 1:
-        b = (b[0], 1)
-    batched = stem in ("bmm", "baddbmm")
-    if len(a) != 2 + batched or len(b) != 2 + batched or a[-1] != b[-2] or a[:-2] != b[:-2]:
+    sizes = _product_sizes(stem, left.dims, right.dims)
+    if sizes is None:
         return f"operands of {list(left.dims)} and {list(right.dims)} do not make a product"
-    (m, k), n, count = a[-2:], b[-1], a[0] if batched else 1
+    m, n, k, batch = sizes
+    count = 1 if batch is None else batch
     if not m * n * k * count:
         return "an empty tensor"
-    data: dict[str, Any] = {"op": "batch_matmul" if batched else "matmul", **({"b": count} if batched else {})}
+    data: dict[str, Any] = {"op": "matmul"} if batch is None else {"op": "batch_matmul", "b": batch}
     data |= {"m": m, "n": n, "k": k, "dtype": dtype}
     if _column_major(left):
         data["transpose_a"] = True
-    if transposed or _column_major(right):
+    if stem == "linear" or _column_major(right):
         data["transpose_b"] = True
-    bias = inputs.tensor(0 if biased else 2) if biased or stem == "linear" else None
-    if bias is not None and not batched and bias.elements == n > 1:
+    if batch is None and _has_bias(stem, inputs, n):
         data["epilogue"] = [{"function": "bias_add", "axis": "n"}]
-    moved = count * (m * k + k * n + m * n) * ITEM_BYTES[dtype]
+    moved = count * (m * k + k * n + m * n) * DTYPE_BYTES[dtype]
     return Work(
-        kind="matrix product", parts=(Part(data),), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype
+        kind="matrix product", parts=(WorkPart(data),), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype
     )
 
 
-def _column_major(tensor: Tensor) -> bool:
+def _product_sizes(stem: str, left: Dims, right: Dims) -> _ProductSizes | None:
+    """The sizes of a product of tensors of these dimensions, None where they do not fit each other."""
+    if stem == "linear" and len(left) >= 1 and len(right) == 2:
+        left, right = (math.prod(left[:-1]), left[-1]), right[::-1]
+    elif stem in ("mv", "addmv") and len(left) == 2 and len(right) == 1:
+        right = (right[0], 1)
+    batched = stem in _BATCHED
+    rank = 3 if batched else 2
+    if len(left) != rank or len(right) != rank or left[-1] != right[-2] or left[:-2] != right[:-2]:
+        return None
+    return _ProductSizes(left[-2], right[-1], left[-1], left[0] if batched else None)
+
+
+def _has_bias(stem: str, inputs: Inputs, columns: int) -> bool:
+    """Whether a product adds a vector with an element for each of its columns."""
+    if stem not in _BIASED and stem != "linear":
+        return False
+    bias = inputs.tensor(0 if stem in _BIASED else 2)
+    return bias is not None and bias.elements == columns > 1
+
+
+def _column_major(tensor: RecordedTensor) -> bool:
     """Whether a matrix is the transpose of how it is stored."""
     strides = tensor.strides
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
 
 
-def _streamed(kind: str, shape: Dims, dtype: str, passes: float, operations: float, *parts: Part) -> Work:
+def _streamed(kind: str, shape: Dims, dtype: str, passes: float, operations: float, *parts: WorkPart) -> Work:
     """Work that moves a tensor of this shape so many times."""
     count = math.prod(shape)
-    return Work(kind=kind, parts=parts, flops=operations * count, bytes=passes * count * ITEM_BYTES[dtype], dtype=dtype)
+    return Work(
+        kind=kind, parts=parts, flops=operations * count, bytes=passes * count * DTYPE_BYTES[dtype], dtype=dtype
+    )
 
 
 def _flat(shape: Dims) -> list[int]:
@@ -307,15 +349,15 @@ def _elementwise(stem: str, inputs: Inputs) -> Work | str:
     tensor, dtype = main
     data: dict[str, Any] = {"op": "elementwise", "shape": _flat(tensor.dims), "dtype": dtype}
     if stem in _DERIVATIVES:
-        part = Part(data | {"function": _DERIVATIVES[stem]}, "backward")
+        part = WorkPart(data | {"function": _DERIVATIVES[stem]}, "backward")
         return _streamed("element-wise", tensor.dims, dtype, 3, 2, part)
     if stem in _UNARY:
-        return _streamed("element-wise", tensor.dims, dtype, 2, 1, Part(data | {"function": _UNARY[stem]}))
+        return _streamed("element-wise", tensor.dims, dtype, 2, 1, WorkPart(data | {"function": _UNARY[stem]}))
     others = [other for other in inputs.tensors[:2] if other is not None and other.elements * 4 > tensor.elements]
     data["function"] = _BINARY[stem]
     if len(others) < 2:
         data["scalar"] = True
-    return _streamed("element-wise", tensor.dims, dtype, 1 + max(len(others), 1), 1, Part(data))
+    return _streamed("element-wise", tensor.dims, dtype, 1 + max(len(others), 1), 1, WorkPart(data))
 
 
 def _along_rows(op: str, inputs: Inputs, axis_at: int | None, direction: Direction) -> Work | str:
@@ -324,8 +366,8 @@ def _along_rows(op: str, inputs: Inputs, axis_at: int | None, direction: Directi
         return main
     tensor, dtype = main
     axis = inputs.value(axis_at) if axis_at is not None else None
-    at = axis if type(axis) is int and -len(tensor.dims) <= axis < len(tensor.dims) else -1
-    columns = tensor.dims[at] if tensor.dims else 1
+    position = axis if type(axis) is int and -len(tensor.dims) <= axis < len(tensor.dims) else -1
+    columns = tensor.dims[position] if tensor.dims else 1
     if op == "layer_norm":
         # Gamma has the shape of what is normalised.
         trailing = {tensor.dims[start:] for start in range(1, len(tensor.dims))}
@@ -333,7 +375,7 @@ def _along_rows(op: str, inputs: Inputs, axis_at: int | None, direction: Directi
         columns = gammas[0] if gammas else columns
     data = {"op": op, "shape": [tensor.elements // columns, columns], "dtype": dtype}
     passes = 2 if direction == "forward" else 3
-    return _streamed(op.replace("_", " "), tensor.dims, dtype, passes, 8, Part(data, direction))
+    return _streamed(op.replace("_", " "), tensor.dims, dtype, passes, 8, WorkPart(data, direction))
 
 
 def _batch_norm(inputs: Inputs, *, backward: bool) -> Work | str:
@@ -343,14 +385,14 @@ def _batch_norm(inputs: Inputs, *, backward: bool) -> Work | str:
     tensor, dtype = main
     if len(tensor.dims) < 2:
         return "an input of fewer than two dimensions"
-    n, c, rest = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:])
-    reduce = Part({"op": "reduce", "function": "sum", "shape": [n, c, rest], "axes": [0, 2], "dtype": dtype})
+    n, c, pixels = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:])
+    reduce = WorkPart({"op": "reduce", "function": "sum", "shape": [n, c, pixels], "axes": [0, 2], "dtype": dtype})
     apply = {"op": "elementwise", "shape": _flat(tensor.dims), "dtype": dtype}
     if not backward:
-        scale = Part(apply | {"function": "mul", "scalar": True})
+        scale = WorkPart(apply | {"function": "mul", "scalar": True})
         return _streamed("batch norm", tensor.dims, dtype, 3, 6, reduce, scale)
     return _streamed(
-        "gradient of batch norm", tensor.dims, dtype, 5, 10, reduce, reduce, Part(apply | {"function": "add"})
+        "gradient of batch norm", tensor.dims, dtype, 5, 10, reduce, reduce, WorkPart(apply | {"function": "add"})
     )
 
 
@@ -374,11 +416,15 @@ def _pool(stem: str, inputs: Inputs) -> Work | str:
         "padding": [rows, columns, rows, columns], "dtype": dtype,
     }  # fmt: skip
     passes = 1 + 1 / (stride[0] * stride[1])
-    return _streamed("pooling", tensor.dims, dtype, passes, 1, Part(data, "backward" if backward else "forward"))
+    return _streamed("pooling", tensor.dims, dtype, passes, 1, WorkPart(data, "backward" if backward else "forward"))
 
 
 def pair(value: Any) -> tuple[int, int] | None:
-    """``[2, 2]``, ``[2]`` or ``2`` as two numbers; None for anything else."""
+    """A number for each of two directions, from a list of both, a list of one, or one; None for anything else.
+
+    >>> pair([3, 1]), pair([2]), pair(2), pair("same")
+    ((3, 1), (2, 2), (2, 2), None)
+    """
     numbers = value if isinstance(value, list | tuple) else [value]
     if not numbers or len(numbers) > 2 or not all(type(number) is int and number >= 0 for number in numbers):
         return None
@@ -392,11 +438,11 @@ def _reduction(stem: str, inputs: Inputs) -> Work | str:
     tensor, dtype = main
     axes = inputs.value(1)
     rank = len(tensor.dims)
-    given = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
+    positions = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
     if not tensor.dims:
         return "a single number"
-    data = {"op": "reduce", "function": stem, "shape": list(tensor.dims), "axes": given or list(range(rank))}
-    return _streamed("reduction", tensor.dims, dtype, 1, 1, Part(data | {"dtype": dtype}))
+    data = {"op": "reduce", "function": stem, "shape": list(tensor.dims), "axes": positions or list(range(rank))}
+    return _streamed("reduction", tensor.dims, dtype, 1, 1, WorkPart(data | {"dtype": dtype}))
 
 
 def _embedding(inputs: Inputs) -> Work | str:
@@ -407,5 +453,5 @@ def _embedding(inputs: Inputs) -> Work | str:
     if dtype is None or not table.elements * index.elements:
         return f"elements of type {table.dtype or 'unknown'}" if dtype is None else "an empty tensor"
     shape = (index.elements, table.dims[1])
-    part = Part({"op": "elementwise", "function": "neg", "shape": _flat(shape), "dtype": dtype})
+    part = WorkPart({"op": "elementwise", "function": "neg", "shape": _flat(shape), "dtype": dtype})
     return _streamed("embedding", shape, dtype, 2, 0, part)

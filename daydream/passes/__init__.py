@@ -76,15 +76,15 @@ def parameters_of(function: PassFunction) -> tuple[Parameter, ...]:
         TypeError: a parameter is annotated with something else than bool, int, float or str.
     """
     types = {"bool": bool, "int": int, "float": float, "str": str}
-    found = []
+    parameters = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
         if annotation not in types:
             raise TypeError(f"{function.__name__}: {parameter.name} must be annotated as bool, int, float or str")
         required = parameter.default is inspect.Parameter.empty
         default = None if required else parameter.default
-        found.append(Parameter(parameter.name.replace("_", "-"), types[annotation], default, required))
-    return tuple(found)
+        parameters.append(Parameter(parameter.name.replace("_", "-"), types[annotation], default, required))
+    return tuple(parameters)
 
 
 @cache

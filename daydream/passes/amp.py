@@ -20,24 +20,24 @@ from hal.support.errors import InputError
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
+#: Kernels that are bound by arithmetic, by name (4.5.1: "e.g., sgemm, conv").
 COMPUTE = re.compile(
     r"gemm|conv(?!ert)|xmma|cutlass|wgrad|dgrad|fprop|winograd|scudnn|attention|flash_|fmha|gemv|_dot_", re.IGNORECASE
 )
-"""Kernels that are bound by arithmetic, by name (4.5.1: "e.g., sgemm, conv")."""
 
+#: Kernels that compute in half precision already.
 HALF = re.compile(r"half|bfloat16|bf16|fp16|f16f16|h884|h1688|h16816|s884|s16816gemm_f16|hgemm|hmma", re.IGNORECASE)
-"""Kernels that compute in half precision already."""
 
+#: Kernels that use Tensor Cores already, with float32 operands.
 TF32 = re.compile(r"tf32|s1688gemm|s16816gemm(?!_f16|_bf16)", re.IGNORECASE)
-"""Kernels that use Tensor Cores already, with float32 operands."""
 
+#: Kernels whose elements are no floating-point numbers: their types and table of indices stay as they are.
 INTEGER = re.compile(r"offsets?kernel|<(?:long|int|bool|unsigned char)\b", re.IGNORECASE)
-"""Kernels whose elements are no floating-point numbers: their types and table of indices stay as they are."""
 
 NCCL = re.compile(r"nccl", re.IGNORECASE)
 
+#: Bytes moved per element that becomes half precision: 4 read and 2 written.
 CAST_BYTES = 6
-"""Bytes moved per element that becomes half precision: 4 read and 2 written."""
 
 
 @dataclass(frozen=True)
@@ -178,28 +178,28 @@ def _use_prices(graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec, factor: Flo
         return "no operator has a ratio of its own: the graph was not made from a trace"
     single = price_of(graph, chosen.rows, spec, "library", dtype="float32").microseconds
     half = price_of(graph, chosen.rows, spec, "library", dtype="float16").microseconds
-    known = np.isfinite(single) & np.isfinite(half) & (half > 0) & (single > 0)
-    known &= matrix_units | ~chosen.compute
-    factor[known] = single[known] / half[known]
-    share = f"{known.sum()} of {len(known)} kernels"
+    has_prices = np.isfinite(single) & np.isfinite(half) & (half > 0) & (single > 0)
+    has_prices &= matrix_units | ~chosen.compute
+    factor[has_prices] = single[has_prices] / half[has_prices]
+    share = f"{has_prices.sum()} of {len(has_prices)} kernels"
     return f"{share} take Roller's ratio of library times on {spec.title}, float32 over float16, instead"
 
 
 def _told(graph: TaskGraph, chosen: _Chosen, factor: Floats) -> list[str]:
     """What was chosen, how, and how much shorter it is."""
     notes = []
-    for title, mine in (("compute", chosen.compute), ("memory", ~chosen.compute)):
-        before = graph.duration_us[chosen.rows[mine]]
-        after = float((before / factor[mine]).sum())
+    for title, of_kind in (("compute", chosen.compute), ("memory", ~chosen.compute)):
+        before = graph.duration_us[chosen.rows[of_kind]]
+        after = float((before / factor[of_kind]).sum())
         gain = f", {before.sum() / after:.2f}x" if after > 0 else ""
-        told = int(chosen.by_model[mine].sum())
+        by_model = int(chosen.by_model[of_kind].sum())
         notes.append(
-            f"{mine.sum()} {title}-bound kernels of {before.sum() / 1e3:.1f} ms take {after / 1e3:.1f} ms{gain}"
-            f" ({told} by their operators' sizes, {mine.sum() - told} by name)"
+            f"{of_kind.sum()} {title}-bound kernels of {before.sum() / 1e3:.1f} ms take {after / 1e3:.1f} ms{gain}"
+            f" ({by_model} by their operators' sizes, {of_kind.sum() - by_model} by name)"
         )
     kernels = (graph.kind == TaskKind.KERNEL) & graph.on_gpu
-    left = int(kernels.sum()) - len(chosen.rows)
-    return [*notes, f"{left} kernels keep their durations: update, half precision, integers, collectives"]
+    kept = int(kernels.sum()) - len(chosen.rows)
+    return [*notes, f"{kept} kernels keep their durations: update, half precision, integers, collectives"]
 
 
 def _collectives(graph: TaskGraph) -> Ints:
@@ -212,7 +212,7 @@ def _collectives(graph: TaskGraph) -> Ints:
 
 def _with_casts(graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec) -> tuple[TaskGraph, str]:
     """Before every forward product its weights' cast, which autocast keeps for the backward pass."""
-    edit, added, total = Edit(graph=graph), 0, 0.0
+    edit, added, total = Edit(graph), 0, 0.0
     launches = graph.launch[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
     durations = graph.duration_us[launches[launches != NONE]]
     call_us = float(np.median(durations)) if len(durations) else 0.0

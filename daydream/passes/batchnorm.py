@@ -43,7 +43,7 @@ def restructure_batchnorm(
     gone = _affected(graph, role, only_adjacent) if remove_relu else np.empty(0, np.int64)
     if not len(norms):
         return Outcome(graph, ("no kernel of a batch normalisation: nothing changes",))
-    edit = Edit(graph=graph.scaled(norms, 1 / batchnorm_factor))
+    edit = Edit(graph.scaled(norms, 1 / batchnorm_factor))
     edit.remove(gone, launches=True)
     if host == "operator":
         edit.remove(host_of(graph, gone))

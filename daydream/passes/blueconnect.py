@@ -64,7 +64,7 @@ def blueconnect(
     rows, sizes = rows[~np.isnan(sizes)], sizes[~np.isnan(sizes)]
     graph = tied(graph, np.intersect1d(rows, recorded_collectives(graph)))
     before = float(graph.duration_us[rows].sum())
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     chains = _Chains(edit, levels, 1.0 + interference)
     after = sum(chains.replace(int(row), float(size)) for row, size in zip(rows, sizes, strict=True))
     workers = int(np.prod([level.workers for level in levels]))
@@ -169,11 +169,11 @@ class _Chains:
         count = len(self.levels)
         order: Ints = np.array([*range(count), *reversed(range(count))])
         arrays = stage_bytes(size, [level.workers for level in self.levels])
-        found = []
+        tasks = []
         for place, (level, duration) in enumerate(zip(order, self._durations(size), strict=True)):
             kind = "reduce-scatter" if place < count else "all-gather"
             channel = Thread(kind=ThreadKind.CHANNEL, label=f"network level {level + 1}", number=int(level))
-            found.append(
+            tasks.append(
                 self.edit.add(
                     f"{kind} among {self.levels[level].workers}",
                     TaskKind.COMMUNICATION,
@@ -186,4 +186,4 @@ class _Chains:
                     priority=int(graph.priority[row]),
                 )
             )
-        return found
+        return tasks

@@ -56,19 +56,21 @@ def cuda_graphs(
     _, piece = np.unique(key, axis=1, return_inverse=True)
     piece = piece.reshape(-1)
     first, last = _bounds(calls, piece)
-    edit = Edit(graph=renamed(graph, first, "cudaGraphLaunch"))
+    edit = Edit(renamed(graph, first, "cudaGraphLaunch"))
     edit.set("duration_us", first, launch_us)
     edit.set("gap_us", first, 0.0)
     edit.set("gap_us", tasks, per_kernel_us)
     replayed = _inside(graph, hosts, first, last) & ~stays
     replayed[first] = False
     edit.remove(np.flatnonzero(replayed))
-    old = np.isin(graph.edge_target, tasks) & (graph.edge_kind == Dependency.LAUNCH)
-    edit.drop_edges(np.flatnonzero(old))
+    launches = np.isin(graph.edge_target, tasks) & (graph.edge_kind == Dependency.LAUNCH)
+    edit.drop_edges(np.flatnonzero(launches))
     latency = launch_latency_us(graph)
     for task, call in zip(tasks.tolist(), first[piece].tolist(), strict=True):
         edit.depend(call, task, Dependency.LAUNCH, latency)
-    _hold_back(edit, tasks, first, replays_ahead)
+    caller = graph.launch.copy()
+    caller[tasks] = first[piece]
+    _hold_back(edit, tasks, first, caller, replays_ahead)
     spared = (graph.duration_us + graph.gap_us)[replayed].sum() / 1000
     steps = len(np.unique(graph.step[tasks]))
     notes = [
@@ -90,21 +92,22 @@ def _stays(graph: TaskGraph, captured: Mask) -> Mask:
     return stays & graph.on_cpu
 
 
-def _hold_back(edit: Edit, tasks: Ints, first: Ints, ahead: int) -> None:
+def _hold_back(edit: Edit, tasks: Ints, first: Ints, caller: Ints, ahead: int) -> None:
     """Lets each step's first replay wait for the captured tasks that end the streams of an earlier step.
 
-    In a damaged trace a stream may run one of them behind tasks of the replay; that one ends nothing.
+    ``caller`` is what launches each task from now on. In a damaged trace a stream may run a task of the earlier step
+    behind what the replay or a call after it launches; such a task ends nothing.
     """
     graph = edit.graph
     steps = np.unique(graph.step[tasks])
     for earlier, step in zip(steps[:-ahead], steps[ahead:], strict=True):
-        later = tasks[graph.step[tasks] >= step]
-        begins = np.full(len(graph.threads), len(graph))
-        np.minimum.at(begins, graph.thread[later], later)
-        mine = tasks[(graph.step[tasks] == earlier) & (tasks < begins[graph.thread[tasks]])]
-        _, place = np.unique(graph.thread[mine][::-1], return_index=True)
         call = int(first[graph.step[first] == step].min())
-        for last in mine[::-1][place].tolist():
+        behind = np.flatnonzero((caller >= call) & (graph.thread[caller] == graph.thread[call]))
+        begins = np.full(len(graph.threads), len(graph))
+        np.minimum.at(begins, graph.thread[behind], behind)
+        of_step = tasks[(graph.step[tasks] == earlier) & (tasks < begins[graph.thread[tasks]])]
+        _, place = np.unique(graph.thread[of_step][::-1], return_index=True)
+        for last in of_step[::-1][place].tolist():
             edit.depend(last, call, Dependency.SYNC)
 
 
@@ -120,6 +123,6 @@ def _bounds(calls: Ints, piece: Ints) -> tuple[Ints, Ints]:
 def _inside(graph: TaskGraph, hosts: Ints, first: Ints, last: Ints) -> Mask:
     """CPU tasks of these threads from the first to the last call of a piece. Pieces don't overlap."""
     rows = np.arange(len(graph))
-    at = np.searchsorted(np.sort(first), rows, side="right") - 1
-    inside = (at >= 0) & (rows <= np.sort(last)[at])
+    position = np.searchsorted(np.sort(first), rows, side="right") - 1
+    inside = (position >= 0) & (rows <= np.sort(last)[position])
     return inside & np.isin(graph.thread, hosts) & graph.on_cpu & (graph.mark == Mark.NONE)

@@ -51,12 +51,12 @@ def dataloader(
     if _has_workers(graph):
         return Outcome(graph, ("the loader of this trace has worker processes already: nothing changes",))
     batches = _batches(graph, loading)
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     total = float((graph.duration_us + graph.gap_us)[loading].sum())
     taken = []
     for place, rows in enumerate(batches):
-        left = place / workers if warm and place < workers else 1.0
-        taken.append(_move(edit, rows, place % workers, contention * left, handover_us))
+        share = place / workers if warm and place < workers else 1.0
+        taken.append(_move(edit, rows, place % workers, contention * share, handover_us))
     _limit(edit, batches, taken, workers * prefetch_factor)
     _begin(edit, batches[:workers], loading)
     _rehang(edit, batches, taken)
@@ -124,7 +124,11 @@ def _begin(edit: Edit, firsts: list[Ints], loading: Mask) -> None:
 
 
 def _rehang(edit: Edit, batches: list[Ints], taken: list[int]) -> None:
-    """What other threads had to do with loading on the main thread, they have to do with the hand-over."""
+    """What other threads had to do with loading on the main thread, they have to do with the hand-over.
+
+    Only what loading itself begins, a kernel that decodes for instance, and then waits for is not waited for: the
+    hand-over begins it.
+    """
     graph = edit.graph
     owner = np.full(len(graph), NONE)
     for rows, handover in zip(batches, taken, strict=True):
@@ -132,8 +136,23 @@ def _rehang(edit: Edit, batches: list[Ints], taken: list[int]) -> None:
     source, target = owner[graph.edge_source], owner[graph.edge_target]
     crossing = np.flatnonzero((source != NONE) | (target != NONE))
     edit.drop_edges(crossing)
+    behind = _begun(graph, owner)
     for edge in crossing.tolist():
         a = int(graph.edge_source[edge]) if source[edge] == NONE else int(source[edge])
         b = int(graph.edge_target[edge]) if target[edge] == NONE else int(target[edge])
-        if a != b:
+        begun = source[edge] == NONE and a >= behind.get((b, int(graph.thread[a])), len(graph))
+        if a != b and not begun:
             edit.depend(a, b, Dependency(int(graph.edge_kind[edge])), float(graph.edge_lag_us[edge]))
+
+
+def _begun(graph: TaskGraph, owner: Ints) -> dict[tuple[int, int], int]:
+    """For every hand-over that ``owner`` names and other ordered thread, the first task there that its loading begins,
+    which all tasks after it wait for."""
+    first: dict[tuple[int, int], int] = {}
+    ordered = graph.thread_kinds[graph.thread[graph.edge_target]] != ThreadKind.CHANNEL
+    outward = (owner[graph.edge_source] != NONE) & (owner[graph.edge_target] == NONE)
+    for edge in np.flatnonzero(outward & ordered).tolist():
+        task = int(graph.edge_target[edge])
+        key = (int(owner[graph.edge_source[edge]]), int(graph.thread[task]))
+        first[key] = min(task, first.get(key, task))
+    return first

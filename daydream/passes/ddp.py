@@ -19,18 +19,18 @@ from daydream.passes.basis.communication import (
     message_bytes,
     recorded_collectives,
 )
-from daydream.passes.basis.gradients import Gradient, consumers, find_gradients, last_of_threads, tied
+from daydream.passes.basis.gradients import ParameterGradient, consumers, find_gradients, last_of_threads, tied
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
+#: The channel on which collectives run: one, as NCCL runs those of a communicator one after another.
 NETWORK = Thread(kind=ThreadKind.CHANNEL, label="network")
-"""The channel on which collectives run: one, as NCCL runs those of a communicator one after another."""
 
+#: CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100.
 CALL_US = 42.0
-"""CPU time of PyTorch's call of an all-reduce: the median of 25 `c10d::allreduce_` calls beside a V100."""
 
+#: DDP's `bucket_cap_mb`, MiB.
 USUAL_BUCKET_MB = 25.0
-"""DDP's `bucket_cap_mb`, MiB."""
 
 
 @what_if("ddp")
@@ -84,7 +84,7 @@ def ddp(
     gradients = find_gradients(graph, gradient_mb)
     grouped = _Grouping.of(graph, first_bucket_mb, bucket_mb)
     has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
-    insert = _Insertion(Edit(graph=graph), cost, overlap, 0.0 if has_calls else call_us)
+    insert = _Insertion(Edit(graph), cost, overlap, 0.0 if has_calls else call_us)
     for of_step in gradients.steps.values():
         insert.step(grouped(of_step))
     largest = grouped(gradients.steps[gradients.largest_step])
@@ -107,27 +107,30 @@ class _Cost:
     slower: float
 
     def us(self, size: float) -> float:
+        """Microseconds of an all-reduce of `size` bytes."""
         return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
 
 
-def buckets(gradients: Sequence[Gradient], first_bytes: float, later_bytes: float) -> list[list[Gradient]]:
+def buckets(
+    gradients: Sequence[ParameterGradient], first_bytes: float, later_bytes: float
+) -> list[list[ParameterGradient]]:
     """Gradients grouped as DDP's reducer does (PyTorch, ``compute_bucket_assignment_by_size``).
 
     A bucket closes with the gradient by which it reaches its limit, so it may be larger; one bucket holds gradients
     of one dtype in DDP, which makes no difference where all are alike.
     """
-    found: list[list[Gradient]] = []
+    groups: list[list[ParameterGradient]] = []
     size, limit, is_open = 0.0, first_bytes, False
     for gradient in gradients:
         if not is_open:
-            found.append([])
+            groups.append([])
             size = 0.0
-        found[-1].append(gradient)
+        groups[-1].append(gradient)
         size += gradient.bytes
         is_open = size < limit
         if not is_open:
             limit = later_bytes
-    return found
+    return groups
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,10 @@ class _Grouping:
         names = {str(name): i for i, bucket in enumerate(listed or []) for name in bucket}
         return _Grouping(names, first_mb * MEBIBYTE, (later_mb or USUAL_BUCKET_MB) * MEBIBYTE)
 
-    def __call__(self, gradients: Sequence[Gradient]) -> list[list[Gradient]]:
+    def __call__(self, gradients: Sequence[ParameterGradient]) -> list[list[ParameterGradient]]:
         if not all(gradient.name in self.recorded for gradient in gradients):
             return buckets(gradients, self.first_bytes, self.later_bytes)
-        groups: dict[int, list[Gradient]] = {}
+        groups: dict[int, list[ParameterGradient]] = {}
         for gradient in gradients:
             groups.setdefault(self.recorded[gradient.name], []).append(gradient)
         return [groups[number] for number in sorted(groups)]
@@ -162,7 +165,7 @@ class _Insertion:
     overlap: bool
     call_us: float
 
-    def step(self, groups: list[list[Gradient]]) -> None:
+    def step(self, groups: list[list[ParameterGradient]]) -> None:
         """Adds the all-reduces of a step's buckets."""
         graph = self.edit.graph
         everything = [gradient for group in groups for gradient in group]
@@ -178,7 +181,7 @@ class _Insertion:
             for row in waiting:
                 self.edit.depend(task, row, Dependency.COMMUNICATION)
 
-    def _all_reduce(self, rank: int, group: list[Gradient]) -> int:
+    def _all_reduce(self, rank: int, group: list[ParameterGradient]) -> int:
         size = sum(gradient.bytes for gradient in group)
         return self.edit.add(
             f"ncclAllReduce bucket {rank}",
@@ -193,7 +196,7 @@ class _Insertion:
             priority=-rank,
         )
 
-    def _callers(self, sources: Sequence[Gradient]) -> Iterator[int]:
+    def _callers(self, sources: Sequence[ParameterGradient]) -> Iterator[int]:
         """The CPU tasks that launch an all-reduce: a call behind the last hook of every thread."""
         for hook in last_of_threads(self.edit.graph, (g.hook for g in sources)):
             if self.call_us:
@@ -207,21 +210,23 @@ def _reprice(graph: TaskGraph, recorded: Ints, cost: _Cost, existing: str) -> Ou
     """Durations by the formula for all-reduces that the trace holds; those of unknown size keep theirs."""
     others = len(recorded_collectives(graph)) - len(recorded)
     held = f"the trace already holds {len(recorded)} all-reduces"
-    rest = (f"{others} other collectives stay as recorded",) if others else ()
+    untouched = (f"{others} other collectives stay as recorded",) if others else ()
     if existing == "keep":
-        return Outcome(tied(graph, recorded), (f"{held}: they stay as recorded", *rest))
+        return Outcome(tied(graph, recorded), (f"{held}: they stay as recorded", *untouched))
     sizes = message_bytes(graph, recorded)
-    known = recorded[~np.isnan(sizes)]
-    if not len(known):
+    priced = recorded[~np.isnan(sizes)]
+    if not len(priced):
         raise InputError("ddp: existing", f"{held} of unknown size", "write existing=keep, or record with shapes")
     durations: Floats = np.array([cost.us(size) for size in sizes[~np.isnan(sizes)]])
-    before = float(graph.duration_us[known].sum()) / 1e3
+    before = float(graph.duration_us[priced].sum()) / 1e3
     notes = [
         f"{held}: they stay in place and take what the formula gives for {cost.workers} workers at "
         f"{cost.bandwidth:g} GB/s, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
     ]
-    if len(known) < len(recorded):
-        notes.append(f"{len(recorded) - len(known)} all-reduces of unknown size stay as recorded")
+    if len(priced) < len(recorded):
+        notes.append(f"{len(recorded) - len(priced)} all-reduces of unknown size stay as recorded")
     written = graph.bytes.copy()
     written[recorded] = sizes
-    return Outcome(replace(tied(graph, recorded).with_durations(known, durations), bytes=written), (*notes, *rest))
+    return Outcome(
+        replace(tied(graph, recorded).with_durations(priced, durations), bytes=written), (*notes, *untouched)
+    )

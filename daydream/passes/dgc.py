@@ -22,16 +22,16 @@ from daydream.passes.basis.gradients import last_of_threads, tied
 from daydream.trace.trace import NONE, Floats, Ints, argument
 from hal.support.errors import InputError
 
+#: How often compression moves the gradients' bytes: momentum correction and local accumulation read gradient, velocity
+#: and residual and write the latter two (5); finding what is above the threshold reads the residual (1); taking it out
+#: writes both (2). The sample that sets the threshold, 1 % of the elements, is left out (DGC, section 3).
 COMPRESS_PASSES = 8.0
-"""How often compression moves the gradients' bytes: momentum correction and local accumulation read gradient,
-velocity and residual and write the latter two (5); finding what is above the threshold reads the residual (1);
-taking it out writes both (2). The sample that sets the threshold, 1 % of the elements, is left out (DGC, section 3)."""
 
+#: How often decompression moves the gradients' bytes: clearing the dense gradient, and adding what arrived to it.
 DECOMPRESS_PASSES = 2.0
-"""Clearing the dense gradient, and adding what arrived to it."""
 
+#: From this size on an element-wise kernel is limited by memory rather than by its start.
 LARGE_BYTES = 2.0**20
-"""From this size on an element-wise kernel is limited by memory rather than by its start."""
 
 
 @what_if("dgc")
@@ -107,7 +107,7 @@ def _insert_kernels(
     launch_us: float,
     changed: tuple[Floats, Floats],
 ) -> TaskGraph:
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     edit.set("duration_us", rows, changed[0])
     edit.set("bytes", rows, changed[1])
     kernels = _Kernels(edit, launch_us)

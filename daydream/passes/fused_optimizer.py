@@ -13,13 +13,12 @@ from daydream.passes.basis.checks import at_least, one_of
 from daydream.passes.basis.idioms import is_elementwise, is_fused_optimizer, named, renamed
 from daydream.trace.trace import NONE, Ints
 
+#: Tensors of a parameter's size that the fused kernel moves, over those that separate kernels do.
+#:
+#: Adam: reads w, g, m, v and writes w, m, v (7). Separately: g += wd*w 3, m *= b1 2, m += g 3, v *= b2 2, v += g*g 3,
+#: sqrt 2, divide 2, + eps 2, w += m/d 4 (23); AdamW decays w in place, 2 instead of 3. SGD with momentum and weight
+#: decay: 5 instead of g += wd*w 3, m *= mu 2, m += g 3, w += lr*m 3 (11).
 _TRAFFIC = {"adam": 7 / 23, "adamw": 7 / 22, "sgd": 5 / 11}
-"""Tensors of a parameter's size that the fused kernel moves, over those that separate kernels do.
-
-Adam: reads w, g, m, v and writes w, m, v (7). Separately: g += wd*w 3, m *= b1 2, m += g 3, v *= b2 2, v += g*g 3,
-sqrt 2, divide 2, + eps 2, w += m/d 4 (23); AdamW decays w in place, 2 instead of 3. SGD with momentum and weight
-decay: 5 instead of g += wd*w 3, m *= mu 2, m += g 3, w += lr*m 3 (11).
-"""
 
 
 @what_if("fused-optimizer")
@@ -60,10 +59,10 @@ def fused_optimizer(
         work[moves] *= ratio
     kept = [np.sort(rows[graph.step[rows] == step])[:kernels] for step in np.unique(graph.step[rows])]
     remain = np.concatenate(kept)
-    edit = Edit(graph=renamed(graph, remain, "fused optimizer"))
-    for mine in kept:
-        total = work[rows[graph.step[rows] == graph.step[mine[0]]]].sum()
-        edit.set("duration_us", mine, total / len(mine))
+    edit = Edit(renamed(graph, remain, "fused optimizer"))
+    for of_group in kept:
+        total = work[rows[graph.step[rows] == graph.step[of_group[0]]]].sum()
+        edit.set("duration_us", of_group, total / len(of_group))
     edit.set("kind", remain, TaskKind.KERNEL)
     edit.remove(np.setdiff1d(rows, remain))
     idle = _idle_hosts(graph, np.setdiff1d(rows, remain))
@@ -111,5 +110,5 @@ def _leave_host_time(edit: Edit, first: int, host_us: float) -> None:
 
 def _ratio_of(graph: TaskGraph) -> float:
     texts = graph.trace.names if graph.trace is not None else graph.names
-    found = next((hit for hit in (re.match(r"Optimizer\.step#(\w+)\.step", text) for text in texts) if hit), None)
-    return _TRAFFIC.get(found[1].lower(), _TRAFFIC["sgd"]) if found else _TRAFFIC["sgd"]
+    match = next((hit for hit in (re.match(r"Optimizer\.step#(\w+)\.step", text) for text in texts) if hit), None)
+    return _TRAFFIC.get(match[1].lower(), _TRAFFIC["sgd"]) if match else _TRAFFIC["sgd"]

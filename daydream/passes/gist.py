@@ -58,7 +58,7 @@ def gist(
     calls = _Calls.of(graph, role)
     if not calls.relu:
         return Outcome(graph, ("no forward kernel of a ReLU: nothing is encoded",))
-    inserts = _Inserts(Edit(graph=graph), preceding(graph))
+    inserts = _Inserts(Edit(graph), preceding(graph))
     coded = _code_relus(graph, calls, inserts, encode_factor, decode_factor)
     if lossy:
         _reduce(graph, calls, inserts, coded, dpr_factor)
@@ -149,8 +149,8 @@ def _reduce(graph: TaskGraph, calls: _Calls, inserts: _Inserts, coded: set[int],
     for first, (kind, run) in calls.starts.items():
         if kind is Role.RELU or first in coded:
             continue
-        at = min(int(np.searchsorted(relus, first)), len(relus) - 1)
-        nearest = min((relus[max(at - 1, 0)], relus[at]), key=lambda row: abs(int(row) - first))
+        position = min(int(np.searchsorted(relus, first)), len(relus) - 1)
+        nearest = min((relus[max(position - 1, 0)], relus[position]), key=lambda row: abs(int(row) - first))
         took = factor * float(graph.duration_us[nearest])
         inserts.behind(run, "DPR", took)
         inserts.ahead(calls.back[first], "DPR decode", took)

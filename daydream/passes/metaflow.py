@@ -50,7 +50,7 @@ def metaflow(graph: TaskGraph, *, policy: str, host: str = "operator") -> Outcom
         else:
             factor[rows] *= rule.factor
             notes.append(f"scaled layers like {rule.scale!r} by {rule.factor:g}: {_amount(graph, rows)}")
-    edit = Edit(graph=graph.with_durations(np.arange(len(graph)), graph.duration_us * factor))
+    edit = Edit(graph.with_durations(np.arange(len(graph)), graph.duration_us * factor))
     rows = np.flatnonzero(gone)
     edit.remove(rows, launches=True)
     if host == "operator":
@@ -94,8 +94,10 @@ def _rule(entry: object, field: str) -> Rule:
 def _tasks_of(graph: TaskGraph, text: str, field: str) -> Ints:
     rows = graph.select(layer=pattern(field, text) or ".*", gpu=True)
     if not len(rows):
-        known = ", ".join([graph.layers[i] for i in np.unique(graph.layer[graph.on_gpu]) if i >= 0][:5])
-        raise InputError(field, f"{text!r} fits no layer", f"choose among layers such as {known or '(there are none)'}")
+        examples = ", ".join([graph.layers[i] for i in np.unique(graph.layer[graph.on_gpu]) if i >= 0][:5])
+        raise InputError(
+            field, f"{text!r} fits no layer", f"choose among layers such as {examples or '(there are none)'}"
+        )
     return rows
 
 

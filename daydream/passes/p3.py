@@ -19,15 +19,15 @@ from daydream.passes.basis.communication import (
     push_us,
     transfer_us,
 )
-from daydream.passes.basis.gradients import Gradient, consumers, find_gradients, last_of_threads
+from daydream.passes.basis.gradients import ParameterGradient, consumers, find_gradients, last_of_threads
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
 SEND = Thread(kind=ThreadKind.CHANNEL, label="send")
 RECEIVE = Thread(kind=ThreadKind.CHANNEL, label="receive")
 
+#: 50,000 parameters of 4 bytes: the slice that the P3 paper found best (section 4.2).
 SLICE_MB = 0.2
-"""50,000 parameters of 4 bytes: the slice that the P3 paper found best (section 4.2)."""
 
 
 @what_if("p3")
@@ -78,17 +78,17 @@ def p3(
         return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
     gradients = find_gradients(graph, gradient_mb)
     network = _Network(workers, servers, bandwidth, latency_us)
-    insert = _Insertion(edit=Edit(graph=graph), network=network, slice_bytes=slice_mb * MEBIBYTE, priority=priority)
+    insert = _Insertion(edit=Edit(graph), network=network, slice_bytes=slice_mb * MEBIBYTE, priority=priority)
     for step, of_step in gradients.steps.items():
         insert.step(of_step, _Needs.of(graph, step, of_step, update))
     removed = _remove_updates(insert.edit) if update == "server" else 0
     replaced = all_reduces(graph)
     insert.edit.remove(replaced, launches=True)
     steps = len(gradients.steps)
-    here = f"{servers} machines of their own" if servers else "the workers' machines"
+    placement = f"{servers} machines of their own" if servers else "the workers' machines"
     notes = [
         gradients.told(),
-        f"{insert.slices / steps:.0f} slices a step between {workers} workers and servers on {here}, "
+        f"{insert.slices / steps:.0f} slices a step between {workers} workers and servers on {placement}, "
         f"{network.busy_us(gradients.bytes_of(gradients.largest_step)) / 1e3:.3f} ms a step on each link "
         f"at {bandwidth:g} GB/s" + ("" if priority else ", first come, first served"),
     ]
@@ -113,12 +113,15 @@ class _Network:
         return not self.servers and number % self.workers == 0
 
     def push_us(self, size: float) -> float:
+        """Microseconds in which a worker sends a slice of `size` bytes to its server."""
         return push_us(size, self.workers, self.servers, self.bandwidth) if self.servers else self.once_us(size)
 
     def pull_us(self, size: float) -> float:
+        """Microseconds in which a worker fetches a slice of `size` bytes."""
         return pull_us(size, self.workers, self.servers, self.bandwidth) if self.servers else self.once_us(size)
 
     def once_us(self, size: float) -> float:
+        """Microseconds of `size` bytes over one link."""
         return transfer_us(size, self.bandwidth)
 
     def others_us(self, size: float) -> float:
@@ -142,7 +145,7 @@ class _Needs:
     rest: list[int]
 
     @staticmethod
-    def of(graph: TaskGraph, step: int, gradients: Sequence[Gradient], update: str) -> _Needs:
+    def of(graph: TaskGraph, step: int, gradients: Sequence[ParameterGradient], update: str) -> _Needs:
         if update == "worker":
             ready: Ints = np.array(last_of_threads(graph, (g.ready for g in gradients)), np.int64)
             return _Needs({}, consumers(graph, step, ready))
@@ -170,13 +173,13 @@ class _Insertion:
     def __post_init__(self) -> None:
         self._send, self._receive = self.edit.thread(SEND), self.edit.thread(RECEIVE)
 
-    def step(self, gradients: Sequence[Gradient], needs: _Needs) -> None:
+    def step(self, gradients: Sequence[ParameterGradient], needs: _Needs) -> None:
         """Adds a step's; the rank of a gradient is its place in the order of readiness."""
         number = 0
         for rank, gradient in enumerate(gradients):
-            known = gradient.layer in needs.layers
-            waiting = [needs.layers[gradient.layer]] if known else needs.rest
-            self.unknown += bool(needs.layers) and not known
+            has_consumer = gradient.layer in needs.layers
+            waiting = [needs.layers[gradient.layer]] if has_consumer else needs.rest
+            self.unknown += bool(needs.layers) and not has_consumer
             for size in self._cut(gradient.bytes):
                 self._slice(gradient, size, rank if self.priority else 0, number, waiting)
                 number += 1
@@ -186,10 +189,10 @@ class _Insertion:
         if not self.slice_bytes or size <= self.slice_bytes:
             return [size]
         whole = int(size // self.slice_bytes)
-        rest = size - whole * self.slice_bytes
-        return [self.slice_bytes] * whole + [rest] * (rest > 0)
+        remainder = size - whole * self.slice_bytes
+        return [self.slice_bytes] * whole + [remainder] * (remainder > 0)
 
-    def _slice(self, gradient: Gradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
+    def _slice(self, gradient: ParameterGradient, size: float, priority: int, number: int, waiting: list[int]) -> None:
         """One slice: its push once the gradient is ready, its pull, and who waits."""
         network = self.network
         ready = gradient.ready if gradient.ready != NONE else gradient.hook
@@ -209,7 +212,7 @@ class _Insertion:
             self.edit.depend(done, row, Dependency.COMMUNICATION, behind)
 
     def _transfer(
-        self, what: str, channel: int, duration_us: float, gradient: Gradient, priority: int, size: float
+        self, what: str, channel: int, duration_us: float, gradient: ParameterGradient, priority: int, size: float
     ) -> int:
         return self.edit.add(
             f"{what} {gradient.name}",

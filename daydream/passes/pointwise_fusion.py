@@ -65,7 +65,7 @@ def pointwise_fusion(
     duration: Floats = np.zeros(len(first))
     np.add.at(duration, number, graph.duration_us[rows] * moved)
     gone = rows[~is_first]
-    edit = Edit(graph=renamed(graph.with_durations(first, duration), first, "fused pointwise kernel"))
+    edit = Edit(renamed(graph.with_durations(first, duration), first, "fused pointwise kernel"))
     edit.remove(gone, launches=True)
     if host == "operator":
         edit.remove(host_of(graph, gone))
@@ -84,15 +84,15 @@ def _runs(graph: TaskGraph, fits: Mask, max_run: int) -> tuple[Ints, Ints]:
     if not len(rows):
         return rows, rows
     before, after = rows[:-1], rows[1:]
-    apart = graph.following[before] != after
+    separated = graph.following[before] != after
     for column in (graph.step, graph.phase):
-        apart |= column[before] != column[after]
+        separated |= column[before] != column[after]
     outside = graph.edge_kind != Dependency.LAUNCH
     gives, takes = np.zeros(len(graph), np.bool_), np.zeros(len(graph), np.bool_)
     gives[graph.edge_source[outside]] = True
     takes[graph.edge_target[outside]] = True
-    apart |= gives[before] | takes[after]
-    fresh = np.append(True, apart)
+    separated |= gives[before] | takes[after]
+    fresh = np.append(True, separated)
     start = np.maximum.accumulate(np.where(fresh, np.arange(len(rows)), 0))
     fresh |= (np.arange(len(rows)) - start) % max_run == 0
     return rows, np.cumsum(fresh) - 1

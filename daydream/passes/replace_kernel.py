@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -88,6 +88,7 @@ def replace_kernel(
 def _auto(
     graph: TaskGraph, match: str, device: str, implementation: Implementation, bundle: str, search: str
 ) -> Outcome:
+    """Every call that `match` finds takes its own price, or its bundle's time."""
     spec, stands_in = device_of(graph, device)
     compiled = _bundles(Path(bundle)) if bundle else {}
     prices = price(graph, heavy_rows(graph), spec, implementation, search=search)
@@ -95,27 +96,44 @@ def _auto(
     if not calls:
         problem = f"no kernel of a convolution or matrix product fits {match!r}" if match else _nothing(graph)
         raise InputError("match" if match else "op", problem, "name an operator file and kernels with op and match")
+    changes, unpriced = _priced_changes(calls, compiled)
+    whose = "the best kernels of Roller" if implementation == "best" else "cuBLAS and cuDNN as modelled"
+    notes = [_summary(graph, changes), f"priced for {spec.title}: {whose}", *([stands_in] if stands_in else [])]
+    if compiled:
+        sources = Counter(change.source for change in changes)
+        notes.append("times from " + ", ".join(f"{source}: {count} calls" for source, count in sources.items()))
+    notes += [*_doubts(graph, calls), *_unpriced_notes(unpriced)]
+    return Outcome(_applied(graph, changes), tuple(notes))
+
+
+def _priced_changes(
+    calls: Sequence[CallPrice], compiled: Mapping[str, tuple[float, str]]
+) -> tuple[list[_Change], Counter[str]]:
+    """A change for every call with a price, and how many calls have none, by the reason."""
     changes, unpriced = [], Counter[str]()
     for call in calls:
         seconds, source = call.price_us / 1e6, "estimates"
-        if compiled and call.work is not None and call.work.direction == "forward" and call.text in compiled:
+        if call.work is not None and call.work.direction == "forward" and call.text in compiled:
             seconds, source = compiled[call.text]
         if np.isfinite(seconds):
             changes.append(_Change(call.main, call.rows, seconds * 1e6, source))
         else:
             unpriced[call.reason] += 1
-    whose = "the best kernels of Roller" if implementation == "best" else "cuBLAS and cuDNN as modelled"
-    notes = [_summary(graph, changes), f"priced for {spec.title}: {whose}", *([stands_in] if stands_in else [])]
-    sources = Counter(change.source for change in changes)
-    if compiled:
-        notes.append("times from " + ", ".join(f"{source}: {count} calls" for source, count in sources.items()))
+    return changes, unpriced
+
+
+def _doubts(graph: TaskGraph, calls: Sequence[CallPrice]) -> list[str]:
+    """What prices rest on that the trace does not say, or says otherwise."""
     guessed = Counter(call.work.assumed for call in calls if call.work is not None and call.work.assumed)
-    notes += [f"{count} calls: {assumed}" for assumed, count in guessed.items()]
+    notes = [f"{count} calls: {assumed}" for assumed, count in guessed.items()]
     tf32 = sum(algorithm_of([graph.text(row) for row in call.rows.tolist()]) == "TF32" for call in calls)
     if tf32:
         notes.append(f"{tf32} calls were recorded with TF32, which no price supposes: theirs are those of float32")
-    notes += [f"{count} calls kept, unpriced: {reason}" for reason, count in unpriced.most_common(8)]
-    return Outcome(_applied(graph, changes), tuple(notes))
+    return notes
+
+
+def _unpriced_notes(unpriced: Counter[str]) -> list[str]:
+    return [f"{count} calls kept, unpriced: {reason}" for reason, count in unpriced.most_common(8)]
 
 
 def _nothing(graph: TaskGraph) -> str:
@@ -152,7 +170,7 @@ def _matched_calls(graph: TaskGraph, match: str) -> list[tuple[int, Ints]]:
 
 
 def _applied(graph: TaskGraph, changes: Sequence[_Change]) -> TaskGraph:
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     if changes:
         mains = np.array([change.main for change in changes], np.int64)
         edit.set("duration_us", mains, np.array([change.microseconds for change in changes]))
@@ -186,20 +204,20 @@ def _of_file(graph: TaskGraph, op: str, device: str, implementation: Implementat
 
 
 def _of_bundle(folder: Path) -> tuple[float, str]:
-    known = _bundles(folder)
-    if len(known) != 1:
-        raise InputError("bundle", f"{folder} holds {len(known)} operators", "name the folder of one of them")
-    ((name, (seconds, source)),) = known.items()
+    operators = _bundles(folder)
+    if len(operators) != 1:
+        raise InputError("bundle", f"{folder} holds {len(operators)} operators", "name the folder of one of them")
+    ((name, (seconds, source)),) = operators.items()
     return seconds, f"{seconds * 1e6:.1f} µs, {source} for {name}"
 
 
 def _bundles(folder: Path) -> dict[str, tuple[float, str]]:
     """Name of each operator compiled into this folder -> seconds of its best kernel, and where they come from."""
     manifests = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
-    found = dict(_manifest(path) for path in manifests if path.is_file())
-    if not found:
+    operators = dict(_manifest(path) for path in manifests if path.is_file())
+    if not operators:
         raise InputError("bundle", f"{folder} holds no manifest.json", "give a folder that roller compile wrote")
-    return found
+    return operators
 
 
 def _manifest(path: Path) -> tuple[str, tuple[float, str]]:
@@ -218,5 +236,5 @@ def _manifest(path: Path) -> tuple[str, tuple[float, str]]:
 
 
 def _fastest(kernels: Iterable[Any], key: str) -> float | None:
-    times = [kernel[key] for kernel in kernels if isinstance(kernel.get(key), int | float) and kernel[key] > 0]
-    return float(min(times)) if times else None
+    seconds = [kernel[key] for kernel in kernels if isinstance(kernel.get(key), int | float) and kernel[key] > 0]
+    return float(min(seconds)) if seconds else None

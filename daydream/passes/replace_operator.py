@@ -16,11 +16,11 @@ from hal.support.errors import InputError
 
 @what_if("replace-operator")
 def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us: float = -1.0) -> Outcome:
-    """Compiled kernels in place of operators that PyTorch runs on the CPU, one kernel for each chain of calls.
+    """Compiled kernels in place of operators that PyTorch runs on the CPU, one kernel for each run of calls.
 
     A call counts as a whole: the outermost operator and all that it called, allocations and changes of layout too.
     Bundles are matched by what they compute, so that a convolution with its batch norm, residual and activation
-    counts where a bundle has that convolution with these as its epilogue. The longest chain that is compiled is
+    counts where a bundle has that convolution with these as its epilogue. The longest run that is compiled is
     taken; the time between its calls goes with it, the time behind it stays.
 
     Assumptions: calls that follow each other with fitting sizes use each other's results; a kernel takes as long as
@@ -37,35 +37,35 @@ def replace_operator(graph: TaskGraph, *, bundle: str, match: str = "", call_us:
         InputError: there is no bundle, or none of them computes what was recorded, or nothing says what a call costs.
     """
     kernels = read_bundles(Path(bundle))
-    found, kept = replacements(graph, kernels, match)
-    if not found:
+    plan, kept = replacements(graph, kernels, match)
+    if not plan:
         raise InputError("bundle", _nothing(graph), "`daydream operators TRACE` writes those to compile")
     cost = call_us if call_us >= 0 else recorded_call_us(graph)
-    notes = [_summary(found, cost)]
-    by_name = Counter(one.kernel.name for one in found)
+    notes = [_summary(plan, cost)]
+    by_name = Counter(replacement.kernel.name for replacement in plan)
     for name, count in by_name.items():
-        some = [one for one in found if one.kernel.name == name]
-        before = sum(one.chain.duration_us for one in some) / count
-        kernel = some[0].kernel
+        named = [replacement for replacement in plan if replacement.kernel.name == name]
+        before = sum(replacement.run.duration_us for replacement in named) / count
+        kernel = named[0].kernel
         source = "profiled" if kernel.profiled else "predicted"
         notes.append(f"{name}: {count} x {before:.0f} µs take {kernel.seconds * 1e6:.0f} µs, {source}")
     kept_us = sum(call.duration_us for call in kept)
     notes.append(f"{len(kept)} calls of {kept_us / 1e3:.2f} ms stay as they are")
-    return Outcome(replaced(graph, found, cost), tuple(notes))
+    return Outcome(replaced(graph, plan, cost), tuple(notes))
 
 
-def replaced(graph: TaskGraph, found: Sequence[Replacement], call_us: float) -> TaskGraph:
-    """The graph with one task in place of every chain; each takes its kernel's time and `call_us` more."""
-    edit = Edit(graph=graph)
-    for one in found:
-        first, last = one.chain.calls[0], one.chain.calls[-1]
+def replaced(graph: TaskGraph, plan: Sequence[Replacement], call_us: float) -> TaskGraph:
+    """The graph with one task in place of every run of calls; each takes its kernel's time and `call_us` more."""
+    edit = Edit(graph)
+    for replacement in plan:
+        first, last = replacement.run.calls[0], replacement.run.calls[-1]
         row = int(first.rows[0])
-        for call in one.chain.calls:
+        for call in replacement.run.calls:
             edit.remove(call.rows)
         edit.add(
-            one.kernel.name,
+            replacement.kernel.name,
             TaskKind.CPU,
-            one.kernel.seconds * 1e6 + call_us,
+            replacement.kernel.seconds * 1e6 + call_us,
             after=int(last.rows[-1]),
             gap_us=last.tail_us,
             phase=int(graph.phase[row]),
@@ -95,11 +95,11 @@ def _nothing(graph: TaskGraph) -> str:
     return "computes nothing that the trace's CPU operators compute"
 
 
-def _summary(found: Sequence[Replacement], call_us: float) -> str:
-    before = sum(one.chain.duration_us for one in found)
-    after = sum(one.kernel.seconds for one in found) * 1e6
-    calls = sum(len(one.chain.calls) for one in found)
+def _summary(plan: Sequence[Replacement], call_us: float) -> str:
+    before = sum(replacement.run.duration_us for replacement in plan)
+    after = sum(replacement.kernel.seconds for replacement in plan) * 1e6
+    calls = sum(len(replacement.run.calls) for replacement in plan)
     return (
-        f"{calls} calls of {before / 1e3:.2f} ms become {len(found)} kernels of {after / 1e3:.2f} ms, "
-        f"and {len(found) * call_us / 1e3:.2f} ms of calling them, {call_us:.1f} µs each"
+        f"{calls} calls of {before / 1e3:.2f} ms become {len(plan)} kernels of {after / 1e3:.2f} ms, "
+        f"and {len(plan) * call_us / 1e3:.2f} ms of calling them, {call_us:.1f} µs each"
     )

@@ -89,7 +89,7 @@ def scale(
     """
     at_least("factor", factor, 0.0)
     rows = _tasks(graph, match, layer, phase, on)
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     edit.set("duration_us", rows, graph.duration_us[rows] * factor)
     hosts = rows[graph.on_cpu[rows]]
     edit.set("gap_us", hosts, graph.gap_us[hosts] * factor)
@@ -116,7 +116,7 @@ def remove(
     if not match and not layer and phase == "all":
         raise InputError("match", "would remove every task", "give match, layer or phase")
     rows = _tasks(graph, match, layer, phase, on)
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     edit.remove(rows, launches=launches)
     after = edit.apply()
     calls = len(graph) - len(after) - len(rows)

@@ -29,8 +29,8 @@ from daydream.passes.basis.idioms import (
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
+#: Bytes a microsecond at 1 GB/s.
 BYTES_PER_US = 1e3
-"""Bytes a microsecond at 1 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,11 @@ def vdnn(
         raise InputError(
             "vdnn", "the sizes of the convolutions' inputs are not recorded", "record the trace with record_shapes=True"
         )
-    edit = Edit(graph=graph)
+    edit = Edit(graph)
     copies = _Copies(edit, before, pcie_gbps)
     for step in sorted({layer.forward.step for layer in layers}):
-        mine = [layer for layer in layers if layer.forward.step == step]
-        copies.of_step(mine, prefetch_distance, wait_for_offload)
+        of_step = [layer for layer in layers if layer.forward.step == step]
+        copies.of_step(of_step, prefetch_distance, wait_for_offload)
     return Outcome(edit.apply(), _notes(graph, layers, len(pairs), pcie_gbps))
 
 
@@ -163,17 +163,17 @@ def _sizes(graph: TaskGraph, runs: list[LayerRun], before: Ints, memory_gbps: fl
     """Bytes of each convolution's input; 0 where unknown."""
     firsts = np.array([run.first for run in runs], np.int64)
     owners = outermost_operator(graph, firsts, operators_named(graph, r"conv(?!ert)"))
-    found = []
+    sizes = []
     for run, owner in zip(runs, owners.tolist(), strict=True):
         recorded = graph.bytes[run.rows]
         inputs = tensors(graph, owner)
         if np.isfinite(recorded).any():
-            found.append(float(np.nanmax(recorded)))
+            sizes.append(float(np.nanmax(recorded)))
         elif inputs:
-            found.append(float(inputs[0].bytes))
+            sizes.append(float(inputs[0].bytes))
         else:
-            found.append(_written(graph, int(before[run.first]), memory_gbps))
-    return found
+            sizes.append(_written(graph, int(before[run.first]), memory_gbps))
+    return sizes
 
 
 def _written(graph: TaskGraph, row: int, memory_gbps: float) -> float:

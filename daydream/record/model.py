@@ -9,11 +9,11 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 FIRST_BUCKET_BYTES = 1 << 20
+#: How DistributedDataParallel cuts gradients into buckets unless told otherwise: a small one first.
 BUCKET_BYTES = 25 << 20
-"""How DistributedDataParallel cuts gradients into buckets unless told otherwise: a small one first."""
 
+#: Modules that only hold another one: it is that one's paths which name parameters.
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
-"""Modules that only hold another one: it is that one's paths which name parameters."""
 
 
 class ModelWatch:
@@ -97,14 +97,14 @@ class ModelWatch:
         ]
         names = [self._parameters[id(parameter)][0] for parameter in parameters if id(parameter) in self._parameters]
         if len(names) == len(parameters):
-            told = _told_buckets(replicated, names)
-            if told:
-                return told
+            buckets = _told_buckets(replicated, names)
+            if buckets:
+                return buckets
         # The reducer's private interface is not what it was: its documented rule then.
-        known = {id(parameter): parameter for parameter in parameters if id(parameter) in self._parameters}
-        order = [key for key in self._order if key in known] or list(reversed(known))
+        watched = {id(parameter): parameter for parameter in parameters if id(parameter) in self._parameters}
+        order = [key for key in self._order if key in watched] or list(reversed(watched))
         cap = getattr(replicated, "bucket_bytes_cap", BUCKET_BYTES)
-        return bucketed([(*self._parameters[key], known[key].device) for key in order], cap)
+        return bucketed([(*self._parameters[key], watched[key].device) for key in order], cap)
 
     def _before(self, module: Any, inputs: Sequence[Any]) -> None:
         if self._torch.compiler.is_compiling():
@@ -152,7 +152,7 @@ class ModelWatch:
                 self._gradient_hooks.append(parameter.register_post_accumulate_grad_hook(self._complete))
 
     def _unused(self, name: str) -> str:
-        taken = {known.partition(".")[0] for known, _ in self._parameters.values()}
+        taken = {path.partition(".")[0] for path, _ in self._parameters.values()}
         numbered = (f"{name}_{number}" for number in range(1, len(taken) + 2))
         return next(candidate for candidate in (name, *numbered) if candidate not in taken)
 
@@ -177,8 +177,8 @@ class ModelWatch:
 def _told_buckets(replicated: Any, names: Sequence[str]) -> list[list[str]] | None:
     """The buckets that the reducer made after its first step, as its log tells them; None if it does not."""
     try:
-        told = replicated._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
-        buckets = [[names[int(index)] for index in bucket.split()] for bucket in told.split(",")]
+        indices = replicated._get_ddp_logging_data()["rebuilt_per_bucket_param_indices"]
+        buckets = [[names[int(index)] for index in bucket.split()] for bucket in indices.split(",")]
     except Exception:  # whatever a private interface may come to raise
         return None
     return buckets if sorted(chain.from_iterable(buckets)) == sorted(names) else None

@@ -26,8 +26,8 @@ from daydream.record.model import ModelWatch
 from daydream.record.timing import TimedSteps
 from hal.support.errors import InputError
 
+#: Version of what this module adds to a trace under the key "daydream".
 VERSION = 1
-"""Of what this module adds to a trace under the key "daydream"."""
 
 
 @dataclass(frozen=True)
@@ -407,8 +407,8 @@ def _activities(torch: Any) -> list[Any]:
 
 def _newer_options(torch: Any) -> dict[str, Any]:
     # Without it, newer versions warn that a second cycle would forget the first.
-    known = inspect.signature(torch.profiler.profile.__init__).parameters
-    return {"acc_events": True} if "acc_events" in known else {}
+    parameters = inspect.signature(torch.profiler.profile.__init__).parameters
+    return {"acc_events": True} if "acc_events" in parameters else {}
 
 
 @contextlib.contextmanager

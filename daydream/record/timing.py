@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from codegen.bundle.reader import ArgumentEntry
+from codegen.bundle.records import Argument
 
 ROUNDS, CALLS = 15, 200
 
@@ -38,8 +38,8 @@ def call_seconds(call: Callable[[], Any]) -> float:
 class _Nothing:
     """An operator of a processor's bundle, as far as PyTorch is told of one, whose kernel returns at once."""
 
-    inputs = tuple(ArgumentEntry(name, "input", "float32", (16,)) for name in ("A", "B", "C"))
-    output = ArgumentEntry("Out", "output", "float32", (16,))
+    inputs = tuple(Argument(name=name, role="input", dtype="float32", shape=(16,)) for name in ("A", "B", "C"))
+    output = Argument(name="Out", role="output", dtype="float32", shape=(16,))
 
     def __init__(self) -> None:
         self._function: Any = ctypes.CDLL(None).labs

@@ -44,12 +44,12 @@ class Analysis:
 
     @property
     def mean_us(self) -> float:
-        """Length of a step."""
+        """Mean simulated length of a step, microseconds."""
         return float(np.mean([step.length_us for step in self.step_times]))
 
     @property
     def measured_us(self) -> float:
-        """Length of a step in the trace."""
+        """Mean length of a step in the trace, microseconds."""
         return float(np.mean([self.timeline.graph.steps[index].measured_us for index in self.steps]))
 
     @property
@@ -90,7 +90,11 @@ def mean_busy(parts: Sequence[Busy]) -> Busy:
 
 
 def ratio(before_us: float, after_us: float) -> float:
-    """How many times as fast; infinite where nothing is left of something."""
+    """How many times as fast; infinite where nothing is left of something.
+
+    >>> ratio(30.0, 20.0), ratio(0.0, 0.0), ratio(1.0, 0.0)
+    (1.5, 1.0, inf)
+    """
     return before_us / after_us if after_us else 1.0 if not before_us else math.inf
 
 
@@ -146,7 +150,11 @@ def report_record(analysis: Analysis) -> dict[str, Any]:
 
 
 def seconds(microseconds: float) -> float | None:
-    """Seconds to the nanosecond; None for a time that is not known."""
+    """Seconds to the nanosecond; None for a time that is not known.
+
+    >>> seconds(1234.5), seconds(float("nan"))
+    (0.0012345, None)
+    """
     return round(microseconds * 1e-6, 9) if np.isfinite(microseconds) else None
 
 

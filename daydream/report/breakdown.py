@@ -52,7 +52,12 @@ def resources(graph: TaskGraph) -> Ints:
 
 
 class Cover:
-    """The union of intervals, as a function of time: how much of it lies before."""
+    """The union of intervals, as a function of time: how much of it lies before.
+
+    >>> cover = Cover(np.array([0.0, 2.0, 8.0]), np.array([3.0, 5.0, 9.0]))
+    >>> cover.within(np.array([0.0, 4.0]), np.array([10.0, 6.0])).tolist()
+    [6.0, 1.0]
+    """
 
     def __init__(self, start_us: Floats, end_us: Floats) -> None:
         order = np.argsort(start_us, kind="stable")
@@ -91,6 +96,11 @@ class Busy:
 
     @property
     def total_us(self) -> float:
+        """Length of the step.
+
+        >>> Busy(1.0, 2.0, 3.0, 4.0, 0.5).total_us
+        10.0
+        """
         return self.cpu_only_us + self.gpu_only_us + self.both_us + self.neither_us
 
 
@@ -168,8 +178,8 @@ def find_step(graph: TaskGraph, number: int) -> int:
     if 0 <= number < len(graph.steps):
         return number
     names = [step.name for step in graph.steps]
-    known = listed(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
-    raise InputError("--step", f"there is no step {number}", f"the trace has {known}")
+    choices = listed(names) if len(names) <= 4 else f"{names[0]} to {names[-1]}"
+    raise InputError("--step", f"there is no step {number}", f"the trace has {choices}")
 
 
 def chosen_steps(graph: TaskGraph, number: int | None = None) -> tuple[int, ...]:
@@ -217,9 +227,9 @@ def cpu_busy_until(graph: TaskGraph, end_us: Floats) -> Floats:
 
 def _busy(graph: TaskGraph, start_us: Floats, end_us: Floats, begin: Floats, end: Floats) -> list[Busy]:
     busy_until = cpu_busy_until(graph, end_us)
-    known = np.isfinite(start_us)
-    cpu, gpu = graph.on_cpu & graph.working & known, graph.on_gpu & known
-    channel = (graph.thread_kinds[graph.thread] == ThreadKind.CHANNEL) & known
+    recorded = np.isfinite(start_us)
+    cpu, gpu = graph.on_cpu & graph.working & recorded, graph.on_gpu & recorded
+    channel = (graph.thread_kinds[graph.thread] == ThreadKind.CHANNEL) & recorded
 
     def covered(*parts: tuple[NDArray[np.bool_], Floats]) -> Floats:
         starts = np.concatenate([start_us[chosen] for chosen, _ in parts])
@@ -236,14 +246,14 @@ def _busy(graph: TaskGraph, start_us: Floats, end_us: Floats, begin: Floats, end
 
 
 def recorded_busy(graph: TaskGraph, steps: Sequence[int]) -> list[Busy] | None:
-    """The same breakdown of the times in the trace, one per step of `steps`; None where the steps have none."""
+    """The breakdown of the recorded times, one per step of `steps`; None where the trace has no times of the steps."""
     start, end = graph.recorded_us, graph.recorded_us + graph.duration_us
-    known = np.isfinite(start)
-    if not known.any() or not known[graph.mark != Mark.NONE].all():
+    has_time = np.isfinite(start)
+    if not has_time.any() or not has_time[graph.mark != Mark.NONE].all():
         return None
-    begin, finish = windows(graph, np.where(known, start, np.inf), np.where(known, end, 0.0))
-    found = _busy(graph, start, end, begin, finish)
-    return [found[index] for index in steps]
+    begin, finish = windows(graph, np.where(has_time, start, np.inf), np.where(has_time, end, 0.0))
+    busy = _busy(graph, start, end, begin, finish)
+    return [busy[index] for index in steps]
 
 
 # Critical path
@@ -323,10 +333,10 @@ def path_tasks(timeline: Timeline, steps: Sequence[int], limit: int) -> list[tup
         blamed_text(graph, row, length) if cpu else graph.text(row)
         for row, cpu, length in zip(rows, on_cpu, held, strict=True)
     ]
-    known: dict[tuple[int, str], int] = {}
-    places = np.array([known.setdefault(key, len(known)) for key in zip(kinds, texts, strict=True)], np.int64)
-    table = _table([text for _, text in known], places, inside, len(steps), limit)
-    return [(Resource(list(known)[key][0]), share) for key, share in table]
+    place_of: dict[tuple[int, str], int] = {}
+    places = np.array([place_of.setdefault(key, len(place_of)) for key in zip(kinds, texts, strict=True)], np.int64)
+    table = _table([text for _, text in place_of], places, inside, len(steps), limit)
+    return [(Resource(list(place_of)[key][0]), share) for key, share in table]
 
 
 def _table(names: Sequence[str], places: Ints, amount: Floats, steps: int, limit: int) -> list[tuple[int, Share]]:
@@ -338,13 +348,13 @@ def _table(names: Sequence[str], places: Ints, amount: Floats, steps: int, limit
     everything, steps = float(total.sum()) or 1.0, max(steps, 1)
     order = np.argsort(-total, kind="stable")
     order = order[count[order] > 0][:limit]
-    found = []
+    shares = []
     for i in order.tolist():
         whole = float(total[i])
-        found.append(
+        shares.append(
             (i, Share(names[i], float(count[i]) / steps, whole / steps, whole / everything, float(longest[i])))
         )
-    return found
+    return shares
 
 
 # Tables
@@ -353,8 +363,8 @@ def _table(names: Sequence[str], places: Ints, amount: Floats, steps: int, limit
 def top_kernels(graph: TaskGraph, steps: Sequence[int], limit: int = 15) -> list[Share]:
     """GPU tasks (copies too) by name, per step: share is of the sum of all GPU tasks."""
     rows = np.flatnonzero(of_steps(graph, steps) & graph.on_gpu)
-    found = _table(graph.names, graph.name[rows], graph.duration_us[rows], len(steps), limit)
-    return [share for _, share in found]
+    shares = _table(graph.names, graph.name[rows], graph.duration_us[rows], len(steps), limit)
+    return [share for _, share in shares]
 
 
 def phase_times(timeline: Timeline, steps: Sequence[int]) -> list[PhaseTimes]:
@@ -363,25 +373,25 @@ def phase_times(timeline: Timeline, steps: Sequence[int]) -> list[PhaseTimes]:
     begin, end = windows(graph, timeline.start_us, timeline.end_us)
     begin, end = begin[list(steps)], end[list(steps)]
     busy_until = cpu_busy_until(graph, timeline.end_us)
-    mine = of_steps(graph, steps)
-    found = []
+    chosen = of_steps(graph, steps)
+    phases = []
     for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.UPDATE, Phase.NONE):
         of_phase = graph.phase == phase
-        if not (of_phase & mine).any():
+        if not (of_phase & chosen).any():
             continue
         cpu, gpu = of_phase & graph.on_cpu & graph.working, of_phase & graph.on_gpu
         on_cpu = Cover(timeline.start_us[cpu], busy_until[cpu]).within(begin, end).mean()
         on_gpu = Cover(timeline.start_us[gpu], timeline.end_us[gpu]).within(begin, end).mean()
-        count = int((gpu & mine).sum()) / len(steps)
+        count = int((gpu & chosen).sum()) / len(steps)
         name = "other" if phase == Phase.NONE else phase.name.lower()
-        found.append(PhaseTimes(name, float(on_cpu), float(on_gpu), count))
-    return found
+        phases.append(PhaseTimes(name, float(on_cpu), float(on_gpu), count))
+    return phases
 
 
 def layer_times(graph: TaskGraph, steps: Sequence[int], limit: int = 15) -> list[LayerTimes]:
     """The layers with most GPU time, and of those without any with most CPU time, per step."""
-    mine = of_steps(graph, steps) & (graph.layer != NONE)
-    gpu, cpu = np.flatnonzero(mine & graph.on_gpu), np.flatnonzero(mine & graph.on_cpu)
+    chosen = of_steps(graph, steps) & (graph.layer != NONE)
+    gpu, cpu = np.flatnonzero(chosen & graph.on_gpu), np.flatnonzero(chosen & graph.on_cpu)
     count, steps_count = len(graph.layers), max(len(steps), 1)
     # Phase NONE is -1: the last of four columns.
     cells = graph.layer[gpu] * 4 + graph.phase[gpu] % 4

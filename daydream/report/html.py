@@ -10,15 +10,15 @@ from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_t
 from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, table, tile
-from daydream.whatif import Applied
+from daydream.whatif import AppliedPass
 
+#: Lines of a table, at most.
 ROWS = 15
-"""Lines of a table, at most."""
 
 ALL = 1_000_000
 
+#: Characters of a name; the tooltip has all of it.
 LONGEST_NAME = 120
-"""Characters of a name; the tooltip has all of it."""
 
 _BUSY = (("both", "CPU and GPU"), ("compute", "GPU only"), ("cpu", "CPU only"), ("idle", "neither"))
 _REASONS = {
@@ -34,7 +34,7 @@ _REASONS = {
 Named = list[tuple[str, Analysis]]
 
 
-def write_report(path: Path, before: Analysis, after: Analysis | None, applied: Sequence[Applied] = ()) -> None:
+def write_report(path: Path, before: Analysis, after: Analysis | None, applied: Sequence[AppliedPass] = ()) -> None:
     """Writes the report of one timeline, or of a baseline and a prediction; it appears whole or not at all.
 
     Raises:
@@ -45,7 +45,7 @@ def write_report(path: Path, before: Analysis, after: Analysis | None, applied: 
     write_atomic(path, report(before, after, applied))
 
 
-def report(before: Analysis, after: Analysis | None = None, applied: Sequence[Applied] = ()) -> str:
+def report(before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = ()) -> str:
     """The report as HTML. All text from the trace and from passes is escaped."""
     graph = before.timeline.graph
     named: Named = [("baseline", before), ("predicted", after)] if after else [("simulated", before)]
@@ -116,11 +116,11 @@ def _of_path(analysis: Analysis) -> str:
     return f"{100 * max(analysis.critical_us) / whole:.0f} % of the critical path" if whole else ""
 
 
-def _passes(applied: Sequence[Applied]) -> str:
+def _passes(applied: Sequence[AppliedPass]) -> str:
     parts = []
-    for number, one in enumerate(applied, start=1):
-        notes = "".join(f"<li>{esc(note)}</li>" for note in one.notes)
-        parts.append(f"<h3>{number}. {esc(one.name)} <code>{esc(one.settings.strip())}</code></h3><ul>{notes}</ul>")
+    for number, done in enumerate(applied, start=1):
+        notes = "".join(f"<li>{esc(note)}</li>" for note in done.notes)
+        parts.append(f"<h3>{number}. {esc(done.name)} <code>{esc(done.settings.strip())}</code></h3><ul>{notes}</ul>")
     return f"<h2>What was changed</h2>{''.join(parts)}"
 
 
@@ -206,7 +206,7 @@ def _who_works(before: Analysis, named: Named) -> str:
     busy = [(name, analysis.busy) for name, analysis in named]
     if before.recorded:
         busy.insert(0, ("recorded", mean_busy(before.recorded)))
-    bars = _bars([(name, _busy_parts(one), one.total_us) for name, one in busy])
+    bars = _bars([(name, _busy_parts(busy_times), busy_times.total_us) for name, busy_times in busy])
     columns = ["ms per step", "CPU and GPU", "GPU only", "CPU only", "neither", "of it network"]
     rows = [
         [esc(name), *(ms(x) for x in (b.both_us, b.gpu_only_us, b.cpu_only_us, b.neither_us, b.communication_us))]
@@ -254,9 +254,9 @@ def _phases(named: Named) -> str:
     names = list(dict.fromkeys(phase.name for _, analysis in named for phase in analysis.phases))
     tables = [{phase.name: phase for phase in analysis.phases} for _, analysis in named]
     for name in names:
-        found = [one.get(name) for one in tables]
+        phases = [side.get(name) for side in tables]
         cells = [
-            [ms(f.cpu_us) if f else "–", ms(f.gpu_us) if f else "–", f"{f.gpu_tasks:.0f}" if f else "–"] for f in found
+            [ms(f.cpu_us) if f else "–", ms(f.gpu_us) if f else "–", f"{f.gpu_tasks:.0f}" if f else "–"] for f in phases
         ]
         rows.append([esc(name), *(" → ".join(dict.fromkeys(column)) for column in zip(*cells, strict=True))])
     return "<h2>Phases</h2>" + table(["phase", "CPU, ms per step", "GPU, ms per step", "GPU tasks"], rows)
@@ -265,8 +265,8 @@ def _phases(named: Named) -> str:
 def _merged(named: Named) -> list[tuple[str, list[Share | None]]]:
     """The largest kernels of any variant, with what each variant has of them."""
     tables = [{s.name: s for s in top_kernels(a.timeline.graph, a.steps, ALL)} for _, a in named]
-    names = dict.fromkeys(name for one in tables for name in one)
-    rows = [(name, [one.get(name) for one in tables]) for name in names]
+    names = dict.fromkeys(name for table in tables for name in table)
+    rows = [(name, [table.get(name) for table in tables]) for name in names]
     rows.sort(key=lambda row: -max(share.total_us for share in row[1] if share))
     return rows[:ROWS]
 
@@ -291,15 +291,15 @@ def _kernels(named: Named) -> str:
 
 def _layers(named: Named) -> str:
     tables = [{x.name: x for x in layer_times(a.timeline.graph, a.steps, ALL)} for _, a in named]
-    names = {name: max(one[name].total_us for one in tables if name in one) for one in tables for name in one}
+    names = {name: max(side[name].total_us for side in tables if name in side) for side in tables for name in side}
     rows = []
     largest = sorted(names, key=lambda name: -names[name])[:ROWS]
     longest = max((names[name] for name in largest), default=0.0)
     for name in largest:
-        found = [one.get(name) for one in tables]
-        totals = [layer.total_us if layer else 0.0 for layer in found]
-        cpu = " → ".join(dict.fromkeys(ms(layer.cpu_us) if layer else "–" for layer in found))
-        bars = "".join(_layer_bar(layer, longest) for layer in found)
+        layers = [side.get(name) for side in tables]
+        totals = [layer.total_us if layer else 0.0 for layer in layers]
+        cpu = " → ".join(dict.fromkeys(ms(layer.cpu_us) if layer else "–" for layer in layers))
+        bars = "".join(_layer_bar(layer, longest) for layer in layers)
         rows.append([_name(name), *(ms(total) for total in totals), cpu, bars])
     if not rows:
         return ""

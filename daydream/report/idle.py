@@ -24,12 +24,12 @@ COPY = "waiting for a copy"
 COMMUNICATION = "waiting for communication"
 STREAM = "waiting for another stream"
 OWN = "between tasks of the stream"
+#: Pauses below this are rounding, microseconds.
 _SHORTEST_US = 1e-6
-"""Less is rounding."""
 
+#: What a pause is put down to. SYNCHRONISED: the CPU had nothing queued because it had waited for the GPU, during this
+#: pause or as it began; LAUNCH: it was merely too slow.
 REASONS = (LAUNCH, SYNCHRONISED, LOADING, COPY, COMMUNICATION, STREAM, OWN)
-"""What a pause is put down to. SYNCHRONISED: the CPU had nothing queued because it had waited for the GPU, during
-this pause or as it began; LAUNCH: it was merely too slow."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ def idle_times(timeline: Timeline, steps: Sequence[int], limit: int = 10) -> Idl
     numbers = np.unique(devices[graph.thread[rows]])
     lanes, operators = _explain(timeline, _device_pauses(timeline, steps, devices), len(steps), limit)
     nothing: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
-    found = [LaneIdle(f"GPU {number}", *lanes.get(number, nothing)) for number in numbers.tolist()]
+    idle_lanes = [LaneIdle(f"GPU {number}", *lanes.get(number, nothing)) for number in numbers.tolist()]
     threads, lane = np.unique(graph.thread[rows], return_inverse=True)
     if len(threads) > len(numbers):
         streams, _ = _explain(timeline, _stream_pauses(timeline, rows, lane), len(steps), 0)
         for place, thread in enumerate(threads.tolist()):
-            found.append(LaneIdle(graph.threads[thread].label, *streams.get(place, nothing)))
-    return Idle(found, operators)
+            idle_lanes.append(LaneIdle(graph.threads[thread].label, *streams.get(place, nothing)))
+    return Idle(idle_lanes, operators)
 
 
 def _stream_pauses(timeline: Timeline, rows: Ints, lane: Ints) -> _Pauses:
@@ -109,8 +109,8 @@ def _device_pauses(timeline: Timeline, steps: Sequence[int], devices: Ints) -> _
 def _busy_before(timeline: Timeline, rows: Ints, group: Ints) -> Floats:
     """Until when anything before each row of its group ran; minus infinity for the first. Rows stand by start."""
     # Groups are pushed apart by more than any time is long, so that one running maximum serves all.
-    apart = group * (timeline.makespan_us + 1.0)
-    until = np.maximum.accumulate(timeline.end_us[rows] + apart) - apart
+    shift = group * (timeline.makespan_us + 1.0)
+    until = np.maximum.accumulate(timeline.end_us[rows] + shift) - shift
     first = np.append(True, group[1:] != group[:-1])
     return np.where(first, -np.inf, np.append(-np.inf, until[:-1]))
 
@@ -128,21 +128,21 @@ def _explain(
     for lane, begin, task in zip(pauses.lane.tolist(), pauses.begin_us.tolist(), pauses.task.tolist(), strict=True):
         count[lane] += 1
         reasons = by_reason[lane]
-        until, at, waited_cpu = start[task], cause[task], 0.0
-        own = thread[task]
-        while at != NONE and until > begin:
-            amount = until - max(start[at], begin)
-            until = start[at]
-            if not on_cpu[at]:
-                reasons[_gpu_reason(kind[at], thread[at] == own)] += amount
-            elif kind[at] == TaskKind.DATA_LOADING:
+        until, blocker, waited_cpu = start[task], cause[task], 0.0
+        own_lane = thread[task]
+        while blocker != NONE and until > begin:
+            amount = until - max(start[blocker], begin)
+            until = start[blocker]
+            if not on_cpu[blocker]:
+                reasons[_gpu_reason(kind[blocker], thread[blocker] == own_lane)] += amount
+            elif kind[blocker] == TaskKind.DATA_LOADING:
                 reasons[LOADING] += amount
             else:
                 waited_cpu += amount
-            if on_cpu[at]:
-                by_task[at] += amount
-            at = cause[at]
-            if at != NONE and not on_cpu[at] and until >= begin - _SHORTEST_US and waited_cpu:
+            if on_cpu[blocker]:
+                by_task[blocker] += amount
+            blocker = cause[blocker]
+            if blocker != NONE and not on_cpu[blocker] and until >= begin - _SHORTEST_US and waited_cpu:
                 # The CPU came out of waiting for this task while the lane idled, or just before.
                 reasons[SYNCHRONISED] += waited_cpu
                 waited_cpu = 0.0
@@ -154,10 +154,10 @@ def _explain(
     return lanes, _operators(timeline, by_task, steps, limit)
 
 
-def _gpu_reason(kind: int, own: bool) -> str:
+def _gpu_reason(kind: int, same_lane: bool) -> str:
     if kind == TaskKind.COMMUNICATION:
         return COMMUNICATION
-    if own:
+    if same_lane:
         return OWN
     return COPY if kind in (TaskKind.MEMCPY, TaskKind.MEMSET) else STREAM
 

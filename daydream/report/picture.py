@@ -12,14 +12,14 @@ from daydream.report.breakdown import Cover, Resource, cpu_busy_until, critical_
 from daydream.report.style import RESOURCE_CLASSES, esc, ms
 from daydream.trace.trace import Floats, Ints
 
+#: Units of the drawing: all, names of lanes, height of a lane, space between.
 WIDTH, LEFT, LANE, GAP = 1180, 165, 26, 8
-"""Units of the drawing: all, names of lanes, height of a lane, space between."""
 
+#: Pieces of time; a lane never has more rectangles.
 BINS = 500
-"""Pieces of time; a lane never has more rectangles."""
 
+#: Heights a rectangle may have: the share of its time in which the lane is busy.
 LEVELS = 8
-"""Heights a rectangle may have: the share of its time in which the lane is busy."""
 
 MOST_LANES = 12
 
@@ -79,11 +79,11 @@ def _label(graph: TaskGraph, index: int) -> str:
 def _kinds(graph: TaskGraph, rows: Ints) -> Ints:
     """Position in :data:`CLASSES` of each task: its phase, unless its kind says more."""
     kind, phase = graph.kind[rows], graph.phase[rows]
-    found = np.where(phase == Phase.NONE, 3, phase)
-    found[np.isin(kind, (TaskKind.MEMCPY, TaskKind.MEMSET))] = 4
-    found[kind == TaskKind.COMMUNICATION] = 5
-    found[kind == TaskKind.DATA_LOADING] = 6
-    return found
+    kinds = np.where(phase == Phase.NONE, 3, phase)
+    kinds[np.isin(kind, (TaskKind.MEMCPY, TaskKind.MEMSET))] = 4
+    kinds[kind == TaskKind.COMMUNICATION] = 5
+    kinds[kind == TaskKind.DATA_LOADING] = 6
+    return kinds
 
 
 def kinds_used(graph: TaskGraph) -> set[str]:
@@ -103,8 +103,8 @@ def _lane(timeline: Timeline, lane: _Lane, edges: Floats, begin: float, longest_
     )
     drawn = _rectangles(busy, edges, begin, longest_us, y, CLASSES, TEXTS)
     rows, from_us, to_us = critical_segments(timeline)
-    mine = np.isin(rows, lane.rows)
-    critical = Cover(from_us[mine], to_us[mine]).within(edges[:-1], edges[1:])
+    of_lane = np.isin(rows, lane.rows)
+    critical = Cover(from_us[of_lane], to_us[of_lane]).within(edges[:-1], edges[1:])
     strip = _strip(critical, edges, begin, longest_us, y + LANE)
     return _frame(lane.label, edges, begin, longest_us, y) + drawn + strip
 

@@ -8,21 +8,21 @@ from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import Timeline
 from daydream.trace.trace import NONE, Floats, Ints
 
+#: Ending of the names of tasks that end a call that waits.
 RETURN = " (return)"
-"""Behind the name of the task that ends a call that waits."""
 
 
 def returns(graph: TaskGraph) -> Ints:
     """For each task the one that ends it where the call was cut in two for its waiting, -1 elsewhere."""
-    found = np.full(len(graph), NONE)
-    known = {name: index for index, name in enumerate(graph.names)}
-    second = np.array([known.get(name + RETURN, NONE) for name in graph.names], np.int64)
+    call_of = np.full(len(graph), NONE)
+    code_of = {name: index for index, name in enumerate(graph.names)}
+    second = np.array([code_of.get(name + RETURN, NONE) for name in graph.names], np.int64)
     rows = np.flatnonzero((graph.event != NONE) & (graph.following != NONE) & graph.on_cpu)
     rows = rows[second[graph.name[rows]] != NONE]
     after = graph.following[rows]
     whole = (graph.name[after] == second[graph.name[rows]]) & (graph.event[after] == NONE)
-    found[rows[whole]] = after[whole]
-    return found
+    call_of[rows[whole]] = after[whole]
+    return call_of
 
 
 def spans(timeline: Timeline) -> tuple[Floats, Floats, Ints]:

@@ -72,7 +72,11 @@ def esc(text: object) -> str:
 
 
 def ms(microseconds: float) -> str:
-    """``176.1``: milliseconds, with digits enough for short ones."""
+    """Milliseconds as text, with digits enough for short ones; a dash for what is not known.
+
+    >>> ms(176_080.0), ms(1_234.0), ms(12.0)
+    ('176.1', '1.23', '0.012')
+    """
     value = microseconds / 1000
     if value != value:
         return "–"

@@ -11,7 +11,7 @@ from rich.table import Table
 from daydream.passes import WhatIf
 from daydream.report.analysis import Analysis, mean_busy, ratio
 from daydream.report.breakdown import Busy, Resource, Share
-from daydream.whatif import Applied, parameter_text, written
+from daydream.whatif import AppliedPass, parameter_text, written
 
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
@@ -34,12 +34,20 @@ def line(text: str = "") -> None:
 
 
 def ms(microseconds: float) -> str:
-    """``176.08``; a dash for what is not known."""
+    """Milliseconds as text; a dash for what is not known.
+
+    >>> ms(176_080.0), ms(float("nan"))
+    ('176.08', '-')
+    """
     return f"{microseconds / 1000:.2f}" if microseconds == microseconds else "-"
 
 
 def percent(part: float, whole: float) -> str:
-    """``12.3 %``."""
+    """A share as text; a dash where the whole is nothing.
+
+    >>> percent(1.0, 8.0), percent(1.0, 0.0)
+    ('12.5 %', '-')
+    """
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
@@ -51,30 +59,37 @@ def short(name: str) -> str:
 
 def table(title: str, *columns: str) -> Table:
     """A table whose first column is text and whose others are numbers."""
-    made = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
+    result = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
-        made.add_column(column, justify="left" if place == 0 else "right", overflow="fold", no_wrap=place > 0)
-    return made
+        result.add_column(column, justify="left" if place == 0 else "right", overflow="fold", no_wrap=place > 0)
+    return result
 
 
-def _add(made: Table, *cells: str) -> None:
+def _add(target: Table, *cells: str) -> None:
     from rich.text import Text
 
     # Names hold brackets, which would be markup.
-    made.add_row(*(Text(cell) for cell in cells))
+    target.add_row(*(Text(cell) for cell in cells))
 
 
 def print_steps(analysis: Analysis, partial: Iterable[str] = ()) -> None:
     """Measured and simulated length of every step."""
-    made = table("Steps, ms", "step", "measured", "simulated", "error", "bottleneck")
+    steps_table = table("Steps, ms", "step", "measured", "simulated", "error", "bottleneck")
     graph = analysis.timeline.graph
     for step in analysis.step_times:
         measured = graph.steps[step.index].measured_us
-        _add(made, step.name, ms(measured), ms(step.length_us), _error(step.length_us, measured), step.bottleneck.label)
+        _add(
+            steps_table,
+            step.name,
+            ms(measured),
+            ms(step.length_us),
+            _error(step.length_us, measured),
+            step.bottleneck.label,
+        )
     if len(analysis.steps) > 1:
         mean, measured = analysis.mean_us, analysis.measured_us
-        _add(made, "mean", ms(measured), ms(mean), _error(mean, measured), analysis.bottleneck.label)
-    print_table(made)
+        _add(steps_table, "mean", ms(measured), ms(mean), _error(mean, measured), analysis.bottleneck.label)
+    print_table(steps_table)
     left_out = list(partial)
     if left_out:
         line(f"Recorded only in part and left out: {', '.join(left_out)}")
@@ -86,19 +101,21 @@ def _error(predicted: float, measured: float) -> str:
 
 def print_breakdown(named: Sequence[tuple[str, Busy]]) -> None:
     """CPU only, GPU only, both, neither, for several variants of a step (4.6.2)."""
-    made = table("Who works, ms per step", "", "CPU only", "GPU only", "both", "neither", "of it communication", "step")
+    breakdown_table = table(
+        "Who works, ms per step", "", "CPU only", "GPU only", "both", "neither", "of it communication", "step"
+    )
     for name, busy in named:
         parts = (busy.cpu_only_us, busy.gpu_only_us, busy.both_us, busy.neither_us, busy.communication_us)
-        _add(made, name, *(ms(part) for part in parts), ms(busy.total_us))
-    print_table(made)
+        _add(breakdown_table, name, *(ms(part) for part in parts), ms(busy.total_us))
+    print_table(breakdown_table)
 
 
 def print_critical(named: Sequence[tuple[str, Analysis]]) -> None:
     """Critical path by resource."""
-    made = table("Critical path, ms per step", "", *(resource.label for resource in Resource), "bottleneck")
+    critical_table = table("Critical path, ms per step", "", *(resource.label for resource in Resource), "bottleneck")
     for name, analysis in named:
-        _add(made, name, *(ms(amount) for amount in analysis.critical_us), analysis.bottleneck.label)
-    print_table(made)
+        _add(critical_table, name, *(ms(amount) for amount in analysis.critical_us), analysis.bottleneck.label)
+    print_table(critical_table)
 
 
 def print_report(analysis: Analysis, rows: int) -> None:
@@ -131,10 +148,10 @@ def print_report(analysis: Analysis, rows: int) -> None:
 def _print_shares(title: str, what: str, shares: Sequence[Share], of: str) -> None:
     if not shares:
         return
-    made = table(title, what, "count", "ms", of)
+    shares_table = table(title, what, "count", "ms", of)
     for share in shares:
-        _add(made, short(share.name), f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %")
-    print_table(made)
+        _add(shares_table, short(share.name), f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %")
+    print_table(shares_table)
     line()
 
 
@@ -142,30 +159,30 @@ def print_idle(analysis: Analysis, rows: int) -> None:
     """Why each device and stream paused."""
     if not analysis.idle.lanes:
         return
-    made = table("GPU idle, ms per step", "", "idle", "pauses", "because")
+    idle_table = table("GPU idle, ms per step", "", "idle", "pauses", "because")
     for lane in analysis.idle.lanes:
         largest = sorted(lane.by_reason.items(), key=lambda item: -item[1])
         because = ", ".join(f"{reason} {ms(amount)}" for reason, amount in largest)
-        _add(made, lane.name, ms(lane.idle_us), f"{lane.pauses:.0f}", because or "-")
-    made.columns[-1].justify = "left"
-    made.columns[-1].no_wrap = False
-    print_table(made)
+        _add(idle_table, lane.name, ms(lane.idle_us), f"{lane.pauses:.0f}", because or "-")
+    idle_table.columns[-1].justify = "left"
+    idle_table.columns[-1].no_wrap = False
+    print_table(idle_table)
     line()
     _print_shares("What the GPU waited for on the CPU, per step", "operator", analysis.idle.operators[:rows], "of it")
 
 
-def print_whatif(before: Analysis, after: Analysis, applied: Sequence[Applied]) -> None:
+def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:
     """Measured, simulated baseline and predicted step, and what changed."""
-    made = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
+    steps_table = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
     graph = before.timeline.graph
     for old, new in zip(before.step_times, after.step_times, strict=True):
         measured = ms(graph.steps[old.index].measured_us)
         speedup = f"{ratio(old.length_us, new.length_us):.3f}"
-        _add(made, old.name, measured, ms(old.length_us), ms(new.length_us), speedup, new.bottleneck.label)
+        _add(steps_table, old.name, measured, ms(old.length_us), ms(new.length_us), speedup, new.bottleneck.label)
     if len(before.steps) > 1:
         speedup = f"{ratio(before.mean_us, after.mean_us):.3f}"
         times = (ms(before.measured_us), ms(before.mean_us), ms(after.mean_us))
-        _add(made, "mean", *times, speedup, after.bottleneck.label)
+        _add(steps_table, "mean", *times, speedup, after.bottleneck.label)
     sustained = (before.timeline.sustained_us, after.timeline.sustained_us)
     ran_ahead = len(before.steps) == sum(step.full for step in graph.steps) and any(
         abs(pace / analysis.mean_us - 1) > RUN_AHEAD
@@ -173,43 +190,43 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[Applied]) 
         if analysis.mean_us
     )
     if ran_ahead:
-        _add(made, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
-    print_table(made)
+        _add(steps_table, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
+    print_table(steps_table)
     if ran_ahead:
         line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
     line()
     print_breakdown([("baseline", before.busy), ("predicted", after.busy)])
     line()
     print_critical([("baseline", before), ("predicted", after)])
-    for one in applied:
+    for applied_pass in applied:
         line()
-        line(f"{one.name}{one.settings}")
-        for note in one.notes:
+        line(f"{applied_pass.name}{applied_pass.settings}")
+        for note in applied_pass.notes:
             line(f"  {note}")
 
 
 def print_passes(passes: Sequence[WhatIf]) -> None:
     """All passes, one a line, with parameters below."""
-    made = Table(box=None, pad_edge=False)
-    made.add_column("pass", no_wrap=True)
-    made.add_column("what it models, and its parameters with their defaults", overflow="fold")
-    for one in passes:
-        _add(made, one.name, one.summary)
-        if one.parameters:
-            _add(made, "", "  " + ", ".join(parameter_text(parameter) for parameter in one.parameters))
-    print_table(made)
+    passes_table = Table(box=None, pad_edge=False)
+    passes_table.add_column("pass", no_wrap=True)
+    passes_table.add_column("what it models, and its parameters with their defaults", overflow="fold")
+    for what_if in passes:
+        _add(passes_table, what_if.name, what_if.summary)
+        if what_if.parameters:
+            _add(passes_table, "", "  " + ", ".join(parameter_text(parameter) for parameter in what_if.parameters))
+    print_table(passes_table)
 
 
-def print_pass(found: WhatIf) -> None:
+def print_pass(what_if: WhatIf) -> None:
     """The docstring of a pass, without what it raises, and its parameters."""
-    line(f"{found.name}: {(inspect.getdoc(found.function) or '').partition('Raises:')[0].rstrip()}")
-    if not found.parameters:
+    line(f"{what_if.name}: {(inspect.getdoc(what_if.function) or '').partition('Raises:')[0].rstrip()}")
+    if not what_if.parameters:
         return
     line()
-    made = Table(box=None, pad_edge=False)
+    keys_table = Table(box=None, pad_edge=False)
     for column in ("parameter", "type", "default"):
-        made.add_column(column)
-    for parameter in found.parameters:
+        keys_table.add_column(column)
+    for parameter in what_if.parameters:
         default = "required" if parameter.required else written(parameter.default)
-        _add(made, parameter.name, parameter.type.__name__, default or '""')
-    print_table(made)
+        _add(keys_table, parameter.name, parameter.type.__name__, default or '""')
+    print_table(keys_table)

@@ -17,11 +17,11 @@ from daydream.report.breakdown import Resource, critical_segments, resources, wi
 from daydream.report.spans import returns, spans
 from daydream.trace.trace import NONE, Category, Floats, Ints
 
+#: Added to every process number, and more than any of Linux: so both files can be loaded together.
 PROCESS_OFFSET = 10_000_000
-"""Added to every process number, and more than any of Linux: so both files can be loaded together."""
 
+#: Offsets to that: CPU processes stand above all devices, which have their number; then two rows of Daydream's own.
 _CPU, _NETWORK, _CRITICAL = 1_000, 900, 901
-"""Further offsets: CPU processes above all devices, which have their number; two rows of our own."""
 
 _CATEGORIES = {
     Category.OPERATOR: "cpu_op",
@@ -85,8 +85,8 @@ class _Times:
 
     def text(self, time_us: Floats) -> list[str]:
         nanoseconds = self._origin_ns + np.rint((time_us + self._shift_us) * 1000).astype(np.int64)
-        whole, rest = np.divmod(nanoseconds, 1000)
-        return [f"{a}.{b:03d}" for a, b in zip(whole.tolist(), rest.tolist(), strict=True)]
+        whole, fraction = np.divmod(nanoseconds, 1000)
+        return [f"{a}.{b:03d}" for a, b in zip(whole.tolist(), fraction.tolist(), strict=True)]
 
 
 def _shift(timeline: Timeline) -> float:
@@ -104,7 +104,7 @@ def _shift(timeline: Timeline) -> float:
 
 def _places(graph: TaskGraph) -> list[tuple[int, int]]:
     """pid and tid of every thread."""
-    found: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     for index, thread in enumerate(graph.threads):
         if thread.kind is ThreadKind.STREAM:
             place = (PROCESS_OFFSET + max(thread.device, 0), thread.number)
@@ -113,8 +113,8 @@ def _places(graph: TaskGraph) -> list[tuple[int, int]]:
         else:
             place = (PROCESS_OFFSET + _CPU + max(thread.process, 0), thread.number)
         # A stream with tasks side by side is several threads of the graph, and needs as many rows.
-        found.append(place if place not in found else (place[0], PROCESS_OFFSET + index))
-    return found
+        places.append(place if place not in places else (place[0], PROCESS_OFFSET + index))
+    return places
 
 
 def _names(graph: TaskGraph, label: str) -> Iterator[dict[str, Any]]:
@@ -179,20 +179,20 @@ def _categories(graph: TaskGraph) -> list[str]:
     """Category of every task in Kineto's words; calls that a pass added are known by what they launch."""
     recorded = np.full(len(graph), NONE)
     if graph.trace is not None:
-        known = graph.event != NONE
-        recorded[known] = graph.trace.category[graph.event[known]]
+        from_trace = graph.event != NONE
+        recorded[from_trace] = graph.trace.category[graph.event[from_trace]]
     launches = np.zeros(len(graph), np.bool_)
     launches[graph.launch[graph.launch != NONE]] = True
-    found = []
+    categories = []
     columns = zip(graph.kind.tolist(), graph.on_gpu.tolist(), recorded.tolist(), launches.tolist(), strict=True)
     for kind, on_gpu, category, launch in columns:
         if on_gpu:
-            found.append(_GPU_CATEGORIES.get(kind, "kernel"))
+            categories.append(_GPU_CATEGORIES.get(kind, "kernel"))
         elif kind == TaskKind.COMMUNICATION:
-            found.append("collective_comm")
+            categories.append("collective_comm")
         else:
-            found.append("cuda_runtime" if launch else _CATEGORIES.get(category, "cpu_op"))
-    return found
+            categories.append("cuda_runtime" if launch else _CATEGORIES.get(category, "cpu_op"))
+    return categories
 
 
 def _tasks(timeline: Timeline, times: _Times) -> Iterator[str]:
@@ -254,29 +254,29 @@ def _arguments(timeline: Timeline) -> list[str]:
     correlation = graph.launch.copy()
     launches = graph.launch[graph.launch != NONE]
     correlation[launches] = launches
-    own, gaps, sizes = np.round(graph.duration_us, 3), np.round(graph.gap_us, 3), graph.bytes
-    columns = (graph.layer, graph.phase, graph.step, graph.thread, own, gaps, sizes, correlation, timeline.cause)
-    found = [
+    durations, gaps, sizes = np.round(graph.duration_us, 3), np.round(graph.gap_us, 3), graph.bytes
+    columns = (graph.layer, graph.phase, graph.step, graph.thread, durations, gaps, sizes, correlation, timeline.cause)
+    texts = [
         layers[layer]
         + phases[phase]
         + f',"step":{step}'
         + lanes[thread]
-        + (f',"own_us":{mine}' if not lanes[thread] else "")
+        + (f',"own_us":{length}' if not lanes[thread] else "")
         + (f',"gap_us":{gap}' if gap else "")
         + (f',"bytes":{size:.0f}' if size == size else "")  # NaN differs from itself
         + (f',"correlation":{number + 1}' if number != NONE else "")
         + (f',"waited_for":{cause}' if cause != NONE else "")
-        for layer, phase, step, thread, mine, gap, size, number, cause in zip(
+        for layer, phase, step, thread, length, gap, size, number, cause in zip(
             *(c.tolist() for c in columns), strict=True
         )
     ]
     for row, number, thread in _sequence_numbers(graph):
-        found[row] += f',"Sequence number":{number},"Fwd thread id":{thread}'
+        texts[row] += f',"Sequence number":{number},"Fwd thread id":{thread}'
     for row, start, duration in _recorded(graph):
-        found[row] += f',"recorded_start_us":{start},"recorded_duration_us":{duration}'
+        texts[row] += f',"recorded_start_us":{start},"recorded_duration_us":{duration}'
     for row, sources in _dependencies(graph).items():
-        found[row] += f',"depends_on":["{sources}"]'
-    return found
+        texts[row] += f',"depends_on":["{sources}"]'
+    return texts
 
 
 def _sequence_numbers(graph: TaskGraph) -> Iterator[tuple[int, int, int]]:
@@ -296,8 +296,8 @@ def _recorded(graph: TaskGraph) -> Iterator[tuple[int, float, str | float]]:
     duration: list[str | float] = ["null"] * len(rows)
     if graph.trace is not None and len(graph.trace):
         lengths = np.round(graph.trace.duration_us[graph.event[rows]], 3).tolist()
-        known = (graph.event[rows] != NONE).tolist()
-        duration = [length if has else "null" for length, has in zip(lengths, known, strict=True)]
+        from_trace = (graph.event[rows] != NONE).tolist()
+        duration = [length if has else "null" for length, has in zip(lengths, from_trace, strict=True)]
     yield from zip(rows.tolist(), start, duration, strict=True)
 
 
@@ -308,12 +308,12 @@ def _quoted(text: str) -> str:
 def _dependencies(graph: TaskGraph) -> dict[int, str]:
     """For each task with stored edges what they come from: ``sync 1234","launch 5``."""
     kinds = [kind.name.lower() for kind in Dependency]
-    found: dict[int, str] = {}
+    edges_of: dict[int, str] = {}
     edges = zip(graph.edge_source.tolist(), graph.edge_target.tolist(), graph.edge_kind.tolist(), strict=True)
     for source, target, kind in edges:
         text = f"{kinds[kind]} {source}"
-        found[target] = f'{found[target]}","{text}' if target in found else text
-    return found
+        edges_of[target] = f'{edges_of[target]}","{text}' if target in edges_of else text
+    return edges_of
 
 
 def _arrows(timeline: Timeline, times: _Times) -> Iterator[str]:
@@ -323,8 +323,8 @@ def _arrows(timeline: Timeline, times: _Times) -> Iterator[str]:
     begin, end = times.text(timeline.start_us[sources]), times.text(timeline.start_us[targets])
     where = [f'"cat":"ac2g","name":"ac2g","pid":{pid},"tid":{tid},"ts":' for pid, tid in places]
     columns = zip(graph.thread[sources].tolist(), graph.thread[targets].tolist(), begin, end, strict=True)
-    for number, (source, target, left, reached) in enumerate(columns, start=1):
-        yield f'{{"ph":"s","id":{number},{where[source]}{left}}}'
+    for number, (source, target, departed, reached) in enumerate(columns, start=1):
+        yield f'{{"ph":"s","id":{number},{where[source]}{departed}}}'
         yield f'{{"ph":"f","bp":"e","id":{number},{where[target]}{reached}}}'
 
 

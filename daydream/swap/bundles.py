@@ -15,13 +15,21 @@ from codegen.bundle.reader import choose_kernel, read_bundle
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr, statement_text
 
+#: What an operator computes, whatever it is called: statements, sizes, tensors, and how values are accumulated.
 Identity = tuple[Any, ...]
-"""What an operator computes, whatever it is called: statements, sizes, tensors, and how values are accumulated."""
 
 
 @dataclass(frozen=True)
-class CompiledOperator:
-    """A bundle: its folder, what it is called, how long its best kernel takes, and whether that was measured."""
+class BundledOperator:
+    """A bundle as what can take the place of calls.
+
+    Attributes:
+        folder: where it lies.
+        name: of the operator.
+        seconds: how long its best kernel takes.
+        profiled: whether that was measured.
+        input_count: tensors that it reads.
+    """
 
     folder: Path
     name: str
@@ -31,32 +39,32 @@ class CompiledOperator:
 
 
 def identity(expr: TensorExpr) -> Identity:
-    """The identity of an operator."""
+    """What an operator computes."""
     tensors = tuple((tensor.name, tensor.dtype, tensor.caller_shape) for tensor in (*expr.inputs, expr.output))
     statements = tuple(statement_text(statement) for statement in expr.statements)
     return statements, tuple(sorted(expr.sizes.items())), tensors, expr.accumulate
 
 
-def read_bundles(folder: Path) -> Mapping[Identity, CompiledOperator]:
-    """The operators compiled into a folder, or the one whose folder it is. Of equal ones the fastest.
+def read_bundles(folder: Path) -> Mapping[Identity, BundledOperator]:
+    """The operators compiled into a folder, or the one whose folder it is. Of those that compute the same, the fastest.
 
     Raises:
         InputError: there is no bundle, or a damaged one.
     """
-    found: dict[Identity, CompiledOperator] = {}
+    operators: dict[Identity, BundledOperator] = {}
     paths = [folder / "manifest.json", *sorted(folder.glob("*/manifest.json"))]
     for path in paths:
         if path.is_file():
             key, compiled = _read(path.parent)
-            known = found.get(key)
-            if known is None or compiled.seconds < known.seconds:
-                found[key] = compiled
-    if not found:
+            fastest = operators.get(key)
+            if fastest is None or compiled.seconds < fastest.seconds:
+                operators[key] = compiled
+    if not operators:
         raise InputError("bundle", f"{folder} holds no manifest.json", "give a folder that roller compile wrote")
-    return found
+    return operators
 
 
-def _read(folder: Path) -> tuple[Identity, CompiledOperator]:
+def _read(folder: Path) -> tuple[Identity, BundledOperator]:
     try:
         manifest = read_manifest(folder)
     except (OSError, msgspec.DecodeError) as error:
@@ -66,4 +74,4 @@ def _read(folder: Path) -> tuple[Identity, CompiledOperator]:
     kernel = choose_kernel(read_bundle(folder), None)
     measured = kernel.profiled_seconds
     seconds = kernel.seconds if measured is None else measured
-    return key, CompiledOperator(folder, manifest.name, seconds, measured is not None, len(tensors) - 1)
+    return key, BundledOperator(folder, manifest.name, seconds, measured is not None, len(tensors) - 1)

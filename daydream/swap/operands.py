@@ -28,32 +28,32 @@ class Operands:
     dead: tuple[Any, ...] = ()
 
 
-def operands_of(traced: Any, one: Replacement, nodes: Sequence[Any]) -> Operands | str:
+def operands_of(traced: Any, replacement: Replacement, nodes: Sequence[Any]) -> Operands | str:
     """The operands of a kernel, or in words why they cannot be had."""
-    head, data = nodes[0], one.chain.data
+    head, data = nodes[0], replacement.run.data
     module = traced.get_submodule(head.target) if head.op == "call_module" else None
     rule = _RULES.get(data["op"])
     if rule is None:
         return f"no rule for the operands of {data['op']}"
-    found = rule(one, head, module)
-    if isinstance(found, str):
-        return found
-    if one.chain.normed:
-        norm = next(node for node, call in zip(nodes, one.chain.calls, strict=True) if "norm" in call.name)
+    operands = rule(replacement, head, module)
+    if isinstance(operands, str):
+        return operands
+    if replacement.run.normed:
+        norm = next(node for node, call in zip(nodes, replacement.run.calls, strict=True) if "norm" in call.name)
         if module is None or norm.op != "call_module":
             return "a batch norm that is no module"
-        found.values.update(_folded(module, traced.get_submodule(norm.target)))
+        operands.values.update(_folded(module, traced.get_submodule(norm.target)))
     for node, before in zip(nodes[1:], nodes, strict=False):
         others = [arg for arg in node.args if hasattr(arg, "users") and arg is not before]
         if others:
-            found.values["residual"] = others[0]
-            found.shapes["residual"] = _shape(one, "add")
-    return found
+            operands.values["residual"] = others[0]
+            operands.shapes["residual"] = _shape(replacement, "add")
+    return operands
 
 
-def _shape(one: Replacement, word: str) -> Dims:
+def _shape(replacement: Replacement, word: str) -> Dims:
     """The first tensor's dimensions of the call of that name."""
-    call = next(call for call in one.chain.calls if word in call.name)
+    call = next(call for call in replacement.run.calls if word in call.name)
     assert call.inputs is not None
     tensor = call.inputs.tensor(0)
     assert tensor is not None
@@ -68,26 +68,26 @@ def _constant(tensor: Any) -> Any:
     return tensor.detach().contiguous() if hasattr(tensor, "detach") else tensor
 
 
-def _convolution(one: Replacement, head: Any, module: Any) -> Operands | str:
+def _convolution(replacement: Replacement, head: Any, module: Any) -> Operands | str:
     if module is None:
         return "a convolution that is no module"
     return Operands(_with_bias({"X": head.args[0], "W": _constant(module.weight)}, module.bias))
 
 
-def _product(one: Replacement, head: Any, module: Any) -> Operands | str:
-    call = one.chain.calls[0]
+def _product(replacement: Replacement, head: Any, module: Any) -> Operands | str:
+    call = replacement.run.calls[0]
     assert call.inputs is not None
     if module is not None:
-        return _linear(one, head, module)
+        return _linear(replacement, head, module)
     if call.name == "aten::linear":
         return "a linear function that is no module"
     values: dict[str, Any] = {}
-    given = list(head.args)
+    operand_nodes = list(head.args)
     if call.name == "aten::addmm":
-        values["bias"] = given.pop(0)
+        values["bias"] = operand_nodes.pop(0)
     dead: tuple[Any, ...] = ()
-    for name, key, value in zip("AB", ("transpose_a", "transpose_b"), given, strict=False):
-        turned = bool(one.chain.data.get(key))
+    for name, key, value in zip("AB", ("transpose_a", "transpose_b"), operand_nodes, strict=False):
+        turned = bool(replacement.run.data.get(key))
         values[name] = _turned(value) if turned else value
         if values[name] is None:
             return f"{name} is turned around, and not by a transposition"
@@ -95,8 +95,8 @@ def _product(one: Replacement, head: Any, module: Any) -> Operands | str:
     return Operands(values, dead=dead)
 
 
-def _linear(one: Replacement, head: Any, module: Any) -> Operands:
-    dims = _shape(one, "linear")
+def _linear(replacement: Replacement, head: Any, module: Any) -> Operands:
+    dims = _shape(replacement, "linear")
     values = _with_bias({"A": head.args[0], "B": _constant(module.weight)}, module.bias)
     return Operands(values, {"A": dims}, (*dims[:-1], module.out_features) if len(dims) != 2 else None)
 
@@ -109,13 +109,13 @@ def _turned(node: Any) -> Any:
     return node.args[0] if is_transpose and tuple(node.args[1:]) in pairs else None
 
 
-def _layer_norm(one: Replacement, head: Any, module: Any) -> Operands | str:
+def _layer_norm(replacement: Replacement, head: Any, module: Any) -> Operands | str:
     if module is None:
         return "a layer norm that is no module"
     return Operands({"X": head.args[0], "gamma": _constant(module.weight), "beta": _constant(module.bias)})
 
 
-def _elementwise(one: Replacement, head: Any, module: Any) -> Operands | str:
+def _elementwise(replacement: Replacement, head: Any, module: Any) -> Operands | str:
     nodes = [arg for arg in head.args if hasattr(arg, "users")]
     return Operands(dict(zip(("X", "X2"), nodes, strict=False)))
 

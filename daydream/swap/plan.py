@@ -10,24 +10,24 @@ from typing import Any
 import numpy as np
 
 from daydream.graph.graph import Dependency, TaskGraph
-from daydream.swap.bundles import CompiledOperator, Identity, identity
+from daydream.swap.bundles import BundledOperator, Identity, identity
 from daydream.swap.calls import OperatorCall, operator_calls
-from daydream.swap.chains import Chain, Chains
+from daydream.swap.runs import CallRun, CallRuns
 from hal.support.errors import InputError
 
 
 @dataclass(frozen=True)
 class Replacement:
-    """A chain of recorded calls and the compiled operator that takes its place."""
+    """A run of recorded calls and the compiled operator that takes its place."""
 
-    chain: Chain
-    kernel: CompiledOperator
+    run: CallRun
+    kernel: BundledOperator
 
 
 def replacements(
-    graph: TaskGraph, kernels: Mapping[Identity, CompiledOperator], match: str = ""
+    graph: TaskGraph, kernels: Mapping[Identity, BundledOperator], match: str = ""
 ) -> tuple[list[Replacement], list[OperatorCall]]:
-    """What can be replaced, and the calls that stay; of several chains from a call the longest that is compiled.
+    """What can be replaced, and the calls that stay; of several runs from a call the longest that is compiled.
 
     Args:
         graph: of a trace with recorded input sizes.
@@ -39,17 +39,20 @@ def replacements(
     """
     chosen = {key: kernel for key, kernel in kernels.items() if _pattern(match).search(kernel.name)}
     calls = _on_cpu(graph)
-    chains = Chains(graph, calls)
-    found, kept, position = [], [], 0
+    runs = CallRuns(graph, calls)
+    replaced: list[Replacement] = []
+    kept: list[OperatorCall] = []
+    position = 0
     while position < len(calls):
-        pairs = ((chain, chosen.get(identity(chain.expression))) for chain in chains.at(position))
-        one = next((Replacement(chain, kernel) for chain, kernel in pairs if kernel is not None), None)
-        if one is None:
+        pairs = ((run, chosen.get(identity(run.expression))) for run in runs.at(position))
+        replacement = next((Replacement(run, kernel) for run, kernel in pairs if kernel is not None), None)
+        if replacement is None:
             kept.append(calls[position])
+            position += 1
         else:
-            found.append(one)
-        position += len(one.chain.calls) if one is not None else 1
-    return found, kept
+            replaced.append(replacement)
+            position += len(replacement.run.calls)
+    return replaced, kept
 
 
 def replaceable(graph: TaskGraph, *, fuse: bool = True) -> list[dict[str, Any]]:
@@ -58,16 +61,16 @@ def replaceable(graph: TaskGraph, *, fuse: bool = True) -> list[dict[str, Any]]:
     Without `fuse` every call is an operator of its own.
     """
     calls = _on_cpu(graph)
-    chains = Chains(graph, calls)
-    found: dict[Identity, dict[str, Any]] = {}
+    runs = CallRuns(graph, calls)
+    operators: dict[Identity, dict[str, Any]] = {}
     position = 0
     while position < len(calls):
-        at = chains.at(position)
-        if at:
-            chain = at[0] if fuse else at[-1]
-            found.setdefault(identity(chain.expression), chain.data)
-        position += len(at[0].calls) if at and fuse else 1
-    return list(found.values())
+        candidates = runs.at(position)
+        if candidates:
+            run = candidates[0] if fuse else candidates[-1]
+            operators.setdefault(identity(run.expression), run.data)
+        position += len(candidates[0].calls) if candidates and fuse else 1
+    return list(operators.values())
 
 
 def _on_cpu(graph: TaskGraph) -> list[OperatorCall]:

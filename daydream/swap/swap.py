@@ -15,13 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from codegen.bundle.reader import ArgumentEntry, read_bundle
+from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import Argument
 from daydream.graph.graph import TaskGraph
-from daydream.swap.bundles import CompiledOperator, Identity
+from daydream.swap.bundles import BundledOperator, Identity
 from daydream.swap.operands import Operands, operands_of
 from daydream.swap.plan import Replacement, replacements
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from daydream.trace.trace import NONE
 from hal.support.errors import InputError
 
@@ -31,7 +31,7 @@ _UNFIT = re.compile(r"\W", re.ASCII)
 
 @dataclass(frozen=True)
 class Swapped:
-    """A model with kernels of ours.
+    """A model with compiled kernels in it.
 
     Attributes:
         model: a `torch.fx.GraphModule`; its parameters are those of the original, where no batch norm is folded in.
@@ -47,12 +47,12 @@ class Swapped:
 def swap(
     model: Any,
     inputs: Sequence[Any],
-    kernels: Mapping[Identity, CompiledOperator],
+    kernels: Mapping[Identity, BundledOperator],
     *,
     match: str = "",
     namespace: str = "roller",
 ) -> Swapped:
-    """The model with a kernel in place of every chain of operators that one of `kernels` computes.
+    """The model with a kernel in place of every run of operators that one of `kernels` computes.
 
     Args:
         model: a module in evaluation mode, on the CPU, whose control flow does not depend on values.
@@ -73,29 +73,29 @@ def swap(
     except Exception as error:
         raise InputError("model", f"cannot be traced by torch.fx: {error}", "take its untraceable part out") from None
     graph = _recorded(torch, fx, traced, inputs)
-    found, _ = replacements(graph, kernels, match)
+    planned, _ = replacements(graph, kernels, match)
     owners = _nodes_by_call(graph, traced)
     replaced, kept = [], []
-    for one in found:
-        nodes = list(dict.fromkeys(owners[call.event] for call in one.chain.calls))
-        reason = _objection(one, nodes, owners)
-        operands = reason or operands_of(traced, one, nodes)
+    for replacement in planned:
+        nodes = list(dict.fromkeys(owners[call.event] for call in replacement.run.calls))
+        reason = _objection(replacement, nodes, owners)
+        operands = reason or operands_of(traced, replacement, nodes)
         if isinstance(operands, str):
-            kept.append(f"{one.kernel.name}: {operands}")
+            kept.append(f"{replacement.kernel.name}: {operands}")
             continue
-        _put(traced, one, nodes, operands, _operator(one.kernel, namespace))
-        replaced.append(one)
+        _put(traced, replacement, nodes, operands, _operator(replacement.kernel, namespace))
+        replaced.append(replacement)
     traced.graph.lint()
     traced.recompile()
     return Swapped(traced, tuple(replaced), tuple(kept))
 
 
-def operator_name(kernel: CompiledOperator, namespace: str) -> str:
+def operator_name(kernel: BundledOperator, namespace: str) -> str:
     """What a kernel is called as an operator of PyTorch, and in traces of it."""
     return f"{namespace}::{_UNFIT.sub('_', kernel.name)}"
 
 
-def _operator(kernel: CompiledOperator, namespace: str) -> Any:
+def _operator(kernel: BundledOperator, namespace: str) -> Any:
     from codegen.runtime.load import torch_op
 
     return torch_op(kernel.folder, operator_name(kernel, namespace))
@@ -120,7 +120,7 @@ def _recorded(torch: Any, fx: Any, traced: Any, inputs: Sequence[Any]) -> TaskGr
             for _ in range(2):
                 run(*inputs)
                 recorder.step()
-        return build_graph(read_trace(path))
+        return read_graph(path)
 
 
 def _nodes_by_call(graph: TaskGraph, traced: Any) -> dict[int, Any]:
@@ -128,23 +128,23 @@ def _nodes_by_call(graph: TaskGraph, traced: Any) -> dict[int, Any]:
     trace = graph.trace
     assert trace is not None
     by_name = {f"{_NODE}{node.name}": node for node in traced.graph.nodes}
-    found: dict[int, Any] = {}
+    owners: dict[int, Any] = {}
     for row in range(len(trace)):
         node = by_name.get(trace.text(row))
         above = int(graph.enclosing[row])
         # Ranges stand before what is inside them.
-        found[row] = node if node is not None else found.get(above) if above != NONE else None
-    return found
+        owners[row] = node if node is not None else owners.get(above) if above != NONE else None
+    return owners
 
 
-def _objection(one: Replacement, nodes: Sequence[Any], owners: Mapping[int, Any]) -> str:
+def _objection(replacement: Replacement, nodes: Sequence[Any], owners: Mapping[int, Any]) -> str:
     """Why the graph of the model does not allow a replacement that its trace suggests; empty where it does."""
-    if None in nodes or len(nodes) != len(one.chain.calls):
+    if None in nodes or len(nodes) != len(replacement.run.calls):
         return "calls and nodes of the model do not match one to one"
     for before, after in pairwise(nodes):
         if list(before.users) != [after]:
             return f"{before.name} has other users than {after.name}"
-    for call, node, before in zip(one.chain.calls, nodes, [None, *nodes[:-1]], strict=True):
+    for call, node, before in zip(replacement.run.calls, nodes, [None, *nodes[:-1]], strict=True):
         if not call.name.endswith("_"):
             continue
         written = node.args[0]
@@ -156,17 +156,17 @@ def _objection(one: Replacement, nodes: Sequence[Any], owners: Mapping[int, Any]
 # Nodes
 
 
-def _put(traced: Any, one: Replacement, nodes: Sequence[Any], operands: Operands, op: Any) -> None:
-    """A call of the kernel where the chain ended, and the chain's nodes gone."""
+def _put(traced: Any, replacement: Replacement, nodes: Sequence[Any], operands: Operands, op: Any) -> None:
+    """Puts a call of the kernel where the run of calls ended, and takes the run's nodes out."""
     graph, last = traced.graph, nodes[-1]
-    arguments = read_bundle(one.kernel.folder).inputs
+    arguments = read_bundle(replacement.kernel.folder).inputs
     fixed = {name: value for name, value in operands.values.items() if hasattr(value, "data_ptr")}
     moving = [argument for argument in arguments if argument.name not in fixed]
     kernel = _bound(op, [fixed.get(argument.name) for argument in arguments], f"kernel_{last.name}")
     with graph.inserting_before(last):
-        new = graph.call_function(kernel, tuple(_shaped(graph, operands, argument) for argument in moving))
+        called = graph.call_function(kernel, tuple(_shaped(graph, operands, argument) for argument in moving))
         shape = operands.output
-        result = new if shape is None else graph.call_method("reshape", (new, shape))
+        result = called if shape is None else graph.call_method("reshape", (called, shape))
     last.replace_all_uses_with(result)
     for node in reversed(nodes):
         graph.erase_node(node)
@@ -175,7 +175,7 @@ def _put(traced: Any, one: Replacement, nodes: Sequence[Any], operands: Operands
             graph.erase_node(node)
 
 
-def _shaped(graph: Any, operands: Operands, argument: ArgumentEntry) -> Any:
+def _shaped(graph: Any, operands: Operands, argument: Argument) -> Any:
     """The operand in the shape that the kernel takes."""
     value, shape = operands.values[argument.name], operands.shapes.get(argument.name)
     if shape is None or shape == argument.shape:
@@ -188,10 +188,10 @@ def _bound(op: Any, places: Sequence[Any], name: str) -> Any:
     free = [place for place, value in enumerate(places) if value is None]
 
     def kernel(*tensors: Any) -> Any:
-        given = list(places)
+        arguments = list(places)
         for place, tensor in zip(free, tensors, strict=True):
-            given[place] = tensor
-        return op(*given)
+            arguments[place] = tensor
+        return op(*arguments)
 
     kernel.__name__ = kernel.__qualname__ = name
     return kernel

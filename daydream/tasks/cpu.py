@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from daydream.graph.graph import Mark, Step, TaskKind
+from daydream.graph.graph import Mark, TaskKind, TrainingStep
 from daydream.trace.nesting import innermost_of, outermost
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
 
 _STEP = re.compile(r"^ProfilerStep#\d+$")
 _DATA_LOADING = re.compile(r"enumerate\(DataLoader\)")
 
+#: A step with fewer than this share of the usual number of launches was only partly recorded.
 CUT_STEP = 0.9
-"""A step with fewer than this share of the usual number of launches was only partly recorded."""
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CpuTasks:
-    """CPU tasks in thread order, one array entry each. `event` is the trace row (-1 for marks)."""
+    """CPU tasks thread by thread in the order in which they ran, one array entry each. Times are microseconds.
+
+    Attributes:
+        event: row of the trace, -1 for marks.
+        thread: index of the trace's thread.
+        start_us: start in the trace.
+        duration_us: how long it occupies its thread.
+        gap_us: how long its thread then stays busy with what no event records.
+        kind: a :class:`daydream.graph.graph.TaskKind`.
+        mark: a :class:`daydream.graph.graph.Mark`.
+        mark_step: index of the step that a mark begins or ends, -1 without.
+        task_of: for each trace row the position of its task, -1 without; CUDA calls inside another are that one's.
+    """
 
     event: Ints
     thread: Ints
@@ -32,7 +44,6 @@ class CpuTasks:
     mark: Ints
     mark_step: Ints
     task_of: Ints
-    """For each trace row the position of its task, -1 without; CUDA calls inside another are that one's."""
 
     def following(self) -> Ints:
         """Position of the next task on the same thread, -1 without. Tasks stand thread by thread."""
@@ -42,7 +53,7 @@ class CpuTasks:
         return after
 
 
-def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
+def find_steps(trace: Trace) -> tuple[tuple[TrainingStep, ...], Ints]:
     """The steps of a trace and their marks' rows, on the thread that has most of them.
 
     A trace without marks is one step from its first event to its last; its rows are empty. A first or last step
@@ -52,7 +63,7 @@ def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
     rows = np.flatnonzero(wanted[trace.name] & (trace.category == Category.ANNOTATION))
     if not len(rows):
         length = float((trace.start_us + trace.duration_us).max(initial=0.0) - trace.start_us.min(initial=0.0))
-        return (Step("trace", length),), rows
+        return (TrainingStep("trace", length),), rows
     rows = rows[trace.thread[rows] == np.bincount(trace.thread[rows]).argmax()]
     gpu = np.isin(trace.category, (Category.KERNEL, Category.MEMCPY, Category.MEMSET))
     launching = (trace.category == Category.RUNTIME) & np.isin(trace.correlation, trace.correlation[gpu])
@@ -64,7 +75,7 @@ def find_steps(trace: Trace) -> tuple[tuple[Step, ...], Ints]:
     for place, row in enumerate(rows):
         outer = place in (0, len(rows) - 1)
         full = not (outer and len(rows) > 1 and count[place] < CUT_STEP * usual)
-        steps.append(Step(trace.text(row), float(trace.duration_us[row]), full))
+        steps.append(TrainingStep(trace.text(row), float(trace.duration_us[row]), full))
     return tuple(steps), rows
 
 
@@ -97,31 +108,27 @@ def cpu_tasks(trace: Trace, enclosing: Ints, step_rows: Ints) -> CpuTasks:
     task_of = np.full(len(trace), NONE)
     task_of[event[event != NONE]] = np.flatnonzero(event != NONE)
     task_of[runtime] = task_of[owner[runtime]]
-    kind = _kinds(trace, enclosing, event)
-    gap = np.zeros(len(order))
-    tasks = CpuTasks(
+    whole = CpuTasks(
         event=event,
         thread=thread,
         start_us=start,
         duration_us=length,
-        gap_us=gap,
-        kind=kind,
+        gap_us=np.zeros(len(order)),
+        kind=_kinds(trace, enclosing, event),
         mark=mark,
         mark_step=mark_step[order],
         task_of=task_of,
     )
-    _cut(tasks)
-    return tasks
+    return _cut(whole)
 
 
-def _cut(tasks: CpuTasks) -> None:
-    """Cuts each task where the next of its thread starts, and gives it the gap up to there."""
+def _cut(tasks: CpuTasks) -> CpuTasks:
+    """Each task cut where the next of its thread starts, with the gap up to there."""
     after = tasks.following()
     has_next = after != NONE
     until = np.where(has_next, tasks.start_us[after], np.inf)
     end = np.minimum(tasks.start_us + tasks.duration_us, until)
-    tasks.duration_us = end - tasks.start_us
-    tasks.gap_us = np.where(has_next, until - end, 0.0)
+    return replace(tasks, duration_us=end - tasks.start_us, gap_us=np.where(has_next, until - end, 0.0))
 
 
 def _kinds(trace: Trace, enclosing: Ints, event: Ints) -> Ints:
@@ -130,7 +137,7 @@ def _kinds(trace: Trace, enclosing: Ints, event: Ints) -> Ints:
     return np.where((event != NONE) & (inside[event] != NONE), TaskKind.DATA_LOADING, TaskKind.CPU)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Handoff:
     """CPU threads that hand over to each other: edges between task positions, with lags in microseconds."""
 
@@ -139,7 +146,9 @@ class Handoff:
     lag_us: Floats
 
 
-def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, share: float = 0.6) -> Handoff:
+def hand_over(
+    tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, share: float = 0.6
+) -> tuple[CpuTasks, Handoff]:
     """Finds threads that sleep while another works for them, and turns the sleep into dependencies.
 
     When `backward()` runs on autograd's thread, the main thread's gap and the worker's tasks cover the same time:
@@ -149,32 +158,40 @@ def hand_over(tasks: CpuTasks, worker: Flags, *, shortest_us: float = 200.0, sha
     burst, are taken off. `worker` says for each thread whether it takes part (it has operators): one that only
     polls sleeps by the clock.
     """
+    end = tasks.start_us + tasks.duration_us
+    bounds = np.flatnonzero(np.diff(tasks.thread, prepend=-1, append=-1))
+    threads = [(first, last) for first, last in pairwise(bounds.tolist()) if worker[tasks.thread[first]]]
     source: list[int] = []
     target: list[int] = []
     lag: list[float] = []
-    end = tasks.start_us + tasks.duration_us
-    bounds = np.flatnonzero(np.diff(tasks.thread, prepend=-1, append=-1))
-    threads = [(int(a), int(b)) for a, b in pairwise(bounds)]
-    asleep = np.flatnonzero((tasks.gap_us >= shortest_us) & worker[tasks.thread])
-    for position in asleep:
-        begin, finish = end[position], end[position] + tasks.gap_us[position]
+    for sleeper in np.flatnonzero((tasks.gap_us >= shortest_us) & worker[tasks.thread]).tolist():
+        asleep, awake = end[sleeper], end[sleeper] + tasks.gap_us[sleeper]
         for first, last in threads:
-            if first <= position < last or not worker[tasks.thread[first]]:
+            if first <= sleeper < last:
                 continue
-            low = first + int(np.searchsorted(tasks.start_us[first:last], begin))
-            # Ends of a thread's tasks are in order, as they don't overlap.
-            high = first + int(np.searchsorted(end[first:last], finish, side="right")) - 1
-            # The burst must begin inside: a thread that is already busy works on its own account.
-            if low > high or (low > first and end[low - 1] > begin):
+            burst = _burst(tasks, end, range(first, last), asleep, awake)
+            if burst is None or end[burst[-1]] - tasks.start_us[burst[0]] < share * tasks.gap_us[sleeper]:
                 continue
-            if end[high] - tasks.start_us[low] < share * tasks.gap_us[position]:
-                continue
-            source += [int(position), high]
-            target += [low, int(position) + 1]
-            lag += [tasks.start_us[low] - begin, finish - end[high]]
-    tasks.gap_us[source[::2]] = 0.0
-    first_of_burst = np.array(target[::2], np.int64)
-    before = first_of_burst[first_of_burst > 0] - 1
-    same = tasks.thread[before] == tasks.thread[before + 1]
-    tasks.gap_us[before[same]] = 0.0
-    return Handoff(np.array(source, np.int64), np.array(target, np.int64), np.array(lag))
+            source += [sleeper, burst[-1]]
+            target += [burst[0], sleeper + 1]
+            lag += [tasks.start_us[burst[0]] - asleep, awake - end[burst[-1]]]
+    gap = tasks.gap_us.copy()
+    gap[source[::2]] = 0.0
+    burst_begin = np.array(target[::2], np.int64)
+    before = burst_begin[burst_begin > 0] - 1
+    same_thread = tasks.thread[before] == tasks.thread[before + 1]
+    gap[before[same_thread]] = 0.0
+    handoff = Handoff(np.array(source, np.int64), np.array(target, np.int64), np.array(lag))
+    return replace(tasks, gap_us=gap), handoff
+
+
+def _burst(tasks: CpuTasks, end: Floats, thread: range, asleep: float, awake: float) -> range | None:
+    """Positions of a thread's tasks that began and ended between these times; None if it was busy at their begin.
+
+    A thread that is already busy works on its own account.
+    """
+    low = thread.start + int(np.searchsorted(tasks.start_us[thread.start : thread.stop], asleep))
+    # Ends of a thread's tasks are in order, as they don't overlap.
+    high = thread.start + int(np.searchsorted(end[thread.start : thread.stop], awake, side="right")) - 1
+    busy = low > thread.start and end[low - 1] > asleep
+    return range(low, high + 1) if low <= high and not busy else None

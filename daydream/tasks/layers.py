@@ -59,7 +59,7 @@ def _phases(trace: Trace, enclosing: Ints) -> Ints:
     host = np.isin(trace.category, (Category.OPERATOR, Category.ANNOTATION))
     operator = trace.category == Category.OPERATOR
     update = innermost_of(enclosing, host & _named(trace, _UPDATE)) != NONE
-    apart = innermost_of(enclosing, host & (_named(trace, _ZERO_GRAD) | _named(trace, _LOADING))) != NONE
+    outside = innermost_of(enclosing, host & (_named(trace, _ZERO_GRAD) | _named(trace, _LOADING))) != NONE
     backward_rows = operator & _named(trace, _BACKWARD)
     backward = innermost_of(enclosing, backward_rows) != NONE
     steps = _steps(trace)
@@ -73,7 +73,7 @@ def _phases(trace: Trace, enclosing: Ints) -> Ints:
     )
     backward |= autograd[trace.thread]
     phase = np.full(len(trace), Phase.NONE)
-    differentiable = operator & (trace.sequence >= 0) & ~backward & ~update & ~apart
+    differentiable = operator & (trace.sequence >= 0) & ~backward & ~update & ~outside
     for begin, end, thread in _spans(trace, steps):
         inside = (trace.start_us >= begin) & (trace.start_us < end)
         if thread != NONE:
@@ -83,7 +83,7 @@ def _phases(trace: Trace, enclosing: Ints) -> Ints:
             last = (trace.start_us + trace.duration_us)[marked].max()
             span = inside & (trace.start_us >= trace.start_us[marked[0]]) & (trace.start_us < last)
             phase[span] = Phase.FORWARD
-    phase[apart] = Phase.NONE
+    phase[outside] = Phase.NONE
     phase[backward] = Phase.BACKWARD
     phase[update] = Phase.UPDATE
     phase[~np.isin(trace.category, CPU_CATEGORIES)] = Phase.NONE
@@ -106,37 +106,37 @@ def _spans(trace: Trace, steps: Flags) -> list[tuple[float, float, int]]:
 
 def _forward_layers(trace: Trace, enclosing: Ints, phase: Ints) -> tuple[tuple[str, ...], Ints]:
     names: dict[str, int] = {}
-    own = np.full(len(trace), NONE)
-    _name_modules(trace, own, names)
-    modules = own != NONE
+    named = np.full(len(trace), NONE)
+    _name_modules(trace, named, names)
+    modules = named != NONE
     of_module = innermost_of(enclosing, modules)
     operator = trace.category == Category.OPERATOR
     plain = operator & _named(trace, _OPERATOR) & (phase == Phase.FORWARD)
     above = innermost_of(enclosing, plain)
     outer = plain & (np.where(enclosing == NONE, NONE, above[enclosing]) == NONE)
-    _number_operators(trace, np.flatnonzero(outer & (of_module == NONE)), own, names)
+    _number_operators(trace, np.flatnonzero(outer & (of_module == NONE)), named, names)
     chosen = np.where(of_module != NONE, of_module, innermost_of(enclosing, outer))
-    return tuple(names), np.where(chosen == NONE, NONE, own[chosen])
+    return tuple(names), np.where(chosen == NONE, NONE, named[chosen])
 
 
-def _name_modules(trace: Trace, own: Ints, names: dict[str, int]) -> None:
+def _name_modules(trace: Trace, named: Ints, names: dict[str, int]) -> None:
     """Gives module events, and operators with a module hierarchy, their layer."""
     texts = [_MODULE.match(name) for name in trace.names]
     is_module = np.array([match is not None for match in texts], np.bool_)
     for row in np.flatnonzero(is_module[trace.name]):
         match = texts[trace.name[row]]
         assert match is not None
-        own[row] = names.setdefault(match[1], len(names))
+        named[row] = names.setdefault(match[1], len(names))
     for row in np.flatnonzero(trace.category == Category.OPERATOR):
         hierarchy = argument(trace.arguments[row], "Module Hierarchy")
         if isinstance(hierarchy, str) and hierarchy:
             path = [re.sub(r"\(.*?\)|::.*", "", part) for part in re.split(r"\.(?![^(]*\))", hierarchy)]
             path = [part for part in path if part and part != "TOP"]
             if path:
-                own[row] = names.setdefault(".".join(path), len(names))
+                named[row] = names.setdefault(".".join(path), len(names))
 
 
-def _number_operators(trace: Trace, rows: Ints, own: Ints, names: dict[str, int]) -> None:
+def _number_operators(trace: Trace, rows: Ints, named: Ints, names: dict[str, int]) -> None:
     """Names outermost operators by kind and number among their kind; numbers restart with every step."""
     steps = np.flatnonzero(_steps(trace))
     step = np.searchsorted(trace.start_us[steps], trace.start_us[rows], side="right")
@@ -148,7 +148,7 @@ def _number_operators(trace: Trace, rows: Ints, own: Ints, names: dict[str, int]
         kind = match[1].strip("_")
         count = seen.get((number, kind), 0)
         seen[number, kind] = count + 1
-        own[row] = names.setdefault(f"{kind}_{count}", len(names))
+        named[row] = names.setdefault(f"{kind}_{count}", len(names))
 
 
 def _backward_layers(trace: Trace, enclosing: Ints, phase: Ints, layer: Ints) -> None:
@@ -157,28 +157,28 @@ def _backward_layers(trace: Trace, enclosing: Ints, phase: Ints, layer: Ints) ->
     forward = np.flatnonzero(operator & (phase != Phase.BACKWARD) & (trace.sequence >= 0) & (layer != NONE))
     forward = forward[np.lexsort((trace.start_us[forward], trace.sequence[forward]))]
     backward = np.flatnonzero((phase == Phase.BACKWARD) & operator)
-    own = np.full(len(trace), NONE)
+    named = np.full(len(trace), NONE)
     if len(forward):
         # Operators that make no node carry the next number too; the last to start with a number made it.
         width = float(trace.start_us.max() + 1.0)
         keys = trace.sequence[forward] * width + trace.start_us[forward]
         wanted = trace.sequence[backward]
-        at = np.searchsorted(keys, wanted * width + trace.start_us[backward], side="right") - 1
-        fits = (at >= 0) & (wanted >= 0) & (trace.sequence[forward[np.maximum(at, 0)]] == wanted)
-        own[backward[fits]] = layer[forward[at[fits]]]
+        position = np.searchsorted(keys, wanted * width + trace.start_us[backward], side="right") - 1
+        fits = (position >= 0) & (wanted >= 0) & (trace.sequence[forward[np.maximum(position, 0)]] == wanted)
+        named[backward[fits]] = layer[forward[position[fits]]]
     arrows = trace.forward_backward
     linked = arrows[(layer[arrows[:, 0]] != NONE) & (phase[arrows[:, 1]] == Phase.BACKWARD)]
-    own[linked[:, 1]] = layer[linked[:, 0]]
-    chosen = innermost_of(enclosing, own != NONE)
+    named[linked[:, 1]] = layer[linked[:, 0]]
+    chosen = innermost_of(enclosing, named != NONE)
     inside = np.flatnonzero(phase == Phase.BACKWARD)
-    layer[inside] = np.where(chosen[inside] == NONE, NONE, own[chosen[inside]])
+    layer[inside] = np.where(chosen[inside] == NONE, NONE, named[chosen[inside]])
     _carry_on(trace, inside, layer)
 
 
 def _carry_on(trace: Trace, rows: Ints, layer: Ints) -> None:
     """Gives backward events without a layer that of the one before them on their thread."""
     rows = rows[np.lexsort((rows, trace.thread[rows]))]
-    known = np.where(layer[rows] != NONE, np.arange(len(rows)), -1)
-    last = np.maximum.accumulate(known)
+    position = np.where(layer[rows] != NONE, np.arange(len(rows)), -1)
+    last = np.maximum.accumulate(position)
     same = (last >= 0) & (trace.thread[rows[np.maximum(last, 0)]] == trace.thread[rows])
     layer[rows[same]] = layer[rows[last[same]]]

@@ -1,18 +1,20 @@
-"""Who waits for whom: synchronising calls, waits of streams, and full launch queues (thesis 4.4.2)."""
+"""Who waits for whom: synchronising calls and waits of streams for events (thesis 4.4.2)."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from daydream.tasks.cpu import CpuTasks
-from daydream.tasks.gpu import USUAL_LATENCY_US, GpuTasks
+from daydream.tasks.gpu import GpuTasks
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
-QUEUE_DEPTH = 1022
-"""GPU tasks that CUDA lets wait for their start; the next launch blocks. Read off traces whose CPU runs ahead."""
+#: How much later than a call's return its cause may end: clocks are rounded to microseconds.
+OVERRUN_US = 2.0
 
 _DEVICE_SYNC = re.compile(r"^(cuda|hip)DeviceSynchronize$|^cuCtxSynchronize$|^cudaThreadSynchronize$")
 _STREAM_SYNC = re.compile(r"^(cuda|hip)StreamSynchronize$|^cuStreamSynchronize$")
@@ -22,20 +24,68 @@ _FREE = re.compile(r"^(cuda|hip)(Free|Malloc|HostAlloc|FreeHost|MallocHost|HostF
 _WAIT_EVENT = re.compile(r"^(cuda|hip)StreamWaitEvent$|^cuStreamWaitEvent$")
 _RECORD_EVENT = re.compile(r"^(cuda|hip)EventRecord|^cuEventRecord")
 
-_NEAR_US = 20.0
-"""A start this soon after an end may be its consequence."""
+
+@dataclass(frozen=True)
+class CallWaits:
+    """CPU calls that returned only when a GPU task was done, a pair an entry; one call may wait for several.
+
+    Attributes:
+        source: positions of the GPU tasks.
+        call: positions of the CPU tasks that waited for them.
+    """
+
+    source: Ints
+    call: Ints
 
 
-@dataclass
+@dataclass(frozen=True)
+class StreamWaits:
+    """GPU tasks that started only when a task of another stream was done, a pair an entry.
+
+    Attributes:
+        source: positions of the GPU tasks waited for.
+        target: positions of the GPU tasks that waited.
+        lag_us: from the source's end to the earliest start of the target, microseconds.
+    """
+
+    source: Ints
+    target: Ints
+    lag_us: Floats
+
+
+@dataclass(frozen=True)
 class Waits:
-    """What was found: pairs (GPU position, CPU position) of calls that wait, pairs of GPU positions across streams."""
+    """The waits of a trace, by who waits: calls of the CPU, and streams."""
 
-    calls: list[tuple[int, int]] = field(default_factory=list)
-    streams: list[tuple[int, int, float]] = field(default_factory=list)
-    queue_depth: int = QUEUE_DEPTH
+    calls: CallWaits
+    streams: StreamWaits
 
 
-@dataclass
+def find_waits(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> Waits:
+    """Finds every wait of the trace.
+
+    What a call waited for follows from its kind and, where the trace records it (`cuda_sync` events), from the
+    stream or event named; elsewhere from what was launched before it. A task that had not ended when the call
+    returned can't be what it waited for. Lags of waits between streams are 0 here;
+    :func:`daydream.tasks.lags.explain_late` sets them.
+    """
+    finder = _WaitFinder(trace, cpu, gpu) if len(gpu.event) else None
+    calls = list(finder.call_waits()) if finder is not None else []
+    streams = list(finder.stream_waits()) if finder is not None else []
+    call_source, call = np.array(calls, np.int64).reshape(-1, 2).T
+    stream_source, target = np.array(streams, np.int64).reshape(-1, 2).T
+    return Waits(CallWaits(call_source, call), StreamWaits(stream_source, target, np.zeros(len(target))))
+
+
+def call_ends(trace: Trace, cpu: CpuTasks) -> Floats:
+    """When each CPU task's event ended, or the next of its thread started, microseconds."""
+    event = cpu.event
+    end = np.where(event == NONE, cpu.start_us, looked_up(trace.start_us + trace.duration_us, event, 0.0))
+    after = cpu.following()
+    return np.where(after == NONE, end, np.minimum(end, cpu.start_us[after]))
+
+
+@dataclass(frozen=True)
 class _Launched:
     """GPU tasks in the order in which they were launched: call times, positions, and lanes."""
 
@@ -44,140 +94,169 @@ class _Launched:
     lane: Ints
 
     def last_before(self, time_us: float, lanes: Ints | None = None) -> list[int]:
-        """Of each lane (or of these) the last task launched before this time."""
+        """The last task of each lane (or of each of these) launched before this time."""
         until = int(np.searchsorted(self.called_us, time_us))
-        found = []
-        for lane in np.unique(self.lane) if lanes is None else lanes:
-            mine = np.searchsorted(self._of(int(lane)), until)
-            if mine:
-                found.append(int(self.position[self._of(int(lane))[mine - 1]]))
-        return found
+        tasks = []
+        for lane in self._lanes if lanes is None else lanes.tolist():
+            entries = self._entries(lane)
+            count = np.searchsorted(entries, until)
+            if count:
+                tasks.append(int(self.position[entries[count - 1]]))
+        return tasks
 
     def first_after(self, time_us: float, lane: int) -> int:
         """The first task of a lane launched at this time or later, -1 without."""
-        rows = self._of(lane)
-        at = np.searchsorted(rows, np.searchsorted(self.called_us, time_us))
-        return int(self.position[rows[at]]) if at < len(rows) else NONE
+        entries = self._entries(lane)
+        place = np.searchsorted(entries, np.searchsorted(self.called_us, time_us))
+        return int(self.position[entries[place]]) if place < len(entries) else NONE
 
-    def _of(self, lane: int) -> Ints:
-        if not hasattr(self, "_lanes"):
-            self._lanes: dict[int, Ints] = {}
-        if lane not in self._lanes:
-            self._lanes[lane] = np.flatnonzero(self.lane == lane)
-        return self._lanes[lane]
+    def _entries(self, lane: int) -> Ints:
+        return self._lanes.get(lane, np.empty(0, np.int64))
 
-
-def find_waits(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> Waits:
-    """Finds every wait of the trace.
-
-    What a call waited for follows from its kind and, where the trace records it (`cuda_sync` events), from the
-    stream or event named; elsewhere from what was launched before it. A task that had not ended when the call
-    returned can't be what it waited for.
-    """
-    waits = Waits()
-    if not len(gpu.event):
-        return waits
-    finder = _Finder(trace, cpu, gpu)
-    finder.of_calls(waits)
-    finder.of_streams(waits)
-    return waits
+    @cached_property
+    def _lanes(self) -> dict[int, Ints]:
+        """Entries of these columns by lane, lanes in ascending order."""
+        return {lane: np.flatnonzero(self.lane == lane) for lane in np.unique(self.lane).tolist()}
 
 
-class _Finder:
+class _WaitFinder:
     """The trace as the two kinds of waits look at it."""
 
     def __init__(self, trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> None:
         self.trace, self.cpu, self.gpu = trace, cpu, gpu
-        known = np.flatnonzero(gpu.launch != NONE)
-        called = cpu.start_us[gpu.launch[known]]
+        launched = np.flatnonzero(gpu.launch != NONE)
+        called = cpu.start_us[gpu.launch[launched]]
         order = np.argsort(called, kind="stable")
-        self.launched = _Launched(called[order], known[order], gpu.lane[known[order]])
+        self.launched = _Launched(called[order], launched[order], gpu.lane[launched[order]])
         self.ends = gpu.start_us + gpu.duration_us
+        self.returned = call_ends(trace, cpu)
         self.syncs = _recorded_syncs(trace)
         self.records = _record_times(trace, cpu)
         threads = [trace.threads[thread] for thread, _ in gpu.lanes]
         self.streams = np.array([thread.number for thread in threads], np.int64)
         self.devices = np.array([thread.device for thread in threads], np.int64)
 
-    def said(self, call: int) -> dict[str, object]:
+    # What the trace itself says of a wait
+
+    def recorded_sync(self, call: int) -> dict[str, object]:
         """What the trace records of a call's wait; empty where it doesn't."""
         return self.syncs.get(int(self.trace.correlation[self.cpu.event[call]]), {})
 
-    def lanes(self, said: dict[str, object], key: str) -> Ints:
-        """The lanes of the stream that `said` names under this key; streams of two devices may share a number."""
-        stream, device = _number(said.get(key)), _number(said.get("device"))
+    def recorded_lanes(self, sync: dict[str, object], key: str) -> Ints:
+        """The lanes of the stream that `sync` names under this key; streams of two devices may share a number."""
+        stream, device = _number(sync.get(key)), _number(sync.get("device"))
         fits = (self.streams == stream) & (stream != NONE)
         return np.flatnonzero(fits & ((self.devices == device) | (device == NONE)))
 
-    def recorded(self, said: dict[str, object]) -> float | None:
+    def event_recorded_us(self, sync: dict[str, object]) -> float | None:
         """When the event that was waited for had been recorded, if the trace says so."""
-        return self.records.get(_number(said.get("wait_on_cuda_event_record_corr_id")))
+        return self.records.get(_number(sync.get("wait_on_cuda_event_record_corr_id")))
 
-    def of_calls(self, waits: Waits) -> None:
-        """Synchronising calls, copies and frees that returned only when the GPU was done."""
-        cpu, gpu, ends = self.cpu, self.gpu, self.ends
-        returned = call_ends(self.trace, cpu)
-        for kind, pattern in enumerate((_DEVICE_SYNC, _STREAM_SYNC, _EVENT_SYNC)):
-            for call in _runtime_tasks(self.trace, cpu, pattern):
-                begin, lanes = cpu.start_us[call], None
-                if kind:
-                    said = self.said(call)
-                    named = self.lanes(said, "stream" if kind == 1 else "wait_on_stream")
-                    lanes = named if len(named) else None
-                    recorded = self.recorded(said)
-                    begin = begin if recorded is None else min(begin, recorded)
-                sources = [s for s in self.launched.last_before(begin, lanes) if ends[s] <= returned[call] + OVERRUN_US]
-                if kind and lanes is None and sources:
-                    # Nothing says which stream: the one that was busy last fits the return best.
-                    sources = [max(sources, key=lambda s: ends[s])]
-                waits.calls += [(source, int(call)) for source in sources]
+    # Calls
+
+    def call_waits(self) -> Iterator[tuple[int, int]]:
+        """Pairs (GPU task, CPU task) of calls that returned only when the GPU was done."""
+        yield from self._device_syncs()
+        yield from self._named_syncs(_STREAM_SYNC, "stream")
+        yield from self._named_syncs(_EVENT_SYNC, "wait_on_stream")
+        yield from self._copies()
+        yield from self._frees()
+
+    def _device_syncs(self) -> Iterator[tuple[int, int]]:
+        """Calls that wait for everything launched before them."""
+        for call in _runtime_tasks(self.trace, self.cpu, _DEVICE_SYNC).tolist():
+            for source in self._done_at_return(call, float(self.cpu.start_us[call]), None):
+                yield source, call
+
+    def _named_syncs(self, pattern: re.Pattern[str], stream_key: str) -> Iterator[tuple[int, int]]:
+        """Calls that wait for one stream or event, which `cuda_sync` events name under `stream_key`."""
+        for call in _runtime_tasks(self.trace, self.cpu, pattern).tolist():
+            sync = self.recorded_sync(call)
+            lanes, recorded_us = self.recorded_lanes(sync, stream_key), self.event_recorded_us(sync)
+            called_us = float(self.cpu.start_us[call])
+            begin_us = called_us if recorded_us is None else min(called_us, recorded_us)
+            sources = self._done_at_return(call, begin_us, lanes if len(lanes) else None)
+            if not len(lanes) and sources:
+                # Nothing says which stream: the one that was busy last fits the return best.
+                sources = [max(sources, key=lambda source: self.ends[source])]
+            for source in sources:
+                yield source, call
+
+    def _done_at_return(self, call: int, launched_before_us: float, lanes: Ints | None) -> list[int]:
+        """The last task of each lane launched before this time, if it had ended when the call returned."""
+        latest_us = self.returned[call] + OVERRUN_US
+        return [
+            source for source in self.launched.last_before(launched_before_us, lanes) if self.ends[source] <= latest_us
+        ]
+
+    def _copies(self) -> Iterator[tuple[int, int]]:
+        """Copies that held back their own call: pageable memory, or to the host."""
+        gpu = self.gpu
         # Copies within the device return at once.
         crossing = ~np.array(["DtoD" in name or "Memset" in name for name in self.trace.names], np.bool_)
-        own = np.flatnonzero((gpu.launch != NONE) & crossing[self.trace.name[gpu.event]])
-        copies = set(_runtime_tasks(self.trace, cpu, _COPY).tolist())
-        for position in own:
-            call = int(gpu.launch[position])
-            # A copy that had ended when its call returned held the call back (pageable memory, or to the host).
-            if call in copies and gpu.start_us[position] < ends[position] <= returned[call] + OVERRUN_US:
-                waits.calls.append((int(position), call))
-        for call in _runtime_tasks(self.trace, cpu, _FREE):
-            for source in self.launched.last_before(cpu.start_us[call]):
-                if cpu.start_us[call] < ends[source] <= returned[call]:
-                    waits.calls.append((source, int(call)))
+        calls = set(_runtime_tasks(self.trace, self.cpu, _COPY).tolist())
+        for task in np.flatnonzero((gpu.launch != NONE) & crossing[self.trace.name[gpu.event]]).tolist():
+            call = int(gpu.launch[task])
+            if call in calls and gpu.start_us[task] < self.ends[task] <= self.returned[call] + OVERRUN_US:
+                yield task, call
 
-    def of_streams(self, waits: Waits) -> None:
-        """Edges between streams from `cudaStreamWaitEvent`, recorded or, in older traces, inferred.
+    def _frees(self) -> Iterator[tuple[int, int]]:
+        """Allocations and frees, which wait for what runs."""
+        for call in _runtime_tasks(self.trace, self.cpu, _FREE).tolist():
+            called_us = self.cpu.start_us[call]
+            for source in self.launched.last_before(called_us):
+                if called_us < self.ends[source] <= self.returned[call]:
+                    yield source, call
 
-        Where the trace does not name the streams, the waiting one is that of the next launch of the calling thread,
-        and the event that of the latest record before the wait on another stream.
-        """
-        cpu, gpu, launched = self.cpu, self.gpu, self.launched
-        if len(gpu.lanes) < 2:
+    # Streams
+
+    def stream_waits(self) -> Iterator[tuple[int, int]]:
+        """Pairs of GPU tasks of two streams from `cudaStreamWaitEvent`, recorded or, in older traces, inferred."""
+        if len(self.gpu.lanes) < 2:
             return
-        times = np.array(sorted(self.records.values()))
-        by_thread = _launches_by_thread(cpu, gpu, launched)
-        found: dict[tuple[int, int], None] = {}
-        for call in _runtime_tasks(self.trace, cpu, _WAIT_EVENT):
-            time, said = float(cpu.start_us[call]), self.said(call)
-            sources, record = self.lanes(said, "wait_on_stream"), self.recorded(said)
-            if len(sources) and record is not None and "stream" in said:
-                for lane in self.lanes(said, "stream"):
-                    target = launched.first_after(time, int(lane))
-                    found |= dict.fromkeys((source, target) for source in launched.last_before(record, sources))
-                continue
-            called, positions = by_thread.get(int(cpu.thread[call]), (np.empty(0), np.empty(0, np.int64)))
-            at = int(np.searchsorted(called, time))
-            if at == len(called) or not len(times) or times[0] > time:
-                continue
-            target = int(positions[at])
-            until = float(times[np.searchsorted(times, time, side="right") - 1])
-            others = [s for s in launched.last_before(until) if gpu.lane[s] != gpu.lane[target]]
-            if others:
-                found[max(others, key=lambda s: cpu.start_us[gpu.launch[s]]), target] = None
-        for source, target in found:
+        record_times = np.array(sorted(self.records.values()))
+        by_thread = _launches_by_thread(self.cpu, self.gpu, self.launched)
+        pairs: dict[tuple[int, int], None] = {}
+        for call in _runtime_tasks(self.trace, self.cpu, _WAIT_EVENT).tolist():
+            waits = self._recorded_pairs(call)
+            if waits is None:
+                waits = self._inferred_pairs(call, record_times, by_thread)
+            pairs |= dict.fromkeys(waits)
+        for source, target in pairs:
             # What had not ended when the task started can't have been waited for.
-            if target != NONE and source != target and self.ends[source] <= gpu.start_us[target] + OVERRUN_US:
-                waits.streams.append((source, target, 0.0))
+            if target != NONE and source != target and self.ends[source] <= self.gpu.start_us[target] + OVERRUN_US:
+                yield source, target
+
+    def _recorded_pairs(self, call: int) -> list[tuple[int, int]] | None:
+        """Pairs that the trace names for a call of `cudaStreamWaitEvent`; None where it doesn't."""
+        sync, called_us = self.recorded_sync(call), float(self.cpu.start_us[call])
+        source_lanes, recorded_us = self.recorded_lanes(sync, "wait_on_stream"), self.event_recorded_us(sync)
+        if not len(source_lanes) or recorded_us is None or "stream" not in sync:
+            return None
+        sources = self.launched.last_before(recorded_us, source_lanes)
+        targets = [self.launched.first_after(called_us, lane) for lane in self.recorded_lanes(sync, "stream").tolist()]
+        return [(source, target) for target in targets for source in sources]
+
+    def _inferred_pairs(
+        self, call: int, record_times: Floats, by_thread: dict[int, tuple[Floats, Ints]]
+    ) -> list[tuple[int, int]]:
+        """The likely pair of a call of `cudaStreamWaitEvent` in a trace that does not name the streams.
+
+        The waiting stream is that of the next launch of the calling thread, the event that of the latest record
+        before the wait on another stream.
+        """
+        called_us = float(self.cpu.start_us[call])
+        launched_us, tasks = by_thread.get(int(self.cpu.thread[call]), (np.empty(0), np.empty(0, np.int64)))
+        following = int(np.searchsorted(launched_us, called_us))
+        if following == len(launched_us) or not len(record_times) or record_times[0] > called_us:
+            return []
+        target = int(tasks[following])
+        recorded_us = float(record_times[np.searchsorted(record_times, called_us, side="right") - 1])
+        lane = self.gpu.lane
+        others = [source for source in self.launched.last_before(recorded_us) if lane[source] != lane[target]]
+        if not others:
+            return []
+        return [(max(others, key=lambda source: self.cpu.start_us[self.gpu.launch[source]]), target)]
 
 
 def _recorded_syncs(trace: Trace) -> dict[int, dict[str, object]]:
@@ -192,7 +271,8 @@ def _number(value: object) -> int:
     return NONE
 
 
-def _names(trace: Trace, pattern: re.Pattern[str]) -> Flags:
+def _has_name(trace: Trace, pattern: re.Pattern[str]) -> Flags:
+    """For every name of the trace whether the pattern is found in it."""
     return np.array([pattern.search(name) is not None for name in trace.names], np.bool_)
 
 
@@ -200,115 +280,22 @@ def _runtime_tasks(trace: Trace, cpu: CpuTasks, pattern: re.Pattern[str]) -> Int
     """Positions of CPU tasks that are CUDA calls of these names, in order of time."""
     event = cpu.event
     chosen = looked_up(trace.category, event, NONE) == Category.RUNTIME
-    chosen &= looked_up(_names(trace, pattern)[trace.name], event, False)
-    rows = np.flatnonzero(chosen)
-    return rows[np.argsort(cpu.start_us[rows], kind="stable")]
-
-
-OVERRUN_US = 2.0
-"""How much later than a call's return its cause may end: clocks are rounded to microseconds."""
-
-
-def call_ends(trace: Trace, cpu: CpuTasks) -> Floats:
-    """When each CPU task's event ended, or the next of its thread started, microseconds."""
-    event = cpu.event
-    end = np.where(event == NONE, cpu.start_us, looked_up(trace.start_us + trace.duration_us, event, 0.0))
-    after = cpu.following()
-    return np.where(after == NONE, end, np.minimum(end, cpu.start_us[after]))
+    chosen &= looked_up(_has_name(trace, pattern)[trace.name], event, False)
+    tasks = np.flatnonzero(chosen)
+    return tasks[np.argsort(cpu.start_us[tasks], kind="stable")]
 
 
 def _record_times(trace: Trace, cpu: CpuTasks) -> dict[int, float]:
+    """When each event was recorded, microseconds, by the correlation of the recording call."""
     calls = _runtime_tasks(trace, cpu, _RECORD_EVENT)
     return {int(trace.correlation[cpu.event[call]]): float(cpu.start_us[call]) for call in calls}
 
 
 def _launches_by_thread(cpu: CpuTasks, gpu: GpuTasks, launched: _Launched) -> dict[int, tuple[Floats, Ints]]:
+    """Call times and GPU tasks of the launches of every CPU thread, in order of time."""
     thread = cpu.thread[gpu.launch[launched.position]]
-    found = {}
-    for number in np.unique(thread):
-        mine = thread == number
-        found[int(number)] = (launched.called_us[mine], launched.position[mine])
-    return found
-
-
-def explain_late(gpu: GpuTasks, late: Flags, waits: Waits) -> None:
-    """Turns the latency or gap of tasks that waited for another stream into the lag of that dependency.
-
-    `late` are the tasks that neither launch nor stream explains (:func:`daydream.tasks.gpu.time_launches`). Where a
-    found wait ended just before such a task started, it is the cause: the lag is what is left, and the latency or
-    gap that stood in for it becomes the trace's usual one.
-    """
-    ends = gpu.start_us + gpu.duration_us
-    before = gpu.before()
-    plain = gpu.launch != NONE
-    plain[[target for _, target, _ in waits.streams]] = False
-    usual_latency = float(np.median(gpu.latency_us[plain])) if plain.any() else USUAL_LATENCY_US
-    usual_gap = float(np.median(gpu.gap_us)) if len(gpu.gap_us) else 0.0
-    for at, (source, target, _) in enumerate(waits.streams):
-        lag = float(max(gpu.start_us[target] - ends[source], 0.0))
-        if not late[target] or lag > _NEAR_US:
-            continue
-        waits.streams[at] = (source, target, lag)
-        gpu.latency_us[target] = min(gpu.latency_us[target], usual_latency)
-        if before[target] != NONE:
-            gpu.gap_us[before[target]] = min(gpu.gap_us[before[target]], usual_gap)
-
-
-def join_branches(gpu: GpuTasks, waits: Waits) -> None:
-    """Dependencies inside a CUDA graph, whose tasks share one launch.
-
-    A profiler shows the tasks of a graph but not its edges. One whose predecessor on its lane belongs to something
-    else, or ended well before, is taken to follow the task of the graph that ended last before it started.
-    """
-    first = gpu.first_of_launch()
-    ends = gpu.start_us + gpu.duration_us
-    before = gpu.before()
-    inner = np.flatnonzero(~first)
-    alone = (before[inner] == NONE) | (gpu.launch[before[inner]] != gpu.launch[inner])
-    alone |= gpu.start_us[inner] - ends[before[inner]] > _NEAR_US
-    by_end = np.lexsort((ends, gpu.launch))
-    # Calls are whole numbers and times shifted by them, so that one sorted column serves all graphs.
-    width = float(ends.max(initial=0.0)) + 1.0
-    keys = gpu.launch[by_end] * width + ends[by_end]
-    for task in inner[alone]:
-        at = int(np.searchsorted(keys, gpu.launch[task] * width + gpu.start_us[task] + OVERRUN_US, side="right")) - 1
-        if at >= 0 and by_end[at] == task:
-            at -= 1
-        if at < 0 or gpu.launch[by_end[at]] != gpu.launch[task]:
-            continue
-        source = int(by_end[at])
-        waits.streams.append((source, int(task), float(max(gpu.start_us[task] - ends[source], 0.0))))
-        if before[task] != NONE:
-            gpu.gap_us[before[task]] = min(gpu.gap_us[before[task]], 1.0)
-    starters = np.flatnonzero(first & (gpu.launch != NONE))
-    latency = np.zeros(int(gpu.launch.max(initial=0)) + 1)
-    latency[gpu.launch[starters]] = gpu.latency_us[starters]
-    gpu.latency_us[inner] = np.minimum(gpu.latency_us[inner], latency[gpu.launch[inner]])
-
-
-def full_queue(trace: Trace, cpu: CpuTasks, gpu: GpuTasks) -> int:
-    """Takes the waiting off launches that a full queue held back, and returns the queue's depth.
-
-    Counts, for every launch, the earlier GPU tasks that had not started. Where that number reaches the depth, a
-    call that took longer than usual waited: its task keeps the usual duration, the wait comes back in the
-    simulation (:attr:`daydream.graph.graph.TaskGraph.queue`).
-    """
-    known = np.flatnonzero(gpu.launch != NONE)
-    calls, first = np.unique(gpu.launch[known], return_index=True)
-    if not len(calls):
-        return QUEUE_DEPTH
-    order = np.argsort(cpu.start_us[calls], kind="stable")
-    calls, started = calls[order], np.sort(gpu.start_us[known[first]])
-    waiting = np.arange(len(calls)) - np.searchsorted(started, cpu.start_us[calls])
-    deepest = int(waiting.max())
-    depth = max(QUEUE_DEPTH, deepest)
-    if deepest < QUEUE_DEPTH - 4:
-        return depth
-    name = trace.name[cpu.event[calls]]
-    full = waiting >= depth - 4
-    for text in np.unique(name[full]):
-        mine = name == text
-        usual = float(np.median(cpu.duration_us[calls[mine & ~full]])) if (mine & ~full).any() else 10.0
-        held = calls[mine & full]
-        cpu.duration_us[held] = np.minimum(cpu.duration_us[held], usual)
-    return depth
+    launches = {}
+    for number in np.unique(thread).tolist():
+        of_thread = thread == number
+        launches[number] = (launched.called_us[of_thread], launched.position[of_thread])
+    return launches

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from daydream.trace.text import Document, Event, Key, Notes
 from daydream.trace.trace import NONE, Category, ThreadName
 
+#: Categories of what happens on a stream rather than on a CPU thread.
 ON_DEVICE = frozenset({Category.KERNEL, Category.MEMCPY, Category.MEMSET, Category.SYNC, Category.GPU_ANNOTATION})
-"""Categories of what happens on a stream rather than on a CPU thread."""
 
+#: Times beyond this (the year 2255, in microseconds) are damage; nanoseconds up to it fit 64 bits.
 _LIMIT_US = 9e15
-"""Times beyond this (the year 2255, in microseconds) are damage; nanoseconds up to it fit 64 bits."""
 
+#: Larger numbers of threads and streams are damage, and fit no column.
 _LARGEST = 2**62
-"""Larger numbers of threads and streams are damage, and fit no column."""
 
 _CATEGORIES = {
     "cpu_op": Category.OPERATOR,
@@ -35,6 +35,7 @@ _CATEGORIES = {
     "memcpy": Category.MEMCPY,
     "memset": Category.MEMSET,
 }
+#: The rest carries the maker's or the backend's name: cuda, hip, xpu, mtia, mlu, privateuse1, gpu.
 _SUFFIXES = {
     "_runtime": Category.RUNTIME,
     "_driver": Category.RUNTIME,
@@ -43,8 +44,8 @@ _SUFFIXES = {
     "_sync": Category.SYNC,
     "_user_annotation": Category.GPU_ANNOTATION,
 }
-"""The rest carries the maker's or the backend's name: cuda, hip, xpu, mtia, mlu, privateuse1, gpu."""
 
+#: What Kineto writes as events although nothing runs: markers, counters, and copies of other events.
 _NOT_TASKS = frozenset(
     {
         "trace",
@@ -60,10 +61,9 @@ _NOT_TASKS = frozenset(
         "gpu_pm_counter",
     }
 )
-"""What Kineto writes as events although nothing runs: markers, counters, and copies of other events."""
 
+#: Ranges that the first profiler recorded under the category of operators.
 _ANNOTATIONS = ("ProfilerStep#", "Optimizer.", "enumerate(DataLoader)#", "DistributedDataParallel.", "## ", "nccl:")
-"""Ranges that the first profiler recorded under the category of operators."""
 
 _FORWARD_BACKWARD = frozenset({"fwdbwd", "forward_backward", "fwd_bwd"})
 _LAUNCH = frozenset({"ac2g", "async", "async_cpu_to_gpu", "async_gpu"})
@@ -117,8 +117,8 @@ class _Categories(dict[str | None, int]):
     UNKNOWN = -2
 
     def __missing__(self, spelling: str | None) -> int:
-        self[spelling] = found = int(self._find((spelling or "").strip().lower()))
-        return found
+        self[spelling] = category = int(self._find((spelling or "").strip().lower()))
+        return category
 
     def _find(self, spelling: str) -> int:
         if spelling in _NOT_TASKS:
@@ -131,11 +131,11 @@ class _Categories(dict[str | None, int]):
 
 def sort_out(document: Document, numbers: Numbers, notes: Notes) -> Sorted:
     """Tasks, arrows and labels among the document's events, in the file's order."""
-    found = Sorted()
+    lists = Sorted()
     categories = _Categories()
     unknown: Counter[str] = Counter()
     halves: list[Event] = []
-    add_task, add_category = found.tasks.append, found.categories.append
+    add_task, add_category = lists.tasks.append, lists.categories.append
 
     def add(event: Event) -> None:
         category = categories[event.cat]
@@ -152,25 +152,25 @@ def sort_out(document: Document, numbers: Numbers, notes: Notes) -> Sorted:
         if phase == "X":
             add(event)
         elif phase == "s" or phase == "f":
-            _sort_arrow(event, found)
+            _sort_arrow(event, lists)
         elif phase == "B" or phase == "E":
             halves.append(event)
         elif phase == "M" and event.name == "thread_name":
-            _label(event, numbers, found.labels)
+            _label(event, numbers, lists.labels)
     for event in _paired(halves, numbers, notes):
         add(event)
     if unknown:
         # Braces in a category would be taken for a place to fill in.
         listed = ", ".join(sorted(unknown)[:8]).replace("{", "(").replace("}", ")")
         notes.add(f"{{}} of a category that is not known, left out ({listed})", unknown.total())
-    return found
+    return lists
 
 
-def _sort_arrow(event: Event, found: Sorted) -> None:
+def _sort_arrow(event: Event, lists: Sorted) -> None:
     if event.cat in _FORWARD_BACKWARD or event.name in _FORWARD_BACKWARD:
-        found.forward_backward.append(event)
+        lists.forward_backward.append(event)
     elif event.cat in _LAUNCH:
-        found.launches.append(event)
+        lists.launches.append(event)
 
 
 def _label(event: Event, numbers: Numbers, labels: dict[tuple[int, int], str]) -> None:
@@ -273,7 +273,7 @@ def places_of(
     """The thread or stream of each task."""
     threads: dict[ThreadName, int] = {}
     lines: dict[tuple[int, int], int] = {}
-    known: dict[Any, tuple[int, int]] = {}
+    place_of: dict[Any, tuple[int, int]] = {}
 
     def find(event: Event, category: int) -> tuple[int, int]:
         process, number = line = numbers[event.pid], numbers[event.tid]
@@ -281,8 +281,8 @@ def places_of(
         device = NONE
         if category in ON_DEVICE:
             arguments = event.args or {}
-            told, stream = arguments.get("device"), arguments.get("stream")
-            device = told if type(told) is int and 0 <= told <= _LARGEST else max(process, 0)
+            device_id, stream = arguments.get("device"), arguments.get("stream")
+            device = device_id if type(device_id) is int and 0 <= device_id <= _LARGEST else max(process, 0)
             number = stream if type(stream) is int and abs(stream) <= _LARGEST else number
             # A wait for the whole device, written as an unsigned number.
             number = NONE if number == 2**32 - 1 else number
@@ -296,9 +296,9 @@ def places_of(
             arguments = event.args or {}
             key = (*key, arguments.get("device"), arguments.get("stream"))
         try:
-            places.append(known[key])
+            places.append(place_of[key])
         except KeyError:
-            known[key] = place = find(event, category)
+            place_of[key] = place = find(event, category)
             places.append(place)
         except TypeError:  # a device that is a list or an object
             places.append(find(event, category))

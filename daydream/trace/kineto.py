@@ -16,8 +16,8 @@ from daydream.trace.text import Document, Event, Notes, no_collection, read_docu
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace
 from hal.support.errors import InputError
 
+#: A longer duration, 30 years, is damage.
 _LONGEST_US = 1e15
-"""A longer duration, 30 years, is damage."""
 
 _CORRELATION = ("correlation", "correlation id", "Correlation ID")
 _EXTERNAL = ("External id", "external id", "External Id")
@@ -42,8 +42,8 @@ def read_trace(path: Path) -> Trace:
 
 def _build(path: Path, document: Document, notes: Notes) -> Trace:
     numbers, clock = Numbers(), Clock(document.exact)
-    found = sort_out(document, numbers, notes)
-    tasks, categories, raw = _timed(found.tasks, found.categories, clock, notes)
+    lists = sort_out(document, numbers, notes)
+    tasks, categories, raw = _timed(lists.tasks, lists.categories, clock, notes)
     if not tasks:
         reasons = ". ".join(notes.sentences()[:3])
         raise InputError(
@@ -57,7 +57,7 @@ def _build(path: Path, document: Document, notes: Notes) -> Trace:
     categories = [categories[row] for row in order.tolist()]
     origin, raw, duration = raw.min(), raw[order], duration[order]
     start = clock.since(origin, raw)
-    places = places_of(tasks, categories, found.labels, numbers)
+    places = places_of(tasks, categories, lists.labels, numbers)
     category, line = np.array(categories, np.int64), np.array(places.line, np.int64)
     arguments = tuple([{} if event.args is None else event.args for event in tasks])
     names: dict[str, int] = {}
@@ -66,15 +66,15 @@ def _build(path: Path, document: Document, notes: Notes) -> Trace:
     calls = np.flatnonzero((category == Category.RUNTIME) | np.isin(category, list(ON_DEVICE)))
     operators = np.flatnonzero(category == Category.OPERATOR)
     correlation = _positive(_integers(arguments, calls, *_CORRELATION))
-    if found.launches and (correlation[calls] == NONE).any():
-        ends = _ends(found.launches, places, clock, origin, numbers)
+    if lists.launches and (correlation[calls] == NONE).any():
+        ends = _ends(lists.launches, places, clock, origin, numbers)
         launch_correlations(ends, correlation, calls, line, start)
     external = _positive(_integers(arguments, np.arange(len(tasks)), *_EXTERNAL))
     # From 2022 to 2024 a CUDA call or kernel outside every operator repeats its own correlation here, a number
     # that may also be an operator's.
     external[calls] = np.where(external[calls] == correlation[calls], NONE, external[calls])
     sequence = _integers(arguments, operators, "Sequence number")
-    ends = _ends(found.forward_backward, places, clock, origin, numbers)
+    ends = _ends(lists.forward_backward, places, clock, origin, numbers)
     arrows = operator_arrows(ends, category, line, start, start + duration, sequence, notes)
     return Trace(
         path=str(path),
@@ -168,7 +168,7 @@ def _integer(value: Any) -> int:
 
 
 def _floats(arguments: Sequence[dict[str, Any]], rows: Ints, spelling: str) -> Floats:
-    """The same for a number that is not negative; NaN elsewhere."""
+    """For every event the argument of this spelling where it is a number that is not negative; NaN elsewhere."""
     column = np.full(len(arguments), math.nan)
     for row in rows.tolist():
         value = arguments[row].get(spelling)

@@ -31,15 +31,15 @@ class Ends:
         for index, id in enumerate(self.id):
             if self.is_start[index] and id is not None and not math.isnan(self.time_us[index]):
                 starts.setdefault((self.process[index], id), []).append((self.time_us[index], index))
-        for known in starts.values():
-            known.sort()
+        for ends in starts.values():
+            ends.sort()
         for index, id in enumerate(self.id):
             if self.is_start[index] or id is None or math.isnan(self.time_us[index]):
                 continue
-            known = starts.get((self.process[index], id), [])
-            before = bisect_right(known, (self.time_us[index], len(self.id)))
+            ends = starts.get((self.process[index], id), [])
+            before = bisect_right(ends, (self.time_us[index], len(self.id)))
             if before:
-                yield known[before - 1][1], index
+                yield ends[before - 1][1], index
 
 
 class _Operators:

@@ -21,7 +21,7 @@ def enclosing_events(trace: Trace) -> Ints:
     rows = rows[np.argsort(trace.thread[rows], kind="stable")]
     starts = trace.start_us[rows].tolist()
     ends = (trace.start_us[rows] + trace.duration_us[rows]).tolist()
-    found = []
+    enclosing = []
     open_rows: list[int] = []
     open_ends: list[float] = []
     lane = NONE
@@ -31,15 +31,19 @@ def enclosing_events(trace: Trace) -> Ints:
         while open_ends and open_ends[-1] <= start:
             open_ends.pop()
             open_rows.pop()
-        found.append(open_rows[-1] if open_rows else NONE)
+        enclosing.append(open_rows[-1] if open_rows else NONE)
         open_rows.append(row)
         open_ends.append(end)
-    parent[rows] = found
+    parent[rows] = enclosing
     return parent
 
 
 def outermost(enclosing: Ints, inside: Flags) -> Ints:
-    """For each row flagged in `inside` the outermost flagged row reached over flagged parents, itself at least."""
+    """For each row flagged in `inside` the outermost flagged row reached over flagged parents, itself at least.
+
+    >>> outermost(np.array([-1, 0, 1, -1]), np.array([False, True, True, False])).tolist()
+    [0, 1, 1, 3]
+    """
     owner = np.arange(len(enclosing))
     # Parents start before their children and so stand before them.
     for row in np.flatnonzero(inside):
@@ -50,15 +54,19 @@ def outermost(enclosing: Ints, inside: Flags) -> Ints:
 
 
 def innermost_of(enclosing: Ints, chosen: Flags) -> Ints:
-    """For each row the innermost chosen row among itself and those around it, -1 without."""
-    found = np.where(chosen, np.arange(len(enclosing)), NONE)
+    """For each row the innermost chosen row among itself and those around it, -1 without.
+
+    >>> innermost_of(np.array([-1, 0, 1, -1]), np.array([True, False, False, False])).tolist()
+    [0, 0, 0, -1]
+    """
+    nearest = np.where(chosen, np.arange(len(enclosing)), NONE)
     # One level of nesting at a time: as many rounds as events are deep.
-    waiting = np.flatnonzero((found == NONE) & (enclosing != NONE))
+    waiting = np.flatnonzero((nearest == NONE) & (enclosing != NONE))
     above = enclosing[waiting]
     while len(waiting):
         hit = chosen[above]
-        found[waiting[hit]] = above[hit]
+        nearest[waiting[hit]] = above[hit]
         above = enclosing[above]
         on = ~hit & (above != NONE)
         waiting, above = waiting[on], above[on]
-    return found
+    return nearest

@@ -21,13 +21,13 @@ import msgspec
 
 from hal.support.errors import InputError
 
+#: Longest text that is read; a small gzip file can hold far more than any memory.
 MAX_BYTES = 4 << 30
-"""Longest text that is read; a small gzip file can hold far more than any memory."""
 
+#: Damaged places after which the rest of a file is not looked at.
 _MAX_DAMAGE = 1000
-"""Damaged places after which the rest of a file is not looked at."""
+#: Places nested too deep after which the rest is not looked at: each may cost a pass over the file.
 _MAX_DEEP = 50
-"""The same for places nested too deep, each of which may cost a pass over the file."""
 
 Key = int | str | float
 
@@ -224,14 +224,14 @@ def _recover(path: Path, data: bytes, exact: bool, notes: Notes) -> Document:
         notes.add("The text is not UTF-8 throughout; what is not was replaced")
     # Half a surrogate pair decodes to text that cannot be printed or written.
     text = _SURROGATES.sub(lambda match: match[1] or "\ufffd", text)
-    found = _EVENTS.search(text)
-    if found is None and not text.lstrip().startswith("["):
+    begin = _EVENTS.search(text)
+    if begin is None and not text.lstrip().startswith("["):
         raise InputError(
             str(path), "is not a trace: it has no list traceEvents", "give a trace of the PyTorch profiler"
         )
-    scan = _Scan(text, found.end() if found else 0, exact, notes)
+    scan = _Scan(text, begin.end() if begin else 0, exact, notes)
     events = list(scan.events())
-    head = _head(text[: found.start()], text[scan.position :]) if found else {}
+    head = _head(text[: begin.start()], text[scan.position :]) if begin else {}
     return Document(events, head, exact)
 
 

@@ -11,8 +11,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+#: An integer column's value where the trace says nothing.
 NONE = -1
-"""An integer column's value where the trace says nothing."""
 
 
 class Category(IntEnum):
@@ -45,6 +45,7 @@ class ThreadName:
 
     @property
     def is_stream(self) -> bool:
+        """Whether this is a stream of a device."""
         return self.device != NONE
 
 
@@ -114,8 +115,12 @@ def argument(arguments: dict[str, Any], *spellings: str) -> Any:
 
 
 def looked_up(column: Any, rows: Ints, otherwise: float) -> Any:
-    """For each row its entry in `column`, `otherwise` where the row is NONE; `column` may be empty then."""
-    found = np.full(len(rows), otherwise, np.asarray(column).dtype)
-    known = rows != NONE
-    found[known] = column[rows[known]]
-    return found
+    """For each row its entry in `column`, `otherwise` where the row is NONE; `column` may be empty then.
+
+    >>> looked_up(np.array([5.0, 7.0]), np.array([1, NONE]), 0.0).tolist()
+    [7.0, 0.0]
+    """
+    values = np.full(len(rows), otherwise, np.asarray(column).dtype)
+    given_rows = rows != NONE
+    values[given_rows] = column[rows[given_rows]]
+    return values

@@ -62,7 +62,7 @@ class Measurement:
         return f"{kind} of {len(self.samples)}, quartiles {100 * self.spread:.1f} % apart"
 
     def within(self, low: float | None, high: float | None) -> Measurement:
-        """The same readings with another sanity range."""
+        """These readings with another plausible range."""
         return replace(self, low=low, high=high)
 
     def record(self) -> dict[str, Any]:
@@ -86,5 +86,9 @@ Found = Mapping[str, Measurement]
 
 
 def rates(work: float, seconds: tuple[float, ...]) -> tuple[float, ...]:
-    """Work per second of every reading."""
+    """Work per second of every reading.
+
+    >>> rates(6.0, (2.0, 3.0))
+    (3.0, 2.0)
+    """
     return tuple(work / second for second in seconds)

@@ -23,9 +23,9 @@ def toml_text(device: msgspec.Struct) -> str:
 
 
 def json_text(device: msgspec.Struct) -> str:
-    """The same as JSON."""
-    kept = {key: value for key, value in msgspec.to_builtins(device).items() if value is not None}
-    return msgspec.json.format(msgspec.json.encode(kept), indent=2).decode() + "\n"
+    """A device or a description of cores as indented JSON, absent numbers left out."""
+    present = {key: value for key, value in msgspec.to_builtins(device).items() if value is not None}
+    return msgspec.json.format(msgspec.json.encode(present), indent=2).decode() + "\n"
 
 
 def _toml(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -23,7 +23,11 @@ class InputError(ValueError):
         super().__init__(f"{self.field}: {self.problem}" + (f"; {self.remedy}" if remedy else ""))
 
     def within(self, prefix: str) -> InputError:
-        """The same error, one level further out: ``stride`` within ``ops.json[3]`` is ``ops.json[3].stride``."""
+        """This error one level further out: the field ``stride`` within ``ops.json[3]`` is ``ops.json[3].stride``.
+
+        >>> str(InputError("stride", "is 0", "write 1").within("ops.json[3]"))
+        'ops.json[3].stride: is 0; write 1'
+        """
         joint = "" if self.field.startswith(("[", ":")) or not self.field else "."
         return InputError(f"{prefix}{joint}{self.field}", self.problem, self.remedy)
 
@@ -33,7 +37,11 @@ class InputError(ValueError):
 
 
 def listed(words: Sequence[str]) -> str:
-    """``a``, ``a and b``, ``a, b and c``; ``nothing`` when empty."""
+    """Words as a sentence names them.
+
+    >>> listed(["a", "b", "c"]), listed([])
+    ('a, b and c', 'nothing')
+    """
     if not words:
         return "nothing"
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from codegen.generators import has_chains
-from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import split_k, winograd
-from roller.algorithms.chain import DIRECT, ChainProgram, Considered, Part
-from roller.construct.program import RProgram
-from sokoban.kernel.form import KernelForm
+from roller.algorithms.chain import ChainProgram, Considered
+from roller.construct.program import DIRECT, RProgram
+from sokoban.kernel.placed import PlacedForm
 
 #: Algorithm -> what it makes of an operator, given its best program of one kernel.
-_CONSIDER: Mapping[str, Callable[[KernelForm, DeviceSpec, RProgram], Considered]] = {
+_CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
     split_k.NAME: split_k.consider,
     winograd.NAME: winograd.consider,
 }
@@ -28,14 +27,14 @@ ALGORITHMS = (DIRECT, *_CONSIDER)
 
 
 def algorithms_of(
-    form: KernelForm, device: DeviceSpec, direct: RProgram, algorithms: Collection[str] = ALGORITHMS
+    placed: PlacedForm, direct: RProgram, algorithms: Collection[str] = ALGORITHMS
 ) -> tuple[Considered, ...]:
     """What the ``algorithms`` make of an operator, whose best program of one kernel is ``direct``."""
     asked = {name: consider for name, consider in _CONSIDER.items() if name in algorithms}
-    if not has_chains(device.code_generator):
-        reason = f"kernels of {device.name} are not launched one after the other"
+    if not has_chains(placed.device.code_generator):
+        reason = f"kernels of {placed.device.name} are not launched one after the other"
         return tuple(Considered(name, declined=reason) for name in asked)
-    return tuple(consider(form, device, direct) for consider in asked.values())
+    return tuple(consider(placed, direct) for consider in asked.values())
 
 
 def parse_algorithms(text: str | None) -> tuple[str, ...]:
@@ -59,7 +58,6 @@ __all__ = [
     "DIRECT",
     "ChainProgram",
     "Considered",
-    "Part",
     "algorithms_of",
     "parse_algorithms",
 ]

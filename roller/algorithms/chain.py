@@ -13,49 +13,12 @@ from functools import cached_property
 from typing import Protocol
 
 from codegen.verify.chain import ChainCheck, Step
-from roller.construct.program import RProgram
+from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
 from sokoban.schedule.patches import Schedule
-from sokoban.schedule.tile import TileSchedule
-
-#: The name of programs of one kernel among the algorithms.
-DIRECT = "direct"
-
-
-@dataclass(frozen=True)
-class Part:
-    """One kernel of a chain.
-
-    Attributes:
-        label: what it computes, in words: ``adds the slices``.
-        problem: the operator that it computes.
-        schedule: how.
-        estimate: what it is expected to take, its launch included.
-        policy: how its schedule was found.
-    """
-
-    label: str
-    problem: Problem
-    schedule: Schedule
-    estimate: Estimate
-    policy: str
-
-    @property
-    def program(self) -> RProgram:
-        """A part that is an ordinary kernel as a program of its own."""
-        assert isinstance(self.schedule, TileSchedule)
-        return RProgram(
-            schedule=self.schedule,
-            estimate=self.estimate,
-            register_tile=None,
-            shared_tile=None,
-            policy=self.policy,
-            epsilon=0.0,
-            reasons=(),
-        )
 
 
 class Split(Protocol):
@@ -87,7 +50,7 @@ class ChainProgram:
     variant: str
     form: KernelForm
     split: Split
-    parts: tuple[Part, ...]
+    parts: tuple[ProgramPart, ...]
 
     @property
     def tolerance(self) -> float | None:
@@ -95,12 +58,21 @@ class ChainProgram:
         return self.split.tolerance(self.form)
 
     @property
-    def policy(self) -> str:
-        """How it came about, as a program of one kernel says it."""
+    def composition(self) -> str:
+        """The algorithm with its parameters: ``split-k, 16 slices of k``."""
         return f"{self.algorithm}, {self.variant}"
 
     @property
-    def main(self) -> Part:
+    def policy(self) -> str:
+        """How it was found: it was composed."""
+        return self.composition
+
+    @property
+    def instruction(self) -> None:
+        """None, as several kernels have no instruction in common."""
+
+    @property
+    def main(self) -> ProgramPart:
         """The part that takes longest."""
         return max(self.parts, key=lambda part: part.estimate.seconds)
 
@@ -155,15 +127,18 @@ def needed_sizes(full: Mapping[str, int], wanted: Sequence[tuple[KernelForm, Map
     Args:
         full: sizes of the axes that the forms have, fused ones by their parts.
         wanted: forms, and the size that each wants of its own axes.
+
+    >>> needed_sizes({"m": 64, "n": 1}, [])
+    {'m': 2, 'n': 1}
     """
-    out = {axis: min(2, size) for axis, size in full.items()}
+    smallest = {axis: min(2, size) for axis, size in full.items()}
     for form, sizes in wanted:
         fused = dict(form.fused)
         for axis, size in sizes.items():
-            left = size
+            remaining = size
             # A fused axis grows from its innermost part.
             for part in reversed(fused.get(axis, (axis,))):
                 if part in full:
-                    out[part] = max(out[part], min(full[part], left))
-                    left = -(-left // out[part])
-    return out
+                    smallest[part] = max(smallest[part], min(full[part], remaining))
+                    remaining = -(-remaining // smallest[part])
+    return smallest

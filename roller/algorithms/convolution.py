@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import Call, Load
+from sokoban.language.expression import AffineIndex, Call, Load
 
 #: Rows and columns of the filters.
 TAPS = 3
@@ -51,47 +53,67 @@ def convolution_of(form: KernelForm) -> Convolution | None:
     if not isinstance(first, Load) or not isinstance(second, Load) or first.pad or second.pad:
         return None
     for data, weights in ((first, second), (second, first)):
-        found = _roles(form, data, weights)
-        if found is not None:
-            return found
+        convolution = _roles(form, data, weights)
+        if convolution is not None:
+            return convolution
     return None
 
 
 def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
-    windows = [index for index in data.indices if len(index.axes) == 2]
-    plain = [index.axes[0] for index in data.indices if index.is_plain_axis]
-    in_weights = [index.axes[0] for index in weights.indices if index.is_plain_axis]
-    if len(windows) != 2 or len(windows) + len(plain) != len(data.indices) or len(in_weights) != 4:
+    """The convolution of ``data`` by ``weights``; None where their axes have other roles."""
+    plain, in_weights = _plain_axes(data), _plain_axes(weights)
+    if len(data.indices) != len(plain) + 2 or not _is_filter(weights, in_weights):
         return None
-    if len(weights.indices) != 4 or len(set(in_weights)) != 4 or weights.pad is not None:
+    sides = [_side(form, index) for index in data.indices if len(index.axes) == 2]
+    known = [side for side in sides if side is not None]
+    if len(known) != 2 or len(sides) != 2:
         return None
-    taps, outputs, flipped = [], [], []
-    for index in windows:
-        tap = next((axis for axis in index.axes if axis in form.reduced), None)
-        output = next((axis for axis in index.axes if axis in form.spatial), None)
-        if tap is None or output is None or form.sizes[tap] != TAPS or index.coefficient(output) != 1:
-            return None
-        if abs(index.coefficient(tap)) != 1:
-            return None
-        taps.append(tap)
-        outputs.append(output)
-        flipped.append(index.coefficient(tap) < 0)
+    rows, columns = known
+    taps = (rows.tap, columns.tap)
     channels = [axis for axis in form.reduced if axis not in taps]
     filters = [axis for axis in form.spatial if axis in in_weights]
-    images = [axis for axis in form.spatial if axis not in filters and axis not in outputs]
-    if len(channels) != 1 or len(filters) != 1 or len(images) > 1 or set(in_weights) != {*channels, *filters, *taps}:
+    images = [axis for axis in form.spatial if axis not in (*filters, rows.output, columns.output)]
+    if len(channels) != 1 or len(filters) != 1 or len(images) > 1:
         return None
-    if sorted(plain) != sorted([*channels, *images]):
+    if set(in_weights) != {*channels, *filters, *taps} or sorted(plain) != sorted([*channels, *images]):
         return None
-    rows, columns = outputs
     return Convolution(
         images=images[0] if images else None,
         filters=filters[0],
         channels=channels[0],
-        rows=rows,
-        columns=columns,
-        taps=(taps[0], taps[1]),
+        rows=rows.output,
+        columns=columns.output,
+        taps=taps,
         data=data,
         weights=weights,
-        flipped=(flipped[0], flipped[1]),
+        flipped=(rows.flipped, columns.flipped),
     )
+
+
+def _plain_axes(load: Load) -> list[str]:
+    """The axes that are indices by themselves."""
+    return [index.axes[0] for index in load.indices if index.is_plain_axis]
+
+
+def _is_filter(weights: Load, plain: Sequence[str]) -> bool:
+    """Whether a tensor is read at four different axes, and nowhere beyond its end."""
+    return len(weights.indices) == len(set(plain)) == len(plain) == 4 and weights.pad is None
+
+
+class _Side(NamedTuple):
+    """One dimension of the window: its axis of the output, that of the filter, and whether it is read backwards."""
+
+    output: str
+    tap: str
+    flipped: bool
+
+
+def _side(form: KernelForm, index: AffineIndex) -> _Side | None:
+    """The window along an index of two axes; None where it is no window of three taps and stride 1."""
+    tap = next((axis for axis in index.axes if axis in form.reduced), None)
+    output = next((axis for axis in index.axes if axis in form.spatial), None)
+    if tap is None or output is None or form.sizes[tap] != TAPS:
+        return None
+    if index.coefficient(output) != 1 or abs(index.coefficient(tap)) != 1:
+        return None
+    return _Side(output, tap, index.coefficient(tap) < 0)

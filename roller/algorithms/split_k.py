@@ -18,19 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, Considered, Part
+from roller.algorithms.chain import ChainProgram, Considered
 from roller.algorithms.slices import Slices, place_of
 from roller.construct.construct import construct, has_reuse
-from roller.construct.program import RProgram
+from roller.construct.program import ProgramPart, RProgram
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import product_factors
-from sokoban.kernel.matrix import device_product, needs_matrix
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.tile import TileSchedule
 
+#: The name of the algorithm.
 NAME = "split-k"
 
 #: Fewest points of the reduction in a slice: with fewer a block does little more than write its partial sums.
@@ -69,29 +69,29 @@ PILOTS = 16
 # Where it applies
 
 
-def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
+def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The operator in slices, priced, or why that cannot gain anything over its best program of one kernel."""
-    declined = _declined(form, device, direct)
+    form, device = placed.form, placed.device
+    declined = _declined(placed, direct)
     axis = None if declined else _axis(form)
     if axis is None:
         return Considered(NAME, declined=declined or "no axis of the reduction is one dimension of all that it indexes")
-    counts = _counts(form, device, axis)
+    counts = _counts(placed, axis)
     if not counts:
         return Considered(NAME, declined=f"{axis} cannot be cut into slices that are worth it")
     return Considered(NAME, tuple(_priced(form, device, counts)))
 
 
-def _declined(form: KernelForm, device: DeviceSpec, direct: RProgram) -> str:
+def _declined(placed: PlacedForm, direct: RProgram) -> str:
+    form, device = placed.form, placed.device
     if form.kind != "tile" or form.reduction is None:
         return "there is no reduction to cut" if form.reduction is None else "rows are reduced more than once"
-    found = direct.estimate
+    estimate = direct.estimate
     blocks = direct.schedule.grid_blocks(form.sizes)
-    if found.wave_count > MOST_WAVES:
-        running = found.blocks_per_unit * device.unit_count
+    if estimate.wave_count > MOST_WAVES:
+        running = estimate.blocks_per_unit * device.unit_count
         return f"its {blocks} blocks fill the {device.unit_count} {device.unit_name}s {blocks / running:.1f} times over"
-    rate, _ = arithmetic_rate(form, device)
-    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
-    if found.seconds <= NEAR_BOUND * bound + 2 * device.launch_overhead_seconds:
+    if estimate.seconds <= NEAR_BOUND * placed.least_seconds + 2 * device.launch_overhead_seconds:
         return "one kernel is as near to its bound as two launches could come"
     return ""
 
@@ -134,8 +134,9 @@ def _can_pad(form: KernelForm, axis: str) -> bool:
 # How many slices
 
 
-def _counts(form: KernelForm, device: DeviceSpec, axis: str) -> list[Slices]:
+def _counts(placed: PlacedForm, axis: str) -> list[Slices]:
     """Slices that give every unit one block or a few, for small tiles and for large ones, few slices first."""
+    form, device = placed.form, placed.device
     statement = form.reductions[0]
     size = form.sizes[axis]
     outputs = math.prod(form.sizes[each] for each in statement.axes)
@@ -143,18 +144,22 @@ def _counts(form: KernelForm, device: DeviceSpec, axis: str) -> list[Slices]:
     most = size * other // LEAST_POINTS
     areas = SHARED_AREAS if has_reuse(TileSpace.of(form)) else PLAIN_AREAS
     wanted = sorted(device.unit_count * blocks * area / outputs for area in areas for blocks in BLOCKS_PER_UNIT)
-    matrix = device_product(form, device) is not None
-    found: dict[int, Slices] = {}
+    matrix = placed.product is not None
+    slices_by_count: dict[int, Slices] = {}
     for count in _apart(max(2, min(round(want), size, most)) for want in wanted):
         for slices in _near(form, axis, count, MATRIX_SNAP if matrix else SNAP):
             if 2 <= slices.count <= most and slices.length >= 2:
-                found.setdefault(slices.count, slices)
-    whole = [slices for slices in found.values() if slices.divides(form)]
-    return whole if (matrix and whole) or needs_matrix(form) else list(found.values())
+                slices_by_count.setdefault(slices.count, slices)
+    whole = [slices for slices in slices_by_count.values() if slices.divides(form)]
+    return whole if (matrix and whole) or form.needs_matrix else list(slices_by_count.values())
 
 
 def _apart(counts: Iterable[int]) -> list[int]:
-    """Some counts that are apart from each other, the smallest and the largest among them."""
+    """At most :data:`MOST_COUNTS` counts, each :data:`APART` times the one before or more, the smallest among them.
+
+    >>> _apart([2, 3, 4, 5, 40])
+    [2, 3, 4, 40]
+    """
     ordered = sorted(set(counts))
     kept: list[int] = []
     for count in ordered:
@@ -201,8 +206,8 @@ def _priced(form: KernelForm, device: DeviceSpec, counts: Sequence[Slices]) -> l
     for slices in counts:
         if slices != pilot:
             problems = slices.problems(form)
-            found = _repriced(problems[0], device, pilots), _repriced(problems[1], device, adders)
-            programs[slices] = _program(form, slices, problems, found)
+            priced = _repriced(problems[0], device, pilots), _repriced(problems[1], device, adders)
+            programs[slices] = _program(form, slices, problems, priced)
     best = min(programs, key=lambda slices: programs[slices].estimate.seconds)
     if best != pilot:
         problems = best.problems(form)
@@ -226,25 +231,26 @@ def _repriced(form: KernelForm, device: DeviceSpec, programs: Sequence[RProgram]
     return _Priced(programs[best].schedule, table.row(best), programs[best].policy)
 
 
-def _better(one: ChainProgram, other: ChainProgram) -> ChainProgram:
-    return one if one.estimate.seconds <= other.estimate.seconds else other
+def _better(first: ChainProgram, second: ChainProgram) -> ChainProgram:
+    return first if first.estimate.seconds <= second.estimate.seconds else second
 
 
 def _program(
     form: KernelForm,
     slices: Slices,
     problems: tuple[KernelForm, KernelForm],
-    found: tuple[RProgram | _Priced, RProgram | _Priced],
+    kernels: tuple[RProgram | _Priced, RProgram | _Priced],
 ) -> ChainProgram:
     assert form.reduction is not None
     labels = (f"{_DOING[form.reduction.function]} each of {slices.text}", "puts the slices together")
     parts = tuple(
-        Part(label, problem, each.schedule, each.estimate, each.policy)
-        for label, problem, each in zip(labels, problems, found, strict=True)
+        ProgramPart(label, problem, kernel.schedule, kernel.estimate, kernel.policy)
+        for label, problem, kernel in zip(labels, problems, kernels, strict=True)
     )
     return ChainProgram(NAME, slices.text, form, slices, parts)
 
 
+#: Reduction -> what a kernel does with a slice, in words.
 _DOING: Mapping[str, str] = {
     "sum": "sums", "prod": "multiplies", "max": "takes the maximum of", "min": "takes the minimum of"
 }  # fmt: skip

@@ -24,13 +24,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, Considered, Part
+from roller.algorithms.chain import ChainProgram, Considered
 from roller.algorithms.convolution import TAPS, Convolution, convolution_of
 from roller.construct.construct import construct
-from roller.construct.program import RProgram
+from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.kernel.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchTransform
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import (
     AffineIndex,
     Axis,
@@ -44,12 +45,12 @@ from sokoban.language.expression import (
     rewrite,
 )
 from sokoban.language.names import fresh_name
-from sokoban.model.bounds import arithmetic_rate
 from sokoban.model.gpu.patches import estimate_patches
 from sokoban.schedule.cutting import cut, cut_sizes, resize
 from sokoban.schedule.patches import PatchSchedule, Schedule
 from sokoban.schedule.tile import TileSchedule
 
+#: The name of the algorithm.
 NAME = "winograd"
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -95,6 +96,9 @@ def amplification(size: int) -> float:
 
     An output is a sum of products, ``A`` times; the error of each is in proportion to its own size, which grows with
     the rows of ``B`` and ``G``. Rows and columns contribute alike, so that the square root of both is one of them.
+
+    >>> round(amplification(2), 2), round(amplification(4), 1)
+    (1.67, 31.4)
     """
     output, data, filters = MATRICES[size]
     sizes = [_square(b) * _square(g) for b, g in zip(data, filters, strict=True)]
@@ -121,9 +125,9 @@ class Tiles:
 
     def tolerance(self, form: KernelForm) -> float | None:
         """What rounding errors of the products, each a sum over the channels, become in the output."""
-        found = convolution_of(form)
-        assert found is not None
-        return DEVIATIONS * amplification(self.size) * ROUNDING * math.sqrt(form.sizes[found.channels])
+        convolution = convolution_of(form)
+        assert convolution is not None
+        return DEVIATIONS * amplification(self.size) * ROUNDING * math.sqrt(form.sizes[convolution.channels])
 
     def problems(self, form: KernelForm) -> tuple[PatchTransform, PatchTransform, KernelForm, PatchTransform]:
         """Filters, input, products, output; see :class:`roller.algorithms.chain.Split`."""
@@ -134,22 +138,26 @@ class Tiles:
 
     def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, Tiles]:
         """A small operator of the same structure; see :class:`roller.algorithms.chain.Split`."""
-        found = convolution_of(form)
+        convolution = convolution_of(form)
         products, schedule = self.problems(form)[2], schedules[2]
-        assert found is not None and isinstance(schedule, TileSchedule)
+        assert convolution is not None and isinstance(schedule, TileSchedule)
         wanted = cut_sizes(products, schedule)
-        layout = _Layout.of(form, found, self.size)
+        layout = _Layout.of(form, convolution, self.size)
         # Columns of tiles with the image's own last one, then as many rows and images as the products want patches.
-        columns, across = self._fewer(form.sizes[found.columns], 3)
-        left = -(-wanted[layout.places] // across)
-        rows, down = self._fewer(form.sizes[found.rows], 3)
-        images = form.sizes[found.images] if found.images else 1
-        if images * down < left:
-            rows, down = self._fewer(form.sizes[found.rows], -(-left // images))
-        sizes = {found.rows: rows, found.columns: columns, found.channels: wanted[found.channels]}
-        sizes[found.filters] = wanted[found.filters]
-        if found.images:
-            sizes[found.images] = cut(images, -(-left // (2 * down)))
+        columns, across = self._fewer(form.sizes[convolution.columns], 3)
+        patches = -(-wanted[layout.places] // across)
+        rows, down = self._fewer(form.sizes[convolution.rows], 3)
+        images = form.sizes[convolution.images] if convolution.images else 1
+        if images * down < patches:
+            rows, down = self._fewer(form.sizes[convolution.rows], -(-patches // images))
+        sizes = {
+            convolution.rows: rows,
+            convolution.columns: columns,
+            convolution.channels: wanted[convolution.channels],
+        }
+        sizes[convolution.filters] = wanted[convolution.filters]
+        if convolution.images:
+            sizes[convolution.images] = cut(images, -(-patches // (2 * down)))
         return resize(form, {**form.sizes, **sizes}), self
 
     def _fewer(self, size: int, tiles: int) -> tuple[int, int]:
@@ -192,19 +200,19 @@ class _Layout:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Images, and rows and columns of tiles."""
-        sizes, found = self.form.sizes, self.convolution
-        images = sizes[found.images] if found.images else 1
-        return images, -(-sizes[found.rows] // self.size), -(-sizes[found.columns] // self.size)
+        sizes, roles = self.form.sizes, self.convolution
+        images = sizes[roles.images] if roles.images else 1
+        return images, -(-sizes[roles.rows] // self.size), -(-sizes[roles.columns] // self.size)
 
     def _axes(self, channel: str) -> tuple[Axis, ...]:
         """The axes of patches of one channel each, neighbours in memory last."""
-        found, sizes = self.convolution, self.form.sizes
+        roles, sizes = self.convolution, self.form.sizes
         images, down, across = self.grid
         tiles = [Axis(self.down, down), Axis(self.across, across)]
-        if found.images:
-            tiles.insert(0, Axis(found.images, images))
-        own = Axis(channel, sizes[channel])
-        return (*tiles, own) if found.channels_last else (own, *tiles)
+        if roles.images:
+            tiles.insert(0, Axis(roles.images, images))
+        channels = Axis(channel, sizes[channel])
+        return (*tiles, channels) if roles.channels_last else (channels, *tiles)
 
     @property
     def _place(self) -> AffineIndex:
@@ -227,9 +235,9 @@ class _Layout:
     def _patch_indices(self, channel: str, row: str, column: str) -> tuple[AffineIndex, ...]:
         """Where an element of a transformed patch lies."""
         element = AffineIndex.of({row: self.edge, column: 1})
-        own = AffineIndex.axis(channel)
-        rest = (self._place, own) if self.convolution.channels_last else (own, self._place)
-        return (element, *rest)
+        channel_index = AffineIndex.axis(channel)
+        place_indices = (self._place, channel_index) if self.convolution.channels_last else (channel_index, self._place)
+        return (element, *place_indices)
 
     @property
     def _names(self) -> tuple[str, str, str]:
@@ -238,35 +246,35 @@ class _Layout:
 
     def filters(self) -> PatchTransform:
         """``U = G W Gᵀ``."""
-        found, form = self.convolution, self.form
+        roles, form = self.convolution, self.form
         # A filter that is read backwards by the data's index is turned here.
-        places = dict(zip(found.taps, ((ROW, found.flipped[0]), (COLUMN, found.flipped[1])), strict=True))
-        own = {
+        places = dict(zip(roles.taps, ((ROW, roles.flipped[0]), (COLUMN, roles.flipped[1])), strict=True))
+        turned = {
             tap: AffineIndex.of({axis: -1 if back else 1}, TAPS - 1 if back else 0)
             for tap, (axis, back) in places.items()
         }
-        source = Load(found.weights.tensor, tuple(index.substitute(own) for index in found.weights.indices))
+        source = Load(roles.weights.tensor, tuple(index.substitute(turned) for index in roles.weights.indices))
         sizes = form.sizes
-        output = self._tensor(self._names[0], (sizes[found.channels], sizes[found.filters]))
+        output = self._tensor(self._names[0], (sizes[roles.channels], sizes[roles.filters]))
         element = AffineIndex.of({OUT_ROW: self.edge, OUT_COLUMN: 1})
-        target = (element, AffineIndex.axis(found.channels), AffineIndex.axis(found.filters))
-        axes = tuple(Axis(axis, sizes[axis]) for axis in (found.channels, found.filters))
+        target = (element, AffineIndex.axis(roles.channels), AffineIndex.axis(roles.filters))
+        axes = tuple(Axis(axis, sizes[axis]) for axis in (roles.channels, roles.filters))
         return self._transform(axes, MATRICES[self.size][2], source, target, output)
 
     def input(self) -> PatchTransform:
         """``V = Bᵀ D B``."""
-        found = self.convolution
-        starts = {found.rows: self._first(self.down, ROW), found.columns: self._first(self.across, COLUMN)}
+        roles = self.convolution
+        starts = {roles.rows: self._first(self.down, ROW), roles.columns: self._first(self.across, COLUMN)}
         # Backwards, a window starts with its last tap.
         taps = {
             tap: AffineIndex.of({}, TAPS - 1 if back else 0)
-            for tap, back in zip(found.taps, found.flipped, strict=True)
+            for tap, back in zip(roles.taps, roles.flipped, strict=True)
         }
-        indices = tuple(index.substitute({**starts, **taps}) for index in found.data.indices)
-        target = self._patch_indices(found.channels, OUT_ROW, OUT_COLUMN)
-        output = self._in_patches(self._names[1], found.channels)
-        source = Load(found.data.tensor, indices, 0.0)
-        return self._transform(self._axes(found.channels), MATRICES[self.size][1], source, target, output)
+        indices = tuple(index.substitute({**starts, **taps}) for index in roles.data.indices)
+        target = self._patch_indices(roles.channels, OUT_ROW, OUT_COLUMN)
+        output = self._in_patches(self._names[1], roles.channels)
+        source = Load(roles.data.tensor, indices, 0.0)
+        return self._transform(self._axes(roles.channels), MATRICES[self.size][1], source, target, output)
 
     def _first(self, tile: str, inside: str) -> AffineIndex:
         """Row or column ``inside`` of the patch of a tile."""
@@ -292,26 +300,26 @@ class _Layout:
 
     def products(self) -> KernelForm:
         """``M = sum(c, U V)``, a product of matrices per element of a patch."""
-        found, form = self.convolution, self.form
-        weights = self._tensor(self._names[0], (form.sizes[found.channels], form.sizes[found.filters]))
-        patches = self._in_patches(self._names[1], found.channels)
-        output = self._in_patches(self._names[2], found.filters)
+        roles, form = self.convolution, self.form
+        weights = self._tensor(self._names[0], (form.sizes[roles.channels], form.sizes[roles.filters]))
+        patches = self._in_patches(self._names[1], roles.channels)
+        output = self._in_patches(self._names[2], roles.filters)
         element, places = AffineIndex.axis(self.element), AffineIndex.axis(self.places)
-        channel, number = AffineIndex.axis(found.channels), AffineIndex.axis(found.filters)
-        last = found.channels_last
+        channel, number = AffineIndex.axis(roles.channels), AffineIndex.axis(roles.filters)
+        last = roles.channels_last
         data = Load(patches.name, (element, places, channel) if last else (element, channel, places))
         filters = Load(weights.name, (element, channel, number))
         factors = (data, filters) if last else (filters, data)
-        axes = (self.element, self.places, found.filters) if last else (self.element, found.filters, self.places)
-        value = Reduction("sum", (found.channels,), Call("mul", factors))
+        axes = (self.element, self.places, roles.filters) if last else (self.element, roles.filters, self.places)
+        value = Reduction("sum", (roles.channels,), Call("mul", factors))
         sizes = {
             self.element: self.edge**2, self.places: math.prod(self.grid),
-            found.filters: form.sizes[found.filters], found.channels: form.sizes[found.channels],
+            roles.filters: form.sizes[roles.filters], roles.channels: form.sizes[roles.channels],
         }  # fmt: skip
         tensors = {tensor.name: tensor for tensor in (weights, patches)}
         expr = replace(
             form.expr,
-            axes=tuple(Axis(axis, sizes[axis]) for axis in (*axes, found.channels)),
+            axes=tuple(Axis(axis, sizes[axis]) for axis in (*axes, roles.channels)),
             tensors=(*(tensors[load.tensor] for load in factors), output),
             statements=(Statement(output.name, axes, value),),
         )
@@ -319,13 +327,13 @@ class _Layout:
 
     def output(self) -> PatchTransform:
         """``Y = Aᵀ M A`` with the epilogue."""
-        found, form = self.convolution, self.form
+        roles, form = self.convolution, self.form
         statement = form.reductions[0]
-        products = self._in_patches(self._names[2], found.filters)
-        source = Load(products.name, self._patch_indices(found.filters, ROW, COLUMN))
+        products = self._in_patches(self._names[2], roles.filters)
+        source = Load(products.name, self._patch_indices(roles.filters, ROW, COLUMN))
         places = {
-            found.rows: self._first(self.down, OUT_ROW),
-            found.columns: self._first(self.across, OUT_COLUMN),
+            roles.rows: self._first(self.down, OUT_ROW),
+            roles.columns: self._first(self.across, OUT_COLUMN),
         }
         sums = [load for load in loads(form.final.value) if load.tensor == statement.tensor]
         results: dict[Value, Value] = {load: Load(RESULT, ()) for load in sums}
@@ -334,7 +342,7 @@ class _Layout:
         expr = form.expr
         others = dict.fromkeys(load.tensor for load in form.final_loads)
         inputs = (products, *(expr.tensor_by_name[name] for name in others))
-        axes, matrix = self._axes(found.filters), MATRICES[self.size][0]
+        axes, matrix = self._axes(roles.filters), MATRICES[self.size][0]
         return PatchTransform(
             name=expr.name,
             axes=axes,
@@ -351,50 +359,51 @@ class _Layout:
 # What it takes
 
 
-def consider(form: KernelForm, device: DeviceSpec, direct: RProgram) -> Considered:
+def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The convolution by tiles of 2x2 and of 4x4 outputs, or why that cannot gain anything over ``direct``."""
-    found = convolution_of(form)
-    if found is None:
+    form = placed.form
+    convolution = convolution_of(form)
+    if convolution is None:
         return Considered(NAME, declined="it is no 3x3 convolution of stride 1")
-    declined = _declined(form, found)
+    declined = _declined(form, convolution)
     if declined:
         return Considered(NAME, declined=declined)
     programs, reasons = [], []
     for size in MATRICES:
         tiles = Tiles(size)
-        reason = _too_slow(form, found, device, direct, tiles)
+        reason = _too_slow(placed, convolution, direct, tiles)
         if reason:
             reasons.append(reason)
         else:
-            programs.append(_program(form, device, tiles))
+            programs.append(_program(form, placed.device, tiles))
     programs.sort(key=lambda program: program.estimate.seconds)
     return Considered(NAME, tuple(programs), "" if programs else "; ".join(reasons))
 
 
-def _declined(form: KernelForm, found: Convolution) -> str:
+def _declined(form: KernelForm, convolution: Convolution) -> str:
     dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
     if dtypes != {"float32"} or form.expr.accumulate != "float32":
         return "transforms are done in float32, and so are the tensors that they are for"
     if form.expr.allow_tf32:
         return "transforms would amplify the rounding of TensorFloat-32"
-    if min(form.sizes[found.channels], form.sizes[found.filters]) < LEAST_CHANNELS:
+    if min(form.sizes[convolution.channels], form.sizes[convolution.filters]) < LEAST_CHANNELS:
         return f"there are fewer than {LEAST_CHANNELS} channels or filters"
     return ""
 
 
-def _too_slow(form: KernelForm, found: Convolution, device: DeviceSpec, direct: RProgram, tiles: Tiles) -> str:
+def _too_slow(placed: PlacedForm, convolution: Convolution, direct: RProgram, tiles: Tiles) -> str:
     """Why these tiles cannot be faster, from their traffic and arithmetic alone."""
-    layout = _Layout.of(form, found, tiles.size)
+    form, device = placed.form, placed.device
+    layout = _Layout.of(form, convolution, tiles.size)
     sizes, patches = form.sizes, math.prod(layout.grid)
-    channels, filters = sizes[found.channels], sizes[found.filters]
+    channels, filters = sizes[convolution.channels], sizes[convolution.filters]
     most = layout.edge**2 * max(channels, filters) * patches
     if most > MOST_ELEMENTS:
         return f"{tiles.text} needs a tensor of {most} elements, more than 32-bit indices reach"
     passed = 2 * 4 * layout.edge**2 * (patches * (channels + filters) + channels * filters)
     kept = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
-    rate, _ = arithmetic_rate(form, device)
     flops = 2.0 * layout.edge**2 * patches * channels * filters
-    least = max(flops / rate, passed / device.dram.bandwidth_bytes_per_second / 2)
+    least = max(flops / placed.rate.flops, passed / device.dram.bandwidth_bytes_per_second / 2)
     least += (passed / 2 + kept) / device.dram.bandwidth_bytes_per_second
     least += 4 * device.launch_overhead_seconds
     if least < direct.estimate.seconds:
@@ -408,14 +417,14 @@ def _program(form: KernelForm, device: DeviceSpec, tiles: Tiles) -> ChainProgram
     parts = (
         _transformed(f"transforms the filters for {tiles.text}", filters, device),
         _transformed("transforms the input", data, device),
-        Part("multiplies", products, product.schedule, product.estimate, product.policy),
+        ProgramPart("multiplies", products, product.schedule, product.estimate, product.policy),
         _transformed("transforms the products into the output", output, device),
     )
     return ChainProgram(NAME, tiles.text, form, tiles, parts)
 
 
-def _transformed(label: str, transform: PatchTransform, device: DeviceSpec) -> Part:
+def _transformed(label: str, transform: PatchTransform, device: DeviceSpec) -> ProgramPart:
     schedules = [PatchSchedule(threads) for threads in PATCH_THREADS]
     estimates = [estimate_patches(transform, schedule, device) for schedule in schedules]
     best = min(range(len(schedules)), key=lambda number: estimates[number].seconds)
-    return Part(label, transform, schedules[best], estimates[best], "a thread per patch")
+    return ProgramPart(label, transform, schedules[best], estimates[best], "a thread per patch")

@@ -226,8 +226,8 @@ def _beside_table(measured: _Gpu | _Cpu) -> Table:
     return table
 
 
+#: Key path, the number here, the other board's, unit.
 Row = tuple[str, float, float, str]
-"""Key path, the number here, the other board's, unit."""
 
 
 def _compared(measured: _Gpu | _Cpu, spec: DeviceSpec | CpuDescription | None, other: DeviceSpec) -> Iterator[Row]:

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 
 def device_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--device NAME|FILE``, given to the command as ``device_name``."""
     return click.option(
         "--device", "device_name", required=True, metavar="NAME|FILE", help="A board (roller devices) or a spec file."
     )(command)
 
 
 def search_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--search roller|sokoban|both``, given to the command as ``method``."""
     return click.option(
         "--search",
         "method",
@@ -38,6 +40,7 @@ def search_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def algorithms_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--algorithms LIST``, to be read by :func:`roller.algorithms.parse_algorithms`."""
     return click.option(
         "--algorithms",
         default=None,
@@ -47,18 +50,27 @@ def algorithms_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cores() -> int:
+    """Cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_readable(file: Path) -> None:
-    """Before any process starts: the commonest mistake is a wrong file name."""
+    """Refuse what is no file, before any process starts.
+
+    Raises:
+        InputError: there is no such file, or it is a directory.
+    """
     if not file.is_file():
         problem = "is a directory" if file.is_dir() else "no such file"
         raise InputError(str(file), problem, "give a JSON file with one operator or a list of them")
 
 
 def check_compilable(device: DeviceSpec) -> None:
-    """Before any process starts: kernels can be built for the device, and on this machine."""
+    """Refuse a device that kernels cannot be built for, or not on this machine, before any process starts.
+
+    Raises:
+        InputError: the device has no code generator, or a tool is missing.
+    """
     if device.code_generator is None:
         raise InputError(
             "--device",
@@ -69,6 +81,11 @@ def check_compilable(device: DeviceSpec) -> None:
 
 
 def check_out(out: Path) -> None:
+    """Refuse a place that cannot become a directory.
+
+    Raises:
+        InputError: the path, or one above it, exists and is no directory.
+    """
     existing = next((path for path in (out, *out.parents) if os.path.lexists(path)), None)
     if existing is not None and not existing.is_dir():
         raise InputError("--out", f"{existing} exists and is no directory", "name another one")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from codegen.bundle.manifest import json_of
+from codegen.bundle.records import Bundle, KernelRecord
 from codegen.verify.result import Verification
 from hal.catalog import all_devices, provenance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.numbers import leaves
-from roller.algorithms import ChainProgram
-from roller.compile.bundles import manifest
-from roller.compile.pipeline import CompiledOperator
-from roller.programs import SEARCH_POLICY, Program
+from roller.compile.pipeline import CompiledOperator, RankedKernel
+from roller.construct.program import Program
+from roller.programs import finder_of
 from roller.text.quantities import sizes_text
 from sokoban.schedule.patches import PatchSchedule, Schedule
 
@@ -77,12 +77,12 @@ def print_line(text: str) -> None:
     _CONSOLE.print(text, markup=False, soft_wrap=True)
 
 
-def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Path) -> str:
+def compiled_json(compiled: CompiledOperator, bundle: Bundle) -> str:
     """One operator as one line of JSON: the manifest's kernels plus what this run took."""
-    record = manifest(compiled, device)
+    record, directory = bundle.manifest, bundle.directory
     kernels: list[dict[str, Any]] = []
     for entry in record.kernels:
-        kernel = msgspec.to_builtins(entry)
+        kernel = json_of(entry)
         kernel["source"] = str(directory / entry.source)
         kernel["binary"] = str(directory / entry.binary) if entry.binary else None
         kernel["schedule"] = str(directory / entry.schedule)
@@ -93,12 +93,12 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
         {
             "name": record.name,
             "device": record.device,
-            "construct_seconds": round(compiled.construction.seconds, 6),
+            "construct_seconds": round(compiled.programs.construct_seconds, 6),
             "total_seconds": round(compiled.total_seconds, 6),
-            "considered": compiled.construction.considered,
-            "search_seconds": round(compiled.construction.search_seconds, 6),
-            "searched": compiled.construction.searched,
-            "algorithm_seconds": round(compiled.construction.algorithm_seconds, 6),
+            "considered": compiled.programs.constructed_count,
+            "search_seconds": round(compiled.programs.search_seconds, 6),
+            "searched": compiled.programs.searched_count,
+            "algorithm_seconds": round(compiled.programs.algorithm_seconds, 6),
             "out": str(directory),
             "kernels": kernels,
             "failures": list(compiled.failures),
@@ -106,48 +106,68 @@ def compiled_json(compiled: CompiledOperator, device: DeviceSpec, directory: Pat
     ).decode()
 
 
-def print_compiled(results: Sequence[tuple[CompiledOperator, Path]], device: DeviceSpec, seconds: float) -> None:
+def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: DeviceSpec, seconds: float) -> None:
     """All kernels of a single operator, or the best kernel of every operator of a list."""
     table = Table(box=None, pad_edge=False)
-    single = len(results) == 1
-    for column in ("rank" if single else "operator", "block tile", _TILE[device.teu.lane], "step"):
+    is_single = len(results) == 1
+    for column in ("rank" if is_single else "operator", "block tile", _TILE[device.teu.lane], "step"):
         table.add_column(column, overflow="fold")
     for column in ("grid", "threads", _MEMORY[device.teu.lane], "regs", "spill", "predicted"):
         table.add_column(column, justify="right")
     for column in ("bound", "verified", "found by"):
         table.add_column(column)
-    for compiled, _ in results:
-        record = manifest(compiled, device)
-        for entry, kernel in zip(record.kernels, compiled.kernels, strict=True):
-            if not single and entry.rank > 1:
+    for compiled, bundle in results:
+        for entry, kernel in zip(bundle.kernels, compiled.kernels, strict=True):
+            if not is_single and entry.rank > 1:
                 break
-            program = kernel.program
-            tiles = _tile_cells(program.main.schedule if isinstance(program, ChainProgram) else program.schedule)
-            table.add_row(
-                str(entry.rank) if single else record.name,
-                *tiles,
-                "x".join(str(n) for n in entry.grid if n != 1) or "1",
-                "x".join(str(n) for n in entry.block if n != 1) or "1",
-                str(entry.shared_bytes),
-                "-" if entry.registers is None else str(entry.registers),
-                "-" if entry.spill_bytes is None else str(entry.spill_bytes),
-                _microseconds(entry.seconds),
-                entry.bound,
-                _verdict(kernel.built.verification),
-                _finder(program),
-            )
+            table.add_row(str(entry.rank) if is_single else bundle.name, *_kernel_cells(entry, kernel))
     print_table(table)
-    kernels = sum(len(compiled.kernels) for compiled, _ in results)
-    where = results[0][1] if single else results[0][1].parent
-    constructed = sum(compiled.construction.seconds for compiled, _ in results)
-    searched = sum(compiled.construction.search_seconds for compiled, _ in results)
-    finding = [f"{1e3 * constructed:.1f} ms of it construction"] if constructed else []
-    finding += [f"{1e3 * searched:.0f} ms{' of it' if not finding else ''} search"] if searched else []
-    weighed = sum(compiled.construction.algorithm_seconds for compiled, _ in results)
-    finding += [f"{1e3 * weighed:.1f} ms algorithms"] if weighed >= 1e-3 else []
-    print_line(f"{kernels} kernels for {device.title} in {seconds:.1f} s ({', '.join(finding)}), written to {where}")
+    operators = [compiled for compiled, _ in results]
+    directory = results[0][1].directory
+    folder = directory if is_single else directory.parent
+    count = sum(len(compiled.kernels) for compiled in operators)
+    shares = ", ".join(_finding(operators))
+    print_line(f"{count} kernels for {device.title} in {seconds:.1f} s ({shares}), written to {folder}")
     if device.code_generator_reason:
         print_line(device.code_generator_reason)
+
+
+def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:
+    """A kernel's tiles, launch, resources, time, and who found it."""
+    return (
+        *_tile_cells(kernel.program.main.schedule),
+        _extents(entry.grid),
+        _extents(entry.block),
+        str(entry.shared_bytes),
+        _known(entry.registers),
+        _known(entry.spill_bytes),
+        _microseconds(entry.seconds),
+        entry.bound,
+        _verdict(kernel.built.verification),
+        _finder(kernel.program),
+    )
+
+
+def _extents(extents: Sequence[int]) -> str:
+    """``80x2`` of a launch, without its dimensions of one."""
+    return "x".join(str(extent) for extent in extents if extent != 1) or "1"
+
+
+def _known(count: int | None) -> str:
+    return "-" if count is None else str(count)
+
+
+def _finding(operators: Sequence[CompiledOperator]) -> list[str]:
+    """The times that looking for programs took: ``3.1 ms of it construction``, ``210 ms search``."""
+    constructed = sum(compiled.programs.construct_seconds for compiled in operators)
+    searched = sum(compiled.programs.search_seconds for compiled in operators)
+    composed = sum(compiled.programs.algorithm_seconds for compiled in operators)
+    shares = [f"{1e3 * constructed:.1f} ms of it construction"] if constructed else []
+    if searched:
+        shares.append(f"{1e3 * searched:.0f} ms{'' if shares else ' of it'} search")
+    if composed >= 1e-3:
+        shares.append(f"{1e3 * composed:.1f} ms algorithms")
+    return shares
 
 
 def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
@@ -160,9 +180,10 @@ def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
 
 
 def _finder(program: Program) -> str:
-    if isinstance(program, ChainProgram):
+    """Who found a program, or how it was composed."""
+    if len(program.parts) > 1:
         return f"{program.policy}: {len(program.parts)} kernels, the longest shown"
-    return "search" if program.policy == SEARCH_POLICY else "construction"
+    return finder_of(program.policy)
 
 
 def _verdict(check: Verification | None) -> str:

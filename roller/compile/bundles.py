@@ -9,35 +9,67 @@ from pathlib import Path
 from typing import Any
 
 from codegen import staged_directory
-from codegen.bundle.manifest import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, VerificationRecord, to_json
+from codegen.bundle.manifest import to_json
+from codegen.bundle.records import (
+    FORMAT,
+    MANIFEST,
+    Argument,
+    Bundle,
+    KernelRecord,
+    LaunchRecord,
+    Manifest,
+    VerificationRecord,
+)
 from codegen.bundle.reference import ReferenceKernel, reference_kernel
 from codegen.compile.request import BuiltKernel
 from codegen.generators import GENERATORS, Generator
 from codegen.verify.result import tolerance_of
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ChainProgram
 from roller.compile.pipeline import CompiledOperator, RankedKernel, entry_name
-from roller.programs import Program
+from roller.construct.program import Program
 from sokoban.kernel.problem import tensors_of
 from sokoban.language.expression import statement_text
 from sokoban.schedule.patches import PatchSchedule, Schedule
 
 
-def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
-    """The manifest of a compiled operator."""
-    notes = [device.code_generator_reason] if device.code_generator_reason else []
+def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> Bundle:
+    """Write ``out/<name>/`` whole or not at all.
+
+    Returns:
+        The bundle: the folder and the manifest that lies in it.
+    """
+    generator = _generator(device)
+    reference = _reference(compiled, generator)
+    record = manifest(compiled, device, reference)
+    target = out / compiled.expr.name
+    out.mkdir(parents=True, exist_ok=True)
+    with staged_directory(target) as directory:
+        for rank, kernel in enumerate(compiled.kernels, start=1):
+            files = _files(rank, kernel, generator)
+            for file, (part, built) in zip(files, kernel.parts, strict=True):
+                (directory / file.source).write_text(built.source)
+                if file.binary is not None and built.binary is not None:
+                    (directory / file.binary).write_bytes(built.binary)
+                (directory / file.schedule).write_bytes(to_json(part.schedule.to_json()))
+        if reference is not None:
+            (directory / reference.record.source).write_text(reference.source)
+        (directory / MANIFEST).write_bytes(to_json(record))
+    return Bundle(target, record)
+
+
+def manifest(compiled: CompiledOperator, device: DeviceSpec, reference: ReferenceKernel | None) -> Manifest:
+    """The manifest of a compiled operator; ``reference`` is what its kernels are judged by on the device."""
     tensors = (*compiled.expr.inputs, compiled.expr.output)
-    reference = _reference(compiled, device)
     return Manifest(
         format=FORMAT,
         name=compiled.expr.name,
         device=device.name,
         architecture=device.architecture,
-        statements=[statement_text(statement) for statement in compiled.expr.statements],
+        statements=tuple(statement_text(statement) for statement in compiled.expr.statements),
         axes=dict(compiled.expr.sizes),
-        fused_axes={name: list(parts) for name, parts in compiled.form.fused},
+        fused_axes={name: tuple(axes) for name, axes in compiled.form.fused},
         accumulate=compiled.expr.accumulate,
-        arguments=[
+        arguments=tuple(
             Argument(
                 name=tensor.name,
                 role="output" if tensor is tensors[-1] else "input",
@@ -45,9 +77,9 @@ def manifest(compiled: CompiledOperator, device: DeviceSpec) -> Manifest:
                 shape=tensor.caller_shape,
             )
             for tensor in tensors
-        ],
-        notes=notes,
-        kernels=[_record(rank, kernel, device) for rank, kernel in enumerate(compiled.kernels, start=1)],
+        ),
+        notes=(device.code_generator_reason,) if device.code_generator_reason else (),
+        kernels=tuple(_record(rank, kernel, device) for rank, kernel in enumerate(compiled.kernels, start=1)),
         reference=None if reference is None else reference.record,
         allow_tf32=compiled.expr.allow_tf32,
     )
@@ -59,9 +91,9 @@ def _generator(device: DeviceSpec) -> Generator:
     return GENERATORS[device.code_generator]
 
 
-def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKernel | None:
+def _reference(compiled: CompiledOperator, generator: Generator) -> ReferenceKernel | None:
     """The operator as plain CUDA C, by which ``roller profile`` judges its kernels; None where that cannot be said."""
-    if not _generator(device).has_reference:
+    if not generator.has_reference:
         return None
     try:
         return reference_kernel(compiled.expr, entry_name(compiled.expr.name))
@@ -70,10 +102,10 @@ def _reference(compiled: CompiledOperator, device: DeviceSpec) -> ReferenceKerne
 
 
 def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord:
-    """The record of a rank. Of a chain the general fields are those of its longest launch."""
+    """The record of a rank; the general fields of a chain are those of its longest launch."""
     files = list(_files(rank, kernel, _generator(device)))
-    longest = max(range(len(files)), key=lambda number: kernel.parts[number].estimate.seconds)
-    built, program, file = kernel.launches[longest], kernel.program, files[longest]
+    longest = max(range(len(files)), key=lambda number: kernel.parts[number][0].estimate.seconds)
+    (part, built), program, file = kernel.parts[longest], kernel.program, files[longest]
     checked = kernel.built.verification
     return KernelRecord(
         rank=rank,
@@ -81,7 +113,7 @@ def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord
         seconds=_rounded(program.estimate.seconds),
         bound=program.estimate.bound,
         stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
-        tiles=_tiles(kernel.parts[longest].schedule, device),
+        tiles=_tiles(part.schedule, device),
         policy=program.policy,
         verified=None if checked is None else checked.passed,
         verification=None
@@ -94,7 +126,7 @@ def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord
             axis_sizes=dict(checked.axis_sizes),
             reason=checked.reason,
         ),
-        launches=_launches(kernel, files),
+        launches=tuple(_launches(kernel, files)),
         workspace=_workspace(program),
         tolerance=_tolerance(program),
     )
@@ -118,21 +150,21 @@ def _built(built: BuiltKernel, file: _Files) -> dict[str, Any]:
 
 
 def _workspace(program: Program) -> dict[str, int]:
-    return {t.name: t.size_bytes for t in program.workspace} if isinstance(program, ChainProgram) else {}
+    return {tensor.name: tensor.size_bytes for tensor in program.workspace}
 
 
 def _tolerance(program: Program) -> float | None:
     """The error that a chain's results may have where it is more than any program's of their dtype."""
-    if not isinstance(program, ChainProgram) or program.tolerance is None:
+    if program.tolerance is None:
         return None
-    own = float(f"{program.tolerance:.3g}")
-    return own if own > tolerance_of(program.form.expr) else None
+    tolerance = float(f"{program.tolerance:.3g}")
+    return tolerance if tolerance > tolerance_of(program.form.expr) else None
 
 
 def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecord]:
     """A record per launch of a chain; none for a kernel that does it alone."""
     program = kernel.program
-    if not isinstance(program, ChainProgram):
+    if len(program.parts) == 1:
         return []
     return [
         LaunchRecord(
@@ -140,9 +172,9 @@ def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecor
             **_built(built, file),
             seconds=_rounded(part.estimate.seconds),
             bound=part.estimate.bound,
-            tensors=[tensor.name for tensor in tensors_of(part.problem)],
+            tensors=tuple(tensor.name for tensor in tensors_of(part.problem)),
         )
-        for part, built, file in zip(program.parts, kernel.launches, files, strict=True)
+        for (part, built), file in zip(kernel.parts, files, strict=True)
     ]
 
 
@@ -165,40 +197,28 @@ class _Files:
 
 def _files(rank: int, kernel: RankedKernel, generator: Generator) -> Iterator[_Files]:
     """``kernel_1.cu`` and so on; ``kernel_1_part_2.cu`` where there are several launches."""
-    alone = len(kernel.launches) == 1
-    for number, built in enumerate(kernel.launches, start=1):
-        stem = f"kernel_{rank}" if alone else f"kernel_{rank}_part_{number}"
+    is_single = len(kernel.parts) == 1
+    for number, (_, built) in enumerate(kernel.parts, start=1):
+        stem = f"kernel_{rank}" if is_single else f"kernel_{rank}_part_{number}"
         binary = f"{stem}.{generator.binary_suffix}" if built.binary is not None else None
         yield _Files(f"{stem}.{generator.source_suffix}", binary, f"{stem}.schedule.json")
 
 
 def _rounded(seconds: float) -> float:
-    """Six significant digits: enough for any estimate, and the same on every machine."""
+    """Six significant digits: enough for any estimate, and the same on every machine.
+
+    >>> _rounded(1.23456789e-6)
+    1.23457e-06
+    """
     return float(f"{seconds:.6g}")
 
 
 def _error_figure(error: float | None) -> float | None:
-    """A measured error for a manifest: upper bound of its power of ten, since CPUs differ in the last bits."""
+    """A measured error for a manifest: upper bound of its power of ten, since CPUs differ in the last bits.
+
+    >>> _error_figure(3.1e-7), _error_figure(0.0), _error_figure(math.inf)
+    (1e-06, 0.0, None)
+    """
     if error is None or not math.isfinite(error) or error == 0.0:
         return None if error is None or error != 0.0 else 0.0
     return float(f"1e{math.ceil(math.log10(error))}")
-
-
-def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> Path:
-    """Write ``out/<name>/`` whole or not at all; returns the directory."""
-    record = manifest(compiled, device)
-    target = out / compiled.expr.name
-    out.mkdir(parents=True, exist_ok=True)
-    with staged_directory(target) as directory:
-        for rank, kernel in enumerate(compiled.kernels, start=1):
-            files = _files(rank, kernel, _generator(device))
-            for file, built, part in zip(files, kernel.launches, kernel.parts, strict=True):
-                (directory / file.source).write_text(built.source)
-                if file.binary is not None and built.binary is not None:
-                    (directory / file.binary).write_bytes(built.binary)
-                (directory / file.schedule).write_bytes(to_json(part.schedule.to_json()))
-        reference = _reference(compiled, device)
-        if reference is not None:
-            (directory / reference.record.source).write_text(reference.source)
-        (directory / "manifest.json").write_bytes(to_json(record))
-    return target

@@ -10,20 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-from codegen.compile.request import BuildRequest, BuiltChain, BuiltKernel
+from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
 from codegen.generators import engine_for
 from codegen.target import Target
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, ChainProgram, Part
+from roller.algorithms import ALGORITHMS
 from roller.construct.construct import construct
-from roller.construct.program import Construction, RProgram
-from roller.programs import Program, find_programs, finders, ranked, searched, united, with_algorithms
+from roller.construct.program import Program, ProgramPart
+from roller.programs import Programs, find_programs, finders
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.problem import Problem
 from sokoban.language.expression import TensorExpr
-from sokoban.schedule.patches import Schedule
 from sokoban.search.search import SearchResult, search
 
 #: Programs constructed beyond those asked for, built only where some of those fail or spill.
@@ -32,20 +30,15 @@ SPARES = 4
 
 @dataclass(frozen=True)
 class RankedKernel:
-    """A program as it was built: a kernel, or the kernels of a chain."""
+    """A program and what was built of it, kernel by kernel."""
 
     program: Program
-    built: BuiltKernel | BuiltChain
+    built: BuiltProgram
 
     @property
-    def launches(self) -> tuple[BuiltKernel, ...]:
-        """Its kernels in the order of their launches."""
-        return self.built.launches if isinstance(self.built, BuiltChain) else (self.built,)
-
-    @property
-    def parts(self) -> tuple[Part | RProgram, ...]:
-        """Schedule and estimate of each."""
-        return self.program.parts if isinstance(self.program, ChainProgram) else (self.program,)
+    def parts(self) -> tuple[tuple[ProgramPart, BuiltKernel], ...]:
+        """What every kernel computes, how and how fast, and the kernel, in the order of the launches."""
+        return tuple(zip(self.program.parts, self.built.parts, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +52,7 @@ class CompiledOperator:
 
     expr: TensorExpr
     form: KernelForm
-    construction: Construction
+    programs: Programs
     kernels: tuple[RankedKernel, ...]
     total_seconds: float
     failures: tuple[str, ...]
@@ -109,12 +102,12 @@ class _Building:
 
     kernels: tuple[Future[BuiltKernel], ...]
     check: Future[Verification] | None
-    is_chain: bool
 
-    def result(self) -> BuiltKernel | BuiltChain:
+    def result(self) -> BuiltProgram:
         """What became of it; waits for it."""
-        built = tuple(future.result() for future in self.kernels)
-        return BuiltChain(built, self.check.result() if self.check else None) if self.is_chain else built[0]
+        kernels = tuple(future.result() for future in self.kernels)
+        # Kernels of a chain are checked together, never by themselves.
+        return BuiltProgram(kernels, kernels[0].verification if self.check is None else self.check.result())
 
 
 class _Job:
@@ -136,8 +129,8 @@ class _Job:
         self.form = kernel_form(expr)
         constructs, self.needs_search = finders(device, method)
         self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
-        self.found: Future[SearchResult] | None = None
-        self.programs: list[Program] = []
+        self.searched: Future[SearchResult] | None = None
+        self.ranked: list[Program] = []
         self.building: list[_Building] = []
         self.seconds_before = time.perf_counter() - start
 
@@ -145,49 +138,47 @@ class _Job:
         """Search in this process, if a search is wanted at all."""
         if self.needs_search:
             start = time.perf_counter()
-            self.found = Future()
-            self.found.set_result(search(self.form, self.device, self.top_k + SPARES))
+            self.searched = Future()
+            self.searched.set_result(search(self.form, self.device, self.top_k + SPARES))
             self.seconds_before += time.perf_counter() - start
 
     def search_in_pool(self) -> None:
         """Queue the search, once, if it is wanted."""
-        if self.needs_search and self.found is None:
-            self.found = self.pool.submit(search, self.form, self.device, self.top_k + SPARES)
+        if self.needs_search and self.searched is None:
+            self.searched = self.pool.submit(search, self.form, self.device, self.top_k + SPARES)
 
-    def _found(self) -> Construction:
-        """What construction and search found; waits for the search."""
-        if self.found is None:
-            assert self.constructed is not None
-            return self.constructed
+    def _search_result(self) -> SearchResult | None:
+        """What the search found; waits for it. None where none was wanted."""
+        if self.searched is None:
+            return None
         with self._pool_named():
-            result = self.found.result()
-        return searched(result) if self.constructed is None else united(self.constructed, result, self.top_k + SPARES)
+            return self.searched.result()
 
     def start(self) -> None:
         """Queue the first ``top_k`` programs, once."""
         if self.building:
             return
         self.started = time.perf_counter()
-        self.construction = with_algorithms(self._found(), self.algorithms)
-        self.programs = ranked(self.construction, self.top_k, self.algorithms, SPARES)
-        programs = self.programs[: self.top_k]
-        self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(programs)]
+        self.programs = Programs.of(
+            self.constructed, self._search_result(), top_k=self.top_k + SPARES, algorithms=self.algorithms
+        )
+        self.ranked = self.programs.ranked(self.top_k, self.algorithms, SPARES)
+        asked = self.ranked[: self.top_k]
+        self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(asked)]
 
     def _submit(self, program: Program, verify: bool) -> _Building:
-        entry = entry_name(self.expr.name)
-        if not isinstance(program, ChainProgram):
-            return _Building((self._build(self.form, program.schedule, entry, verify),), None, False)
+        entry, count = entry_name(self.expr.name), len(program.parts)
+        entries = [entry] if count == 1 else [f"{entry}_part_{number}" for number in range(1, count + 1)]
+        check = program.check() if verify else None
         kernels = [
-            self._build(part.problem, part.schedule, f"{entry}_part_{number}", False)
-            for number, part in enumerate(program.parts, start=1)
+            self._build(part, name, verify and check is None) for part, name in zip(program.parts, entries, strict=True)
         ]
-        check = self.pool.submit(verify_chain, program.check()) if verify else None
-        return _Building(tuple(kernels), check, True)
+        return _Building(tuple(kernels), None if check is None else self.pool.submit(verify_chain, check))
 
-    def _build(self, problem: Problem, schedule: Schedule, entry: str, verify: bool) -> Future[BuiltKernel]:
+    def _build(self, part: ProgramPart, entry: str, verify: bool) -> Future[BuiltKernel]:
         request = BuildRequest(
-            form=problem,
-            schedule=schedule,
+            form=part.problem,
+            schedule=part.schedule,
             entry=entry,
             target=Target.of(self.device),
             verify=verify,
@@ -208,7 +199,7 @@ class _Job:
             raise BrokenProcessPool(f"{self.expr.name}: a build process died; try fewer --jobs") from error
 
     def _finish(self) -> CompiledOperator:
-        programs = self.programs
+        programs = self.ranked
         built = [building.result() for building in self.building]
         # Spares stand in for programs that do not build, and are tried where every kernel so far spills.
         while len(built) < len(programs) and (_good(built) < self.top_k):
@@ -228,7 +219,7 @@ class _Job:
         return CompiledOperator(
             expr=self.expr,
             form=self.form,
-            construction=self.construction,
+            programs=self.programs,
             kernels=tuple(kernels),
             total_seconds=seconds,
             failures=failures,
@@ -251,7 +242,7 @@ def entry_name(name: str) -> str:
     return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def _good(built: Sequence[BuiltKernel | BuiltChain]) -> int:
+def _good(built: Sequence[BuiltProgram]) -> int:
     return sum(not b.error and not b.spill_bytes for b in built)
 
 
@@ -287,8 +278,8 @@ def verify_operators(
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
         form = kernel_form(expr)
-        programs = ranked(find_programs(form, device, top_k, method, algorithms), top_k, algorithms)
-        started.append((expr.name, [_checked(form, program, device, runs, pool) for program in programs]))
+        programs = find_programs(form, device, top_k, method, algorithms).ranked(top_k, algorithms)
+        started.append((expr.name, [_checked(program, device, runs, pool) for program in programs]))
         if len(started) > ahead:
             name, futures = started.pop(0)
             yield name, [future.result() for future in futures]
@@ -296,9 +287,8 @@ def verify_operators(
         yield name, [future.result() for future in futures]
 
 
-def _checked(
-    form: KernelForm, program: Program, device: DeviceSpec, engine: str, pool: Executor
-) -> Future[Verification]:
-    if isinstance(program, ChainProgram):
-        return pool.submit(verify_chain, program.check(), engine)
-    return pool.submit(verify_schedule, form, program.schedule, engine, Target.of(device))
+def _checked(program: Program, device: DeviceSpec, engine: str, pool: Executor) -> Future[Verification]:
+    check = program.check()
+    if check is not None:
+        return pool.submit(verify_chain, check, engine)
+    return pool.submit(verify_schedule, program.form, program.main.tiles, engine, Target.of(device))

@@ -38,6 +38,9 @@ class ExecutionUnitRule:
     """Rule 1: whole TEUs. A block's threads fill warps; a matrix instruction's axes come in its own multiples.
 
     ``multiples`` gives the smallest multiple by axis position (16 for the three axes of WMMA), 1 elsewhere.
+
+    >>> ExecutionUnitRule(lanes=32).fills(threads=60, epsilon=0.1), ExecutionUnitRule(lanes=32).fills(33, 0.1)
+    (True, False)
     """
 
     lanes: int
@@ -97,7 +100,11 @@ class BankRule:
         return False
 
     def padding(self, stored: int, read: int, element_bytes: int) -> int:
-        """Elements to add to a leading dimension of ``stored`` elements that is read ``read`` elements at a time."""
+        """Elements to add to a leading dimension of ``stored`` elements that is read ``read`` elements at a time.
+
+        >>> BankRule(bank_count=32, bank_width_bytes=4).padding(stored=64, read=4, element_bytes=4)
+        4
+        """
         width = max(1, self.bank_width_bytes // element_bytes)
         return formula_padding(stored, read, banks=self.bank_count, width=width)
 
@@ -106,7 +113,8 @@ class BankRule:
 class TensorShapeRule:
     """Rule 4: padding an axis of N to whole tiles of S wastes at most epsilon: (S - N % S) / N <= epsilon.
 
-    Where S divides N nothing is wasted; the printed formula would charge a whole tile there.
+    Where S divides N nothing is wasted; the printed formula would charge a whole tile there. An axis of 100 in tiles
+    of 48 is padded by 44.
     """
 
     epsilon: float

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.construct.cpu import VectorTiles
+from roller.construct.cpu import CpuScaleUp
 from roller.construct.flat import Flat
 from roller.construct.performance import Costs
 from roller.construct.program import Candidate, Construction, RProgram
@@ -25,19 +26,15 @@ from roller.construct.rtile import RTile, TileSpace
 from roller.construct.scale_up import ScaleUp
 from roller.construct.warp_groups import warp_group_candidates
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import check_float8, device_product, needs_matrix
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
+from sokoban.kernel.placed import PlacedForm
+from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.pipelines import BODY_STATEMENTS, fully_staged, pipeline_variants, turned_tensors, with_layouts
-from sokoban.schedule.table import ScheduleTable
+from sokoban.schedule.table import Bools, Ints, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.bands import in_bands
 from sokoban.search.padding import bank_padding
-
-if TYPE_CHECKING:
-    pass
-
 
 #: Waste that tensor padding may cause, raised until there are enough programs (6.3.2, "irregular tensor shapes").
 EPSILON_STEPS = (0.1, 0.25, 0.4, 1.0, 4.0, 64.0)
@@ -66,9 +63,10 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         InputError: the device has no layer that holds even the smallest tile, or it cannot multiply the operator's
             element types.
     """
-    check_float8(form, device)
+    placed = PlacedForm(form, device)
+    placed.check()
     start = time.perf_counter()
-    proposals = Proposals(form, device)
+    proposals = Proposals(placed)
     ranking = _Ranking(proposals, top_k)
     epsilon = EPSILON_STEPS[0]
     for epsilon in EPSILON_STEPS:
@@ -76,15 +74,14 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
         if ranking.considered >= min(top_k, ENOUGH) and len(ranking.best()) >= min(top_k, ENOUGH):
             break
     programs = ranking.best()
-    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(form, device, programs[0].estimate.seconds):
+    if programs and epsilon < IRREGULAR_EPSILON and _wants_padding(placed, programs[0].estimate.seconds):
         epsilon = IRREGULAR_EPSILON
         ranking.add(proposals.within(epsilon))
         programs = ranking.best()
     if not programs:
         raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
     return Construction(
-        form=form,
-        device=device,
+        placed=placed,
         programs=programs,
         considered=ranking.considered,
         epsilon=epsilon,
@@ -92,13 +89,12 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
     )
 
 
-def _wants_padding(form: KernelForm, device: DeviceSpec, seconds: float) -> bool:
+def _wants_padding(placed: PlacedForm, seconds: float) -> bool:
     """Whether an irregular shape is the likely reason for a best program of ``seconds``."""
+    form = placed.form
     if not form.reduced or form.kind == "rows" or not any(form.sizes[axis] % ALIGNED for axis in form.spatial):
         return False
-    rate, _ = arithmetic_rate(form, device)
-    bound = max(form.flops / rate, compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second)
-    return seconds > FAR_FROM_BOUND * bound + device.launch_overhead_seconds
+    return seconds > FAR_FROM_BOUND * placed.least_seconds + placed.device.launch_overhead_seconds
 
 
 class _Ranking:
@@ -123,93 +119,140 @@ class _Ranking:
     def best(self) -> tuple[RProgram, ...]:
         """Best first by predicted time; equal times keep the order in which construction proposed them."""
         if self._unscored:
-            new = self._scored(self._unscored)
+            scored = self._scored(self._unscored)
             self._unscored = []
-            together = [*self._best, *new]
+            together = [*self._best, *scored]
             if self._best:
                 together.sort(key=lambda program: program.estimate.seconds)
-            self._best = tuple(with_fall_back(together, self.top_k, _instruction)[: self.top_k])
+            self._best = tuple(with_fall_back(together, self.top_k, lambda program: program.instruction)[: self.top_k])
         return self._best
 
     def _scored(self, candidates: list[Candidate]) -> list[RProgram]:
         """The best of some candidates."""
-        space, device = self.proposals.space, self.proposals.device
-        plain = ScheduleTable.of(space.form, [candidate.schedule for candidate in candidates])
-        # What a cache holds is not for the program to lay out or to fetch ahead.
-        staged = fully_staged(plain) & (not device.shared.is_cache)
-        # Every tile with its steps fetched one by one and, where all is staged, ahead.
-        pipelined = np.flatnonzero(staged & (plain.step_count > 1))
-        variants = pipeline_variants(space.form, device, (CONSTRUCTED_STAGES,))
-        rows = np.concatenate([np.arange(plain.count), *(pipelined for _ in variants)])
-        table = plain
-        if staged.any():
-            stages = np.concatenate([plain.stages, *(np.full(len(pipelined), n) for n, _ in variants)])
-            past = np.concatenate([plain.asynchronous, *(np.full(len(pipelined), past) for _, past in variants)])
-            table = with_layouts(plain.rows(rows), staged[rows], stages, past)
-        padding = bank_padding(table, device)
-        estimates = estimate(table.with_padding(padding), device)
+        space, placed = self.proposals.space, self.proposals.placed
+        variants = _Variants.of(placed, [candidate.schedule for candidate in candidates])
+        estimates = estimate(variants.padded, placed)
+        chosen = self._chosen(candidates, variants.candidate, estimates)
+        bands, predictions = in_bands(variants.padded, chosen, estimates, placed)
+        ranked = np.argsort(predictions.seconds, kind="stable").tolist()
+        return [
+            _program(
+                space,
+                candidates[int(variants.candidate[chosen[place]])],
+                variants.schedule(int(chosen[place]), int(bands[place])),
+                prediction,
+            )
+            for place, prediction in zip(ranked, predictions.rows(ranked), strict=True)
+        ]
+
+    def _chosen(self, candidates: Sequence[Candidate], candidate_of: Ints, estimates: EstimateTable) -> Ints:
+        """Rows of the best variants, one of each candidate and ``top_k`` at most, best first."""
         order = np.argsort(estimates.seconds, kind="stable")
         order = order[np.isfinite(estimates.seconds[order])]
-        _, first = np.unique(rows[order], return_index=True)
+        _, first = np.unique(candidate_of[order], return_index=True)
         kept = order[np.sort(first)].tolist()
-        kept = with_fall_back(kept, self.top_k, lambda place: candidates[int(rows[place])].schedule.instruction)
-        chosen = np.array(kept[: self.top_k], dtype=np.int64)
-        raster, predictions = in_bands(table.with_padding(padding), chosen, estimates, device)
-        ranked = np.argsort(predictions.seconds, kind="stable").tolist()
-        pads = [(name, column.tolist()) for name, column in padding.items()]
-        turned = turned_tensors(space.form) if staged.any() else ()
-        programs = []
-        for place, prediction in zip(ranked, predictions.rows(ranked), strict=True):
-            position = int(chosen[place])
-            row, band = int(rows[position]), int(raster[place])
-            candidate = candidates[row]
-            own = tuple([(name, amounts[position]) for name, amounts in pads if amounts[position]])
-            schedule = candidate.schedule
-            if staged[row]:
-                pipeline = int(stages[position]), bool(past[position])
-                schedule = schedule.laid_out(own, turned, BODY_STATEMENTS, *pipeline, band)
-            elif own or band:
-                schedule = schedule.with_(padding=own or schedule.padding, raster=band)
-            programs.append(
-                RProgram(
-                    schedule=schedule,
-                    estimate=prediction,
-                    register_tile=None if candidate.register_shape is None else RTile(space, candidate.register_shape),
-                    shared_tile=None if candidate.shared_shape is None else RTile(space, candidate.shared_shape),
-                    policy=candidate.policy,
-                    epsilon=candidate.epsilon,
-                    reasons=candidate.reasons,
-                )
-            )
-        return programs
+        kept = with_fall_back(kept, self.top_k, lambda row: candidates[int(candidate_of[row])].schedule.instruction)
+        return np.array(kept[: self.top_k], dtype=np.int64)
 
 
-def _instruction(program: RProgram) -> str:
-    return program.schedule.instruction
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Variants:
+    """Every schedule with its steps fetched one by one and, where all its operands are staged, ahead.
+
+    Attributes:
+        schedules: as candidates propose them.
+        candidate: row -> the position of its schedule.
+        is_staged: position of a schedule -> whether all its operands are staged, so that it is laid out here.
+        table: the rows before padding against bank conflicts.
+        padding: tensor -> elements that each row adds to the innermost dimension of its staged tile.
+        turned: staged tensors that are stored with another dimension innermost where a row is laid out here.
+    """
+
+    schedules: Sequence[TileSchedule]
+    candidate: Ints
+    is_staged: Bools
+    table: ScheduleTable
+    padding: Mapping[str, Ints]
+    turned: tuple[str, ...]
+
+    @staticmethod
+    def of(placed: PlacedForm, schedules: Sequence[TileSchedule]) -> _Variants:
+        """The variants of ``schedules`` that the device has."""
+        form, device = placed.form, placed.device
+        table = ScheduleTable.of(form, schedules)
+        # What a cache holds is not for the program to lay out or to fetch ahead.
+        staged = fully_staged(table) & (not device.shared.is_cache)
+        ahead = np.flatnonzero(staged & (table.step_count > 1))
+        pipelines = pipeline_variants(placed, (CONSTRUCTED_STAGES,))
+        candidate = np.concatenate([np.arange(table.count), *(ahead for _ in pipelines)])
+        if staged.any():
+            stages = np.concatenate([table.stages, *(np.full(len(ahead), count) for count, _ in pipelines)])
+            past = np.concatenate([table.asynchronous, *(np.full(len(ahead), past) for _, past in pipelines)])
+            table = with_layouts(table.candidates(candidate), staged[candidate], stages, past)
+        return _Variants(
+            schedules=schedules,
+            candidate=candidate,
+            is_staged=staged,
+            table=table,
+            padding=bank_padding(table, device),
+            turned=turned_tensors(form) if staged.any() else (),
+        )
+
+    @cached_property
+    def padded(self) -> ScheduleTable:
+        """The rows as they are estimated."""
+        return self.table.with_padding(self.padding)
+
+    def schedule(self, row: int, band: int) -> TileSchedule:
+        """A row, launched in bands of ``band`` blocks, as a schedule."""
+        schedule = self.schedules[int(self.candidate[row])]
+        padding = tuple([(name, int(amounts[row])) for name, amounts in self.padding.items() if amounts[row]])
+        if self.is_staged[self.candidate[row]]:
+            pipeline = int(self.table.stages[row]), bool(self.table.asynchronous[row])
+            return schedule.laid_out(padding, self.turned, BODY_STATEMENTS, *pipeline, band)
+        if padding or band:
+            return schedule.with_(padding=padding or schedule.padding, raster=band)
+        return schedule
+
+
+def _program(space: TileSpace, candidate: Candidate, schedule: TileSchedule, prediction: Estimate) -> RProgram:
+    """A candidate as it was scored: its tiles in a schedule with padding, pipeline and bands."""
+    register_shape, block_shape = candidate.tiles or (None, None)
+    return RProgram(
+        form=space.form,
+        schedule=schedule,
+        estimate=prediction,
+        register_tile=None if register_shape is None else RTile(space, register_shape),
+        shared_tile=None if block_shape is None else RTile(space, block_shape),
+        policy=candidate.policy,
+        epsilon=candidate.epsilon,
+        reasons=candidate.reasons,
+    )
 
 
 class Proposals:
     """What construction proposes for one operator on one device. What tiles cost is computed once for all epsilons."""
 
-    def __init__(self, form: KernelForm, device: DeviceSpec) -> None:
-        self.form, self.device, self.space = form, device, TileSpace.of(form)
+    def __init__(self, placed: PlacedForm) -> None:
+        self.placed, self.space = placed, TileSpace.of(placed.form)
         self._reuse = has_reuse(self.space)
         self._costs: dict[tuple[int, ...], Costs] = {}
 
     def within(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates that waste at most ``epsilon`` by padding."""
-        return _PROPOSERS[self.device.teu.lane](self, epsilon)
+        return _PROPOSERS[self.placed.device.teu.lane](self, epsilon)
 
-    def of_vectors(self, epsilon: float) -> Iterator[Candidate]:
+    def for_cpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are elements of vectors. Nothing is padded: what tiles leave over has tiles of its
         own, so that a larger epsilon adds none."""
         if epsilon == EPSILON_STEPS[0]:
-            yield from VectorTiles(self.space, self.device, epsilon).candidates()
+            yield from CpuScaleUp(self.space, self.placed, epsilon).candidates()
 
-    def of_threads(self, epsilon: float) -> Iterator[Candidate]:
+    def for_gpu(self, epsilon: float) -> Iterator[Candidate]:
         """Candidates for lanes that are threads: scaled up where outputs share data, flat where they do not or not
         much."""
-        form, device, space, reuse = self.form, self.device, self.space, self._reuse
+        placed, space, reuse = self.placed, self.space, self._reuse
+        form, device = placed.form, placed.device
         flat = Flat(space, device, epsilon)
         if form.kind == "rows":
             yield from flat.rows()
@@ -218,12 +261,12 @@ class Proposals:
             yield from flat.pointwise()
             return
         if reuse:
-            if device_product(form, device) is not None:
-                yield from ScaleUp(space, device, epsilon, self._costs, matrix=True).candidates()
-            if needs_matrix(form):
+            if placed.product is not None:
+                yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
+            if form.needs_matrix:
                 return
-            yield from warp_group_candidates(space, device, epsilon)
-            yield from ScaleUp(space, device, epsilon, self._costs).candidates()
+            yield from warp_group_candidates(space, placed, epsilon)
+            yield from ScaleUp(space, placed, epsilon, self._costs).candidates()
         else:
             yield from flat.staged_reduction()
         if not reuse or math.prod(form.sizes[axis] for axis in form.reduced) <= SHORT_REDUCTION:
@@ -234,7 +277,7 @@ class Proposals:
 
 
 #: Who proposes programs, by what the lanes of a device are.
-_PROPOSERS = {"thread": Proposals.of_threads, "element": Proposals.of_vectors}
+_PROPOSERS = {"thread": Proposals.for_gpu, "element": Proposals.for_cpu}
 
 
 def has_reuse(space: TileSpace) -> bool:

@@ -1,4 +1,4 @@
-"""Scale up and out for units that compute with vectors: register tiles along lanes, blocks for a core's own cache.
+"""Scale up and out for processors: register tiles along lanes, blocks for a core's own cache.
 
 The walk is that of :mod:`roller.construct.scale_up`, along the same data-reuse score and layer by layer (thesis 6.3.2).
 What is different is what a tile of a layer is made of, which the spec says by ``teu.lane = "element"``: the register
@@ -13,13 +13,13 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from hal.spec.device import DeviceSpec
 from roller.construct.performance import MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.schedule.cpu_tiles import in_panels, lane_axis, lanes_of, phases_of
+from sokoban.schedule.cpu_tiles import in_panels, lane_axis, phases_of
 from sokoban.schedule.tile import TileSchedule
 
 #: Vectors of a register tile along the lanes that are tried, and rows along any other axis.
@@ -53,13 +53,14 @@ FOLLOWED_STEP = 16
 MOST_BLOCKS = 32
 
 
-class VectorTiles:
-    """The construction of one operator on one device whose lanes are elements."""
+class CpuScaleUp:
+    """The construction of one operator on one device whose lanes are elements of vectors."""
 
-    def __init__(self, space: TileSpace, device: DeviceSpec, epsilon: float) -> None:
+    def __init__(self, space: TileSpace, placed: PlacedForm, epsilon: float) -> None:
+        device = placed.device
         self.space, self.device, self.epsilon = space, device, epsilon
         self.form: KernelForm = space.form
-        self.lanes = lanes_of(self.form, device)
+        self.lanes = placed.vector_lanes
         self.registers = device.limits.registers_per_thread_usable // device.teu.lanes
         rate = device.peak_flops(self.form.expr.accumulate)
         self.model = MicroModel(space, device, rate, float(max(1, self.form.body_operations)))
@@ -147,7 +148,7 @@ class VectorTiles:
         self, tile: dict[str, int], axis: str, later: Sequence[str]
     ) -> tuple[float, str, dict[str, int]] | None:
         """The next larger tile with the best score that fits the registers."""
-        here = self._shape(tile)
+        shape = self._shape(tile)
         steps = []
         for position, name in enumerate(tile):
             # A later axis that filled a vector would be the one that lanes lie along.
@@ -158,12 +159,12 @@ class VectorTiles:
             grown = {**tile, name: size}
             if self._registers(grown, axis) > self.registers:
                 continue
-            shape = self._shape(grown)
+            grown_shape = self._shape(grown)
             score = data_reuse_score(
-                self.model.traffic(here),
                 self.model.traffic(shape),
-                self.model.footprint("registers", here),
+                self.model.traffic(grown_shape),
                 self.model.footprint("registers", shape),
+                self.model.footprint("registers", grown_shape),
             )
             if score > 0:
                 steps.append((score, position, name, grown))
@@ -219,7 +220,7 @@ class VectorTiles:
     def _best_block(
         self, tile: Mapping[str, int], block: dict[str, int], step: Mapping[str, int]
     ) -> tuple[float, str, dict[str, int]] | None:
-        here = self._full(block, step)
+        shape = self._full(block, step)
         capacity = self.device.limits.shared_bytes_per_block
         steps = []
         for position, axis in enumerate(block):
@@ -227,14 +228,14 @@ class VectorTiles:
             if size is None:
                 continue
             grown = {**block, axis: size}
-            shape = self._full(grown, step)
-            if self.model.footprint("shared", shape) > capacity:
+            grown_shape = self._full(grown, step)
+            if self.model.footprint("shared", grown_shape) > capacity:
                 continue
             score = data_reuse_score(
-                self.model.traffic(here),
                 self.model.traffic(shape),
-                self.model.footprint("shared", here),
+                self.model.traffic(grown_shape),
                 self.model.footprint("shared", shape),
+                self.model.footprint("shared", grown_shape),
             )
             if score > 0 or axis in self.form.batch_axes:
                 steps.append((score, position, axis, grown))
@@ -252,7 +253,8 @@ class VectorTiles:
     def _variants(
         self, tile: Mapping[str, int], block: Mapping[str, int], step: Mapping[str, int], reasons: tuple[Reason, ...]
     ) -> Iterator[Candidate]:
-        """The tiles with every choice of operands that are copied in the order in which they are read ("packed")."""
+        """The tiles with every choice of packed operands: those copied into scratch memory in the order in which the
+        innermost loop reads them."""
         shared = [load.tensor for load in self.form.body_loads if load.indices and self._reused(load)]
         names = tuple(dict.fromkeys(shared))
         padded = {load.tensor for load in self.form.body_loads if load.pad is not None}
@@ -269,9 +271,8 @@ class VectorTiles:
                 why = Reason(
                     "shared", f"pack {', '.join(cached)}" if cached else "pack nothing", self._full(block, step)
                 )
-                yield Candidate(
-                    schedule, "scale up", self.epsilon, (*reasons, why), self._shape(tile), self._full(block, step)
-                )
+                tiles = self._shape(tile), self._full(block, step)
+                yield Candidate(schedule, "scale up", self.epsilon, (*reasons, why), tiles)
 
     def _reused(self, load: Load) -> bool:
         """Whether outputs share elements of an operand, so that a copy may pay; or it has a border, which a copy has
@@ -302,9 +303,9 @@ class VectorTiles:
         last = self.form.final.axes[-1]
         for load in self.form.body_loads:
             if load.indices and not load.indices[-1].coefficient(last):
-                found = [axis for axis in load.indices[-1].axes if axis in self.form.final.axes]
-                if found and any(index.coefficient(last) for index in load.indices):
-                    return found[0]
+                output_axes = [axis for axis in load.indices[-1].axes if axis in self.form.final.axes]
+                if output_axes and any(index.coefficient(last) for index in load.indices):
+                    return output_axes[0]
         return None
 
     def _cut_up(self, tile: dict[str, int]) -> Iterator[Candidate]:

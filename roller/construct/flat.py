@@ -1,7 +1,7 @@
-"""Programs for operators whose outputs share no data, or too little to be worth staging: no tile of theirs scores.
+"""Programs for operators whose outputs share no data, or too little to be worth staging.
 
-If the data-reuse score remains constant, tiles are constructed for the top layer alone and loaded directly from the
-bottom layer (thesis 6.3.2). What is left to decide is which threads stand side by side, how many elements each takes,
+Their data-reuse score is constant, so tiles are constructed for the top layer alone and loaded directly from the bottom
+layer (thesis 6.3.2). What is left to decide is which threads stand side by side, how many elements each takes,
 and whether shared memory turns a scattered access into a contiguous one.
 """
 
@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 from hal.spec.device import DeviceSpec
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace, data_tile_elements
 from sokoban.kernel.form import KernelForm
 from sokoban.schedule.accesses import widest_vector
-from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.tile import Sizes, TileSchedule
 from sokoban.schedule.windows import PATCH_STATEMENTS
 
 #: Columns per thread up to which fewer threads than a warp are worth proposing for a row.
@@ -58,7 +59,7 @@ class Flat:
             for outputs in (4, 16):
                 for threads in self._thread_counts((256, 512)):
                     yield from self._flat("direct", 1, threads, 1, {axis: outputs})
-        window = self._window_axis()
+        window = self._window_axis
         if window is not None:
             size = self.form.sizes[window]
             last = self.form.spatial[-1]
@@ -69,6 +70,7 @@ class Flat:
                         yield from self._flat("direct", 1, threads, 1, {window: outputs, last: beside})
                     yield from self._flat("staged windows", 1, threads, 1, {window: outputs}, staged=True)
 
+    @cached_property
     def _window_axis(self) -> str | None:
         """The last axis but one that a window slides along, so that a thread's outputs along it share what they read;
         None where there is none."""
@@ -105,17 +107,17 @@ class Flat:
         if sizes[last] < vector * copies:
             copies = max(1, sizes[last] // vector)
         kept = {axis: min(outputs, sizes[axis]) for axis, outputs in (kept or {}).items()}
-        thread = {axis: 1 for axis in axes} | {last: vector} | kept
+        thread = dict.fromkeys(axes, 1) | {last: vector} | kept
         copies = 1 if last in kept else copies
-        virtual = {axis: 1 for axis in axes} | {last: copies}
+        virtual = dict.fromkeys(axes, 1) | {last: copies}
         block: dict[str, int] = {}
-        left = threads
+        unused = threads
         for axis in reversed(axes):
-            own = thread[axis] * virtual[axis]
-            here = min(left, -(-sizes[axis] // own))
-            block[axis] = own * here
+            elements = thread[axis] * virtual[axis]
+            count = min(unused, -(-sizes[axis] // elements))
+            block[axis] = elements * count
             # Whole threads only: what does not divide goes unused.
-            left //= here
+            unused //= count
         if math.prod(block.values()) // (vector * copies * math.prod(kept.values())) > self.limits.threads_per_block:
             return
         if staged and self._tile_bytes(block) > self.limits.shared_bytes_per_block:
@@ -126,22 +128,34 @@ class Flat:
             f"{coarsen * math.prod(kept.values())} elements per thread, up to {threads} threads along the last axes",
             " ".join(f"{axis}={size}" for axis, size in pairs),
         )
+        # All of a thread's work in one body: what its windows share is then read once.
+        points = math.prod(thread.values()) * copies * self._reduced_points
+        in_registers = not staged and self._window_axis is not None and points <= PATCH_STATEMENTS
         schedule = TileSchedule(
             block=pairs,
             thread=tuple(thread.items()),
             vthreads=tuple(virtual.items()),
-            step=tuple((axis, sizes[axis]) for axis in self.form.reduced),
+            step=self._whole_step,
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
+            unroll=PATCH_STATEMENTS if in_registers else TileSchedule.unroll,
         )
-        own = math.prod(schedule.register_tile.values()) * math.prod(sizes[axis] for axis in self.form.reduced)
-        if not staged and self._window_axis() is not None and own <= PATCH_STATEMENTS:
-            # All of a thread's work in one body: what its windows share is then read once.
-            policy, schedule = "windows in registers", schedule.with_(unroll=PATCH_STATEMENTS)
+        if in_registers:
+            policy = "windows in registers"
         yield Candidate(schedule, policy, self.epsilon, (reason,))
 
+    @cached_property
+    def _whole_step(self) -> Sizes:
+        """The reduction in one step."""
+        return tuple((axis, self.form.sizes[axis]) for axis in self.form.reduced)
+
+    @cached_property
+    def _reduced_points(self) -> int:
+        """Points of the reduction."""
+        return math.prod(size for _, size in self._whole_step)
+
     def _tile_bytes(self, block: Mapping[str, int]) -> int:
-        """What a block reads for its whole reduction."""
+        """Bytes that a block reads for its whole reduction."""
         shape = tuple(block.get(axis, self.form.sizes[axis]) for axis in self.space.axes)
         return sum(data_tile_elements(access, shape) * access.element_bytes for access in self.space.inputs)
 
@@ -235,8 +249,8 @@ class Flat:
     def _last_axes(self, outputs: int) -> tuple[tuple[str, int], ...]:
         """A block of about ``outputs`` outputs along the last axes."""
         block = {axis: 1 for axis in self.form.spatial}
-        left = outputs
+        remaining = outputs
         for axis in reversed(self.form.spatial):
-            block[axis] = min(left, self.form.sizes[axis])
-            left = max(1, left // block[axis])
+            block[axis] = min(remaining, self.form.sizes[axis])
+            remaining = max(1, remaining // block[axis])
         return tuple(block.items())

@@ -11,7 +11,10 @@ from operator import floordiv
 from hal.spec.device import DeviceSpec
 from roller.construct.rtile import TileSpace, Window
 
+#: Sizes of a tile over the axes of a :class:`TileSpace`.
 Shape = tuple[int, ...]
+
+#: Elements held in registers, bytes held in shared memory, bytes that the operator moves tile by tile.
 Costs = tuple[int, int, float]
 
 
@@ -24,7 +27,7 @@ class MicroModel:
     Attributes:
         compute_flops: sustained arithmetic rate for this operator, FLOP/s.
         operations: arithmetic operations per point, a multiply-add counting two.
-        known: what :meth:`costs` found, by shape; models of one ``space`` may share it.
+        known: costs by shape, as far as :meth:`costs` was asked; models of one ``space`` may share them.
     """
 
     space: TileSpace
@@ -60,12 +63,12 @@ class MicroModel:
 
     @cached_property
     def _reads(self) -> tuple[tuple[int, Callable[[Shape], Shape], tuple[Window, ...]], ...]:
-        """Of every input: element size, how to pick the axes that are a dimension, and the other dimensions."""
+        """Element size, axes that are a dimension by themselves, and the other dimensions of every input."""
         return tuple((access.element_bytes, access.pick_plain, access.affine_windows) for access in self.space.inputs)
 
     @cached_property
     def _in_every_input(self) -> tuple[bool, ...]:
-        """Of each axis whether every input has it as a dimension of its own."""
+        """Whether every input has an axis as a dimension of its own, by axis."""
         return tuple(all(axis in access.plain for access in self.space.inputs) for axis in range(len(self.space.axes)))
 
     @cached_property
@@ -109,5 +112,8 @@ def data_reuse_score(traffic: float, grown_traffic: float, footprint: float, gro
 
     S_i = (Q(T) - Q(T'_i)) / (F(T'_i) - F(T))    [thesis 6.3.1]
     Q is MemTraffic in bytes, F is MemFootprint. A step that adds no footprint scores the traffic it saves.
+
+    >>> data_reuse_score(traffic=1000.0, grown_traffic=600.0, footprint=32, grown_footprint=48)
+    25.0
     """
     return (traffic - grown_traffic) / max(1, grown_footprint - footprint)

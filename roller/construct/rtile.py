@@ -46,7 +46,7 @@ class AccessMap:
 
     @cached_property
     def windows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """The other dimensions: sliding windows, strides that do not vanish."""
+        """Dimensions that are no axis by themselves: sliding windows, strides that do not vanish."""
         return tuple(d for d in self.dimensions if not (len(d) == 1 and d[0][1] == 1))
 
     @cached_property
@@ -99,12 +99,12 @@ class TileSpace:
     @cached_property
     def innermost(self) -> dict[int, tuple[int, ...]]:
         """Element sizes of the inputs whose leading dimension an axis is by itself, by axis."""
-        found: dict[int, tuple[int, ...]] = {}
+        bytes_by_axis: dict[int, tuple[int, ...]] = {}
         for access in self.inputs:
             axes = access.dimensions[-1] if access.dimensions else ()
             if len(axes) == 1 and axes[0][1] == 1:
-                found[axes[0][0]] = (*found.get(axes[0][0], ()), access.element_bytes)
-        return found
+                bytes_by_axis[axes[0][0]] = (*bytes_by_axis.get(axes[0][0], ()), access.element_bytes)
+        return bytes_by_axis
 
     @cached_property
     def points(self) -> int:
@@ -146,7 +146,12 @@ class RTile:
 
 
 def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Extents of the data tile an operand needs for a tile shape: ``1 + sum(c * (size - 1))`` per dimension."""
+    """Extents of the data tile an operand needs for a tile shape: ``1 + sum(c * (size - 1))`` per dimension.
+
+    >>> rows_of_windows = AccessMap(4, (((0, 2), (1, 1)), ((2, 1),)))  # X[2*oh + kh, c]
+    >>> data_tile(rows_of_windows, (7, 3, 16))
+    (15, 16)
+    """
     extents = []
     for terms in access.dimensions:
         extent = 1
@@ -157,7 +162,11 @@ def data_tile(access: AccessMap, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
-    """Number of elements of :func:`data_tile`."""
+    """Elements of the data tile an operand needs for a tile shape, see :func:`data_tile`.
+
+    >>> data_tile_elements(AccessMap(4, (((0, 2), (1, 1)), ((2, 1),))), (7, 3, 16))
+    240
+    """
     total = math.prod(access.pick_plain(shape))
     for extent, terms in access.affine_windows:
         for axis, coefficient in terms:

@@ -12,12 +12,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from operator import floordiv
 
-from hal.spec.device import DeviceSpec
 from roller.construct.alignment import aligned_axis_sizes, default_rules
 from roller.construct.performance import Costs, MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
-from sokoban.kernel.matrix import MMA_STAGES, WMMA, device_product, is_mma, matrix_rates, mma_other_registers
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MMA_STAGES
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.tile import Sizes, TileSchedule
 
 Menu = list[tuple[int, ...]]
@@ -61,16 +62,17 @@ class ScaleUp:
     def __init__(
         self,
         space: TileSpace,
-        device: DeviceSpec,
+        placed: PlacedForm,
         epsilon: float,
         costs: dict[Shape, Costs],
         *,
         matrix: bool = False,
     ) -> None:
         """``costs``: what tiles cost, as far as it is known; see :class:`MicroModel`."""
-        found = device_product(space.form, device) if matrix else None
-        roles, self.instruction = (None, "fma") if found is None else found
-        self.space, self.device, self.epsilon, self.roles = space, device, epsilon, roles
+        device, product = placed.device, placed.product if matrix else None
+        roles = None if product is None else product.roles
+        self.instruction = Instruction.FMA if product is None else product.instruction
+        self.space, self.placed, self.device, self.epsilon, self.roles = space, placed, device, epsilon, roles
         self.limits, self.lanes = device.limits, device.warp_lanes
         fragments = (
             {} if roles is None else {space.axes.index(a): roles.fragment(a) for a in (roles.m, roles.n, roles.k)}
@@ -81,7 +83,7 @@ class ScaleUp:
         self.rules = default_rules(device, epsilon, tuple(fragments.items()))
         rate = device.sustained_flops("float32")
         if roles is not None:
-            rates = matrix_rates(space.form, device)
+            rates = placed.matrix_rates
             assert rates is not None
             rate = rates.sustained_flops
         self.model = MicroModel(space, device, rate, float(space.form.body_operations), costs)
@@ -124,7 +126,7 @@ class ScaleUp:
     def _register_tiles(self) -> list[Explained]:
         """Two paths, by the best and by the second best axis at first; the last tiles of each, largest first."""
         menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
-        found: dict[Shape, tuple[Reason, ...]] = {}
+        kept: dict[Shape, tuple[Reason, ...]] = {}
         outputs = math.prod(self.space.sizes[: self.space.spatial_count])
         small = outputs < self.device.unit_count * self.limits.threads_per_unit
         tails = SMALL_REGISTER_TAILS if small else REGISTER_TAILS
@@ -138,16 +140,16 @@ class ScaleUp:
                     why = Reason("registers", "stop: shared memory can feed the arithmetic units", shape)
                 else:
                     why = Reason("registers", "keep too: fewer registers, more resident warps", shape)
-                found.setdefault(shape, (*reasons, why))
-        return list(found.items())
+                kept.setdefault(shape, (*reasons, why))
+        return list(kept.items())
 
     @property
     def _register_capacity(self) -> int:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
         if self.roles is None:
             return self.limits.registers_per_thread_usable
-        if is_mma(self.instruction):
-            other = mma_other_registers(self.space.form, self.device)
+        if self.instruction.is_mma:
+            other = self.placed.mma_other_registers
             return (self.limits.registers_per_thread - other) * self.lanes
         return self.limits.registers_per_thread_usable * self.lanes
 
@@ -170,19 +172,19 @@ class ScaleUp:
         """
         held = 0 if layer == "registers" else 1
         known, costs = self.model.known.get, self.model.costs
-        now = costs(shape)
-        footprint, traffic = now[held], now[2]
+        before = costs(shape)
+        footprint, traffic = before[held], before[2]
         steps: list[Step] = []
         blocked: list[Step] = []
         for axis, sizes in enumerate(menu):
-            here = shape[axis]
-            if sizes[-1] <= here:
+            size = shape[axis]
+            if sizes[-1] <= size:
                 continue
-            grown = (*shape[:axis], sizes[bisect_right(sizes, here)], *shape[axis + 1 :])
-            then = known(grown) or costs(grown)
-            score = data_reuse_score(traffic, then[2], footprint, then[held])
+            grown = (*shape[:axis], sizes[bisect_right(sizes, size)], *shape[axis + 1 :])
+            after = known(grown) or costs(grown)
+            score = data_reuse_score(traffic, after[2], footprint, after[held])
             if score > 0:
-                (steps if then[held] <= capacity else blocked).append((score, axis, grown))
+                (steps if after[held] <= capacity else blocked).append((score, axis, grown))
         if not steps:
             self._blocked = max(blocked, default=None)
             return None
@@ -205,23 +207,23 @@ class ScaleUp:
         menu, shape = self._shared_menu(register_shape)
         capacity = self.limits.shared_bytes_per_block
         reasons = [Reason("shared", "start from the register tile and one aligned reduction step", shape)]
-        found: list[Explained] = []
+        kept: list[Explained] = []
         largest = shape, len(reasons)
         saturated = 0
         while saturated < SHARED_TAIL:
             threads = self._threads(register_shape, shape)
             if threads > self.limits.threads_per_block:
                 limit = (("threads", float(threads)), ("limit", float(self.limits.threads_per_block)))
-                self._close(found, Reason("shared", "stop: the next step would take too many threads", shape, limit))
+                self._close(kept, Reason("shared", "stop: the next step would take too many threads", shape, limit))
                 break
             largest = shape, len(reasons)
             if unit.fills(threads, self.epsilon) and threads >= min(2 * self.lanes, self.limits.threads_per_block):
                 fed = self.model.mem_perf("shared", shape) >= self.model.max_compute_perf()
                 note = "keep: memory can feed the arithmetic units" if fed else "keep: memory sets the pace"
-                found.append((shape, (*reasons, Reason("shared", note, shape, (("threads", threads),)))))
+                kept.append((shape, (*reasons, Reason("shared", note, shape, (("threads", threads),)))))
                 saturated += fed
             step = self._best_step("shared", shape, menu, capacity)
-            if step is None and not found:
+            if step is None and not kept:
                 # Full before the threads fill a warp: a shorter reduction step makes room.
                 shorter = self._halved_step(menu, shape)
                 if shorter is not None:
@@ -229,18 +231,18 @@ class ScaleUp:
                     reasons.append(Reason("shared", "shorten the step: shared memory is full, warps are not", shape))
                     continue
             if step is None:
-                self._close(found, self._stop("shared", shape, capacity))
+                self._close(kept, self._stop("shared", shape, capacity))
                 break
             score, axis, shape = step
             reasons.append(Reason("shared", self._grow[axis], shape, (("score", score),)))
-        return found[-SHARED_TAIL:] or [(largest[0], tuple(reasons[: largest[1]]))]
+        return kept[-SHARED_TAIL:] or [(largest[0], tuple(reasons[: largest[1]]))]
 
     @staticmethod
-    def _close(found: list[Explained], stop: Reason) -> None:
+    def _close(kept: list[Explained], stop: Reason) -> None:
         """Say under the last tile kept what ended its path."""
-        if found:
-            shape, reasons = found[-1]
-            found[-1] = (shape, (*reasons, stop._replace(tile=shape)))
+        if kept:
+            shape, reasons = kept[-1]
+            kept[-1] = (shape, (*reasons, stop._replace(tile=shape)))
 
     def _shared_menu(self, register_shape: Shape) -> tuple[Menu, Shape]:
         """The aligned sizes of every axis above a register tile, and the smallest tile made of them."""
@@ -329,7 +331,7 @@ class ScaleUp:
 
     def _blocks(self, shape: Shape) -> int:
         spatial = self.space.spatial_count
-        return math.prod([-(-size // own) for size, own in zip(self.space.sizes[:spatial], shape, strict=False)])
+        return math.prod([-(-size // tile) for size, tile in zip(self.space.sizes[:spatial], shape, strict=False)])
 
     def _longer_step(self, shape: Shape) -> Shape:
         """Twice the step along the reduction axis with the most steps, if half of a unit's shared memory holds it."""
@@ -363,7 +365,7 @@ class ScaleUp:
     ) -> Iterator[Candidate]:
         """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
         candidate = self._candidate(register_shape, shared_shape, reasons)
-        if not is_mma(candidate.schedule.instruction):
+        if not candidate.schedule.instruction.is_mma:
             yield candidate
             return
         for stages in MMA_STAGES:
@@ -381,16 +383,15 @@ class ScaleUp:
             vthreads=virtual,
             step=pairs[space.spatial_count :],
             cached=self.staged,
-            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == WMMA else (),
+            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == Instruction.WMMA else (),
             instruction=instruction,
         )
         return Candidate(
             schedule,
-            "scale up" if instruction == "fma" else "scale up, Tensor Core",
+            "scale up" if instruction == Instruction.FMA else "scale up, Tensor Core",
             self.epsilon,
             reasons,
-            register_shape,
-            shared_shape,
+            (register_shape, shared_shape),
         )
 
     def _threading(self, register_shape: Shape) -> tuple[Sizes, Sizes]:
@@ -404,6 +405,8 @@ class ScaleUp:
             inner = [4 if size % 4 == 0 and self.roles is None else size for size in register_shape]
             axes = self.space.axes[: self.space.spatial_count]
             thread = tuple(zip(axes, inner, strict=False))
-            virtual = tuple((axis, size // own) for axis, size, own in zip(axes, register_shape, inner, strict=False))
+            virtual = tuple(
+                (axis, size // adjacent) for axis, size, adjacent in zip(axes, register_shape, inner, strict=False)
+            )
             known = self._threadings[register_shape] = (thread, virtual)
         return known

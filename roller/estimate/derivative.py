@@ -7,11 +7,18 @@ from collections.abc import Callable, Mapping
 
 from sokoban.language.expression import Call, Constant, Load, Value
 
+#: Values that sums and products of derivatives are simplified by.
 ZERO, ONE = Constant(0.0), Constant(1.0)
 
 
 def derivative(value: Value, load: Load) -> Value:
-    """The derivative of a point-wise value after one of its loads; ``Constant(0)`` where it does not depend on it."""
+    """The derivative of a point-wise value after one of its loads; ``Constant(0)`` where it does not depend on it.
+
+    >>> from sokoban.language.expression import AffineIndex, value_text
+    >>> x = Load("X", (AffineIndex.axis("i"),))
+    >>> value_text(derivative(Call("mul", (Constant(3.0), Call("exp", (x,)))), x))
+    '(3 * exp(X[i]))'
+    """
     if value == load:
         return ONE
     if not isinstance(value, Call):
@@ -53,7 +60,7 @@ def _call(function: str, *arguments: Value | float) -> Value:
 
 
 def _gelu(x: Value) -> Value:
-    """Of the exact one: the normal distribution's share below x, and x times its density."""
+    """The normal distribution's share below x, plus x times its density: the derivative of the exact gelu."""
     below = _call("mul", 0.5, _call("add", 1.0, _call("erf", _call("mul", math.sqrt(0.5), x))))
     density = _call("mul", 1 / math.sqrt(2 * math.pi), _call("exp", _call("mul", -0.5, _call("mul", x, x))))
     return _call("add", below, _call("mul", x, density))
@@ -67,7 +74,8 @@ def _step(comparison: str, a: Value, b: Value | float, otherwise: float = 0.0) -
     return _call("select", _call(comparison, a, b), 1.0, otherwise)
 
 
-#: Rounding has derivative zero, as in the frameworks.
+#: Function of one argument -> its derivative. Functions that are missing, those that round, have derivative zero, as in
+#: the frameworks.
 _UNARY: Mapping[str, Callable[[Value], Value]] = {
     "neg": lambda x: Constant(-1.0),
     "abs": lambda x: _step("ge", x, 0.0, -1.0),
@@ -86,6 +94,8 @@ _UNARY: Mapping[str, Callable[[Value], Value]] = {
 }
 
 _Rule = Callable[[Value, Value], Value]
+
+#: Function of two arguments -> its derivatives after the first and after the second.
 _BINARY: Mapping[str, tuple[_Rule, _Rule]] = {
     "add": (lambda a, b: ONE, lambda a, b: ONE),
     "sub": (lambda a, b: ONE, lambda a, b: Constant(-1.0)),

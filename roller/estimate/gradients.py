@@ -57,20 +57,20 @@ def _of_rows(form: KernelForm) -> list[Gradient]:
     if call.kind not in ("softmax", "layer_norm"):
         raise _refused(form, "its gradient is known for softmax and layer norm alone")
     rows, columns = (int(size) for size in call.sizes)
-    at = "i,j" if form.final.axes[-1] in form.columns else "j,i"
+    indices = "i,j" if form.final.axes[-1] in form.columns else "j,i"
     sizes = {"i": rows, "j": columns}
     if call.kind == "softmax":
-        text = f"S[i] = sum(j, {dy}[{at}] * Y[{at}]); dX[{at}] = Y[{at}] * ({dy}[{at}] - S[i])"
+        text = f"S[i] = sum(j, {dy}[{indices}] * Y[{indices}]); dX[{indices}] = Y[{indices}] * ({dy}[{indices}] - S[i])"
         return [_gradient(form, "X", text, sizes)]
-    normal, scaled = f"(X[{at}] - Mean[i]) * Rstd[i]", f"{dy}[{at}] * gamma[j]"
+    normal, scaled = f"(X[{indices}] - Mean[i]) * Rstd[i]", f"{dy}[{indices}] * gamma[j]"
     text = (
         f"S[i] = sum(j, {scaled}); T[i] = sum(j, {scaled} * {normal})\n"
-        f"dX[{at}] = Rstd[i] * ({scaled} - S[i] / {columns} - {normal} * T[i] / {columns})"
+        f"dX[{indices}] = Rstd[i] * ({scaled} - S[i] / {columns} - {normal} * T[i] / {columns})"
     )
     return [
         _gradient(form, "X", text, sizes),
-        _gradient(form, "gamma", f"dgamma[j] = sum(i, {dy}[{at}] * {normal})", sizes),
-        _gradient(form, "beta", f"dbeta[j] = sum(i, {dy}[{at}])", sizes),
+        _gradient(form, "gamma", f"dgamma[j] = sum(i, {dy}[{indices}] * {normal})", sizes),
+        _gradient(form, "beta", f"dbeta[j] = sum(i, {dy}[{indices}])", sizes),
     ]
 
 
@@ -80,28 +80,40 @@ def _of_rows(form: KernelForm) -> list[Gradient]:
 def _of_final(form: KernelForm) -> list[Gradient]:
     """Gradients of the tensors that the final statement reads, the reduction's result among them."""
     final = form.final
-    dy = Load(_incoming(form), tuple(AffineIndex.axis(axis) for axis in final.axes))
-    out = []
     read = loads(final.value)
     if len({load.tensor for load in read}) < len(read):
         raise _refused(form, "it reads a tensor at several places")
     results = [load for load in read if any(load.tensor == statement.tensor for statement in form.reductions)]
+    # What comes before the final statement has a gradient of its own by now, which a bias just sums.
     before = derivative(final.value, results[0]) if results else ONE
-    for load in sorted(read, key=lambda load: load not in results):
+    operands = [load for load in read if load not in results]
+    gradients = [_of_operand(form, load, derivative(final.value, load), "the sum") for load in results]
+    for load in operands:
         slope = derivative(final.value, load)
-        axes = _plain_axes(form, load)
-        summed = [axis for axis in final.axes if axis not in axes]
-        if slope == ZERO or (slope == ONE and axes == list(final.axes)):
-            continue
-        # What comes before the final statement has a gradient of its own by now, which a bias just sums.
-        value: Value = dy if slope == ONE or (load not in results and slope == before) else Call("mul", (dy, slope))
-        sizes = {axis: form.sizes[axis] for axis in final.axes} | ({} if axes else {"one": 1})
-        text = value_text(value)
-        if summed:
-            text = f"sum([{','.join(summed)}], {text})"
-        label = "the sum" if load in results else load.tensor
-        out.append(_gradient(form, label, f"grad_{load.tensor}[{','.join(axes) or 'one'}] = {text}", sizes))
-    return out
+        gradients.append(_of_operand(form, load, slope, load.tensor, is_known=slope == before))
+    return [gradient for gradient in gradients if gradient is not None]
+
+
+def _of_operand(form: KernelForm, load: Load, slope: Value, label: str, *, is_known: bool = False) -> Gradient | None:
+    """The gradient of what the final statement reads, with its derivative ``slope``; None where it takes no kernel.
+
+    ``is_known`` says that the incoming gradient times ``slope`` exists already.
+    """
+    final = form.final
+    axes = _plain_axes(form, load)
+    if slope == ZERO or (slope == ONE and axes == list(final.axes)):
+        return None
+    incoming = Load(_incoming(form), tuple(AffineIndex.axis(axis) for axis in final.axes))
+    value: Value = incoming if slope == ONE or is_known else Call("mul", (incoming, slope))
+    text = _summed_text(value, [axis for axis in final.axes if axis not in axes])
+    sizes = {axis: form.sizes[axis] for axis in final.axes} | ({} if axes else {"one": 1})
+    return _gradient(form, label, f"grad_{load.tensor}[{','.join(axes) or 'one'}] = {text}", sizes)
+
+
+def _summed_text(value: Value, axes: Sequence[str]) -> str:
+    """``sum([i,j], A[i,j] * B[j])``; the value itself where there is nothing to sum over."""
+    text = value_text(value)
+    return f"sum([{','.join(axes)}], {text})" if axes else text
 
 
 def _plain_axes(form: KernelForm, load: Load) -> list[str]:
@@ -177,27 +189,20 @@ def _dimensions(form: KernelForm, index: AffineIndex, extent: int, axis: str) ->
         raise _refused(form, "its window has a stride and a dilation")
     for phase in range(min(stride, extent)):
         first = (phase - index.offset) % stride
-        left = -(-(count - first) // stride)
-        if left <= 0:
+        tap_count = -(-(count - first) // stride)
+        if tap_count <= 0:
             continue  # nothing reads these elements: their gradient is the zero that they are filled with
         terms = {axis: 1} | ({taps[0]: -dilation} if taps else {})
         where = AffineIndex.of(terms, (phase - index.offset - first) // stride)
-        tap = (taps[0], AffineIndex.of({taps[0]: stride}, first), left) if taps else None
+        tap = (taps[0], AffineIndex.of({taps[0]: stride}, first), tap_count) if taps else None
         yield _Dimension(axis, -(-(extent - phase) // stride), (output[0], where), tap)
 
 
 def _phase(
     form: KernelForm, label: str, load: Load, others: Sequence[Load], dimensions: Sequence[_Dimension]
 ) -> Gradient:
-    sizes = dict(form.sizes)
-    places: dict[str, AffineIndex] = {}
-    for dimension in dimensions:
-        sizes[dimension.axis] = dimension.size
-        if dimension.output is not None:
-            places[dimension.output[0]] = dimension.output[1]
-        if dimension.taps is not None:
-            name, place, count = dimension.taps
-            places[name], sizes[name] = place, count
+    """One phase of the gradient of ``load``, a factor of the sum beside ``others``."""
+    places = _places(dimensions)
     hidden = {dimension.output[0] for dimension in dimensions if dimension.output is not None}
     if any(axis in hidden for other in others for index in other.indices for axis in index.axes):
         raise _refused(form, f"{load.tensor}'s window is shared with another operand")
@@ -205,17 +210,27 @@ def _phase(
     result = form.reductions[0].axes
     # Outputs beyond either end do not exist, and those taps of a phase are numbered anew where the others are read.
     at_result = tuple(places.get(axis, AffineIndex.axis(axis)) for axis in result)
-    outside = any(axis in hidden for axis in result)
-    value: Value = Load(_incoming(form), at_result, 0.0 if outside else None)
+    reaches_out = not hidden.isdisjoint(result)
+    value: Value = Load(_incoming(form), at_result, 0.0 if reaches_out else None)
     for other in others:
         renamed = substitute_axes(other, {axis: place for axis, place in places.items() if axis not in hidden})
         value = Call("mul", (value, renamed))
     summed = [axis for axis in (*result, *form.reduced) if axis not in axes and axis not in hidden]
-    text = value_text(value)
-    if summed:
-        text = f"sum([{','.join(summed)}], {text})"
-    used = {axis: sizes[axis] for axis in (*axes, *summed)}
-    return _gradient(form, label, f"grad_{load.tensor}[{','.join(axes)}] = {text}", used)
+    sizes = _phase_sizes(form, dimensions)
+    text = f"grad_{load.tensor}[{','.join(axes)}] = {_summed_text(value, summed)}"
+    return _gradient(form, label, text, {axis: sizes[axis] for axis in (*axes, *summed)})
+
+
+def _places(dimensions: Sequence[_Dimension]) -> dict[str, AffineIndex]:
+    """Where the output axes that windows hide lie in a phase, and how it reads its taps."""
+    outputs = {each.output[0]: each.output[1] for each in dimensions if each.output is not None}
+    return outputs | {each.taps[0]: each.taps[1] for each in dimensions if each.taps is not None}
+
+
+def _phase_sizes(form: KernelForm, dimensions: Sequence[_Dimension]) -> dict[str, int]:
+    """The form's sizes with those of the phase: its own axes, and the taps that are left in it."""
+    extents = {each.axis: each.size for each in dimensions}
+    return {**form.sizes, **extents, **{each.taps[0]: each.taps[2] for each in dimensions if each.taps is not None}}
 
 
 def _gradient(form: KernelForm, label: str, text: str, sizes: dict[str, int]) -> Gradient:

@@ -19,17 +19,18 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Part
-from roller.construct.program import RProgram
+from roller.algorithms import ALGORITHMS, DIRECT
+from roller.construct.program import ProgramPart
 from roller.estimate.gradients import Gradient, gradients
 from roller.library import LibraryEstimate, PricedCall, library_calls, priced
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
-from roller.programs import SEARCH_POLICY, find_programs, ranked
+from roller.programs import find_programs, finder_of
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
 Implementation = Literal["best", "library"]
@@ -203,17 +204,17 @@ def _library(items: Sequence[Item], device: DeviceSpec) -> list[OperatorEstimate
     ]
 
 
-def _of_library(item: Item, name: str, device: DeviceSpec, found: LibraryEstimate) -> OperatorEstimate:
+def _of_library(item: Item, name: str, device: DeviceSpec, estimate: LibraryEstimate) -> OperatorEstimate:
     return OperatorEstimate(
         name=name,
         device=device.name,
         direction=item.direction,
         implementation="library",
-        seconds=found.seconds,
-        call_seconds=found.call_seconds,
-        bound=found.bound,
-        kernel=found.kernel,
-        parts=found.parts,
+        seconds=estimate.seconds,
+        call_seconds=estimate.call_seconds,
+        bound=estimate.bound,
+        kernel=estimate.kernel,
+        parts=estimate.parts,
     )
 
 
@@ -229,7 +230,7 @@ def _best(
     items: Sequence[Item], device: DeviceSpec, method: str, algorithms: Collection[str]
 ) -> list[OperatorEstimate]:
     known: dict[bytes, tuple[str, tuple[SchedulePart, ...]]] = {}
-    out = []
+    estimates = []
     for item in items:
         try:
             # Equal operators are found once, whatever they are called.
@@ -240,7 +241,7 @@ def _best(
             derived, parts = known[key]
         except InputError as error:
             raise error.within(item.where) from error.__cause__
-        out.append(
+        estimates.append(
             OperatorEstimate(
                 name=item.data.get("name") or derived,
                 device=device.name,
@@ -251,7 +252,7 @@ def _best(
                 parts=parts,
             )
         )
-    return out
+    return estimates
 
 
 def _best_parts(
@@ -262,22 +263,20 @@ def _best_parts(
     kernels = [Gradient(expr.name, expr)] if direction == "forward" else gradients(expr)
     parts = []
     for kernel in kernels:
-        construction = find_programs(kernel_form(kernel.expr), device, 1, method, algorithms)
-        program = ranked(construction, 1, algorithms)[0]
-        if isinstance(program, ChainProgram):
-            parts += [_part(f"{kernel.label}: {part.label}", part, program.policy) for part in program.parts]
-        else:
-            parts.append(_part(kernel.label, program, DIRECT))
+        programs = find_programs(kernel_form(kernel.expr), device, 1, method, algorithms)
+        program = programs.ranked(1, algorithms)[0]
+        parts += [_part(kernel.label, part, program.composition) for part in program.parts]
     return expr.name, tuple(parts)
 
 
-def _part(label: str, program: RProgram | Part, algorithm: str) -> SchedulePart:
+def _part(operator: str, part: ProgramPart, algorithm: str) -> SchedulePart:
+    """A kernel of a program of ``operator`` as it is printed."""
     return SchedulePart(
-        label=label,
-        seconds=program.estimate.seconds,
-        bound=program.estimate.bound,
-        found_by="search" if program.policy == SEARCH_POLICY else "construction",
-        schedule=program.schedule.to_json(),
+        label=f"{operator}: {part.label}" if part.label else operator,
+        seconds=part.estimate.seconds,
+        bound=part.estimate.bound,
+        found_by=finder_of(part.policy),
+        schedule=part.schedule.to_json(),
         algorithm=algorithm,
     )
 
@@ -334,18 +333,18 @@ def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
     return [", ".join(_TEXTS[lane](schedule)), part.found_by]
 
 
-def _thread_texts(schedule: Mapping[str, Any]) -> list[str]:
+def _gpu_texts(schedule: Mapping[str, Any]) -> list[str]:
     texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
     thread = {axis: count * schedule["vthreads"].get(axis, 1) for axis, count in schedule["thread"].items()}
     texts.append(f"thread {sizes_text(tuple(thread.items()))}")
     if schedule["step"]:
         texts.append(f"step {sizes_text(tuple(schedule['step'].items()))}")
-    if schedule["instruction"] != "fma":
+    if schedule["instruction"] != Instruction.FMA:
         texts.append(schedule["instruction"])
     return texts
 
 
-def _vector_texts(schedule: Mapping[str, Any]) -> list[str]:
+def _cpu_texts(schedule: Mapping[str, Any]) -> list[str]:
     texts = [f"block {sizes_text(tuple(schedule['block'].items()))}"]
     if any(count > 1 for count in schedule["reduce_threads"].values()):
         return texts
@@ -358,7 +357,7 @@ def _vector_texts(schedule: Mapping[str, Any]) -> list[str]:
 
 
 #: A schedule's JSON in words, by what the lanes of a device are.
-_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {"thread": _thread_texts, "element": _vector_texts}
+_TEXTS: Mapping[str, Callable[[Mapping[str, Any]], list[str]]] = {"thread": _gpu_texts, "element": _cpu_texts}
 
 
 def summary(results: Sequence[OperatorEstimate], device: DeviceSpec, implementation: str) -> str:

@@ -13,14 +13,13 @@ from rich.table import Table
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.text.quantities import count_text, time_text
-from sokoban.kernel.matrix import device_product, is_mma
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.files import ScheduleGroup
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
-from sokoban.schedule.warp_groups import warp_group_roles
 
 #: Schedules that are written at a time.
 PIECE = 4096
@@ -39,19 +38,19 @@ class Scored:
     @property
     def record(self) -> dict[str, Any]:
         """What ``roller score --json`` prints; ``seconds`` is None where the schedule cannot run."""
-        found = self.estimate
-        out: dict[str, Any] = {
-            "seconds": None if self.reason else found.seconds,
-            "bound": None if self.reason else found.bound,
-            "stage_seconds": dict(found.stage_seconds),
-            "registers": found.registers,
-            "shared_bytes": found.shared_bytes,
-            "blocks_per_unit": found.blocks_per_unit,
-            "waves": found.wave_count,
+        estimate = self.estimate
+        record: dict[str, Any] = {
+            "seconds": None if self.reason else estimate.seconds,
+            "bound": None if self.reason else estimate.bound,
+            "stage_seconds": dict(estimate.stage_seconds),
+            "registers": estimate.registers,
+            "shared_bytes": estimate.shared_bytes,
+            "blocks_per_unit": estimate.blocks_per_unit,
+            "waves": estimate.wave_count,
         }
         if self.reason:
-            out |= {"stage_seconds": None, "blocks_per_unit": 0, "waves": None, "reason": self.reason}
-        return out
+            record |= {"stage_seconds": None, "blocks_per_unit": 0, "waves": None, "reason": self.reason}
+        return record
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,16 +72,16 @@ class Scores:
 
     def rows(self, start: int, stop: int) -> list[Scored]:
         """The schedules ``start`` ... ``stop - 1``."""
-        out: dict[int, Scored] = {}
+        scored: dict[int, Scored] = {}
         for group, estimates in self._parts:
             picked = np.flatnonzero((group.positions >= start) & (group.positions < stop))
             positions = group.positions[picked]
             runs = np.isfinite(self.seconds[positions]).tolist()
             rows = zip(picked.tolist(), positions.tolist(), runs, estimates.rows(picked.tolist()), strict=True)
-            for row, position, fine, found in rows:
+            for row, position, fine, row_estimate in rows:
                 reason = None if fine else _reason(group.table, self.device, estimates, row)
-                out[position] = Scored(found, reason)
-        return [out[position] for position in sorted(out)] if len(self._parts) > 1 else list(out.values())
+                scored[position] = Scored(row_estimate, reason)
+        return [scored[position] for position in sorted(scored)] if len(self._parts) > 1 else list(scored.values())
 
 
 def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
@@ -90,23 +89,25 @@ def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
     seconds = np.empty(sum(group.table.count for group in groups))
     parts = []
     for group in groups:
-        estimates = estimate(group.table, device)
-        seconds[group.positions] = np.where(_without_instruction(group.table, device), np.inf, estimates.seconds)
+        placed = PlacedForm(group.table.form, device)
+        estimates = estimate(group.table, placed)
+        seconds[group.positions] = np.where(_without_instruction(group.table, placed), np.inf, estimates.seconds)
         parts.append((group, estimates))
     return Scores(device, seconds, parts)
 
 
-def _without_instruction(table: ScheduleTable, device: DeviceSpec) -> Bools:
+def _without_instruction(table: ScheduleTable, placed: PlacedForm) -> Bools:
     """Schedules for a matrix instruction or for asynchronous copies that the device does not have."""
-    return _without_matrix(table, device) | (table.asynchronous & (not copies_past_registers(device)))
+    return _without_matrix(table, placed) | (table.asynchronous & (not copies_past_registers(placed.device)))
 
 
-def _without_matrix(table: ScheduleTable, device: DeviceSpec) -> Bools:
+def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     """Schedules for a matrix instruction that the device does not have."""
-    found = device_product(table.form, device)
-    if not table.has_warp_tiles or found is None:
+    product = placed.product
+    if not table.has_warp_tiles or product is None:
         return table.warp_tile
-    return np.where(table.wgmma, warp_group_roles(table.form, device) is None, table.mma & (not is_mma(found[1])))
+    by_warp = table.mma & (not product.instruction.is_mma)
+    return np.where(table.wgmma, placed.warp_group_roles is None, by_warp)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
@@ -115,7 +116,7 @@ def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, 
     threads, shared = int(table.threads_per_block[row]), int(estimates.shared_bytes[row])
     if table.asynchronous[row] and not copies_past_registers(device):
         return f"{device.name} has no asynchronous copies"
-    if _without_instruction(table, device)[row]:
+    if _without_instruction(table, PlacedForm(table.form, device))[row]:
         return f"{device.name} has no matrix instruction for this operator"
     if threads > limits.threads_per_block:
         return f"{threads} threads per block, at most {limits.threads_per_block}"
@@ -164,20 +165,20 @@ def score_table(scores: Scores, limit: int) -> Table:
         view.add_column(column, justify="right")
     view.add_column("bound", overflow="fold")
     for position, each in enumerate(scores.rows(0, limit), start=1):
-        found = each.estimate
-        resources = (str(found.registers), str(found.shared_bytes))
+        estimate = each.estimate
+        resources = (str(estimate.registers), str(estimate.shared_bytes))
         if each.reason:
             dashes = ("-",) * len(scores.stages)
             view.add_row(str(position), "-", *dashes, *resources, "0", "-", f"cannot run: {each.reason}")
             continue
         view.add_row(
             str(position),
-            time_text(found.seconds),
-            *(time_text(found.stage_seconds[stage]) for stage in scores.stages),
+            time_text(estimate.seconds),
+            *(time_text(estimate.stage_seconds[stage]) for stage in scores.stages),
             *resources,
-            str(found.blocks_per_unit),
-            str(found.wave_count),
-            found.bound.replace("_", " "),
+            str(estimate.blocks_per_unit),
+            str(estimate.wave_count),
+            estimate.bound.replace("_", " "),
         )
     return view
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms.chain import ChainProgram, Considered, Part
-from roller.construct.program import Construction
+from roller.algorithms.chain import Considered
+from roller.construct.program import Program, ProgramPart
 from roller.explain.pace import stage_bars
+from roller.programs import Programs
 from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
@@ -20,7 +21,7 @@ _MEANING = {
 }
 
 
-def chain_page(construction: Construction, program: ChainProgram, rank: int) -> Iterator[str]:
+def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])
@@ -30,16 +31,16 @@ def chain_page(construction: Construction, program: ChainProgram, rank: int) -> 
         yield clipped(f"  {number}. {time_text(seconds):>8}  {part.label}, bound by {bound}")
     for tensor in program.workspace:
         yield f"  {si_text(tensor.size_bytes, 'B')} of workspace between them: {tensor.name}"
-    yield from wrapped(_verdict(construction, program.estimate.seconds))
+    yield from wrapped(_verdict(programs, program.estimate.seconds))
 
 
-def considered_lines(construction: Construction) -> Iterator[str]:
+def considered_lines(programs: Programs) -> Iterator[str]:
     """Every algorithm beside the best program of one kernel: its times, or why it was not tried."""
-    direct = construction.programs[0].estimate
-    launch = time_text(construction.device.launch_overhead_seconds)
+    direct = programs.direct[0].estimate
+    launch = time_text(programs.device.launch_overhead_seconds)
     best = time_text(direct.seconds)
     yield f"Algorithms of several kernels, beside {best} of the best single one; a launch is {launch}"
-    for considered in construction.algorithms:
+    for considered in programs.considered:
         yield from _considered(considered, direct.seconds)
 
 
@@ -52,13 +53,13 @@ def _considered(considered: Considered, direct: float) -> Iterator[str]:
         yield clipped(f"  {time_text(seconds):>8}  {100 * (seconds / direct - 1):+7.1f}%  {program.policy}: {parts}")
 
 
-def _verdict(construction: Construction, seconds: float) -> str:
-    direct = construction.programs[0].estimate.seconds
+def _verdict(programs: Programs, seconds: float) -> str:
+    direct = programs.direct[0].estimate.seconds
     faster = f"{direct / seconds:.2f} times as fast" if seconds < direct else f"{seconds / direct:.2f} times as long"
     return f"in all {time_text(seconds)}, {faster} as the best single kernel's {time_text(direct)}"
 
 
-def patch_lines(transform: PatchTransform, part: Part, device: DeviceSpec) -> Iterator[str]:
+def patch_lines(transform: PatchTransform, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
     """A patch transform: its threads, what they hold and do, its stages."""
     estimate, schedule = part.estimate, part.schedule
     assert isinstance(schedule, PatchSchedule)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from hal.spec.device import DeviceSpec
 from roller.construct.program import RProgram
 from roller.text.quantities import count_text, layer_name, si_text, three_digits, time_text, wrapped
-from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_dtype
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import ROWS, VectorAnatomy, Way, is_resident, vector_anatomy
 from sokoban.model.cpu.stages import CHAIN_CYCLES, LINES_IN_FLIGHT, arithmetic_flops
 from sokoban.schedule.table import one
@@ -24,7 +23,7 @@ _NAMED, _CLOSE = 0.005, 0.6
 _LOSS = 1.02
 
 
-def vector_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
+def cpu_stage_meanings(device: DeviceSpec) -> Mapping[str, str]:
     """The stages of a device with vectors in words, in the order in which they are shown."""
     first = layer_name(device.layers[1].name)
     ways = {
@@ -47,7 +46,7 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
     """What a time consists of, in words."""
     unit = device.unit_name
     return {
-        **vector_stage_meanings(device),
+        **cpu_stage_meanings(device),
         "compute": "arithmetic",
         "uneven blocks": f"{unit}s that wait for the busiest",
         "core": f"other stages of a {unit} that it does not hide",
@@ -58,9 +57,9 @@ def _part_meanings(device: DeviceSpec) -> Mapping[str, str]:
     }
 
 
-def vector_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def cpu_reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
-    found = vector_anatomy(form, device, program.schedule)
+    found = vector_anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, program.estimate.seconds))
     stages = program.estimate.stage_seconds
@@ -74,7 +73,7 @@ def vector_reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> I
         yield from wrapped(uneven)
     if is_resident(found):
         way = found.ways[-1]
-        held = sum(tensor.size_bytes for tensor in (*form.expr.inputs, form.expr.output))
+        held = sum(tensor.size_bytes for tensor in (*placed.form.expr.inputs, placed.form.expr.output))
         yield from wrapped(
             f"{layer_name(way.below.name)}: no part of it, as all tensors, {si_text(held, 'B')}, stay in "
             f"{layer_name(way.above.name)} from one call to the next"
@@ -109,8 +108,8 @@ def _compute(found: VectorAnatomy, seconds: float) -> str:
     """The instructions, the lanes that hold nothing, the cores that have nothing."""
     units, unit = found.device.unit_count, found.device.unit_name
     text = f"{_many(one(found.work.arithmetic))} vector instructions of {found.lanes} lanes, {time_text(seconds)}"
-    rate = arithmetic_flops(found.form, found.device)
-    peak = found.device.peak_flops(arithmetic_dtype(found.form, found.device))
+    rate = arithmetic_flops(found.placed)
+    peak = found.device.peak_flops(found.placed.arithmetic_dtype)
     at = f"{100 * rate / peak:.0f}% of the peak, by what they sustain" if rate * _LOSS < peak else "the peak"
     text += f" on {count_text(units, unit)} at {at}"
     filled = _lanes_filled(found)

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from hal.spec.device import DeviceSpec
 from roller.construct.performance import MicroModel
-from roller.construct.program import Construction, Reason, RProgram
+from roller.construct.program import Reason, RProgram
 from roller.construct.rtile import TileSpace
 from roller.text.quantities import (
     clipped,
@@ -24,10 +23,10 @@ from roller.text.quantities import (
     wrapped,
 )
 from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_rate
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import VectorAnatomy, lane_counts, vector_anatomy
 from sokoban.model.cpu.work import copies_of
-from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, VectorTiles, in_panels, lane_axis, lanes_of, vector_axis
+from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, CpuTiles, in_panels, lane_axis, vector_axis
 from sokoban.schedule.table import one
 from sokoban.schedule.tile import TileSchedule
 
@@ -47,14 +46,14 @@ _TRIED_TOO = "not full: of all tiles on the way the predicted times decide"
 # The construction
 
 
-def vector_story(construction: Construction, program: RProgram, rank: int) -> Iterator[str]:
+def cpu_story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
     """How a program was constructed, from the reasons that construction recorded."""
-    form, device = construction.form, construction.device
     yield f"How rank {rank} was constructed: {program.policy}"
     yield from wrapped(_POLICY_MEANING[program.policy])
     yield from wrapped(_UNPADDED)
+    form, device = placed.form, placed.device
     space = TileSpace.of(form)
-    rate = arithmetic_rate(form, device)[0]
+    rate = placed.rate.flops
     model = MicroModel(space, device, rate, float(max(1, form.body_operations)))
     steps = {
         layer: [reason for reason in program.reasons if reason.layer == layer] for layer in ("registers", "shared")
@@ -71,7 +70,7 @@ def vector_story(construction: Construction, program: RProgram, rank: int) -> It
 
 def _register_steps(program: RProgram, reasons: Sequence[Reason], model: MicroModel) -> Iterator[str]:
     form, device = model.space.form, model.device
-    lanes = lanes_of(form, device)
+    lanes = PlacedForm(form, device).vector_lanes
     room = device.limits.registers_per_thread_usable // device.teu.lanes
     yield f"  Registers, the tile of an innermost loop: room for {count_text(room, 'vector')} of {lanes} lanes"
     yield from _growth(reasons, model, "caches", "value")
@@ -148,9 +147,9 @@ def _growth(reasons: Sequence[Reason], model: MicroModel, source: str, held: str
 # The program
 
 
-def vector_program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def cpu_program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The program: its blocks, its register tile in vectors, what it copies."""
-    found = vector_anatomy(form, device, program.schedule)
+    found, device = vector_anatomy(placed, program.schedule), placed.device
     blocks, units, unit = found.blocks, device.unit_count, device.unit_name
     yield "The program"
     spread = f"{found.busiest} for the busiest of {count_text(units, unit)}" if blocks > 1 else f"one {unit} works"
@@ -174,7 +173,7 @@ def _row_lines(found: VectorAnatomy) -> Iterator[str]:
     yield f"  a row is walked {walks} times: once for each reduction, and once for the results"
 
 
-def _tile_lines(found: VectorAnatomy, tiles: VectorTiles, schedule: TileSchedule) -> Iterator[str]:
+def _tile_lines(found: VectorAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> Iterator[str]:
     form, device = found.form, found.device
     unit = device.unit_name
     if form.reduced:
@@ -194,7 +193,7 @@ def _tile_lines(found: VectorAnatomy, tiles: VectorTiles, schedule: TileSchedule
     yield from _copies(found, tiles)
 
 
-def _steps_text(found: VectorAnatomy, tiles: VectorTiles) -> str:
+def _steps_text(found: VectorAnatomy, tiles: CpuTiles) -> str:
     steps = int(one(tiles.steps)) if found.form.reduced else 1
     if steps == 1:
         return ""
@@ -202,7 +201,7 @@ def _steps_text(found: VectorAnatomy, tiles: VectorTiles) -> str:
     return f", in {steps} reduction steps of {step}: partial sums rest in the output between them"
 
 
-def _register_text(found: VectorAnatomy, tiles: VectorTiles, schedule: TileSchedule) -> str:
+def _register_text(found: VectorAnatomy, tiles: CpuTiles, schedule: TileSchedule) -> str:
     """``register tile m=7 n=48: lanes along n, 3 vectors of 16 in each of 7 rows; 21 sums, 25 of 31 registers``"""
     device, lanes = found.device, found.lanes
     tile = tuple((axis, int(one(size))) for axis, size in tiles.tile.items())
@@ -221,7 +220,7 @@ def _register_text(found: VectorAnatomy, tiles: VectorTiles, schedule: TileSched
     return text + (f", {spilled} too many" if spilled else "")
 
 
-def _copies(found: VectorAnatomy, tiles: VectorTiles) -> Iterator[str]:
+def _copies(found: VectorAnatomy, tiles: CpuTiles) -> Iterator[str]:
     """Packed operands: how they lie, and how often they are copied."""
     copies = copies_of(tiles)
     for load, depth in copies.items():

@@ -10,10 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ChainProgram
-from roller.construct.program import Construction, RProgram
-from roller.explain.cpu_pace import vector_stage_meanings
-from roller.programs import Program
+from roller.construct.program import Program, RProgram
+from roller.explain.cpu_pace import cpu_stage_meanings
+from roller.programs import Programs
 from roller.text.quantities import (
     clipped,
     count_text,
@@ -24,10 +23,9 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from roller.text.schedules import _SCHEDULE_TEXTS
-from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
-from sokoban.model.cpu.anatomy import REMAINDERS as VECTOR_REMAINDERS
+from roller.text.schedules import SCHEDULE_TEXTS
+from sokoban.kernel.placed import PlacedForm
+from sokoban.model.cpu.anatomy import REMAINDERS as CPU_REMAINDERS
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.anatomy import REMAINDERS, Anatomy, anatomy
@@ -51,7 +49,7 @@ STAGE_MEANING = {
 #: Stages in words, by what the lanes of a device are.
 _STAGE_MEANINGS: Mapping[str, Callable[[DeviceSpec], Mapping[str, str]]] = {
     "thread": lambda device: STAGE_MEANING,
-    "element": vector_stage_meanings,
+    "element": cpu_stage_meanings,
 }
 
 _PART_MEANING = {
@@ -73,17 +71,18 @@ _NAMED, _CLOSE = 0.005, 0.6
 _LOSS = 1.02
 
 
-def prediction(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def prediction(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """The predicted time, a bar per stage, and the rates reached."""
+    form, device = placed.form, placed.device
     estimate, meanings = program.estimate, _STAGE_MEANINGS[device.teu.lane](device)
     yield (
         f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch; "
         f"{meanings[estimate.bound]} set the pace"
     )
     yield from stage_bars(estimate, meanings)
-    rate, name = arithmetic_rate(form, device, matrix=program.schedule.instruction != "fma")
-    useful = f"{si_text(compulsory_bytes(form) / estimate.seconds, 'B/s')} of useful traffic"
-    share = 100 * compulsory_bytes(form) / estimate.seconds / device.dram.bandwidth_bytes_per_second
+    rate, name = placed.ordinary_rate if not program.schedule.uses_matrix else placed.rate
+    useful = f"{si_text(form.compulsory_bytes / estimate.seconds, 'B/s')} of useful traffic"
+    share = 100 * form.compulsory_bytes / estimate.seconds / device.dram.bandwidth_bytes_per_second
     traffic = f"{useful}, {share:.0f}% of {layer_below(device)}'s rate"
     if estimate.stage_seconds.get(device.dram.name) == 0.0:
         traffic = f"{useful}, none of it from {layer_below(device)}"
@@ -109,10 +108,10 @@ def stage_bars(estimate: Estimate, meanings: Mapping[str, str] = STAGE_MEANING) 
 # Reasons
 
 
-def reasons(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def reasons(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     """What the time consists of, and why the stages that matter take what they take."""
     seconds = program.estimate.seconds
-    found = anatomy(form, device, program.schedule)
+    found = anatomy(placed, program.schedule)
     yield "Why it takes that long"
     yield from wrapped(_sum_text(found, seconds))
     arguments = {
@@ -146,23 +145,23 @@ def _sum_text(found: Anatomy, seconds: float) -> str:
 
 def _compute(found: Anatomy, program: RProgram) -> str:
     """The arithmetic at the peak, and every factor by which this program takes longer."""
-    table, launch, device = found.table, found.launch, found.device
+    table, occupancy, device = found.table, found.step.occupancy, found.device
     seconds = program.estimate.stage_seconds["compute"]
     if one(table.warp_tile):
         return f"{time_text(seconds)} on the matrix units"
     blocks, units = one(table.block_count), device.unit_count
-    whole = one(found.launch.rounds) * found.running
+    whole = one(found.step.occupancy.rounds) * found.running
     group = device.teu.group_size
-    busiest = math.ceil(one(launch.warps) * found.running / group)
+    busiest = math.ceil(one(occupancy.warps) * found.running / group)
     losses = {
         "tiles past the edges": _covered(found),
-        "partial warps": one(launch.warps) * device.warp_lanes / one(table.threads_per_block),
-        f"{count_text(int(one(launch.warps)) * found.running, 'warp')} on {group} schedulers": (
-            busiest * group / (one(launch.warps) * found.running)
+        "partial warps": one(occupancy.warps) * device.warp_lanes / one(table.threads_per_block),
+        f"{count_text(int(one(occupancy.warps)) * found.running, 'warp')} on {group} schedulers": (
+            busiest * group / (one(occupancy.warps) * found.running)
         ),
         f"{count_text(int(blocks), 'block')} on {units} {device.unit_name}s": whole * units / blocks,
     }
-    raw = one(launch.rounds * table.step_count) * found.step_busy["compute"]
+    raw = one(occupancy.rounds * table.step_count) * found.step_busy["compute"]
     if seconds > raw * _LOSS:
         losses["the clock under the power limit"] = seconds / raw
     named = [f"{name} {100 * (loss - 1):+.0f}%" for name, loss in losses.items() if loss >= _LOSS]
@@ -187,10 +186,10 @@ def _issue(found: Anatomy, program: RProgram) -> str:
 
 def _shared(found: Anatomy, program: RProgram) -> str:
     """Passes of the port per warp and step, by what needs them."""
-    warps = one(found.launch.warps)
+    warps = one(found.step.occupancy.warps)
     texts = []
-    for load, part in found.fetches.items():
-        read = found.reads.get(load)
+    for load, part in found.step.fetches.items():
+        read = found.step.reads.get(load)
         if read is not None and not one(found.table.warp_tile):
             passes, instructions = one(read.passes), one(read.instructions)
             each = passes / instructions if instructions else 1.0
@@ -202,8 +201,8 @@ def _shared(found: Anatomy, program: RProgram) -> str:
             )
         if one(found.table.cached[load.tensor]):
             texts.append(f"{three_digits(one(part.wavefronts) / warps)} to fetch {load.tensor}")
-    homeless = "accumulators in local memory" if one(found.nest.local) else "spilled values"
-    if one(found.nest.local) or one(found.launch.spilled) > 0:
+    homeless = "accumulators in local memory" if one(found.step.nest.local) else "spilled values"
+    if one(found.step.nest.local) or one(found.step.occupancy.spilled) > 0:
         texts.append(f"the rest for {homeless}")
     busy = found.step_busy["shared"]
     return f"a step keeps the port busy for {time_text(busy)}; passes per warp: {', '.join(texts) or 'none'}"
@@ -211,7 +210,7 @@ def _shared(found: Anatomy, program: RProgram) -> str:
 
 def _l2(found: Anatomy, program: RProgram) -> str:
     texts = []
-    for load, part in found.fetches.items():
+    for load, part in found.step.fetches.items():
         useful = one(part.elements) * found.form.expr.tensor_by_name[load.tensor].element_bytes
         wasted = one(part.bytes) / useful
         more = f" ({three_digits(wasted)} times what it uses: rows end within transactions)" if wasted >= 1.1 else ""
@@ -246,9 +245,9 @@ def _latency(found: Anatomy, program: RProgram) -> str:
     text = f"a step of one block is {time_text(work)} of work and {time_text(found.step_waiting)} of waiting"
     if running >= wanted:
         return f"{text}; the {count_text(running, 'block')} of a unit fill it but for a rest"
-    if one(found.launch.resident) > running:
+    if one(found.step.occupancy.resident) > running:
         return f"{text}: {wanted} blocks at a time would fill it, but a unit gets {running} in all"
-    limit = residency(found.form, found.device, program)
+    limit = residency(found.step.placed, program)
     return f"{text}: {wanted} blocks at a time would fill it, {running} fit, as {limit}"
 
 
@@ -260,10 +259,10 @@ def _block_launch(found: Anatomy, program: RProgram) -> str:
 
 def _remarks(found: Anatomy) -> Iterator[str]:
     """What compilers make of the program, where it costs."""
-    table, nest, launch = found.table, found.nest, found.launch
+    table, nest, occupancy = found.table, found.step.nest, found.step.occupancy
     if one(table.warp_tile):
         return
-    granted, spilled = int(one(launch.registers)), int(one(launch.spilled))
+    granted, spilled = int(one(occupancy.registers)), int(one(occupancy.spilled))
     if spilled:
         threads = int(one(table.threads_per_block))
         yield (
@@ -273,7 +272,7 @@ def _remarks(found: Anatomy) -> Iterator[str]:
     if one(nest.local):
         count = int(one(table.accumulators))
         yield f"loops: the {count} accumulators live in local memory, as a loop that indexes them is not unrolled"
-    if found.reads and one(nest.unrolled_points) < found.points:
+    if found.step.reads and one(nest.unrolled_points) < found.points:
         sizes = {axis: (int(one(size)), int(one(table.step[axis]))) for axis, size in nest.unrolled.items()}
         body = ", ".join(f"{axis} {part} of {whole}" for axis, (part, whole) in sizes.items() if part < whole)
         shared = f"{three_digits(one(nest.unrolled_points))} of {three_digits(found.points)} points share their reads"
@@ -281,10 +280,11 @@ def _remarks(found: Anatomy) -> Iterator[str]:
             yield f"loops: unrolled along {body}: {shared}"
 
 
-def residency(form: KernelForm, device: DeviceSpec, program: RProgram) -> str:
+def residency(placed: PlacedForm, program: RProgram) -> str:
     """Which limit of a unit keeps another block out, as the end of a sentence: ``65536 registers allow``."""
+    device = placed.device
     schedule, estimate, limits = program.schedule, program.estimate, device.limits
-    table = ScheduleTable.of(form, [schedule])
+    table = ScheduleTable.of(placed.form, [schedule])
 
     def with_use(registers: int, shared: int) -> int:
         one = blocks_per_unit(table, device, table.block_count * 0 + registers, table.block_count * 0 + shared)
@@ -319,16 +319,16 @@ def stage_times(programs: Sequence[Program], rank: int) -> Iterator[str]:
         yield f"  {mark}{position:3} {time_text(estimate.seconds):>9}  {' '.join(cells)}".rstrip()
 
 
-def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
+def rivals(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator[str]:
     """One row per candidate: the difference in time, the stage behind it, the schedule."""
-    chosen = programs[rank - 1]
-    lane = construction.device.teu.lane
-    scored = construction.considered + construction.searched
+    chosen = ranked[rank - 1]
+    lane = programs.device.teu.lane
+    scored = programs.constructed_count + programs.searched_count
     yield f"Its rivals, the best of {scored} programs: what each gains or loses, and where"
     rows = []
-    for position, program in enumerate(programs, start=1):
+    for position, program in enumerate(ranked, start=1):
         mark = "→" if position == rank else " "
-        change = "" if position == rank else _change(construction, program, chosen)
+        change = "" if position == rank else _change(programs, program, chosen)
         rows.append(
             (f"{mark}{position:3} {time_text(program.estimate.seconds):>8}  {change}", schedule_text(program, lane))
         )
@@ -337,7 +337,7 @@ def rivals(construction: Construction, rank: int, programs: Sequence[Program]) -
         yield clipped(f"  {head:{column}}  {text}")
 
 
-def _change(construction: Construction, program: Program, chosen: Program) -> str:
+def _change(programs: Programs, program: Program, chosen: Program) -> str:
     """``+4.2%, compute +93 µs``: the difference in time, and the stage behind it."""
     ours, theirs = chosen.estimate, program.estimate
     difference = theirs.seconds - ours.seconds
@@ -349,20 +349,20 @@ def _change(construction: Construction, program: Program, chosen: Program) -> st
     change = theirs.stage_seconds[stage] - ours.stage_seconds[stage]
     if change * difference > 0 and abs(change) >= 0.2 * abs(difference):
         return f"{percent:+.1f}%, {_signed(stage, change)}"
-    if isinstance(program, ChainProgram) or isinstance(chosen, ChainProgram):
+    if len(program.parts) > 1 or len(chosen.parts) > 1:
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
-    parts_of, remainders = _PARTS[construction.device.teu.lane]
-    mine, other = (parts_of(construction.form, construction.device, each.schedule) for each in (chosen, program))
+    parts_of, remainders = _PARTS[programs.device.teu.lane]
+    mine, other = (parts_of(programs.placed, each.main.tiles) for each in (chosen, program))
     changes = {name: other.get(name, 0.0) - mine.get(name, 0.0) for name in (*remainders, *ours.stage_seconds)}
     part = (max if difference > 0 else min)(changes, key=lambda name: changes[name])
     return f"{percent:+.1f}%, {_signed(part, changes[part])}"
 
 
 #: What the predicted time of a program consists of, and those parts that are no stages, by what the lanes are.
-_PARTS: Mapping[str, tuple[Callable[[KernelForm, DeviceSpec, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
-    "thread": (lambda form, device, schedule: anatomy(form, device, schedule).parts, REMAINDERS),
-    "element": (lambda form, device, schedule: vector_anatomy(form, device, schedule).parts, VECTOR_REMAINDERS),
+_PARTS: Mapping[str, tuple[Callable[[PlacedForm, TileSchedule], Mapping[str, float]], tuple[str, ...]]] = {
+    "thread": (lambda placed, schedule: anatomy(placed, schedule).parts, REMAINDERS),
+    "element": (lambda placed, schedule: vector_anatomy(placed, schedule).parts, CPU_REMAINDERS),
 }
 
 
@@ -373,7 +373,7 @@ def _signed(stage: str, seconds: float) -> str:
 def schedule_text(program: Program, lane: str = "thread") -> str:
     """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about. ``lane``: what the lanes
     of the device are."""
-    if isinstance(program, ChainProgram):
+    if len(program.parts) > 1:
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
-    return _SCHEDULE_TEXTS[lane](program.schedule)
+    return SCHEDULE_TEXTS[lane](program.main.tiles)

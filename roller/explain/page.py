@@ -11,18 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms import ChainProgram
 from roller.construct.construct import EPSILON_STEPS
 from roller.construct.performance import MicroModel
-from roller.construct.program import Construction, Reason, RProgram
+from roller.construct.program import Program, ProgramPart, Reason, RProgram
 from roller.construct.rtile import TileSpace
 from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
 from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
-from roller.explain.cpu_pace import vector_reasons
-from roller.explain.cpu_page import vector_program, vector_story
+from roller.explain.cpu_pace import cpu_reasons
+from roller.explain.cpu_page import cpu_program, cpu_story
 from roller.explain.pace import prediction, reasons, residency, rivals, stage_times
-from roller.programs import SEARCH_POLICY, Program
+from roller.programs import SEARCH_POLICY, Programs
 from roller.text.quantities import (
     clipped,
     count_text,
@@ -35,11 +34,9 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
-from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, is_mma
 from sokoban.kernel.patches import PatchTransform
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.schedule.raster import raster_axes
 from sokoban.schedule.tile import TileSchedule
 
@@ -67,57 +64,64 @@ _POLICY_MEANING = {
 _TRIED_TOO = "larger tiles fit: what they save is weighed against occupancy and waves in the predicted times below"
 
 
-def explain(construction: Construction, rank: int = 1, programs: Sequence[Program] | None = None) -> str:
+def explain(programs: Programs, rank: int = 1, ranked: Sequence[Program] | None = None) -> str:
     """A page on one program: the operator, the steps, the program, its times, its rivals.
 
-    ``programs`` are all, best first, as :func:`roller.programs.ranked` gives them; by default the construction's own,
-    of one kernel each.
+    ``ranked`` are all, best first, as :meth:`roller.programs.Programs.ranked` gives them; by default those of one
+    kernel. ``rank`` counts from 1.
     """
-    return "\n".join(_lines(construction, rank, construction.programs if programs is None else programs)) + "\n"
+    return "\n".join(_lines(programs, rank, programs.direct if ranked is None else ranked)) + "\n"
 
 
-def _lines(construction: Construction, rank: int, programs: Sequence[Program]) -> Iterator[str]:
-    form, device = construction.form, construction.device
-    program = programs[rank - 1]
+def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator[str]:
+    placed, form, device = programs.placed, programs.form, programs.device
+    program = ranked[rank - 1]
     yield f"{form.expr.name} on {device.title} ({device.name})"
     yield ""
     page = _PAGES[device.teu.lane]
-    yield from _operator(form, device, page.noun)
+    yield from _operator(placed, page.noun)
     yield ""
-    if isinstance(program, ChainProgram):
-        yield from chain_page(construction, program, rank)
+    if not isinstance(program, RProgram):
+        yield from chain_page(programs, program, rank)
         for number, part in enumerate(program.parts, start=1):
             yield ""
             yield f"Kernel {number} of {len(program.parts)}: {part.label}"
-            yield from wrapped(problem_text(part.problem))
-            if isinstance(part.problem, PatchTransform):
-                yield from patch_lines(part.problem, part, device)
-            else:
-                alone = part.program
-                yield from _program(part.problem, device, alone)
-                yield from prediction(part.problem, device, alone)
-                yield from reasons(part.problem, device, alone)
+            yield from _kernel(part, device)
     else:
-        yield from page.story(construction, program, rank)
+        yield from page.story(placed, program, rank)
         yield ""
-        yield from page.program(form, device, program)
+        yield from page.program(placed, program)
         yield ""
-        yield from prediction(form, device, program)
+        yield from prediction(placed, program)
         yield ""
-        yield from page.reasons(form, device, program)
+        yield from page.reasons(placed, program)
     yield ""
-    yield from stage_times(programs, rank)
+    yield from stage_times(ranked, rank)
     yield ""
-    yield from rivals(construction, rank, programs)
-    if construction.algorithms:
+    yield from rivals(programs, rank, ranked)
+    if programs.considered:
         yield ""
-        yield from considered_lines(construction)
+        yield from considered_lines(programs)
+
+
+def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+    """One kernel of a chain: what it computes, its program, its times."""
+    yield from wrapped(problem_text(part.problem))
+    if isinstance(part.problem, PatchTransform):
+        yield from patch_lines(part.problem, part, device)
+        return
+    program = part.program
+    placed = PlacedForm(part.problem, device)
+    yield from _program(placed, program)
+    yield from prediction(placed, program)
+    yield from reasons(placed, program)
 
 
 # The operator
 
 
-def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
+def _operator(placed: PlacedForm, noun: str) -> Iterator[str]:
+    form, device = placed.form, placed.device
     for statement in form.source.statements:
         yield from wrapped(statement_text(statement))
     yield from wrapped("axes " + ", ".join(f"{axis.name}={axis.size}" for axis in form.source.axes))
@@ -125,8 +129,8 @@ def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
         yield from wrapped(
             f"{' and '.join(parts)} are adjacent in every tensor and fuse into {name}={form.sizes[name]}"
         )
-    size_bytes = compulsory_bytes(form)
-    rate, unit = arithmetic_rate(form, device)
+    size_bytes = form.compulsory_bytes
+    rate, unit = placed.rate
     bandwidth = device.dram.bandwidth_bytes_per_second
     compute, memory = form.flops / rate, size_bytes / bandwidth
     balance = rate / bandwidth
@@ -151,16 +155,16 @@ def _operator(form: KernelForm, device: DeviceSpec, noun: str) -> Iterator[str]:
 # The construction
 
 
-def _story(construction: Construction, program: RProgram, rank: int) -> Iterator[str]:
-    form, device = construction.form, construction.device
+def _story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
+    form, device = placed.form, placed.device
     yield f"How rank {rank} was {'found' if program.policy == SEARCH_POLICY else 'constructed'}: {program.policy}"
     meaning = _POLICY_MEANING.get(program.policy)
     if meaning is not None:
         yield from wrapped(meaning)
-    yield from wrapped(_epsilon(construction, program))
+    yield from wrapped(_epsilon(program))
     space = TileSpace.of(form)
-    uses_matrix = program.schedule.instruction != "fma"
-    rate = arithmetic_rate(form, device, matrix=uses_matrix)[0]
+    uses_matrix = program.schedule.uses_matrix
+    rate = (placed.rate if uses_matrix else placed.ordinary_rate).flops
     model = MicroModel(space, device, rate, float(form.body_operations))
     layers = list(dict.fromkeys(reason.layer for reason in program.reasons))
     before: tuple[int, ...] | None = None
@@ -183,7 +187,7 @@ def _story(construction: Construction, program: RProgram, rank: int) -> Iterator
         before = tiles[-1] if tiles else before
 
 
-def _epsilon(construction: Construction, program: RProgram) -> str:
+def _epsilon(program: RProgram) -> str:
     if program.epsilon <= EPSILON_STEPS[0] or program.policy == SEARCH_POLICY:
         return f"axes may be padded by up to {100 * program.epsilon:g}% to fit whole tiles"
     return (
@@ -313,7 +317,8 @@ def _cheapest_doubling(layer: str, shape: tuple[int, ...], model: MicroModel, la
 # The program
 
 
-def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterator[str]:
+def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
+    form, device = placed.form, placed.device
     schedule, estimate = program.schedule, program.estimate
     blocks, units = schedule.grid_blocks(form.sizes), device.unit_count
     yield "The program"
@@ -325,11 +330,11 @@ def _program(form: KernelForm, device: DeviceSpec, program: RProgram) -> Iterato
         yield f"  a block owns its outputs and walks {', '.join(form.reduced)} alone: no partial results cross units"
     yield (
         f"  {count_text(estimate.blocks_per_unit, 'block')} at a time on a unit, "
-        f"as {residency(form, device, program)}; {count_text(estimate.wave_count, 'wave')}"
+        f"as {residency(placed, program)}; {count_text(estimate.wave_count, 'wave')}"
     )
     step = f", reduction step {sizes_text(schedule.step)}" if schedule.step else ""
     yield from wrapped(f"block tile {sizes_text(schedule.block)}{step}")
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     yield from wrapped(
         f"a {owner} computes {sizes_text(tuple(schedule.register_tile.items()))}, "
         f"about {estimate.registers} registers per thread"
@@ -365,7 +370,7 @@ def _buffers(schedule: TileSchedule) -> str:
 
 
 def _without_padding(schedule: TileSchedule) -> str:
-    swizzled = is_mma(schedule.instruction) or schedule.instruction == WGMMA
+    swizzled = schedule.instruction.is_swizzled
     return "swizzled against bank conflicts" if swizzled else "no bank conflicts to pad against"
 
 
@@ -392,12 +397,12 @@ class _Page:
     """What pages on devices of one kind of lane do not share: a word for the device, and their own parts."""
 
     noun: str
-    story: Callable[[Construction, RProgram, int], Iterator[str]]
-    program: Callable[[KernelForm, DeviceSpec, RProgram], Iterator[str]]
-    reasons: Callable[[KernelForm, DeviceSpec, RProgram], Iterator[str]]
+    story: Callable[[PlacedForm, RProgram, int], Iterator[str]]
+    program: Callable[[PlacedForm, RProgram], Iterator[str]]
+    reasons: Callable[[PlacedForm, RProgram], Iterator[str]]
 
 
 _PAGES: Mapping[str, _Page] = {
     "thread": _Page("board", _story, _program, reasons),
-    "element": _Page("processor", vector_story, vector_program, vector_reasons),
+    "element": _Page("processor", cpu_story, cpu_program, cpu_reasons),
 }

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hal.spec.device import DeviceSpec
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
-from roller.construct.program import Construction, RProgram
+from roller.construct.program import RProgram
 from roller.explain.pace import schedule_text
+from roller.programs import Programs
 from roller.text.quantities import layer_name, si_text, time_text
-from sokoban.kernel.form import KernelForm
-from sokoban.model.bounds import arithmetic_dtype, input_dtype
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.anatomy import vector_anatomy
 from sokoban.model.gpu.anatomy import anatomy
 from sokoban.schedule.tile import TileSchedule
@@ -36,9 +35,9 @@ _COLOURS = (
 
 #: Bytes that DRAM reads and writes for a program, by what the lanes of a device are; without what a cache kept of the
 #: call before.
-_DRAM_TRAFFIC: Mapping[str, Callable[[KernelForm, DeviceSpec, TileSchedule], float]] = {
-    "thread": lambda form, device, schedule: anatomy(form, device, schedule).dram_traffic,
-    "element": lambda form, device, schedule: vector_anatomy(form, device, schedule).dram_traffic,
+_DRAM_TRAFFIC: Mapping[str, Callable[[PlacedForm, TileSchedule], float]] = {
+    "thread": lambda placed, schedule: anatomy(placed, schedule).dram_traffic,
+    "element": lambda placed, schedule: vector_anatomy(placed, schedule).dram_traffic,
 }
 
 
@@ -58,8 +57,8 @@ def check_plot(path: Path) -> None:
         raise InputError("--plot", "matplotlib is not installed", "pip install 'roller[plot]'") from None
 
 
-def plot(construction: Construction, path: Path, rank: int = 1) -> None:
-    """Draw the best programs of a construction into ``path``, which appears whole or not at all.
+def plot(programs: Programs, path: Path, rank: int = 1) -> None:
+    """Draw the best programs of one kernel into ``path``, which appears whole or not at all.
 
     Raises:
         InputError: as :func:`check_plot`.
@@ -72,7 +71,7 @@ def plot(construction: Construction, path: Path, rank: int = 1) -> None:
     kind = path.suffix.lower().removeprefix(".")
     # No date and no random names, so that the same programs give the same bytes.
     with rc_context({"svg.hashsalt": "roller"}):
-        draw(construction, rank).savefig(buffer, format=kind, dpi=120, metadata=_undated(kind))
+        draw(programs, rank).savefig(buffer, format=kind, dpi=120, metadata=_undated(kind))
     write_atomic(path, buffer.getvalue())
 
 
@@ -80,19 +79,19 @@ def _undated(kind: str) -> dict[str, Any] | None:
     return {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
 
 
-def draw(construction: Construction, rank: int = 1) -> Any:
+def draw(programs: Programs, rank: int = 1) -> Any:
     """The figure: stage times on the left, the roofline on the right, its neighbourhood of the programs below."""
     from matplotlib.figure import Figure
 
-    programs = construction.programs[: max(MOST_PROGRAMS, rank)]
-    form, device = construction.form, construction.device
-    figure = Figure(figsize=(17, 2.2 + 0.75 * max(8, len(programs))))
+    placed, form, device = programs.placed, programs.form, programs.device
+    shown = programs.direct[: max(MOST_PROGRAMS, rank)]
+    figure = Figure(figsize=(17, 2.2 + 0.75 * max(8, len(shown))))
     figure.set_layout_engine("constrained", w_pad=0.15)
     panels = figure.subplot_mosaic(
         [["stages", "roofline"], ["stages", "near"]], width_ratios=(1.15, 1), height_ratios=(1.7, 1)
     )
-    _stages(panels["stages"], programs, rank, device.teu.lane)
-    _roofline(panels["roofline"], panels["near"], form, device, programs, rank)
+    _stages(panels["stages"], shown, rank, device.teu.lane)
+    _roofline(panels["roofline"], panels["near"], placed, shown, rank)
     figure.suptitle(f"{form.expr.name} on {device.title}, as predicted")
     return figure
 
@@ -133,10 +132,9 @@ def _two_lines(program: RProgram, lane: str) -> str:
     return "\n".join(part for part in (parts[0], " · ".join(parts[1:])) if part)
 
 
-def _roofline(
-    axes: Any, near: Any, form: KernelForm, device: DeviceSpec, programs: Sequence[RProgram], rank: int
-) -> None:
+def _roofline(axes: Any, near: Any, placed: PlacedForm, programs: Sequence[RProgram], rank: int) -> None:
     """FLOP/s over FLOP per byte of DRAM traffic; the slopes of other layers are what they would feed at that rate."""
+    form, device = placed.form, placed.device
     if not form.flops:
         axes.text(0.5, 0.5, "no arithmetic:\nnothing to place under a roofline", ha="center", va="center")
         axes.set_axis_off()
@@ -144,10 +142,9 @@ def _roofline(
         return
     traffic = _DRAM_TRAFFIC[device.teu.lane]
     points = [
-        (form.flops / traffic(form, device, program.schedule), form.flops / program.estimate.seconds)
-        for program in programs
+        (form.flops / traffic(placed, program.schedule), form.flops / program.estimate.seconds) for program in programs
     ]
-    flats = _flats(form, device, matrix=any(program.schedule.instruction != "fma" for program in programs))
+    flats = _flats(placed, matrix=any(program.schedule.uses_matrix for program in programs))
     layers = [layer for layer in (device.dram, device.l2, device.shared) if layer is not None]
     top, dram = max(rate for _, rate in flats), device.dram.bandwidth_bytes_per_second
     xs, ys = [x for x, _ in points], [y for _, y in points]
@@ -194,12 +191,12 @@ def _close_up(axes: Any, points: Sequence[tuple[float, float]], sustained: float
         axes.annotate(text, points[ranks[0] - 1], xytext=(8, -3), textcoords="offset points", fontsize=9, zorder=5)
 
 
-def _flats(form: KernelForm, device: DeviceSpec, *, matrix: bool) -> list[tuple[str, float]]:
+def _flats(placed: PlacedForm, *, matrix: bool) -> list[tuple[str, float]]:
     """The ceilings of arithmetic: sustained, then peak, for the operator's accumulator and its matrix instruction."""
-    dtype = arithmetic_dtype(form, device)
+    form, device, dtype = placed.form, placed.device, placed.arithmetic_dtype
     flats = [(f"{dtype} sustained", device.sustained_flops(dtype)), (f"{dtype} peak", device.peak_flops(dtype))]
-    instruction = device.best_matrix_instruction(input_dtype(form)) if matrix else None
+    instruction = device.best_matrix_instruction(form.input_dtype) if matrix else None
     if instruction is not None:
-        name = f"{input_dtype(form)} by matrix instructions"
+        name = f"{form.input_dtype} by matrix instructions"
         flats += [(f"{name}, sustained", instruction.sustained_flops), (f"{name}, peak", instruction.peak_flops)]
     return flats

@@ -68,9 +68,12 @@ def _innermost(lines: Sequence[str]) -> list[tuple[int, int]]:
     labels = {match[1]: number for number, line in enumerate(lines) if (match := _LABEL.match(line))}
     jumps = [(labels.get(match[1], len(lines)), n) for n, line in enumerate(lines) if (match := _JUMP.match(line))]
     loops = [(first, last + 1) for first, last in jumps if first < last]
-    return [
-        one for one in loops if not any(one != other and one[0] <= other[0] and other[1] <= one[1] for other in loops)
-    ]
+    return [loop for loop in loops if not any(_holds(loop, other) for other in loops)]
+
+
+def _holds(loop: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a loop has another one in it."""
+    return loop != other and loop[0] <= other[0] and other[1] <= loop[1]
 
 
 def _mix(lines: Sequence[str]) -> LoopMix:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from codegen.bundle.reader import LIBRARY_SUFFIX, read_bundle
+from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import SHARED_OBJECT_SUFFIX
 from hal.support.errors import InputError
 from roller.inspect.assembly import LoopMix, hottest_loop
 
@@ -16,8 +17,16 @@ _OTHER_ASSEMBLY = ("neoverse", "apple", "cortex", "aarch64", "generic-rv")
 
 
 @dataclass(frozen=True)
-class LibraryInspection:
-    """A kernel of a bundle: its name and file, and its hottest loop, None where it has no loop."""
+class CpuInspection:
+    """What the assembly of a bundle's kernel shows.
+
+    Attributes:
+        name: operator and rank.
+        architecture: the processor that it was compiled for.
+        source: file of the assembly beside the manifest.
+        scratch_bytes: scratch memory of a thread.
+        hot: its hottest loop; None where it has no loop.
+    """
 
     name: str
     architecture: str
@@ -26,34 +35,34 @@ class LibraryInspection:
     hot: LoopMix | None
 
 
-def inspect_library(directory: Path, rank: int | None) -> LibraryInspection:
+def inspect_cpu(directory: Path, rank: int | None) -> CpuInspection:
     """The kernel of a rank, 1 by default.
 
     Raises:
         InputError: there is none, or its assembly is not of x86-64.
     """
-    bundle, wanted = read_bundle(directory), rank or 1
-    kernel = next((kernel for kernel in bundle.kernels if kernel.rank == wanted), None)
+    bundle, rank = read_bundle(directory), rank or 1
+    kernel = next((kernel for kernel in bundle.kernels if kernel.rank == rank), None)
     if kernel is None:
         raise InputError("--rank", f"{bundle.name} has {len(bundle.kernels)} kernels", "ask for one of those")
     if bundle.architecture.startswith(_OTHER_ASSEMBLY):
         problem = f"is for {bundle.architecture}, and only assembly of x86-64 is read"
         raise InputError(str(directory), problem, f"read {directory / kernel.source} yourself")
     hot = hottest_loop((directory / kernel.source).read_text("utf-8"), f"{kernel.entry}_blocks")
-    name = f"{bundle.name} rank {wanted}"
-    return LibraryInspection(name, bundle.architecture, kernel.source, kernel.dynamic_shared_bytes, hot)
+    name = f"{bundle.name} rank {rank}"
+    return CpuInspection(name, bundle.architecture, kernel.source, kernel.dynamic_shared_bytes, hot)
 
 
-def is_library_bundle(path: Path) -> bool:
+def is_cpu_bundle(path: Path) -> bool:
     """Whether a path is a bundle of kernels for processors, by the files that it holds."""
-    return path.is_dir() and any(path.glob(f"kernel_*{LIBRARY_SUFFIX}"))
+    return path.is_dir() and any(path.glob(f"kernel_*{SHARED_OBJECT_SUFFIX}"))
 
 
-def library_text(found: LibraryInspection) -> str:
-    """The page."""
-    head = f"{found.name}: assembly for {found.architecture} in {found.source}, {found.scratch_bytes} bytes of scratch "
-    head += "memory a thread"
-    hot = found.hot
+def cpu_text(inspection: CpuInspection) -> str:
+    """What ``roller inspect`` prints of a CPU kernel."""
+    head = f"{inspection.name}: assembly for {inspection.architecture} in {inspection.source}, "
+    head += f"{inspection.scratch_bytes} bytes of scratch memory a thread"
+    hot = inspection.hot
     if hot is None:
         return f"{head}\nno loop"
     width = f"vectors of {hot.vector_bits} bits at most" if hot.vector_bits else "no vectors"
@@ -67,9 +76,9 @@ def library_text(found: LibraryInspection) -> str:
     )
 
 
-def library_json(found: LibraryInspection) -> str:
-    """One line of JSON."""
-    data = asdict(found)
-    if found.hot is not None:
-        data["hot"]["multiply_add_share"] = round(found.hot.multiply_add_share, 4)
+def cpu_json(inspection: CpuInspection) -> str:
+    """What ``roller inspect --json`` prints of a CPU kernel, one line."""
+    data = asdict(inspection)
+    if inspection.hot is not None:
+        data["hot"]["multiply_add_share"] = round(inspection.hot.multiply_add_share, 4)
     return msgspec.json.encode(data).decode()

@@ -86,8 +86,8 @@ def nvdisasm_path() -> Path | None:
                 return path
     except PackageNotFoundError:
         pass
-    found = shutil.which("nvdisasm")
-    return Path(found) if found else None
+    installed = shutil.which("nvdisasm")
+    return Path(installed) if installed else None
 
 
 @lru_cache(maxsize=1)
@@ -129,13 +129,13 @@ def disassemble(cubin: bytes, name: str = "the cubin") -> Disassembly:
     with tempfile.TemporaryDirectory(prefix="roller-inspect-") as directory:
         path = Path(directory) / "kernel.cubin"
         path.write_bytes(cubin)
-        done = _nvdisasm([str(path)])
-    functions = tuple(parse_sass(done.stdout))
-    if done.returncode or not functions:
-        lines = [line for line in done.stderr.splitlines() if "warning" not in line.lower()]
+        process = _nvdisasm([str(path)])
+    functions = tuple(parse_sass(process.stdout))
+    if process.returncode or not functions:
+        lines = [line for line in process.stderr.splitlines() if "warning" not in line.lower()]
         reason = " ".join(lines[0].split()).removeprefix("nvdisasm fatal : ") if lines else "it holds no machine code"
         raise InputError(name, f"nvdisasm cannot read it: {reason}", "give the kernel's source (.cu) instead")
-    number = architecture_of(done.stdout)
+    number = architecture_of(process.stdout)
     return Disassembly("" if number is None else f"sm_{number}", functions)
 
 

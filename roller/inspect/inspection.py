@@ -6,14 +6,16 @@ RATIONAL assumed stands beside what the disassembly shows. Neither TVM nor a dev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from codegen.bundle.manifest import KernelRecord, LaunchRecord, Manifest, read_manifest
+from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
+from codegen.bundle.records import KernelRecord, LaunchRecord, Manifest
 from codegen.compile.request import BuiltKernel
 from codegen.gpu.source.nvrtc import CompileError, compile_cuda
 from hal.spec.device import DeviceSpec
@@ -27,9 +29,16 @@ from sokoban.kernel.form import KernelForm
 from sokoban.schedule.tile import TileSchedule
 
 
+class Resources(NamedTuple):
+    """What a compiler said of a kernel, per thread; None where it was not asked."""
+
+    registers: int | None
+    spill_bytes: int | None
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Inspection:
-    """One kernel.
+    """What the machine code of one kernel shows.
 
     Attributes:
         name: what it was given as, for a bundle ``matmul rank 1``.
@@ -41,8 +50,8 @@ class Inspection:
         shared_bytes: per block; without a bundle or a source the static part alone.
         spill_bytes: per thread, as the compiler says; None for a cubin by itself.
         model: what RATIONAL assumed; None where ``model_reason`` says why it is not known.
-        own: registers and spill bytes of the kernel as it is, where this is its source compiled again ``in_place_of``
-            that.
+        as_built: registers and spills of the kernel that the bundle holds, where this is its source compiled again
+            because the disassembler does not read ``in_place_of``; else None.
     """
 
     name: str
@@ -55,11 +64,11 @@ class Inspection:
     spill_bytes: int | None
     model: ModelView | None
     model_reason: str
-    own: tuple[int | None, int | None] | None = None
+    as_built: Resources | None = None
 
     @property
     def mix(self) -> Mix:
-        """Of the whole kernel."""
+        """Instructions of the whole kernel."""
         return mix_of(self.function.reachable)
 
     @property
@@ -116,9 +125,9 @@ def inspect_bundle(
         raise InputError(str(directory), f"{kernel.source} is no CUDA source", "nvdisasm reads NVIDIA's code only")
     name = f"{record.name} rank {rank}"
     if not kernel.launches:
-        found = _inspect_record(record, directory, name, kernel, architecture)
-        view, reason = _view(record, directory / kernel.schedule, found.hot)
-        return [replace(found, model=view, model_reason=reason)]
+        inspection = _inspect_record(record, directory, name, kernel, architecture)
+        view, reason = _view(record, directory / kernel.schedule, inspection.hot)
+        return [replace(inspection, model=view, model_reason=reason)]
     reason = "the model's view is that of operators, and this is one kernel of several"
     return [
         replace(
@@ -133,16 +142,16 @@ def _inspect_record(
     record: Manifest, directory: Path, name: str, kernel: KernelRecord | LaunchRecord, architecture: str | None
 ) -> Inspection:
     """One kernel that a manifest lists, without the model's view."""
-    own = kernel.architecture or record.architecture
-    wanted = architecture or own
-    if readable_architecture(wanted) == own and kernel.binary is not None:
-        kernels = _read(name, (directory / kernel.binary).read_bytes(), kernel.registers, kernel.shared_bytes)
-        found = replace(_entry(kernels, kernel.entry), spill_bytes=kernel.spill_bytes)
-    else:
-        source = (directory / kernel.source).read_text("utf-8")
-        found = _entry(_compiled(source, name, wanted, kernel.dynamic_shared_bytes), kernel.entry)
-        found = _with_own(found, own, kernel.registers, kernel.spill_bytes)
-    return found
+    code = _Code(
+        entry=kernel.entry,
+        source=lambda: (directory / kernel.source).read_text("utf-8"),
+        binary=None if kernel.binary is None else (directory / kernel.binary).read_bytes(),
+        architecture=kernel.architecture or record.architecture,
+        resources=Resources(kernel.registers, kernel.spill_bytes),
+        shared_bytes=kernel.shared_bytes,
+        dynamic_shared_bytes=kernel.dynamic_shared_bytes,
+    )
+    return _inspect_code(name, code, architecture)
 
 
 def inspect_built(
@@ -158,26 +167,58 @@ def inspect_built(
     Raises:
         InputError: there is no disassembler, or the source does not compile for ``architecture``.
     """
-    own = built.architecture or device.architecture
-    wanted = architecture or own
-    if readable_architecture(wanted) == own and built.binary is not None:
-        kernels: Iterable[Inspection] = _read(name, built.binary, built.registers, built.shared_bytes)
-        found = replace(_entry(kernels, built.entry), spill_bytes=built.spill_bytes)
-    else:
-        found = _entry(_compiled(built.source, name, wanted, built.dynamic_shared_bytes), built.entry)
-        found = _with_own(found, own, built.registers, built.spill_bytes)
-    return replace(found, model=model_view(form, device, schedule, found.hot), model_reason="")
+    code = _Code(
+        entry=built.entry,
+        source=lambda: built.source,
+        binary=built.binary,
+        architecture=built.architecture or device.architecture,
+        resources=Resources(built.registers, built.spill_bytes),
+        shared_bytes=built.shared_bytes,
+        dynamic_shared_bytes=built.dynamic_shared_bytes,
+    )
+    inspection = _inspect_code(name, code, architecture)
+    return replace(inspection, model=model_view(form, device, schedule, inspection.hot), model_reason="")
 
 
-def _with_own(found: Inspection, architecture: str, registers: int | None, spill_bytes: int | None) -> Inspection:
-    """What the compiler said of the kernel for its own ``architecture``, which cannot be read."""
-    return replace(found, own=(registers, spill_bytes)) if found.in_place_of == architecture else found
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Code:
+    """A kernel as it was built.
+
+    Attributes:
+        entry: its name.
+        source: gives its CUDA C++, which only a new compilation needs.
+        binary: its cubin; None where only source was made.
+        architecture: what it was built for.
+        resources: what the compiler said of it.
+        shared_bytes: shared memory of a block, ``dynamic_shared_bytes`` of it given at launch.
+    """
+
+    entry: str
+    source: Callable[[], str]
+    binary: bytes | None
+    architecture: str
+    resources: Resources
+    shared_bytes: int
+    dynamic_shared_bytes: int
+
+
+def _inspect_code(name: str, code: _Code, architecture: str | None) -> Inspection:
+    """A kernel without the model's view: its cubin, or its source compiled for an ``architecture`` that can be read."""
+    asked = architecture or code.architecture
+    if readable_architecture(asked) == code.architecture and code.binary is not None:
+        kernels: Iterable[Inspection] = _read(name, code.binary, code.resources.registers, code.shared_bytes)
+        return replace(_entry(kernels, code.entry), spill_bytes=code.resources.spill_bytes)
+    inspection = _entry(_compiled(code.source(), name, asked, code.dynamic_shared_bytes), code.entry)
+    if inspection.in_place_of != code.architecture:
+        return inspection
+    # What the compiler said of the kernel for its own architecture, which cannot be read.
+    return replace(inspection, as_built=code.resources)
 
 
 def _entry(kernels: Iterable[Inspection], entry: str) -> Inspection:
     """The kernel of this name; the first where none has it."""
-    found = list(kernels)
-    return next((kernel for kernel in found if kernel.function.name == entry), found[0])
+    inspections = list(kernels)
+    return next((kernel for kernel in inspections if kernel.function.name == entry), inspections[0])
 
 
 def _rank_of(path: Path) -> int | None:
@@ -186,7 +227,7 @@ def _rank_of(path: Path) -> int | None:
         return None
     for kernel in _manifest(path.parent).kernels:
         launches: list[KernelRecord | LaunchRecord] = [kernel, *kernel.launches]
-        if any(path.name in (one.source, one.binary) for one in launches):
+        if any(path.name in (launch.source, launch.binary) for launch in launches):
             return kernel.rank
     return None
 
@@ -201,18 +242,18 @@ def _manifest(directory: Path) -> Manifest:
         raise InputError(str(directory / "manifest.json"), f"is no manifest: {error}", "compile it again") from None
 
 
-def _compiled(source: str, name: str, wanted: str, dynamic_shared: int = 0) -> list[Inspection]:
-    """Compile a source for the architecture ``wanted``, or the next one that can be read, and read it."""
-    architecture = readable_architecture(wanted)
+def _compiled(source: str, name: str, asked: str, dynamic_shared_bytes: int = 0) -> list[Inspection]:
+    """Compile a source for the architecture ``asked``, or the next one that can be read, and read it."""
+    architecture = readable_architecture(asked)
     try:
         built = compile_cuda(source, architecture, name=name)
     except CompileError as error:
         raise InputError(name, f"does not compile for {architecture}: {error.reason}", "try another --arch") from None
-    in_place_of = None if architecture == wanted else wanted
-    kernels = _read(name, built.cubin, built.registers, built.shared_bytes + dynamic_shared)
+    in_place_of = None if architecture == asked else asked
+    kernels = _read(name, built.cubin, built.registers, built.shared_bytes + dynamic_shared_bytes)
     return [
-        replace(found, architecture=architecture, in_place_of=in_place_of, spill_bytes=built.spill_bytes)
-        for found in kernels
+        replace(kernel, architecture=architecture, in_place_of=in_place_of, spill_bytes=built.spill_bytes)
+        for kernel in kernels
     ]
 
 

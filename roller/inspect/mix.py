@@ -95,9 +95,9 @@ class Mix:
 
 def mix_of(instructions: Iterable[Instruction]) -> Mix:
     """Count instructions."""
-    found = Counter((class_of(instruction), kind_of(instruction)) for instruction in instructions)
+    counted = Counter((class_of(instruction), kind_of(instruction)) for instruction in instructions)
     kinds: dict[str, dict[str, int]] = {}
-    for (name, kind), count in sorted(found.items(), key=lambda item: (-item[1], item[0])):
+    for (name, kind), count in sorted(counted.items(), key=lambda item: (-item[1], item[0])):
         kinds.setdefault(name, {})[kind] = count
     ordered = {name: kinds[name] for name in CLASSES if name in kinds}
     return Mix({name: sum(counts.values()) for name, counts in ordered.items()}, ordered)

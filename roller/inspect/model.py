@@ -14,12 +14,14 @@ from codegen.gpu.matrix.operands import OperandTile
 from hal.spec.device import DeviceSpec
 from roller.inspect.disassembly import HotLoop
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, WGMMA, is_mma, is_widened, matrix_roles, swizzle_of
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, swizzle_of
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.model.gpu import stages
 from sokoban.model.gpu.anatomy import Anatomy, anatomy
 from sokoban.model.gpu.banks import busiest_bank, lane_words
 from sokoban.model.gpu.issue import ARITHMETIC
+from sokoban.model.gpu.step import busiest_scheduler
 from sokoban.schedule.table import one
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import PANEL_BYTES
@@ -86,20 +88,20 @@ class ModelView:
 
 def model_view(form: KernelForm, device: DeviceSpec, schedule: TileSchedule, hot: HotLoop) -> ModelView:
     """Compare a schedule with the hottest loop of the kernel that was made of it."""
-    taken = anatomy(form, device, schedule)
+    taken = anatomy(PlacedForm(form, device), schedule)
     banks = tuple(
         _fragment_use(taken, load, schedule) if _is_matrix(taken) else _bank_use(taken, load)
         for load in form.body_loads
-        if one(taken.table.cached[load.tensor]) and (load in taken.reads or _is_matrix(taken))
+        if one(taken.table.cached[load.tensor]) and (load in taken.step.reads or _is_matrix(taken))
     )
-    if _is_matrix(taken) and not is_mma(schedule.instruction):
+    if _is_matrix(taken) and not schedule.instruction.is_mma:
         return ModelView(None, None, f"RATIONAL tells no density of kernels with {schedule.instruction}", banks)
     if form.kind != "tile" or form.reduction is None:
         return ModelView(None, None, "RATIONAL assumes a density for reductions of tiles alone", banks)
-    found = _found(taken, hot)
-    if found is None:
+    counted = _counted(taken, hot)
+    if counted is None:
         return ModelView(None, None, "there is no arithmetic in the hottest loop", banks)
-    return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), found, "", banks)
+    return ModelView(_matrix_assumed(taken) if _is_matrix(taken) else _assumed(taken), counted, "", banks)
 
 
 def _is_matrix(taken: Anatomy) -> bool:
@@ -108,20 +110,20 @@ def _is_matrix(taken: Anatomy) -> bool:
 
 def _issued(taken: Anatomy) -> float:
     """The issue stage turned back into instructions of a thread per step."""
-    per_instruction = one(stages.busiest_scheduler(taken.launch, taken.device)) / taken.device.clocks.boost_hz
+    per_instruction = one(busiest_scheduler(taken.step)) / taken.device.clocks.boost_hz
     return taken.step_busy["issue"] / per_instruction
 
 
 def _products(taken: Anatomy) -> float:
     """16x8 products of a warp per step."""
-    roles = matrix_roles(taken.form)
+    roles = taken.form.roles
     assert roles is not None
     return one(taken.table.accumulators) / (FRAGMENT * FRAGMENT // 2) * one(taken.table.step_points) / roles.depth
 
 
 def _matrix_assumed(taken: Anatomy) -> Density:
     """What the model counts for products by ``mma.sync``; their reads are those of fragments."""
-    roles, table, products = matrix_roles(taken.form), taken.table, _products(taken)
+    roles, table, products = taken.form.roles, taken.table, _products(taken)
     assert roles is not None
     fragments = {load: one(elements) / FRAGMENT for load, elements in table.operand_elements.items()}
     reads = sum(count * roles.fragment_loads(load) for load, count in fragments.items())
@@ -132,27 +134,28 @@ def _matrix_assumed(taken: Anatomy) -> Density:
 def _assumed(taken: Anatomy) -> Density:
     """What the model counts for multiply-adds."""
     arithmetic = taken.instructions[ARITHMETIC]
-    reads = sum(one(part.instructions) for load, part in taken.reads.items() if one(taken.table.cached[load.tensor]))
+    cached, operands = taken.table.cached, taken.step.reads
+    reads = sum(one(part.instructions) for load, part in operands.items() if one(cached[load.tensor]))
     return Density(reads / arithmetic, (_issued(taken) - arithmetic - reads) / arithmetic)
 
 
-def _found(taken: Anatomy, hot: HotLoop) -> Density | None:
+def _counted(taken: Anatomy, hot: HotLoop) -> Density | None:
     """What a step really issues.
 
     The text tells no trip counts, but the schedule tells the arithmetic of a step, and so how often the loop turns in
     it. Where the loop is a part of a step, whatever the loop around it does comes on top.
     """
-    wanted, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
+    step_arithmetic, arithmetic = taken.instructions[ARITHMETIC], float(hot.mix.count("multiply-adds", "arithmetic"))
     if _is_matrix(taken):
         # Eight-bit floats that are widened take two instructions a product.
-        wanted, arithmetic = _products(taken), hot.mix.matrix / (2 if is_widened(taken.form, taken.device) else 1)
+        step_arithmetic, arithmetic = _products(taken), hot.mix.matrix / (2 if taken.step.placed.is_widened else 1)
     if not arithmetic:
         return None
-    turns = wanted / arithmetic
+    turns = step_arithmetic / arithmetic
     around = 0 if _holds_step(hot) else len(hot.around)
     loads = hot.mix.count("shared loads") * turns
     issued = hot.mix.total * turns + around
-    return Density(loads / wanted, (issued - loads) / wanted - 1.0)
+    return Density(loads / step_arithmetic, (issued - loads) / step_arithmetic - 1.0)
 
 
 def _holds_step(hot: HotLoop) -> bool:
@@ -165,7 +168,7 @@ def _bank_use(taken: Anatomy, load: Load) -> BankUse:
     device, table = taken.device, taken.table
     banks, bank_bytes = _banks(device)
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
-    reads = taken.reads[load]
+    reads = taken.step.reads[load]
     read_bytes = int(one(reads.width)) * element_bytes
     words = min(max(read_bytes // bank_bytes, 1), banks)
     pieces = len(np.unique(lane_words(table, load, device)[0] // words))
@@ -180,12 +183,12 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
     banks, bank_bytes = _banks(taken.device)
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
     columns = int(one(table.extents(load)[-1])) + int(one(table.padding[load.tensor]))
-    if is_mma(schedule.instruction):
+    if schedule.instruction.is_mma:
         return _addressed_use(taken, load, columns)
-    row_bytes = PANEL_BYTES if schedule.instruction == WGMMA else columns * element_bytes
+    row_bytes = PANEL_BYTES if schedule.instruction == Instruction.WGMMA else columns * element_bytes
     rows = np.arange(_MATRIX_ROWS, dtype=np.int64)
     pieces = rows * row_bytes // _MATRIX_ROW_BYTES
-    if schedule.instruction == WGMMA:
+    if schedule.instruction == Instruction.WGMMA:
         divisor, count = swizzle_of(row_bytes // _MATRIX_ROW_BYTES)
         pieces = pieces + rows // divisor % count
     passes = busiest_bank(pieces[None, :], max(1, banks * bank_bytes // _MATRIX_ROW_BYTES))
@@ -194,7 +197,7 @@ def _fragment_use(taken: Anatomy, load: Load, schedule: TileSchedule) -> BankUse
 
 def _addressed_use(taken: Anatomy, load: Load, columns: int) -> BankUse:
     """Reads of a fragment in a tile of rows of ``columns`` elements, by the addresses as they are generated."""
-    roles, (banks, bank_bytes) = matrix_roles(taken.form), _banks(taken.device)
+    roles, (banks, bank_bytes) = taken.form.roles, _banks(taken.device)
     assert roles is not None
     element_bytes = taken.form.expr.tensor_by_name[load.tensor].element_bytes
     tile = OperandTile.of(roles, load, columns, element_bytes, start=0)

@@ -18,27 +18,27 @@ from roller.text.quantities import count_text
 BAR = 40
 
 
-def json_line(found: Inspection) -> str:
+def json_line(inspection: Inspection) -> str:
     """What ``roller inspect --json`` prints."""
-    return msgspec.json.encode(record_of(found)).decode()
+    return msgspec.json.encode(record_of(inspection)).decode()
 
 
-def record_of(found: Inspection) -> dict[str, Any]:
+def record_of(inspection: Inspection) -> dict[str, Any]:
     """A kernel as JSON data."""
-    hot, model = found.hot, found.model
+    hot, model = inspection.hot, inspection.model
     return {
-        "name": found.name,
-        "entry": found.function.name,
-        "architecture": found.architecture,
-        "in_place_of": found.in_place_of,
-        "registers": found.registers,
-        "shared_bytes": found.shared_bytes,
-        "spill_bytes": found.spill_bytes,
-        "local_accesses": found.local_accesses,
-        "own_registers": found.own[0] if found.own else found.registers,
-        "own_spill_bytes": found.own[1] if found.own else found.spill_bytes,
-        "instructions": found.mix.total,
-        "loops": [_loop_record(found.function, position) for position in range(len(found.function.loops))],
+        "name": inspection.name,
+        "entry": inspection.function.name,
+        "architecture": inspection.architecture,
+        "in_place_of": inspection.in_place_of,
+        "registers": inspection.registers,
+        "shared_bytes": inspection.shared_bytes,
+        "spill_bytes": inspection.spill_bytes,
+        "local_accesses": inspection.local_accesses,
+        "own_registers": inspection.as_built.registers if inspection.as_built else inspection.registers,
+        "own_spill_bytes": inspection.as_built.spill_bytes if inspection.as_built else inspection.spill_bytes,
+        "instructions": inspection.mix.total,
+        "loops": [_loop_record(inspection.function, position) for position in range(len(inspection.function.loops))],
         "hot_loop": {
             "address": hot.address,
             "depth": hot.depth,
@@ -51,7 +51,7 @@ def record_of(found: Inspection) -> dict[str, Any]:
         "density": {
             "assumed": density_record(model.assumed) if model else None,
             "found": density_record(model.found) if model else None,
-            "reason": model.reason if model else found.model_reason,
+            "reason": model.reason if model else inspection.model_reason,
         },
         "banks": [
             {"tensor": use.tensor, "bytes": use.bytes, "passes": round(use.passes, 3), "least": use.least}
@@ -73,34 +73,36 @@ def _loop_record(function: SassFunction, position: int) -> dict[str, Any]:
     }
 
 
-def inspection_text(found: Inspection, *, listing: bool = False) -> str:
+def inspection_text(inspection: Inspection, *, listing: bool = False) -> str:
     """A kernel told on a page; with ``listing`` the code of its hottest loop behind it."""
-    parts = ["\n".join(_head(found)), "\n".join(_loop_lines(found)), "\n".join(_mix_lines(found.hot))]
-    parts += ["\n".join(_density_lines(found)), "\n".join(_bank_lines(found))]
+    parts = ["\n".join(_head(inspection)), "\n".join(_loop_lines(inspection)), "\n".join(_mix_lines(inspection.hot))]
+    parts += ["\n".join(_density_lines(inspection)), "\n".join(_bank_lines(inspection))]
     if listing:
-        parts.append("\n".join(_listing(found.hot)))
+        parts.append("\n".join(_listing(inspection.hot)))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _head(found: Inspection) -> Iterator[str]:
-    yield f"{found.name}: {found.function.name} for {found.architecture}"
-    if found.in_place_of:
-        yield f"  compiled from its source for {found.architecture}: nvdisasm does not read {found.in_place_of}"
-        if found.own is not None:
-            registers, spilled = found.own
-            yield f"  for {found.in_place_of} it has {registers} registers and {spilled or 'no'} bytes of spills"
-    total = found.mix.total
+def _head(inspection: Inspection) -> Iterator[str]:
+    yield f"{inspection.name}: {inspection.function.name} for {inspection.architecture}"
+    if inspection.in_place_of:
+        reason = f"nvdisasm does not read {inspection.in_place_of}"
+        yield f"  compiled from its source for {inspection.architecture}: {reason}"
+        if inspection.as_built is not None:
+            registers, spilled = inspection.as_built
+            yield f"  for {inspection.in_place_of} it has {registers} registers and {spilled or 'no'} bytes of spills"
+    total = inspection.mix.total
     yield f"  {total} instructions, {total * INSTRUCTION_BYTES / 1000:.1f} kB of code"
     spills = "no spills"
-    if found.spill_bytes:
-        spills = f"{found.spill_bytes} bytes spilled per thread"
-    elif found.local_accesses:
-        spills = f"{count_text(found.local_accesses, 'instruction')} on local memory"
-    yield f"  {found.registers} registers per thread, {found.shared_bytes} bytes of shared memory per block, {spills}"
+    if inspection.spill_bytes:
+        spills = f"{inspection.spill_bytes} bytes spilled per thread"
+    elif inspection.local_accesses:
+        spills = f"{count_text(inspection.local_accesses, 'instruction')} on local memory"
+    shared = f"{inspection.shared_bytes} bytes of shared memory per block"
+    yield f"  {inspection.registers} registers per thread, {shared}, {spills}"
 
 
-def _loop_lines(found: Inspection) -> Iterator[str]:
-    function = found.function
+def _loop_lines(inspection: Inspection) -> Iterator[str]:
+    function = inspection.function
     if not function.loops:
         yield "No loop: what follows is the whole kernel"
         return
@@ -108,7 +110,7 @@ def _loop_lines(found: Inspection) -> Iterator[str]:
     yield f"  {'at':>7} {'depth':>5} {'instructions':>12} {'bytes':>7} {'multiply-adds':>13}"
     for position, loop in enumerate(function.loops):
         row = _loop_record(function, position)
-        mark = "  the hottest" if loop is found.hot.loop else ""
+        mark = "  the hottest" if loop is inspection.hot.loop else ""
         yield (
             f"  {row['address']:>#7x} {row['depth']:>5} {row['instructions']:>12} {row['bytes']:>7} "
             f"{row['multiply_adds']:>13}{mark}"
@@ -126,10 +128,10 @@ def _mix_lines(hot: HotLoop) -> Iterator[str]:
             yield f"  {name:13} {count:5} {100 * share:5.1f}%  {bar}  {kinds}"
 
 
-def _density_lines(found: Inspection) -> Iterator[str]:
-    model = found.model
+def _density_lines(inspection: Inspection) -> Iterator[str]:
+    model = inspection.model
     if model is None or model.assumed is None or model.found is None:
-        yield f"No density to compare: {model.reason if model else found.model_reason}"
+        yield f"No density to compare: {model.reason if model else inspection.model_reason}"
         return
     rows = (
         ("shared loads", model.assumed.shared_loads, model.found.shared_loads),
@@ -142,16 +144,16 @@ def _density_lines(found: Inspection) -> Iterator[str]:
         yield f"  {name:24} {assumed:16.3f} {counted:6.3f}"
 
 
-def _bank_lines(found: Inspection) -> Iterator[str]:
-    if found.model is None or not found.model.banks:
+def _bank_lines(inspection: Inspection) -> Iterator[str]:
+    if inspection.model is None or not inspection.model.banks:
         return
     yield "Shared-memory banks, counted from the addresses of a warp"
-    for use in found.model.banks:
+    for use in inspection.model.banks:
         verdict = "no conflicts" if not use.conflicts else f"{use.conflicts:.3g} too many"
         passes = f"{use.passes:.3g} {'pass' if use.passes == 1 else 'passes'} per read"
-        kinds = found.hot.mix.kinds.get("shared loads", {})
+        kinds = inspection.hot.mix.kinds.get("shared loads", {})
         is_read = f"LDS.{8 * use.bytes}" in kinds or any("LDSM" in kind for kind in kinds)
-        by_groups = found.hot.mix.kind("HGMMA") > 0
+        by_groups = inspection.hot.mix.kind("HGMMA") > 0
         other = "" if is_read else "; read by the products" if by_groups else "; not so in the code"
         yield f"  {use.tensor}: {use.bytes} bytes a lane{other}, {passes}, {use.least} at least: {verdict}"
 

@@ -128,8 +128,8 @@ class SassFunction:
     @cached_property
     def reachable(self) -> tuple[Instruction, ...]:
         """Instructions that can be executed: without the padding behind the end."""
-        found = _reverse_postorder([block.successors for block in self.blocks])
-        return tuple(self._of(sorted(found)))
+        reached = _reverse_postorder([block.successors for block in self.blocks])
+        return tuple(self._of(sorted(reached)))
 
     def body(self, loop: Loop) -> tuple[Instruction, ...]:
         """The instructions of a loop, those of inner loops too, each once."""
@@ -148,8 +148,8 @@ class SassFunction:
 
 def architecture_of(text: str) -> int | None:
     """The architecture a disassembled image is for, as ``10 * major + minor``; None where the text has no flags."""
-    found = _ARCHITECTURE.search(text)
-    return int(found.group(1)) if found else None
+    flags = _ARCHITECTURE.search(text)
+    return int(flags.group(1)) if flags else None
 
 
 def parse_sass(text: str) -> list[SassFunction]:
@@ -185,9 +185,9 @@ def _function(name: str, lines: Sequence[str], registers: int, shared_bytes: int
         if label is not None:
             labels[label.group(1)] = len(instructions)
             continue
-        found = _INSTRUCTION.match(line)
-        if found is not None:
-            address, predicate, opcode, operands = found.groups()
+        instruction = _INSTRUCTION.match(line)
+        if instruction is not None:
+            address, predicate, opcode, operands = instruction.groups()
             targets = tuple(_TARGET.findall(operands))
             instructions.append(Instruction(int(address, 16), opcode, operands, predicate or "", targets))
         elif "SHI_REGISTERS" in line:
@@ -241,8 +241,8 @@ def _reverse_postorder(successors: Sequence[Sequence[int]]) -> list[int]:
     seen = {0} if successors else set()
     stack = [(0, iter(successors[0]))] if successors else []
     while stack:
-        block, rest = stack[-1]
-        following = next((after for after in rest if after not in seen), None)
+        block, successors_left = stack[-1]
+        following = next((after for after in successors_left if after not in seen), None)
         if following is None:
             order.append(block)
             stack.pop()
@@ -299,14 +299,14 @@ def _dominates(header: int, block: int, above: Mapping[int, int]) -> bool:
 
 def _reaching(block: int, header: int, before: Mapping[int, Sequence[int]]) -> set[int]:
     """Blocks from which ``block`` is reached without passing ``header``."""
-    found = {block}
+    reaching = {block}
     waiting = [block] if block != header else []
     while waiting:
         for previous in before[waiting.pop()]:
-            if previous not in found and previous != header:
-                found.add(previous)
+            if previous not in reaching and previous != header:
+                reaching.add(previous)
                 waiting.append(previous)
-    return found
+    return reaching
 
 
 def _nested(bodies: Mapping[int, set[int]]) -> tuple[Loop, ...]:

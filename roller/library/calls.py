@@ -7,14 +7,14 @@ arrays, so that ten thousand cost little more than one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.convolution import convolution_seconds
+from roller.library.convolution import ConvolutionSizes, convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.gemm import choose_gemm
 from roller.library.gemm_tiles import generation
@@ -34,7 +34,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-class Call(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class LibraryCall:
     """One call.
 
     Attributes:
@@ -44,7 +45,7 @@ class Call(NamedTuple):
         dtype: element type of the tensors.
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul`` or ``linear`` (with
             bias); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name.
-        inputs: ``elementwise``: tensors of full size that it reads; 0 takes the operator's own number.
+        inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
 
@@ -53,7 +54,7 @@ class Call(NamedTuple):
     sizes: tuple[float, ...]
     dtype: str = "float32"
     variant: str = ""
-    inputs: int = 0
+    inputs: int | None = None
     direction: Direction = "forward"
 
 
@@ -82,7 +83,7 @@ class PricedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     splits: int | None = None
 
 
-def price(calls: Sequence[Call], device: DeviceSpec) -> list[PricedCall]:
+def price(calls: Sequence[LibraryCall], device: DeviceSpec) -> list[PricedCall]:
     """The price of every call, in order.
 
     Raises:
@@ -94,7 +95,7 @@ def price(calls: Sequence[Call], device: DeviceSpec) -> list[PricedCall]:
             f"{device.name} runs no cuBLAS and no cuDNN, whose kernels are modelled",
             "use --implementation best, or an NVIDIA board",
         )
-    groups: dict[tuple[str, str, str, int, Direction], list[int]] = {}
+    groups: dict[tuple[str, str, str, int | None, Direction], list[int]] = {}
     for position, call in enumerate(calls):
         key = (call.kind, call.dtype, call.variant, call.inputs, call.direction)
         groups.setdefault(key, []).append(position)
@@ -110,10 +111,10 @@ def price(calls: Sequence[Call], device: DeviceSpec) -> list[PricedCall]:
 
 
 _Columns = Mapping[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]
-_Model = Callable[[Call, _Columns, Sequence[str], DeviceSpec], list[PricedCall]]
+_Model = Callable[[LibraryCall, _Columns, Sequence[str], DeviceSpec], list[PricedCall]]
 
 
-def _gemms(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     """Linear layers and batched products have kernels of their own; single products the faster of both.
 
     The kernels of a linear layer share k between blocks and read weights stored as [n, k], those of ``bmm`` [k, n].
@@ -128,7 +129,9 @@ def _gemms(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSp
     return [min(pair, key=lambda call: call.seconds) for pair in zip(*both, strict=True)]
 
 
-def _chosen(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec, *, bias: bool) -> list[PricedCall]:
+def _chosen(
+    first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec, *, bias: bool
+) -> list[PricedCall]:
     matrix = device.matrix_instruction(first.dtype) is not None
     # Halves are multiplied in float32 where there are no matrix units for them, however fast their own units are.
     dtype = first.dtype if matrix or DTYPE_BYTES[first.dtype] > 2 else "float32"
@@ -149,37 +152,35 @@ def _chosen(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceS
     ]  # fmt: skip
 
 
-def _convolutions(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
-    rest: dict[str, Any] = dict(sizes)
-    times = convolution_seconds(
-        **rest, pad=0, device=device, dtype_bytes=DTYPE_BYTES[first.dtype], direction=first.direction
-    )
+def _convolutions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    shapes = ConvolutionSizes(**dict(sizes))
+    times = convolution_seconds(shapes, device, dtype_bytes=DTYPE_BYTES[first.dtype], direction=first.direction)
     return _listed(times, labels)
 
 
-def _elementwise(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+def _elementwise(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = elementwise_seconds(
         first.variant,
         sizes["elements"],
         device,
-        inputs=first.inputs or None,
+        inputs=first.inputs,
         dtype_bytes=DTYPE_BYTES[first.dtype],
         direction=first.direction,
     )
     return _listed(times, labels)
 
 
-def _softmax(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     model = softmax_seconds if first.kind == "softmax" else layer_norm_seconds
     return _listed(model(sizes["rows"], sizes["columns"], device, first.direction, DTYPE_BYTES[first.dtype]), labels)
 
 
-def _streams(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+def _streams(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = streamed_seconds(sizes["moved"], sizes["outputs"], sizes["points"], device, first.variant)
     return _listed(times, labels)
 
 
-def _rooflines(first: Call, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+def _rooflines(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = streamed_seconds(
         sizes["moved"], sizes["outputs"], sizes["flops"], device, "roofline", dtype=first.dtype, roofline=True
     )

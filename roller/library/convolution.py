@@ -12,6 +12,7 @@ NeuSight data set the smallest calls grow in the order of measurement from 2.2 e
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,7 +20,7 @@ from numpy.typing import ArrayLike
 from hal.spec.device import DeviceSpec
 from roller.library.convolution_algorithms import (
     Algorithm,
-    Problem,
+    ConvolutionProblem,
     depthwise,
     fused_winograd,
     implicit_gemm,
@@ -27,41 +28,24 @@ from roller.library.convolution_algorithms import (
     weight_gradient_gemm,
 )
 from roller.library.elementwise import Direction, Floats, LibraryTime, host_seconds, library_time
+from roller.library.gemm_types import Bools
 
+#: Host time of a convolution call in units of ``framework.call_seconds`` in a fresh process.
 HOST = 2.2
-"""Host time of a convolution call in units of ``framework.call_seconds`` in a fresh process."""
 
+#: What every different convolution that the process ran before adds to it, in the same units; 1.5e-3 (V100) to 5e-3
+#: (P4) on the boards of the data set.
 HOST_PER_SHAPE = 1.6e-3
-"""What every different convolution that the process ran before adds to it, in the same units; 1.5e-3 (V100) to 5e-3
-(P4) on the boards of the data set."""
 
+#: Middle of the NeuSight runs, 5000 shapes in one process.
 SHAPES_SEEN = 2300
-"""Middle of the NeuSight runs, 5000 shapes in one process."""
 
 
-def convolution_seconds(
-    n: ArrayLike,
-    c: ArrayLike,
-    f: ArrayLike,
-    h: ArrayLike,
-    w: ArrayLike,
-    kh: ArrayLike,
-    kw: ArrayLike,
-    stride: ArrayLike,
-    pad: ArrayLike,
-    device: DeviceSpec,
-    groups: ArrayLike = 1,
-    dtype_bytes: int = 4,
-    direction: Direction = "forward",
-    input_gradient: bool = True,
-    shapes_seen: float = SHAPES_SEEN,
-    out_h: ArrayLike | None = None,
-    out_w: ArrayLike | None = None,
-    dilation: ArrayLike = 1,
-) -> LibraryTime:
-    """Time of convolution calls without bias, tensors in NCHW order.
+@dataclass(frozen=True, kw_only=True)
+class ConvolutionSizes:
+    """Sizes of convolutions of tensors in NCHW order; each is one number for all calls or an array of one per call.
 
-    Args:
+    Attributes:
         n: images.
         c: input channels.
         f: output channels.
@@ -71,58 +55,105 @@ def convolution_seconds(
         kw: window columns.
         stride: step of the window, both ways.
         pad: zeros added on every side.
-        device: the board.
         groups: groups of channels; ``c`` of them make the convolution depthwise.
+        dilation: step within the window, both ways; needs ``out_h`` and ``out_w`` where it is not 1.
+        out_h: output rows where ``pad`` does not tell them: padding that differs between the sides.
+        out_w: output columns, likewise.
+    """
+
+    n: ArrayLike
+    c: ArrayLike
+    f: ArrayLike
+    h: ArrayLike
+    w: ArrayLike
+    kh: ArrayLike
+    kw: ArrayLike
+    stride: ArrayLike = 1
+    pad: ArrayLike = 0
+    groups: ArrayLike = 1
+    dilation: ArrayLike = 1
+    out_h: ArrayLike | None = None
+    out_w: ArrayLike | None = None
+
+    def broadcast(self) -> Mapping[str, Floats]:
+        """All sizes by name as arrays of one shape, those of the output worked out.
+
+        >>> sizes = ConvolutionSizes(n=8, c=3, f=64, h=[224, 112], w=224, kh=7, kw=7, stride=2, pad=3).broadcast()
+        >>> sizes["out_h"].tolist(), sizes["out_w"].tolist()
+        ([112.0, 56.0], [112.0, 112.0])
+        """
+        given = {name: size for name, size in vars(self).items() if size is not None}
+        arrays = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in given.values()))
+        sizes = dict(zip(given, arrays, strict=True))
+        for output, extent, taps in (("out_h", "h", "kh"), ("out_w", "w", "kw")):
+            if output not in sizes:
+                sizes[output] = np.floor((sizes[extent] + 2 * sizes["pad"] - sizes[taps]) / sizes["stride"]) + 1
+        return sizes
+
+
+def convolution_seconds(
+    sizes: ConvolutionSizes,
+    device: DeviceSpec,
+    *,
+    dtype_bytes: int = 4,
+    direction: Direction = "forward",
+    input_gradient: bool = True,
+    shapes_seen: float = SHAPES_SEEN,
+) -> LibraryTime:
+    """Time of convolution calls without bias.
+
+    Args:
+        sizes: of every call.
+        device: the board.
         dtype_bytes: 4 for float32 without TF32, 2 for float16 with tensor cores where the board has them.
         direction: forward, or the backward pass: gradients of input and filters.
         input_gradient: whether the backward pass makes the gradient of the input; the first layer of a net does not.
         shapes_seen: different convolutions the process ran before; raises the host time, never the kernels'.
-        out_h: output rows where ``pad`` does not tell them: padding that differs between the sides.
-        out_w: output columns, likewise.
-        dilation: step within the window, both ways; needs ``out_h`` and ``out_w`` where it is not 1.
     """
-    sizes = np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in (n, c, f, h, w, kh, kw, stride, pad)))
-    n_, c_, f_, h_, w_, kh_, kw_, stride_, pad_ = sizes
-    rows = np.floor((h_ + 2 * pad_ - kh_) / stride_) + 1 if out_h is None else np.asarray(out_h, dtype=np.float64)
-    columns = np.floor((w_ + 2 * pad_ - kw_) / stride_) + 1 if out_w is None else np.asarray(out_w, dtype=np.float64)
-    rows, columns = np.broadcast_to(rows, n_.shape), np.broadcast_to(columns, n_.shape)
-    grouped = np.broadcast_to(np.asarray(groups, dtype=np.float64), n_.shape)
-    problem = Problem(
-        n=n_,
-        c=c_,
-        f=f_,
-        h=h_,
-        w=w_,
-        out_h=rows,
-        out_w=columns,
-        window=kh_ * kw_,
-        groups=grouped,
+    each = sizes.broadcast()
+    window, groups = each["kh"] * each["kw"], each["groups"]
+    images, inputs, outputs = each["n"], each["c"], each["f"]
+    problem = ConvolutionProblem(
+        n=images,
+        c=inputs,
+        f=outputs,
+        h=each["h"],
+        w=each["w"],
+        out_h=each["out_h"],
+        out_w=each["out_w"],
+        window=window,
+        groups=groups,
         dtype_bytes=dtype_bytes,
     )
-    winograd = (kh_ == 3) & (kw_ == 3) & (stride_ == 1) & (grouped == 1) & (dtype_bytes == 4)
-    winograd &= np.broadcast_to(np.asarray(dilation) == 1, n_.shape)
     if direction == "backward":
-        back = Problem(
-            n=n_,
-            c=f_,
-            f=c_,
-            h=rows,
-            w=columns,
-            out_h=h_,
-            out_w=w_,
-            window=kh_ * kw_ / stride_**2,
-            groups=grouped,
-            dtype_bytes=dtype_bytes,
-        )
         parts = [("weight_", weight_algorithms(device, problem))]
         if input_gradient:
-            parts.insert(0, ("data_", forward_algorithms(device, back)))
+            gradient = ConvolutionProblem(
+                n=images,
+                c=outputs,
+                f=inputs,
+                h=each["out_h"],
+                w=each["out_w"],
+                out_h=each["h"],
+                out_w=each["w"],
+                window=window / each["stride"] ** 2,
+                groups=groups,
+                dtype_bytes=dtype_bytes,
+            )
+            parts.insert(0, ("data_", forward_algorithms(device, gradient)))
     else:
         parts = [("", forward_algorithms(device, problem))]
-    return _call(device, parts, winograd, grouped == c_, HOST + HOST_PER_SHAPE * shapes_seen)
+    winograd = _takes_winograd(each) & (dtype_bytes == 4)
+    return _call(device, parts, winograd, groups == inputs, HOST + HOST_PER_SHAPE * shapes_seen)
 
 
-def forward_algorithms(device: DeviceSpec, problem: Problem) -> Mapping[str, Algorithm]:
+def _takes_winograd(sizes: Mapping[str, Floats]) -> Bools:
+    """Whether a call has a window of 3x3, with stride, dilation and groups of one."""
+    is_square = (sizes["kh"] == 3) & (sizes["kw"] == 3)
+    return is_square & (sizes["stride"] == 1) & (sizes["groups"] == 1) & (sizes["dilation"] == 1)
+
+
+def forward_algorithms(device: DeviceSpec, problem: ConvolutionProblem) -> Mapping[str, Algorithm]:
     """Candidates for a convolution or for the gradient of its input, which is one too."""
     return {
         "implicit_gemm": implicit_gemm(device, problem),
@@ -132,7 +163,7 @@ def forward_algorithms(device: DeviceSpec, problem: Problem) -> Mapping[str, Alg
     }
 
 
-def weight_algorithms(device: DeviceSpec, problem: Problem) -> Mapping[str, Algorithm]:
+def weight_algorithms(device: DeviceSpec, problem: ConvolutionProblem) -> Mapping[str, Algorithm]:
     """Candidates for the gradient of the filters."""
     return {
         "implicit_gemm": weight_gradient_gemm(device, problem),
@@ -144,8 +175,8 @@ def weight_algorithms(device: DeviceSpec, problem: Problem) -> Mapping[str, Algo
 def _call(
     device: DeviceSpec,
     parts: list[tuple[str, Mapping[str, Algorithm]]],
-    winograd: np.typing.NDArray[np.bool_],
-    single: np.typing.NDArray[np.bool_],
+    winograd: Bools,
+    single: Bools,
     host_units: float,
 ) -> LibraryTime:
     """Chooses an algorithm for every part and adds the parts up."""
@@ -167,8 +198,8 @@ def _call(
 
 def _fastest(
     candidates: Mapping[str, Algorithm],
-    winograd: np.typing.NDArray[np.bool_],
-    single: np.typing.NDArray[np.bool_],
+    winograd: Bools,
+    single: Bools,
 ) -> np.typing.NDArray[np.intp]:
     """Index of the fastest candidate that can compute the convolution."""
     times = []

@@ -19,55 +19,55 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from roller.library.elementwise import Floats, kernel_seconds_floor
 
+#: Weight (of logarithms) of the GEMM rate under a long load against the best rate: convolutions of milliseconds do not
+#: pull the clock down as far as the longest GEMMs of the data set did. Matters on power-limited boards.
 LONG_LOAD = 0.15
-"""Weight (of logarithms) of the GEMM rate under a long load against the best rate: convolutions of milliseconds do
-not pull the clock down as far as the longest GEMMs of the data set did. Matters on power-limited boards."""
 
+#: Threads per float32 lane that keep a unit's pipelines full; with less, rate falls in proportion (Volkov's law: four
+#: schedulers of sixteen lanes need two warps each, with the independent instructions of a register tile).
 SATURATION = 2.35
-"""Threads per float32 lane that keep a unit's pipelines full; with less, rate falls in proportion (Volkov's law:
-four schedulers of sixteen lanes need two warps each, with the independent instructions of a register tile)."""
 
+#: Threads of a unit's resident GEMM blocks: 100 to 128 registers per thread leave room for no more.
 RESIDENT_THREADS = 512
-"""Threads of a unit's resident GEMM blocks: 100 to 128 registers per thread leave room for no more."""
 
+#: Latency of L2 for which ``SATURATION`` is given.
 TYPICAL_L2_CYCLES = 200.0
-"""Latency of L2 for which ``SATURATION`` is given."""
 
+#: GEMM kernels walk the reduction in steps of eight.
 REDUCTION_STEP = 8
-"""GEMM kernels walk the reduction in steps of eight."""
 
+#: Norm in which arithmetic and traffic of one kernel add; infinity would be full overlap.
 OVERLAP = 2.0
-"""Norm in which arithmetic and traffic of one kernel add; infinity would be full overlap."""
 
+#: Inner-loop rate over the library's GEMM rate. The batched GEMMs of the non-fused algorithm are short.
 IMPLICIT_EFFICIENCY, FUSED_EFFICIENCY, GEMM_EFFICIENCY = 1.04, 0.96, 0.85
-"""Inner-loop rate over the library's GEMM rate. The batched GEMMs of the non-fused algorithm are short."""
 
+#: Rate of the implicit and fused kernels from Ampere on over that before: cuDNN's native kernels there are for TF32 and
+#: 16-bit types, those for float32 kept the design of Volta, whose hand-placed registers no longer fit the pipelines.
 SINCE_AMPERE = 0.80
-"""Rate of the implicit and fused kernels from Ampere on over that before: cuDNN's native kernels there are for TF32 and
-16-bit types, those for float32 kept the design of Volta, whose hand-placed registers no longer fit the pipelines."""
 
+#: Prologue and epilogue of a block in units of reduction elements.
 IMPLICIT_FILL, FUSED_FILL, GEMM_FILL = 14.0, 19.0, 33.0
-"""Prologue and epilogue of a block in units of reduction elements."""
 
+#: Traffic of the Winograd transforms over one perfect pass; filters are gathered with a stride. Below one, L2 still
+#: holds what the GEMM wrote.
 TRANSFORM_PASSES, FILTER_PASSES, OUTPUT_PASSES = 1.27, 2.6, 0.65
-"""Traffic of the Winograd transforms over one perfect pass; filters are gathered with a stride. Below one, L2 still
-holds what the GEMM wrote."""
 
 FUSED_FILTERS, FUSED_TILES = 32, 32
+#: Images, rows and columns of output per block of the fused kernel (tile148 ... tile442 in the kernels' names, counted
+#: in 2x2 tiles). cuDNN 8.9 uses the later ones before Volta only.
 FUSED_REGIONS: Sequence[tuple[int, int, int]] = ((1, 8, 16), (2, 8, 8), (2, 4, 16), (4, 4, 8), (4, 2, 16), (4, 8, 4))
-"""Images, rows and columns of output per block of the fused kernel (tile148 ... tile442 in the kernels' names, counted
-in 2x2 tiles). cuDNN 8.9 uses the later ones before Volta only."""
 
+#: Filters per block of the implicit GEMM kernels, all with 128 pixels; Ampere has no 128x128.
 IMPLICIT_TILES = (32.0, 64.0, 128.0)
-"""Filters per block of the implicit GEMM kernels, all with 128 pixels; Ampere has no 128x128."""
 
 BATCHED_TILES: Sequence[tuple[int, int, int]] = ((64, 64, 64), (32, 128, 128), (128, 64, 128))
+#: Rows, columns and threads of the batched GEMM kernels that cuDNN 8.9 brings along, before and from Ampere on.
 BATCHED_TILES_AMPERE: Sequence[tuple[int, int, int]] = ((128, 128, 256),)
-"""Rows, columns and threads of the batched GEMM kernels that cuDNN 8.9 brings along, before and from Ampere on."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class ConvolutionProblem:
     """A convolution, or the convolution that one of its gradients is.
 
     Attributes:
@@ -119,7 +119,7 @@ class Algorithm:
 
     @property
     def seconds(self) -> Floats:
-        """All stages."""
+        """Seconds of all stages."""
         return np.sum(list(self.stages.values()), axis=0)
 
 
@@ -140,13 +140,13 @@ def tiled_seconds(device: DeviceSpec, blocks: Floats, work: Floats, threads: flo
     alone = min(1.0, threads / _saturating_threads(device))
     resident = max(1.0, RESIDENT_THREADS // threads)
     per_unit = np.ceil(blocks / device.unit_count)
-    rest = per_unit % resident
-    full = (per_unit - rest) / min(1.0, resident * alone)
-    last = np.where(rest > 0, rest / np.minimum(1.0, np.maximum(rest, 1.0) * alone), 0.0)
+    last_blocks = per_unit % resident
+    full = (per_unit - last_blocks) / min(1.0, resident * alone)
+    last = np.where(last_blocks > 0, last_blocks / np.minimum(1.0, np.maximum(last_blocks, 1.0) * alone), 0.0)
     return work * (full + last) / (rate / device.unit_count)
 
 
-def implicit_gemm(device: DeviceSpec, problem: Problem) -> Algorithm:
+def implicit_gemm(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
     """GEMM of pixels by filters over channels times window, its input gathered on the way."""
     pixels = problem.n * problem.out_h * problem.out_w
     depth = steps(problem.c / problem.groups * problem.window)
@@ -160,7 +160,7 @@ def implicit_gemm(device: DeviceSpec, problem: Problem) -> Algorithm:
     return Algorithm({"multiply": overlapped(np.min(times, axis=0), traffic), "gaps": gaps(device, pixels, 2)}, 2)
 
 
-def fused_winograd(device: DeviceSpec, problem: Problem) -> Algorithm:
+def fused_winograd(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
     """F(2x2, 3x3): a filter transform, then one kernel of 32 filters by 32 tiles of 2x2 outputs per block."""
     regions = FUSED_REGIONS if _before_volta(device) else FUSED_REGIONS[:1]
     cover = [np.ceil(problem.n / i) * np.ceil(problem.out_h / y) * np.ceil(problem.out_w / x) for i, y, x in regions]
@@ -176,7 +176,7 @@ def fused_winograd(device: DeviceSpec, problem: Problem) -> Algorithm:
     return Algorithm(stages, 2)
 
 
-def nonfused_winograd(device: DeviceSpec, problem: Problem, weight_gradient: bool = False) -> Algorithm:
+def nonfused_winograd(device: DeviceSpec, problem: ConvolutionProblem, weight_gradient: bool = False) -> Algorithm:
     """F(4x4, 3x3): input and filters to memory, 36 GEMMs of 4x4 tiles by filters over channels, result back.
 
     The gradient of the filters has the same three sides: both activations are transformed, the GEMMs reduce over the
@@ -201,7 +201,7 @@ def nonfused_winograd(device: DeviceSpec, problem: Problem, weight_gradient: boo
     return Algorithm(stages, 4)
 
 
-def weight_gradient_gemm(device: DeviceSpec, problem: Problem) -> Algorithm:
+def weight_gradient_gemm(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
     """Filters by channels times window, reduced over all pixels, which are split until the units are full."""
     pixels = problem.n * problem.out_h * problem.out_w
     tiles = np.ceil(problem.f / problem.groups / 64) * np.ceil(problem.c / problem.groups * problem.window / 128)
@@ -218,7 +218,7 @@ def weight_gradient_gemm(device: DeviceSpec, problem: Problem) -> Algorithm:
     return Algorithm(stages, 2)
 
 
-def depthwise(device: DeviceSpec, problem: Problem) -> Algorithm:
+def depthwise(device: DeviceSpec, problem: ConvolutionProblem) -> Algorithm:
     """One output per thread, window elements from L1; a quarter of the multiply-add rate is left for arithmetic."""
     flops = 2 * problem.n * problem.f * problem.out_h * problem.out_w * problem.window
     traffic = _transfer(device, problem.input_bytes + problem.output_bytes + problem.filter_bytes)
@@ -227,17 +227,25 @@ def depthwise(device: DeviceSpec, problem: Problem) -> Algorithm:
 
 
 def overlapped(arithmetic: Floats, traffic: Floats) -> Floats:
-    """Arithmetic and traffic of one kernel."""
+    """Seconds of a kernel whose arithmetic and traffic run beside each other, in the norm :data:`OVERLAP`.
+
+    >>> float(overlapped(np.array(3.0), np.array(4.0)))
+    5.0
+    """
     return (arithmetic**OVERLAP + traffic**OVERLAP) ** (1 / OVERLAP)
 
 
 def steps(depth: Floats) -> Floats:
-    """Length of a reduction in whole steps."""
+    """Elements of a reduction in whole steps.
+
+    >>> steps(np.array([8.0, 9.0])).tolist()
+    [8.0, 16.0]
+    """
     return np.ceil(depth / REDUCTION_STEP) * REDUCTION_STEP
 
 
 def gaps(device: DeviceSpec, like: Floats, kernels: int) -> Floats:
-    """Start of each kernel and the pause before the next."""
+    """Seconds of starting ``kernels`` kernels and of the pauses between them, in the shape of ``like``."""
     between = kernels * kernel_seconds_floor(device) + (kernels - 1) * device.launch_overhead_seconds / 2
     return np.full(np.shape(like), between)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,19 +24,19 @@ Direction = Literal["forward", "backward"]
 Floats = NDArray[np.float64]
 Names = NDArray[np.str_]
 
+#: Host time after the kernel launch (return to Python, the second event) in units of ``framework.call_seconds``: it
+#: runs beside the kernel. What comes before, arguments, checks and allocation, delays the kernel.
 TAIL = 0.42
-"""Host time after the kernel launch (return to Python, the second event) in units of ``framework.call_seconds``: it
-runs beside the kernel. What comes before, arguments, checks and allocation, delays the kernel."""
 
+#: Bytes of a call over the L2 capacity: repeated calls find everything in L2 below the first, nothing above the second.
+#: Read and written lines share the cache, and A100 holds some twice, once for either half of its SMs.
 REUSE_FULL, REUSE_NONE = 0.28, 0.90
-"""Bytes of a call over the L2 capacity: repeated calls find everything in L2 below the first, nothing above the
-second. Read and written lines share the cache, and A100 holds some twice, once for either half of its SMs."""
 
+#: All instructions over those of float32: half of what these kernels issue is integer arithmetic and control.
 INTEGER_TOO = 2.0
-"""All instructions over those of float32: half of what these kernels issue is integer arithmetic and control."""
 
+#: Elements per block: 128 threads with four each.
 BLOCK_ELEMENTS = 512
-"""Elements per block: 128 threads with four each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class LibraryTime:
 
 
 @dataclass(frozen=True)
-class Operator:
+class ElementwiseOperator:
     """One element-wise operator of PyTorch.
 
     Attributes:
@@ -79,24 +79,24 @@ class Operator:
     backward: tuple[int, int, int]
 
 
-OPERATORS: Mapping[str, Operator] = {
-    "add": Operator(2, 0.90, 4, (0, 0, 0)),
-    "mul": Operator(2, 0.90, 4, (2, 4, 2)),
-    "div": Operator(2, 0.90, 16, (5, 8, 5)),
-    "pow": Operator(2, 0.91, 45, (7, 12, 7)),
-    "addu": Operator(1, 1.06, 4, (0, 0, 0)),
-    "mulu": Operator(1, 1.06, 4, (1, 1, 1)),
-    "divu": Operator(1, 1.06, 4, (1, 1, 1)),
-    "powu": Operator(1, 1.00, 45, (3, 4, 3)),
-    "relu": Operator(1, 1.09, 4, (1, 2, 1)),
-    "gelu": Operator(1, 1.04, 25, (1, 2, 1)),
-    "tanh": Operator(1, 0.88, 20, (1, 2, 1)),
-    "sigmoid": Operator(1, 0.88, 20, (1, 2, 1)),
-    "exp": Operator(1, 0.88, 12, (1, 2, 1)),
-    "sqrt": Operator(1, 0.88, 12, (2, 3, 2)),
-    "copy": Operator(1, 0.88, 2, (1, 1, 1)),
+#: Operators by name; ``u`` marks those of a tensor and a number (``divu`` runs as a product with the inverse).
+OPERATORS: Mapping[str, ElementwiseOperator] = {
+    "add": ElementwiseOperator(2, 0.90, 4, (0, 0, 0)),
+    "mul": ElementwiseOperator(2, 0.90, 4, (2, 4, 2)),
+    "div": ElementwiseOperator(2, 0.90, 16, (5, 8, 5)),
+    "pow": ElementwiseOperator(2, 0.91, 45, (7, 12, 7)),
+    "addu": ElementwiseOperator(1, 1.06, 4, (0, 0, 0)),
+    "mulu": ElementwiseOperator(1, 1.06, 4, (1, 1, 1)),
+    "divu": ElementwiseOperator(1, 1.06, 4, (1, 1, 1)),
+    "powu": ElementwiseOperator(1, 1.00, 45, (3, 4, 3)),
+    "relu": ElementwiseOperator(1, 1.09, 4, (1, 2, 1)),
+    "gelu": ElementwiseOperator(1, 1.04, 25, (1, 2, 1)),
+    "tanh": ElementwiseOperator(1, 0.88, 20, (1, 2, 1)),
+    "sigmoid": ElementwiseOperator(1, 0.88, 20, (1, 2, 1)),
+    "exp": ElementwiseOperator(1, 0.88, 12, (1, 2, 1)),
+    "sqrt": ElementwiseOperator(1, 0.88, 12, (2, 3, 2)),
+    "copy": ElementwiseOperator(1, 0.88, 2, (1, 1, 1)),
 }
-"""Operators by name; ``u`` marks those of a tensor and a number (``divu`` runs as a product with the inverse)."""
 
 
 def elementwise_seconds(
@@ -138,13 +138,22 @@ def elementwise_seconds(
     return library_time(device, stages, kernel, kernels, algorithm)
 
 
-def _traits(operator: Operator, inputs: int | None, direction: Direction) -> tuple[float, float, float, float]:
-    """Kernels, tensors moved, host units and instructions per element and kernel."""
+class _Traits(NamedTuple):
+    """Kernels, tensors moved, host units, and instructions per element and kernel."""
+
+    kernels: float
+    tensors: float
+    host_units: float
+    instructions: float
+
+
+def _traits(operator: ElementwiseOperator, inputs: int | None, direction: Direction) -> _Traits:
+    """What an operator's kernels in one direction move and issue."""
     if direction == "forward":
         read = operator.inputs if inputs is None else inputs
-        return 1, read + 1, operator.host, operator.instructions
+        return _Traits(1, read + 1, operator.host, operator.instructions)
     kernels, read, written = operator.backward
-    return kernels, read + written, 1.0, operator.instructions
+    return _Traits(kernels, read + written, 1.0, operator.instructions)
 
 
 def library_time(
@@ -169,7 +178,7 @@ def library_time(
 
 
 def host_seconds(device: DeviceSpec, units: ArrayLike, kernels: ArrayLike = 1) -> Floats:
-    """Host time of calls that cost ``units`` element-wise calls; every further kernel is one more launch."""
+    """Host seconds of calls that cost ``units`` element-wise calls; every further kernel is one more launch."""
     further = np.maximum(np.asarray(kernels, dtype=np.float64) - 1, 0) * 0.25
     started = np.asarray(kernels) > 0
     return device.framework_calls.call_seconds * np.where(started, np.asarray(units, dtype=np.float64) + further, 0.0)
@@ -181,7 +190,7 @@ def kernel_seconds_floor(device: DeviceSpec) -> float:
 
 
 def block_seconds(device: DeviceSpec, blocks: ArrayLike) -> Floats:
-    """Time to start that many blocks."""
+    """Seconds that the start of ``blocks`` blocks takes."""
     return np.asarray(blocks, dtype=np.float64) * device.block_launch_seconds
 
 
@@ -197,7 +206,13 @@ def stream_seconds(device: DeviceSpec, moved: ArrayLike, footprint: ArrayLike | 
 
 
 def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:
-    """Share of a call's bytes that the previous identical call left in L2."""
+    """Share of a call's bytes that the previous identical call left in L2.
+
+    >>> from hal.catalog import load_device
+    >>> v100 = load_device("v100")
+    >>> reuse(v100, [0.0, v100.l2.capacity_bytes]).tolist()
+    [1.0, 0.0]
+    """
     if device.l2 is None:
         return np.zeros(np.shape(footprint))
     filled = np.asarray(footprint, dtype=np.float64) / device.l2.capacity_bytes
@@ -205,7 +220,7 @@ def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:
 
 
 def instruction_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
-    """Time to issue that many thread instructions, one per float32 lane and cycle at boost clock.
+    """Seconds to issue ``instructions`` of single threads, one per float32 lane and cycle at boost clock.
 
     Memory-bound kernels draw little power, so the boost clock holds; peak FLOP/s count two per lane and cycle. Integer
     and address arithmetic runs beside that on Volta, Turing and the large Ampere and Hopper chips, which have lanes of

@@ -17,23 +17,28 @@ import numpy as np
 import numpy.typing as npt
 
 from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError
-from roller.library.gemm_cost import CONSTANTS, GemmConstants, Launch, kernel_stages
+from roller.library.gemm_cost import CONSTANTS, GemmConstants, TiledGemms, kernel_stages
 from roller.library.gemm_tiles import TILES, generation, menu, tile_arrays, tile_index
 from roller.library.gemm_types import Bools, Floats, Ints
 
-ELEMENT_BYTES = {"float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+#: Element types whose products are timed.
+DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16")
 
+#: Numbers of slices of k to choose from; the library uses others too, their times lie in between.
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
-"""Numbers of slices of k to choose from; the library uses others too, their times lie in between."""
 
+#: Elements of k of the shortest slice that the library makes.
 _SHORTEST_SLICE = 32
+
+#: The library picks by a heuristic of its own, not by our times: candidates count by their time to minus this.
 _CHOICE_POWER = 12.0
-"""The library picks by a heuristic of its own, not by our times: candidates count by their time to minus this."""
 
+#: How sharply the floor of a call gives way to its kernel.
 _FLOOR_POWER = 16.0
-"""How sharply the floor of a call gives way to its kernel."""
 
+#: Stages of a call, in the order in which ties go to the first.
 STAGES = ("compute", "dram", "power", "reduce", "launch")
 
 
@@ -94,11 +99,26 @@ def gemm_seconds(
     dtype: str = "float32",
     constants: GemmConstants = CONSTANTS,
 ) -> GemmTimes:
-    """Times of calls whose kernels are known, for example from a profile."""
-    shape = _shape(b, m, n, k)
+    """Times of calls whose kernels are known, for example from a profile.
+
+    Args:
+        b: products of a call.
+        m: rows of the result.
+        n: columns of the result.
+        k: elements that each result sums.
+        device: the board.
+        launch: the kernel of every call.
+        bias: whether the calls are linear layers.
+        dtype: element type, one of :data:`DTYPES`.
+        constants: the library's numbers.
+
+    Raises:
+        InputError: a size is below 1, or there is no such element type.
+    """
+    calls = _Calls.of(b, m, n, k, device=device, bias=bias, dtype=dtype, constants=constants)
     index = tile_index(launch.tile_m, launch.tile_n, launch.tile_k)
-    stages = _stages(shape, index, launch.splits, launch.reduce, device, bias, dtype, constants, launch.threads)
-    return _times(shape, stages, stages["kernel"], launch, device, bias, constants)
+    stages = calls.stages(index, launch.splits, launch.reduce, launch.threads)
+    return calls.times(stages, stages["kernel"], launch)
 
 
 def choose_gemm(
@@ -115,24 +135,25 @@ def choose_gemm(
     """Times of calls of which only the shapes are known, and the kernel the library most likely takes.
 
     The launch is the fastest candidate by this model. The times are a mean over the candidates that weighs the fast
-    ones most: the library's choice is near the fastest, seldom it.
+    ones most: the library's choice is near the fastest, seldom it. Arguments and errors are those of
+    :func:`gemm_seconds`.
     """
-    shape = _shape(b, m, n, k)
+    calls = _Calls.of(b, m, n, k, device=device, bias=bias, dtype=dtype, constants=constants)
     candidates = [
         (index, splits)
         for index in menu(generation(device), batched=not bias)
         for splits in (SPLITS if bias else SPLITS[:1])
     ]
-    runs = [_candidate(shape, index, splits, device, bias, dtype, constants) for index, splits in candidates]
+    runs = [calls.candidate(index, splits) for index, splits in candidates]
     seconds = np.stack([run["kernel"] for run in runs])
     rank = np.stack([run["rank"] for run in runs])
     for row, (_, splits) in enumerate(candidates):
         if splits > 1:
-            rank[row] = np.where(shape[3] / splits < _SHORTEST_SLICE, np.inf, rank[row])
+            rank[row] = np.where(calls.k / splits < _SHORTEST_SLICE, np.inf, rank[row])
     best = np.argmin(rank, axis=0)
     weight = (rank.min(axis=0) / rank) ** _CHOICE_POWER
     expected = (weight * seconds).sum(axis=0) / weight.sum(axis=0)
-    expected = np.where(np.minimum(shape[1], shape[2]) == 1, _vector_seconds(shape, device, dtype), expected)
+    expected = np.where(np.minimum(calls.m, calls.n) == 1, calls.vector_seconds(), expected)
     rows = np.arange(len(best))
     stages = {name: np.stack([run[name] for run in runs])[best, rows] for name in runs[0] if name != "rank"}
     index = np.array([candidate[0] for candidate in candidates], dtype=np.int64)[best]
@@ -144,15 +165,15 @@ def choose_gemm(
         tile_k=columns["depth"],
         threads=columns["threads"],
         splits=splits,
-        reduce=_reduces(shape, splits, device),
+        reduce=calls.reduces(splits),
     )
-    return _times(shape, stages, expected, launch, device, bias, constants)
+    return calls.times(stages, expected, launch)
 
 
 def flops_of(device: DeviceSpec, dtype: str) -> float:
     """FLOP/s of the best library GEMM for an element type: of the matrix units where there are any for it."""
-    if dtype not in ELEMENT_BYTES:
-        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(ELEMENT_BYTES)}", "convert the operands")
+    if dtype not in DTYPES:
+        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(DTYPES)}", "convert the operands")
     instruction = None if dtype == "tfloat32" else device.best_matrix_instruction(dtype)
     if instruction is not None:
         return instruction.sustained_flops
@@ -164,86 +185,85 @@ def flops_of(device: DeviceSpec, dtype: str) -> float:
     return device.best_flops(dtype if dtype in device.dtypes else "float32")
 
 
-_Shape = tuple[Floats, Floats, Floats, Floats]
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _Calls:
+    """Calls of one kind on one board: ``b`` products of ``m`` x ``k`` by ``k`` x ``n`` each, an entry per call."""
 
+    b: Floats
+    m: Floats
+    n: Floats
+    k: Floats
+    device: DeviceSpec
+    bias: bool
+    dtype: str
+    constants: GemmConstants
 
-def _shape(b: npt.ArrayLike, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike) -> _Shape:
-    arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(size, dtype=np.float64)) for size in (b, m, n, k)))
-    for name, array in zip("bmnk", arrays, strict=True):
-        if not (np.isfinite(array) & (array >= 1)).all():
-            raise InputError(f"gemm.{name}", "has sizes below 1", "every size is a whole number from 1 on")
-    return arrays[0], arrays[1], arrays[2], arrays[3]
+    @staticmethod
+    def of(
+        b: npt.ArrayLike,
+        m: npt.ArrayLike,
+        n: npt.ArrayLike,
+        k: npt.ArrayLike,
+        *,
+        device: DeviceSpec,
+        bias: bool,
+        dtype: str,
+        constants: GemmConstants,
+    ) -> _Calls:
+        arrays = np.broadcast_arrays(*(np.atleast_1d(np.asarray(size, dtype=np.float64)) for size in (b, m, n, k)))
+        sizes = dict(zip("bmnk", arrays, strict=True))
+        for name, array in sizes.items():
+            if not (np.isfinite(array) & (array >= 1)).all():
+                raise InputError(f"gemm.{name}", "has sizes below 1", "every size is a whole number from 1 on")
+        return _Calls(**sizes, device=device, bias=bias, dtype=dtype, constants=constants)
 
+    def vector_seconds(self) -> Floats:
+        """Matrix times vector has kernels of its own, which read everything once; none is in the data."""
+        moved = self.b * (self.m * self.k + self.k * self.n + self.m * self.n) * DTYPE_BYTES[self.dtype]
+        dram = self.device.dram
+        latency = dram.latency_seconds or 500e-9
+        return np.asarray(moved / dram.bandwidth_bytes_per_second + 4 * latency)
 
-def _vector_seconds(shape: _Shape, device: DeviceSpec, dtype: str) -> Floats:
-    """Matrix times vector has kernels of its own, which read everything once; none is in the data."""
-    b, m, n, k = shape
-    moved = b * (m * k + k * n + m * n) * ELEMENT_BYTES[dtype]
-    latency = device.dram.latency_seconds or 500e-9
-    return np.asarray(moved / device.dram.bandwidth_bytes_per_second + 4 * latency)
+    def candidate(self, index: int, splits: int) -> dict[str, Floats]:
+        """The stages of all calls if each took the tile ``index`` and cut k into ``splits`` slices."""
+        slices = np.full_like(self.b, splits)
+        return self.stages(np.full(len(self.b), index, dtype=np.int64), slices, self.reduces(slices))
 
+    def reduces(self, splits: Floats) -> Bools:
+        """Small results are added by a second kernel, large ones in place, slice after slice."""
+        return np.asarray((splits > 1) & (self.m * self.n < 65536))
 
-def _candidate(
-    shape: _Shape, index: int, splits: int, device: DeviceSpec, bias: bool, dtype: str, constants: GemmConstants
-) -> dict[str, Floats]:
-    slices = np.full_like(shape[0], splits)
-    indices = np.full(len(shape[0]), index, dtype=np.int64)
-    return _stages(shape, indices, slices, _reduces(shape, slices, device), device, bias, dtype, constants)
+    def stages(self, index: Ints, splits: Floats, reduce: Bools, threads: Floats | None = None) -> dict[str, Floats]:
+        """Seconds of every stage of calls by the tiles ``index``; ``threads`` per block are the tiles' own by
+        default."""
+        columns = tile_arrays(index)
+        launch = TiledGemms(
+            b=self.b,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            tile_m=columns["m"],
+            tile_n=columns["n"],
+            depth=columns["depth"],
+            threads=columns["threads"] if threads is None else threads,
+            registers=columns["registers"],
+            shared_bytes=columns["shared_bytes"],
+            splits=splits,
+            reduce=reduce,
+            transposed=np.full(len(self.b), self.bias),
+        )
+        flops = flops_of(self.device, self.dtype)
+        return kernel_stages(launch, self.device, flops, DTYPE_BYTES[self.dtype], self.constants)
 
-
-def _reduces(shape: _Shape, splits: Floats, device: DeviceSpec) -> Bools:
-    """Small results are added by a second kernel, large ones in place, slice after slice."""
-    _, m, n, _ = shape
-    return np.asarray((splits > 1) & (m * n < 65536))
-
-
-def _stages(
-    shape: _Shape,
-    index: Ints,
-    splits: Floats,
-    reduce: Bools,
-    device: DeviceSpec,
-    bias: bool,
-    dtype: str,
-    constants: GemmConstants,
-    threads: Floats | None = None,
-) -> dict[str, Floats]:
-    b, m, n, k = shape
-    columns = tile_arrays(index)
-    launch = Launch(
-        b=b,
-        m=m,
-        n=n,
-        k=k,
-        tile_m=columns["m"],
-        tile_n=columns["n"],
-        depth=columns["depth"],
-        threads=columns["threads"] if threads is None else threads,
-        registers=columns["registers"],
-        shared_bytes=columns["shared_bytes"],
-        splits=splits,
-        reduce=reduce,
-        transposed=np.full(len(b), bias),
-    )
-    return kernel_stages(launch, device, flops_of(device, dtype), ELEMENT_BYTES[dtype], constants)
-
-
-def _times(
-    shape: _Shape,
-    stages: dict[str, Floats],
-    kernel: Floats,
-    launch: GemmLaunch,
-    device: DeviceSpec,
-    bias: bool,
-    constants: GemmConstants,
-) -> GemmTimes:
-    calls = device.framework_calls
-    floor = calls.linear_call_seconds if bias else calls.matmul_call_seconds
-    # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows
-    # the host's work before the launch.
-    share = constants.floor_share_bias if bias else constants.floor_share
-    call = floor * (1 + (share + kernel / floor) ** _FLOOR_POWER) ** (1 / _FLOOR_POWER)
-    named = {name: stages[name] for name in STAGES if name in stages}
-    named["launch"] = np.full_like(kernel, share * floor)
-    bound = np.array(STAGES)[np.argmax(np.stack([named[name] for name in STAGES]), axis=0)]
-    return GemmTimes(call, kernel, named, bound, launch)
+    def times(self, stages: dict[str, Floats], kernel: Floats, launch: GemmLaunch) -> GemmTimes:
+        """The calls around kernels of ``kernel`` seconds."""
+        calls, constants = self.device.framework_calls, self.constants
+        floor = calls.linear_call_seconds if self.bias else calls.matmul_call_seconds
+        # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows
+        # the host's work before the launch.
+        share = constants.floor_share_bias if self.bias else constants.floor_share
+        call = floor * (1 + (share + kernel / floor) ** _FLOOR_POWER) ** (1 / _FLOOR_POWER)
+        named = {name: stages[name] for name in STAGES if name in stages}
+        named["launch"] = np.full_like(kernel, share * floor)
+        bound = np.array(STAGES)[np.argmax(np.stack([named[name] for name in STAGES]), axis=0)]
+        return GemmTimes(call, kernel, named, bound, launch)

@@ -8,6 +8,7 @@ its power limit lowers the clock. The slower of arithmetic and memory covers mos
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -81,8 +82,24 @@ CONSTANTS = GemmConstants()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
-    """What runs, one entry per GEMM. ``splits`` slices of k; ``reduce``: a second kernel adds the slices."""
+class TiledGemms:
+    """GEMMs and the tiles that compute them, one entry per GEMM.
+
+    Attributes:
+        b: products of a batch.
+        m: rows of the result.
+        n: columns of the result.
+        k: elements that each result sums.
+        tile_m: rows of the result per block.
+        tile_n: columns of the result per block.
+        depth: elements of k per step.
+        threads: per block.
+        registers: per thread.
+        shared_bytes: per block.
+        splits: slices of k.
+        reduce: whether a second kernel adds the slices.
+        transposed: whether the second operand is stored as [n, k].
+    """
 
     b: Floats
     m: Floats
@@ -100,7 +117,7 @@ class Launch:
 
 
 def kernel_stages(
-    launch: Launch, device: DeviceSpec, flops: float, bytes_per_element: float, constants: GemmConstants = CONSTANTS
+    launch: TiledGemms, device: DeviceSpec, flops: float, bytes_per_element: float, constants: GemmConstants = CONSTANTS
 ) -> dict[str, Floats]:
     """Seconds of ``compute``, ``dram``, ``power`` and ``reduce``, each as if it were alone.
 
@@ -120,10 +137,10 @@ def kernel_stages(
     # The longer the load, the less is left of the boost the board started with.
     boost = 1 / (1 + (held / constants.power_seconds) ** 2)
     kernel = held + (busy - held) * boost
-    out = launch.m * launch.n * bytes_per_element
+    result_bytes = launch.m * launch.n * bytes_per_element
     reduce = np.where(
         launch.reduce,
-        constants.reduce_seconds + out * (launch.splits + 1) / device.dram.bandwidth_bytes_per_second,
+        constants.reduce_seconds + result_bytes * (launch.splits + 1) / device.dram.bandwidth_bytes_per_second,
         _turn_seconds(launch, device, kernel, constants),
     )
     return {
@@ -136,12 +153,12 @@ def kernel_stages(
     }
 
 
-def blocks_of(launch: Launch) -> tuple[Floats, Floats, Floats]:
-    """Blocks along the columns and rows of one result, and how many results (batch or slices of k) there are."""
+def blocks_of(launch: TiledGemms) -> tuple[Floats, Floats, Floats]:
+    """Blocks along the columns and along the rows of one result, and results (batch times slices of k)."""
     return np.ceil(launch.n / launch.tile_n), np.ceil(launch.m / launch.tile_m), launch.b * launch.splits
 
 
-def resident_blocks(launch: Launch, device: DeviceSpec) -> Floats:
+def resident_blocks(launch: TiledGemms, device: DeviceSpec) -> Floats:
     """Blocks of each kernel that one unit holds at a time."""
     limits = device.limits
     registers = np.ceil(launch.registers / 8) * 8 * launch.threads
@@ -151,7 +168,7 @@ def resident_blocks(launch: Launch, device: DeviceSpec) -> Floats:
     return np.maximum(per_unit, 1.0)
 
 
-def _turn_seconds(launch: Launch, device: DeviceSpec, busy: Floats, c: GemmConstants) -> Floats:
+def _turn_seconds(launch: TiledGemms, device: DeviceSpec, busy: Floats, c: GemmConstants) -> Floats:
     """Slices of k added in place, one after the other: what the last turns add to a kernel that is ``busy`` so long.
 
     The slices of a tile that run together end together and then wait for each other. Turns of earlier ones are hidden
@@ -165,12 +182,12 @@ def _turn_seconds(launch: Launch, device: DeviceSpec, busy: Floats, c: GemmConst
     return np.maximum(last * c.turn_seconds, (launch.splits - 1) * c.turn_seconds - hidden)
 
 
-def _traffic(launch: Launch) -> Floats:
+def _traffic(launch: TiledGemms) -> Floats:
     """Operand elements per multiply-add of a tile, above those of the largest (128 x 128)."""
     return 1 / launch.tile_m + 1 / launch.tile_n - 1 / 64
 
 
-def _row_traffic(launch: Launch, device: DeviceSpec, size: float) -> Floats:
+def _row_traffic(launch: TiledGemms, device: DeviceSpec, size: float) -> Floats:
     """Like ``_traffic``, for the requests of k-contiguous operands: sectors touched per multiply-add, times 8.
 
     A row that does not start with a sector straddles two, and rows of k elements start at multiples of that.
@@ -197,7 +214,7 @@ def _schedulers(device: DeviceSpec) -> int:
 
 
 def _compute_seconds(
-    launch: Launch, device: DeviceSpec, flops: float, steps: Floats, size: float, c: GemmConstants
+    launch: TiledGemms, device: DeviceSpec, flops: float, steps: Floats, size: float, c: GemmConstants
 ) -> Floats:
     columns, rows, results = blocks_of(launch)
     per_unit = np.ceil(columns * rows * results / device.unit_count)  # blocks on the busiest unit
@@ -222,7 +239,7 @@ def _compute_seconds(
     return np.asarray(np.maximum((per_unit + uneven) * block + waves * exposed, work / limit))
 
 
-def _ranking(launch: Launch, device: DeviceSpec, kernel: Floats) -> Floats:
+def _ranking(launch: TiledGemms, device: DeviceSpec, kernel: Floats) -> Floats:
     """What the library picks by, the smaller the better; to be compared between candidates for one GEMM.
 
     Volta's kernels: our time. Ampere's: likewise, but k is split only where even the smallest tiles leave units idle
@@ -252,7 +269,7 @@ def _ranking(launch: Launch, device: DeviceSpec, kernel: Floats) -> Floats:
 
 
 def _power_seconds(
-    launch: Launch, device: DeviceSpec, steps: Floats, flops: float, dram: Floats, c: GemmConstants
+    launch: TiledGemms, device: DeviceSpec, steps: Floats, flops: float, dram: Floats, c: GemmConstants
 ) -> Floats:
     limit = device.power_limited_flops("float32")
     if limit is None:
@@ -263,15 +280,15 @@ def _power_seconds(
     return np.asarray(work * (1 + c.power_traffic * _traffic(launch)) / limit + c.power_dram * dram)
 
 
-def _dram_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> Floats:
+def _dram_seconds(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> Floats:
     """Reads of both operands, as far as L2 does not keep them, and the writes."""
     kind = generation(device)
-    once_m, once_n, read_m, read_n = _reads(launch, device, steps, size, c)
-    inputs = (once_m + once_n) / launch.b
+    reads = _reads(launch, device, steps, size, c)
+    inputs = (reads.once_m + reads.once_n) / launch.b
     l2 = float((device.l2 or device.dram).capacity_bytes)
     kept = 1 / (1 + (inputs / l2) ** 4)
-    read_m = once_m + np.maximum(read_m - once_m, 0) * (1 - kept)
-    read_n = once_n + np.maximum(read_n - once_n, 0) * (1 - kept)
+    read_m = reads.once_m + np.maximum(reads.again_m - reads.once_m, 0) * (1 - kept)
+    read_n = reads.once_n + np.maximum(reads.again_n - reads.once_n, 0) * (1 - kept)
     stream = device.dram.bandwidth_bytes_per_second
     # Operands that are contiguous along k are read in rows of ``depth`` elements. Once such rows are far apart, each
     # activates a DRAM row, and the activations per second bound the rate.
@@ -286,7 +303,9 @@ def _dram_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float
     return np.asarray(read_m * short + read_n * np.where(launch.transposed, short, 1 / stream) + writes / stream)
 
 
-def _translation_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> Floats:
+def _translation_seconds(
+    launch: TiledGemms, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants
+) -> Floats:
     """Misses of the addresses that a unit keeps, where the board's spec tells its reach; otherwise none.
 
     A k-contiguous operand is read in short rows, each of them one access to the pages of its row. A unit misses once
@@ -313,8 +332,17 @@ def _translation_seconds(launch: Launch, device: DeviceSpec, steps: Floats, size
     return np.asarray(blocks * misses * steps / launch.depth * miss / device.unit_count)
 
 
-def _reads(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> tuple[Floats, ...]:
+class _Reads(NamedTuple):
     """Bytes of the m and the n operand: needed once each, and read when L2 keeps nothing from wave to wave."""
+
+    once_m: Floats
+    once_n: Floats
+    again_m: Floats
+    again_n: Floats
+
+
+def _reads(launch: TiledGemms, device: DeviceSpec, steps: Floats, size: float, c: GemmConstants) -> _Reads:
+    """What the running blocks read of both operands, as far as those that run together do not share it."""
     columns, rows, results = blocks_of(launch)
     blocks = columns * rows * results
     resident = resident_blocks(launch, device)
@@ -335,8 +363,8 @@ def _reads(launch: Launch, device: DeviceSpec, steps: Floats, size: float, c: Ge
     l2 = float((device.l2 or device.dram).capacity_bytes)
     held = l2 / (together * (used_m + used_n) * size)
     settled = 1 - (1 - c.drift_first) * np.exp(-(waves - 1) / c.drift_waves)
-    apart = steps * settled * 64 / launch.threads
-    lost_m = apart / (apart + c.hold_m * held)
-    lost_n = apart / (apart + c.hold_n * held)
+    distance = steps * settled * 64 / launch.threads
+    lost_m = distance / (distance + c.hold_m * held)
+    lost_n = distance / (distance + c.hold_n * held)
     once_m, once_n = launch.b * launch.m * launch.k * size, launch.b * launch.n * launch.k * size
-    return once_m, once_n, shared_m + (alone_m - shared_m) * lost_m, shared_n + (alone_n - shared_n) * lost_n
+    return _Reads(once_m, once_n, shared_m + (alone_m - shared_m) * lost_m, shared_n + (alone_n - shared_n) * lost_n)

@@ -84,7 +84,11 @@ _SINGLE: dict[Generation, tuple[str, ...]] = {
 
 
 def menu(kind: Generation, *, batched: bool) -> tuple[int, ...]:
-    """Indices into ``TILES`` of the kernels the library chooses from."""
+    """Indices into ``TILES`` of the kernels the library chooses from.
+
+    >>> [TILES[index].name for index in menu("volta", batched=True)]
+    ['64x64', '128x64', '32x128', '128x32']
+    """
     names = (_BATCHED if batched else _SINGLE)[kind]
     return tuple(next(i for i, tile in enumerate(TILES) if tile.name == name) for name in names)
 
@@ -93,8 +97,8 @@ def tile_index(tile_m: Floats, tile_n: Floats, tile_k: Floats) -> np.ndarray[tup
     """Index into ``TILES`` of each kernel; the one of nearest area where there is none of these sizes."""
     sizes = np.stack([tile_m, tile_n, np.where(tile_k > 16, 32, 8)], axis=1)
     unique, inverse = np.unique(sizes, axis=0, return_inverse=True)
-    found = np.array([_nearest(*(int(size) for size in row)) for row in unique], dtype=np.int64)
-    return found[inverse.reshape(-1)]
+    positions = np.array([_nearest(*(int(size) for size in row)) for row in unique], dtype=np.int64)
+    return positions[inverse.reshape(-1)]
 
 
 def tile_arrays(index: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, Floats]:

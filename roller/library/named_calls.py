@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from roller.library.calls import Call
+from roller.library.calls import LibraryCall
 from roller.library.parts import convolution, elementwise, product, stream
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
 from sokoban.language.operators import typed_stem
 
 
-def named_calls(data: Mapping[str, Any]) -> list[Call] | None:
+def named_calls(data: Mapping[str, Any]) -> list[LibraryCall] | None:
     """The forward calls for an operator's JSON object; None where it is no valid named operator.
 
     Raises:
@@ -35,7 +36,7 @@ def named_calls(data: Mapping[str, Any]) -> list[Call] | None:
     for step in operator.epilogue:
         if isinstance(step, BiasAdd):
             if len(calls) == 1 and calls[0].variant == "matmul" and step.axis == "n":
-                calls = [calls[0]._replace(variant="linear", label="linear")]
+                calls = [replace(calls[0], variant="linear", label="linear")]
                 continue
             calls.append(elementwise("add", outputs, dtype, 1))
         elif isinstance(step, ResidualAdd):
@@ -73,7 +74,7 @@ def _read(data: Mapping[str, Any]) -> tuple[Any, Program] | None:
     return operator, program
 
 
-def _matmul(operator: Any, program: Program) -> list[Call]:
+def _matmul(operator: Any, program: Program) -> list[LibraryCall]:
     batch = program.sizes.get("b")
     return [product(batch or 1, operator.m, operator.n, operator.k, operator.dtype, batched=batch is not None)]
 
@@ -82,7 +83,7 @@ def _pair(value: Any) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-def _conv2d(operator: Any, program: Program) -> list[Call]:
+def _conv2d(operator: Any, program: Program) -> list[LibraryCall]:
     channels = operator.c
     sizes = {
         "n": operator.n, "c": channels, "f": getattr(operator, "f", channels), "h": operator.h, "w": operator.w,
@@ -93,7 +94,7 @@ def _conv2d(operator: Any, program: Program) -> list[Call]:
     return [convolution(sizes, operator.dtype)]
 
 
-def _pool(operator: Any, program: Program) -> list[Call]:
+def _pool(operator: Any, program: Program) -> list[LibraryCall]:
     outputs = operator.n * operator.c * program.sizes["oh"] * program.sizes["ow"]
     points = outputs * operator.kh * operator.kw
     (stride, _), (dilation, _) = _pair(operator.stride), _pair(getattr(operator, "dilation", 1))
@@ -108,14 +109,14 @@ def _pool(operator: Any, program: Program) -> list[Call]:
     return [stream("pool", kernel, read, outputs, points, operator.dtype)]
 
 
-def _reduce(operator: Any, program: Program) -> list[Call]:
+def _reduce(operator: Any, program: Program) -> list[LibraryCall]:
     points = math.prod(operator.shape)
     outputs = math.prod(program.sizes[axis] for axis in program.axes)
     function = "sum" if operator.function == "mean" else operator.function
     return [stream(f"reduce {function}", "reduce_kernel", points, outputs, points, operator.dtype)]
 
 
-def _elementwise(operator: Any, program: Program) -> list[Call]:
+def _elementwise(operator: Any, program: Program) -> list[LibraryCall]:
     outputs = math.prod(program.sizes[axis] for axis in program.axes)
     shapes = operator.shapes or (operator.shape,)
     binary = len(shapes) == 1 and not operator.scalar and operator.function in _BINARY
@@ -127,20 +128,21 @@ def _elementwise(operator: Any, program: Program) -> list[Call]:
 _BINARY = ("add", "sub", "mul", "div", "pow", "min", "max")
 
 
-def _rows(operator: Any, program: Program) -> list[Call]:
+def _rows(operator: Any, program: Program) -> list[LibraryCall]:
     columns = operator.shape[operator.axis]
     kind = "softmax" if type(operator).__name__ == "Softmax" else "layer_norm"
-    return [Call(kind, kind, (math.prod(operator.shape) // columns, columns), operator.dtype)]
+    sizes = (math.prod(operator.shape) // columns, columns)
+    return [LibraryCall(kind=kind, label=kind, sizes=sizes, dtype=operator.dtype)]
 
 
-def _transpose(operator: Any, program: Program) -> list[Call]:
+def _transpose(operator: Any, program: Program) -> list[LibraryCall]:
     count = math.prod(operator.shape)
     if list(operator.perm) == sorted(operator.perm):
         return [elementwise("copy", count, operator.dtype, 1)]
     return [stream("transpose", "elementwise_kernel", count, count, count, operator.dtype)]
 
 
-_MAKERS: Mapping[str, Callable[[Any, Program], list[Call]]] = {
+_MAKERS: Mapping[str, Callable[[Any, Program], list[LibraryCall]]] = {
     "matmul": _matmul,
     "batch_matmul": _matmul,
     "conv2d": _conv2d,

@@ -13,7 +13,7 @@ import msgspec
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.library.calls import Call, PricedCall, price
+from roller.library.calls import LibraryCall, PricedCall, price
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_calls
 from roller.library.parts import directed
@@ -45,7 +45,7 @@ class LibraryEstimate(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[PricedCall, ...]
 
 
-def library_calls(operator: Mapping[str, Any] | TensorExpr, direction: Direction = "forward") -> list[Call]:
+def library_calls(operator: Mapping[str, Any] | TensorExpr, direction: Direction = "forward") -> list[LibraryCall]:
     """The calls for one operator or for its backward pass: the gradients of all its operands.
 
     Raises:
@@ -84,7 +84,7 @@ def library_times(
     directions = [direction] * len(operators) if isinstance(direction, str) else list(direction)
     if len(directions) != len(operators):
         raise InputError("direction", f"{len(directions)} for {len(operators)} operators", "give one, or one each")
-    called: list[list[Call]] = []
+    called: list[list[LibraryCall]] = []
     for position, (operator, way) in enumerate(zip(operators, directions, strict=True)):
         try:
             called.append(library_calls(operator, way))
@@ -93,7 +93,7 @@ def library_times(
     return priced(called, device)
 
 
-def priced(called: Sequence[Sequence[Call]], device: DeviceSpec) -> list[LibraryEstimate]:
+def priced(called: Sequence[Sequence[LibraryCall]], device: DeviceSpec) -> list[LibraryEstimate]:
     """What operators take whose calls are known, one list of calls for each.
 
     Raises:

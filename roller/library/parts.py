@@ -7,8 +7,9 @@ adds or subtracts. The backward pass turns every call into those that PyTorch's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from roller.library.calls import Call
+from roller.library.calls import LibraryCall
 from roller.library.elementwise import Direction
 from sokoban.language.expression import DTYPE_BYTES, FUNCTIONS
 
@@ -23,7 +24,7 @@ ELEMENTWISE: Mapping[str, tuple[str, str]] = {
     "erf": ("tanh", "tanh"), "sin": ("tanh", "tanh"), "cos": ("tanh", "tanh"),
 }  # fmt: skip
 
-#: The same for a tensor and a number.
+#: Function of a tensor and a number -> the modelled operator whose forward and whose backward kernels it has.
 WITH_NUMBER: Mapping[str, tuple[str, str]] = {
     "add": ("addu", "addu"), "sub": ("addu", "addu"), "mul": ("mulu", "mulu"), "div": ("divu", "divu"),
     "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"),
@@ -33,14 +34,16 @@ WITH_NUMBER: Mapping[str, tuple[str, str]] = {
 WITHOUT_GRADIENT = {1: ("copy", "add"), 2: ("add", "add")}
 
 
-def elementwise(function: str, elements: int, dtype: str, full_inputs: int, *, number: bool = False) -> Call:
+def elementwise(function: str, elements: int, dtype: str, full_inputs: int, *, number: bool = False) -> LibraryCall:
     """A function of each element; ``full_inputs`` tensors have the size of the result, smaller ones do not count."""
     forward, _ = _variants(function, number)
     usual = 2 if FUNCTIONS.get(function) == 2 and not number else 1
-    inputs = 0 if full_inputs == usual else full_inputs
+    inputs = None if full_inputs == usual else full_inputs
     # The label carries the function (and whether a number took part) to the backward pass.
     label = f"{function} (number)" if number else function
-    return Call("elementwise", label, (float(elements),), dtype, forward, inputs)
+    return LibraryCall(
+        kind="elementwise", label=label, sizes=(float(elements),), dtype=dtype, variant=forward, inputs=inputs
+    )
 
 
 def _variants(function: str, number: bool) -> tuple[str, str]:
@@ -50,14 +53,14 @@ def _variants(function: str, number: bool) -> tuple[str, str]:
     return ELEMENTWISE.get(function) or WITHOUT_GRADIENT[min(FUNCTIONS.get(function, 1), 2)]
 
 
-def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False, bias: bool = False) -> Call:
+def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False, bias: bool = False) -> LibraryCall:
     """A matrix product; ``bias`` makes it a linear layer, ``batched`` one of ``b`` that may be 1."""
     variant = "bmm" if batched else "linear" if bias else "matmul"
     label = {"bmm": "batch_matmul"}.get(variant, variant)
-    return Call("gemm", label, (b, m, n, k), dtype, variant)
+    return LibraryCall(kind="gemm", label=label, sizes=(b, m, n, k), dtype=dtype, variant=variant)
 
 
-def convolution(sizes: Mapping[str, int], dtype: str) -> Call:
+def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
     """A convolution, ``sizes`` by the names of ``calls.KINDS``; double precision has no model but the roofline."""
     n, c, f, h, w = (sizes[name] for name in ("n", "c", "f", "h", "w"))
     groups, window = sizes["groups"], sizes["kh"] * sizes["kw"]
@@ -65,30 +68,36 @@ def convolution(sizes: Mapping[str, int], dtype: str) -> Call:
     if dtype == "float64":
         outputs = n * f * sizes["out_h"] * sizes["out_w"]
         moved = DTYPE_BYTES[dtype] * (n * c * h * w + f * c // groups * window + outputs)
-        return Call("roofline", label, (moved, outputs, 2 * outputs * c // groups * window), dtype)
+        work = 2 * outputs * c // groups * window
+        return LibraryCall(kind="roofline", label=label, sizes=(moved, outputs, work), dtype=dtype)
     names = ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation")
-    return Call("convolution", label, tuple(sizes[name] for name in names), dtype)
+    return LibraryCall(kind="convolution", label=label, sizes=tuple(sizes[name] for name in names), dtype=dtype)
 
 
-def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> Call:
-    """A kernel that reads and writes so many elements."""
-    return Call("stream", label, ((read + written) * DTYPE_BYTES[dtype], written, points), dtype, kernel)
+def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> LibraryCall:
+    """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
+    moved = (read + written) * DTYPE_BYTES[dtype]
+    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points), dtype=dtype, variant=kernel)
 
 
-def directed(calls: Sequence[Call], direction: Direction) -> list[Call]:
-    """Forward calls as they are, or the calls of their backward pass, last call first."""
+def directed(calls: Sequence[LibraryCall], direction: Direction) -> list[LibraryCall]:
+    """Forward calls as they are, or the calls of their backward pass, last call first.
+
+    >>> [call.sizes for call in directed([product(1, 64, 32, 16, "float32")], "backward")]
+    [(1, 64, 16, 32), (1, 16, 32, 64)]
+    """
     if direction == "forward":
         return list(calls)
     return [back for call in reversed(calls) for back in _backward(call)]
 
 
-def _backward(call: Call) -> list[Call]:
+def _backward(call: LibraryCall) -> list[LibraryCall]:
     if call.kind == "gemm":
         b, m, n, k = (int(size) for size in call.sizes)
         batched = call.variant == "bmm"
         gradients = [
-            product(b, m, k, n, call.dtype, batched=batched)._replace(label="gradient of the first operand"),
-            product(b, k, n, m, call.dtype, batched=batched)._replace(label="gradient of the second operand"),
+            replace(product(b, m, k, n, call.dtype, batched=batched), label="gradient of the first operand"),
+            replace(product(b, k, n, m, call.dtype, batched=batched), label="gradient of the second operand"),
         ]
         if call.variant == "linear":
             gradients.append(stream("gradient of the bias", "reduce_kernel", m * n, n, m * n, call.dtype))
@@ -97,12 +106,12 @@ def _backward(call: Call) -> list[Call]:
     if call.kind == "elementwise":
         function, _, number = call.label.partition(" ")
         _, backward = _variants(function, bool(number))
-        return [call._replace(label=label, variant=backward, direction="backward")]
+        return [replace(call, label=label, variant=backward, direction="backward")]
     if call.kind in ("convolution", "softmax", "layer_norm"):
-        return [call._replace(label=label, direction="backward")]
+        return [replace(call, label=label, direction="backward")]
     moved, _, work = call.sizes
     if call.kind == "roofline":
         # Every operand's gradient costs about what the operator did, and there are two as a rule.
-        return [call._replace(label=label, sizes=(2 * moved, call.sizes[1], 2 * work))]
+        return [replace(call, label=label, sizes=(2 * moved, call.sizes[1], 2 * work))]
     elements = moved / DTYPE_BYTES[call.dtype]
-    return [call._replace(label=label, variant=f"{call.variant} (backward)", sizes=(moved, elements, work))]
+    return [replace(call, label=label, variant=f"{call.variant} (backward)", sizes=(moved, elements, work))]

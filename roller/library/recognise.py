@@ -7,15 +7,17 @@ values are the kernels that an eager framework launches for them one by one. Wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from hal.support.errors import InputError
-from roller.library.calls import Call
+from roller.library.calls import LibraryCall
 from roller.library.parts import convolution, elementwise, product, stream
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import (
     DTYPE_BYTES,
     AffineIndex,
+    Call,
     Constant,
     Load,
     TensorExpr,
@@ -24,13 +26,12 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
-from sokoban.language.expression import Call as Apply
 
 #: How many times smaller than the result a tensor may be and still count as read for every element.
 BROADCAST = 4
 
 
-def recognise(expr: TensorExpr) -> list[Call]:
+def recognise(expr: TensorExpr) -> list[LibraryCall]:
     """The forward calls for an operator, in order; a single roofline call where it fits no library operator."""
     try:
         form = kernel_form(expr, fuse=False)
@@ -48,7 +49,7 @@ def recognise(expr: TensorExpr) -> list[Call]:
 # Products
 
 
-def _contraction(form: KernelForm) -> list[Call] | None:
+def _contraction(form: KernelForm) -> list[LibraryCall] | None:
     """A matrix product or a convolution, and what follows it; None where it is neither."""
     operands = multiplied(form)
     if operands is None:
@@ -66,7 +67,7 @@ def _contraction(form: KernelForm) -> list[Call] | None:
 def multiplied(form: KernelForm) -> tuple[Load, Load] | None:
     """The two tensors whose products a ``tile`` sums, or None."""
     reduction = form.reduction
-    if reduction is None or reduction.function != "sum" or not isinstance(reduction.body, Apply):
+    if reduction is None or reduction.function != "sum" or not isinstance(reduction.body, Call):
         return None
     if reduction.body.function != "mul":
         return None
@@ -74,7 +75,7 @@ def multiplied(form: KernelForm) -> tuple[Load, Load] | None:
     return (first, second) if isinstance(first, Load) and isinstance(second, Load) else None
 
 
-def _matrix_product(form: KernelForm, first: Load, second: Load) -> list[Call] | None:
+def _matrix_product(form: KernelForm, first: Load, second: Load) -> list[LibraryCall] | None:
     in_first, in_second = _axes(first), _axes(second)
     output = form.reductions[0].axes
     shared = [axis for axis in output if axis in in_first and axis in in_second]
@@ -97,7 +98,7 @@ def _without_bias(form: KernelForm, columns: list[str]) -> tuple[Value, bool]:
     """The final value with the addition of a vector along the columns taken into the product, which does it itself."""
     accumulated = form.reductions[0].tensor
     for node in walk(form.final.value):
-        if not isinstance(node, Apply) or node.function != "add":
+        if not isinstance(node, Call) or node.function != "add":
             continue
         for result, vector in (node.arguments, node.arguments[::-1]):
             if not isinstance(result, Load) or not isinstance(vector, Load) or result.tensor != accumulated:
@@ -107,53 +108,76 @@ def _without_bias(form: KernelForm, columns: list[str]) -> tuple[Value, bool]:
     return form.final.value, False
 
 
-def _convolution(form: KernelForm, data: Load, weights: Load) -> Call | None:
+def _convolution(form: KernelForm, data: Load, weights: Load) -> LibraryCall | None:
     """The call of a sum over windows of ``data``; None where there are no or more than two window dimensions."""
     tensor = form.expr.tensor_by_name[data.tensor]
-    windows = [
-        (index, extent) for index, extent in zip(data.indices, tensor.shape, strict=True) if len(index.axes) == 2
-    ]
+    windows = [pair for pair in zip(data.indices, tensor.shape, strict=True) if len(pair[0].axes) == 2]
     plain = [index.axes[0] for index in data.indices if index.is_plain_axis]
     if not 1 <= len(windows) <= 2 or len(windows) + len(plain) != len(data.indices):
         return None
-    rows: dict[str, int] | None = {"extent": 1, "taps": 1, "out": 1, "stride": 1, "dilation": 1}
-    sides = [rows, *(_side(form, *window) for window in windows)][-2:]
+    sides = [_side(form, index, extent) for index, extent in windows]
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides) or not _is_summed_over_windows(form, [index for index, _ in windows], weights):
+        return None
+    # Windows along one dimension are those of images of one row.
+    return _convolution_call(form, plain, weights, [_WindowSide(), *known][-2:], _dtype(form, data))
+
+
+def _is_summed_over_windows(form: KernelForm, windows: Iterable[AffineIndex], weights: Load) -> bool:
+    """Whether the weights have every reduced axis, and none along which the windows lie."""
     in_weights = _axes(weights)
-    windowed = [axis for index, _ in windows for axis in index.axes]
-    output = form.reductions[0].axes
-    if any(side is None for side in sides) or any(a in in_weights for a in windowed if a in output):
-        return None
-    if any(axis not in in_weights for axis in form.reduced):
-        return None
-    (h, w) = (side for side in sides if side is not None)
+    along = {axis for index in windows for axis in index.axes if axis in form.reductions[0].axes}
+    return along.isdisjoint(in_weights) and all(axis in in_weights for axis in form.reduced)
+
+
+def _convolution_call(
+    form: KernelForm, plain: Sequence[str], weights: Load, sides: Sequence[_WindowSide], dtype: str
+) -> LibraryCall:
+    """The call whose axes have their roles by where they occur: ``plain`` in the data, in the weights, in the
+    output."""
+    in_weights, output = _axes(weights), form.reductions[0].axes
+    rows, columns = sides
     groups = _size(form, [axis for axis in output if axis in plain and axis in in_weights])
-    c = _size(form, [axis for axis in form.reduced if axis in plain])
-    f = _size(form, [axis for axis in output if axis in in_weights and axis not in plain])
-    n = _size(form, [axis for axis in output if axis in plain and axis not in in_weights])
+    channels = _size(form, [axis for axis in form.reduced if axis in plain])
+    filters = _size(form, [axis for axis in output if axis in in_weights and axis not in plain])
+    images = _size(form, [axis for axis in output if axis in plain and axis not in in_weights])
     sizes = {
-        "n": n, "c": c * groups, "f": f * groups, "h": h["extent"], "w": w["extent"], "kh": h["taps"], "kw": w["taps"],
-        "stride": max(h["stride"], w["stride"]), "groups": groups, "out_h": h["out"], "out_w": w["out"],
-        "dilation": max(h["dilation"], w["dilation"]),
+        "n": images, "c": channels * groups, "f": filters * groups, "h": rows.extent, "w": columns.extent,
+        "kh": rows.taps, "kw": columns.taps, "stride": max(rows.stride, columns.stride), "groups": groups,
+        "out_h": rows.outputs, "out_w": columns.outputs, "dilation": max(rows.dilation, columns.dilation),
     }  # fmt: skip
-    return convolution(sizes, _dtype(form, data))
+    return convolution(sizes, dtype)
 
 
-def _side(form: KernelForm, index: AffineIndex, extent: int) -> dict[str, int] | None:
-    """One dimension of a window: an output axis and a reduced one."""
+class _WindowSide(NamedTuple):
+    """One dimension of a window: elements read, taps, results, and steps of the window and within it."""
+
+    extent: int = 1
+    taps: int = 1
+    outputs: int = 1
+    stride: int = 1
+    dilation: int = 1
+
+
+def _side(form: KernelForm, index: AffineIndex, extent: int) -> _WindowSide | None:
+    """The dimension of an index of an output axis and a reduced one; None for any other."""
     output = [axis for axis in index.axes if axis not in form.reduced]
     taps = [axis for axis in index.axes if axis in form.reduced]
     if len(output) != 1 or len(taps) != 1:
         return None
-    return {
-        "extent": extent, "taps": form.sizes[taps[0]], "out": form.sizes[output[0]],
-        "stride": abs(index.coefficient(output[0])), "dilation": abs(index.coefficient(taps[0])),
-    }  # fmt: skip
+    return _WindowSide(
+        extent,
+        form.sizes[taps[0]],
+        form.sizes[output[0]],
+        abs(index.coefficient(output[0])),
+        abs(index.coefficient(taps[0])),
+    )
 
 
 # Reductions of one tensor, softmax and layer norm
 
 
-def _reduction(form: KernelForm) -> list[Call] | None:
+def _reduction(form: KernelForm) -> list[LibraryCall] | None:
     """Pooling, or a plain reduction after the kernels that make what it reduces."""
     reduction = form.reduction
     assert reduction is not None
@@ -178,10 +202,10 @@ def _reduction(form: KernelForm) -> list[Call] | None:
     return [*before, main, *_after_reduction(form)]
 
 
-def _after_reduction(form: KernelForm) -> list[Call]:
+def _after_reduction(form: KernelForm) -> list[LibraryCall]:
     """Element-wise kernels on the result; the division that makes a sum a mean belongs to the reduction."""
     value = form.final.value
-    if isinstance(value, Apply) and value.function == "div":
+    if isinstance(value, Call) and value.function == "div":
         sum_, count = value.arguments
         if isinstance(sum_, Load) and not loads(count):
             return []
@@ -195,37 +219,37 @@ def _touched(form: KernelForm, load: Load) -> float:
     for index in load.indices[:-1]:
         side = _side(form, index, 1) if len(index.axes) == 2 else None
         if side is not None:
-            share *= min(1.0, ((side["taps"] - 1) * side["dilation"] + 1) / side["stride"])
+            share *= min(1.0, ((side.taps - 1) * side.dilation + 1) / side.stride)
     return tensor.element_count * share
 
 
-def _rows(form: KernelForm) -> Call:
+def _rows(form: KernelForm) -> LibraryCall:
     functions = [statement.reduction.function for statement in form.reductions if statement.reduction]
-    applied = {node.function for node in walk(form.final.value) if isinstance(node, Apply)}
-    inside = {node.function for each in form.reductions for node in walk(each.value) if isinstance(node, Apply)}
+    applied = {node.function for node in walk(form.final.value) if isinstance(node, Call)}
+    inside = {node.function for each in form.reductions for node in walk(each.value) if isinstance(node, Call)}
     sizes = (_size(form, form.spatial), _size(form, form.reduced))
     dtype = form.expr.inputs[0].dtype
     if functions == ["max", "sum"] and "exp" in inside and len(form.expr.inputs) == 1 and form.columns:
-        return Call("softmax", "softmax", sizes, dtype)
+        return LibraryCall(kind="softmax", label="softmax", sizes=sizes, dtype=dtype)
     if functions == ["sum", "sum"] and "mul" in inside and applied & {"rsqrt", "sqrt", "pow"} and form.columns:
-        return Call("layer_norm", "layer_norm", sizes, dtype)
+        return LibraryCall(kind="layer_norm", label="layer_norm", sizes=sizes, dtype=dtype)
     return _roofline(form)
 
 
 # Element-wise kernels
 
 
-def _pointwise(form: KernelForm, value: Value, elements: int | None = None) -> list[Call]:
+def _pointwise(form: KernelForm, value: Value, elements: int | None = None) -> list[LibraryCall]:
     """One call per function, as an eager framework runs them; a plain copy or a transposition if there is none."""
     count = form.expr.output.element_count if elements is None else elements
-    functions = [node for node in dict.fromkeys(walk(value)) if isinstance(node, Apply) and loads(node)]
+    functions = [node for node in dict.fromkeys(walk(value)) if isinstance(node, Call) and loads(node)]
     dtype = form.expr.output.dtype
     if not functions and form.reduction is None:
         return [_copy(form, value, count, dtype)]
     return [_applied(form, node, count, dtype) for node in reversed(functions)]
 
 
-def _applied(form: KernelForm, node: Apply, count: int, dtype: str) -> Call:
+def _applied(form: KernelForm, node: Call, count: int, dtype: str) -> LibraryCall:
     tensors = [argument for argument in node.arguments if loads(argument)]
     full = sum(not isinstance(each, Load) or _is_full(form, each, count) for each in tensors)
     number = len(node.arguments) == 2 and any(isinstance(each, Constant) for each in node.arguments)
@@ -236,7 +260,7 @@ def _is_full(form: KernelForm, load: Load, count: int) -> bool:
     return form.expr.tensor_by_name[load.tensor].element_count * BROADCAST > count
 
 
-def _copy(form: KernelForm, value: Value, count: int, dtype: str) -> Call:
+def _copy(form: KernelForm, value: Value, count: int, dtype: str) -> LibraryCall:
     in_order = isinstance(value, Load) and [index.axes for index in value.indices] == [
         (axis,) for axis in form.final.axes
     ]
@@ -249,24 +273,25 @@ def _copy(form: KernelForm, value: Value, count: int, dtype: str) -> Call:
 # Rooflines
 
 
-def _roofline(form: KernelForm) -> Call:
+def _roofline(form: KernelForm) -> LibraryCall:
     return _roofline_call(form.expr, form.flops)
 
 
-def _roofline_of_statements(expr: TensorExpr) -> Call:
+def _roofline_of_statements(expr: TensorExpr) -> LibraryCall:
     flops = 0.0
     for statement in expr.statements:
         axes = statement.axes + (statement.reduction.axes if statement.reduction else ())
-        operations = sum(isinstance(node, Apply) for node in walk(statement.value)) + (statement.reduction is not None)
+        operations = sum(isinstance(node, Call) for node in walk(statement.value)) + (statement.reduction is not None)
         flops += operations * math.prod(expr.sizes[axis] for axis in axes)
     return _roofline_call(expr, flops)
 
 
-def _roofline_call(expr: TensorExpr, flops: float) -> Call:
+def _roofline_call(expr: TensorExpr, flops: float) -> LibraryCall:
     tensors = (*expr.inputs, expr.output)
     moved = sum(tensor.element_count * DTYPE_BYTES[tensor.dtype] for tensor in tensors)
     dtype = expr.inputs[0].dtype if expr.inputs else expr.output.dtype
-    return Call("roofline", "expression", (moved, expr.output.element_count, flops), dtype)
+    sizes = (moved, expr.output.element_count, flops)
+    return LibraryCall(kind="roofline", label="expression", sizes=sizes, dtype=dtype)
 
 
 def _axes(load: Load) -> tuple[str, ...]:

@@ -29,33 +29,36 @@ from roller.library.elementwise import (
     reuse,
 )
 
+#: Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module.
 SOFTMAX_HOST, LAYER_NORM_HOST = 1.14, 1.62
-"""Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module."""
 
+#: Longest row that the warp softmax takes.
 WARP_ROW = 1024
-"""Longest row that the warp softmax takes."""
 
+#: Bytes that the resident rows read and write over the capacity of L2: second reads all hit up to the first and all
+#: miss from the second on.
 RESIDENT_FULL, RESIDENT_NONE = 1.05, 2.25
-"""Bytes that the resident rows read and write over the capacity of L2: second reads all hit up to the first and all
-miss from the second on."""
 
+#: Bytes that the resident rows of one SM read over the capacity of its L1: second reads all hit up to the first and all
+#: miss from the second on. From Volta on; before, L1 keeps no loads.
 L1_FULL, L1_NONE = 0.8, 1.8
-"""The same for the bytes read by the resident rows of one SM and its L1, from Volta on; before, L1 keeps no loads."""
 
+#: Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
+#: block the phases wait for each other, between the blocks of an SM they overlap.
 OVERLAP = 2.0
-"""Memory time and instruction time add in this norm (1 would be one after the other, infinity full overlap): within a
-block the phases wait for each other, between the blocks of an SM they overlap."""
 
+#: Softmax: instructions per element, of the padded row for the warp kernel, of three passes for the block kernel.
 WARP_INSTRUCTIONS, BLOCK_INSTRUCTIONS = 6.0, 34.0
-"""Softmax: instructions per element, of the padded row for the warp kernel, of three passes for the block kernel."""
 
+#: Layer norm: instructions per thread for the reduction over a block, and per step of 4 elements per thread (moments
+#: with a division each, then the result).
 NORM_FIXED, NORM_STEP = 170.0, 125.0
-"""Layer norm: instructions per thread for the reduction over a block, and per step of 4 elements per thread (moments
-with a division each, then the result)."""
 
+#: Layer norm: threads per row.
 NORM_THREADS = 128
+
+#: Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move.
 UNALIGNED = 0.07
-"""Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move."""
 
 
 def softmax_seconds(
@@ -128,6 +131,9 @@ def softmax_block_threads(columns: ArrayLike) -> Floats:
     """Threads of a block of the long-row softmax: the power of two that covers an eighth of the row, 32 to 1024.
 
     PyTorch's ``SoftMax_getBlockSize``: doubled while below half of the row's groups of four elements.
+
+    >>> softmax_block_threads([256, 2048, 1e6]).tolist()
+    [32.0, 256.0, 1024.0]
     """
     half = np.floor(np.floor(np.asarray(columns, dtype=np.float64) / 4) / 2)
     return np.clip(2 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)

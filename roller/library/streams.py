@@ -22,11 +22,11 @@ from roller.library.elementwise import (
     stream_seconds,
 )
 
+#: Host time of a call in units of ``framework.call_seconds``: about that of a module such as relu.
 HOST = 1.1
-"""Host time of a call in units of ``framework.call_seconds``: about that of a module such as relu."""
 
+#: Instructions per point: a load, an operation, and its share of the addresses.
 POINT_INSTRUCTIONS = 3.0
-"""Instructions per point: a load, an operation, and its share of the addresses."""
 
 
 def streamed_seconds(

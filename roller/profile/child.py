@@ -1,4 +1,9 @@
-"""A process of our own that answers requests over pipes, a JSON object a line: what breaks, breaks there."""
+"""Processes that measure kernels: what a kernel breaks, it breaks there.
+
+An access outside all memory makes every later call of its process fail, and a kernel may hang or take the process
+down. So the one who asks (:class:`ChildRunner`) and the one who measures (:func:`serve`) talk over pipes, a JSON object
+a line; whatever becomes of the child, its kernel is struck out and the next child goes on.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,29 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TextIO
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, TextIO
 
 from hal.support.errors import InputError
+from roller.profile.measurement import Board, Measurement
+
+#: Seconds that one answer may take: loading libraries and the reference, or one kernel with its warm-up and repeats.
+ANSWER_SECONDS = 180.0
+
+
+class Runner(Protocol):
+    """Who measures the kernels of bundles on one GPU, or on this machine's cores."""
+
+    def board(self) -> Board:
+        """The GPU or processor."""
+
+    def measure(self, directory: Path, ranks: Sequence[int]) -> Iterator[tuple[int, Measurement]]:
+        """A measurement for every rank of the bundle in ``directory``, in order."""
+
+    def close(self) -> None:
+        """Give up the GPU or the cores."""
 
 
 class Broken(Exception):
@@ -23,14 +46,14 @@ class Child:
     """One process, ``python -m module``, with some ``variables`` in its environment; its stderr is kept for the message
     when it breaks."""
 
-    def __init__(self, module: str, variables: Mapping[str, str] | None = None) -> None:
+    def __init__(self, module: str, variables: Mapping[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **(variables or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables},
         )
         self.lines: queue.Queue[str | None] = queue.Queue()
         self.complaints: list[str] = []
@@ -86,14 +109,94 @@ class Child:
                     stream.close()
 
 
+class ChildRunner:
+    """Asks child processes, one after another as they break; each serves until then.
+
+    Attributes:
+        module: what a child runs.
+        variables: what its environment has besides this process's.
+    """
+
+    module: ClassVar[str]
+    variables: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self.answer_seconds = answer_seconds
+        self.child: Child | None = None
+        self.closed = False
+
+    def running(self) -> Child:
+        """The child, started where there is none.
+
+        Raises:
+            InputError: the runner was closed.
+        """
+        if self.closed:
+            raise InputError("profile", "was interrupted")
+        if self.child is None:
+            self.child = Child(self.module, self.variables)
+        return self.child
+
+    def answer(self) -> dict[str, Any]:
+        """The child's next answer; a child that breaks is gone.
+
+        Raises:
+            InputError: the child says that the request cannot be met.
+            Broken: it ended, or does not answer.
+        """
+        try:
+            return self.running().answer(self.answer_seconds)
+        except Broken:
+            self.drop()
+            raise
+
+    def close(self) -> None:
+        """End the child, and start no other."""
+        self.closed = True
+        self.drop()
+
+    def drop(self) -> None:
+        """End the child; the next request starts another."""
+        child, self.child = self.child, None
+        if child is not None:
+            child.kill()
+
+
+# The other end of the pipes
+
+
+class Ended(Exception):
+    """Nothing more can be measured in this process."""
+
+
+#: Sends one answer.
+Reply = Callable[[dict[str, Any]], None]
+
+
+def serve(requests: Iterable[str], replies: TextIO, answer: Callable[[dict[str, Any], Reply], None]) -> None:
+    """Answer requests until there are no more, or until ``answer`` raises :class:`Ended`.
+
+    Args:
+        requests: JSON objects, a line each.
+        replies: where answers go, a line each.
+        answer: is given a request, and what sends answers to it. The one who asked is told of an InputError.
+    """
+
+    def reply(value: dict[str, Any]) -> None:
+        replies.write(json.dumps(value) + "\n")
+        replies.flush()
+
+    for line in requests:
+        try:
+            answer(json.loads(line), reply)
+        except InputError as error:
+            reply({"error": [error.field, error.problem, error.remedy]})
+        except Ended:
+            return
+
+
 def replies_on_stdout() -> TextIO:
     """Where a child writes its answers; what libraries print goes to stderr from now on."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies
-
-
-def send(replies: TextIO, value: dict[str, Any]) -> None:
-    """Answer with one object."""
-    replies.write(json.dumps(value) + "\n")
-    replies.flush()

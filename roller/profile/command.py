@@ -58,9 +58,9 @@ def profile_command(
     A kernel's time counts only if its output agrees with the operator's reference. Exit code 1 when an operator has no
     such kernel.
     """
-    from roller.profile.profile import default_cache, is_for_processors
+    from roller.profile.profile import default_cache, is_for_cpu
 
-    if is_for_processors(directory):
+    if is_for_cpu(directory):
         profiled = _on_cores(directory, device_name, cluster, top_k, repeats)
     else:
         profiled = _on_gpus(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -22,19 +22,24 @@ from numpy.typing import NDArray
 
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
-from codegen.bundle.reader import BundleEntry, KernelEntry
+from codegen.bundle.records import Bundle, KernelRecord
 from codegen.runtime.cpu import CpuOperator
 from codegen.verify.result import judge, tolerance_of
 from hal.microbench.cpu.topology import Topology, read_topology
 from hal.support.errors import InputError
-from roller.profile.gpu import Board, Measurement
+from roller.profile.measurement import Board, Measurement
 from sokoban.language.reference import evaluate, input_ranges
 
 Array = NDArray[Any]
 
+#: What a measurement says was loaded: the shared object.
+LOADED = "library"
+
 #: The inputs of all sets together fill the private caches so many times: nothing of a set is left in them when its turn
 #: comes again. The last level is shared with whoever else uses the machine, and is not flushed.
 CACHE_FILLS = 2
+
+#: Least and greatest number of sets.
 FEWEST_SETS, MOST_SETS = 2, 16
 
 #: A call that takes so long is long enough for its threads to be awake and its code to be in the caches.
@@ -91,8 +96,15 @@ def private_bytes() -> int:
 
 
 def rotating_sets(input_bytes: int, private_bytes: int) -> int:
-    """How many sets of inputs of so many bytes take turns, the private caches of all cores together holding
-    ``private_bytes``."""
+    """Sets of inputs that take turns, so that nothing of one is left in the private caches when its turn comes again.
+
+    Args:
+        input_bytes: bytes of one set.
+        private_bytes: bytes of the private caches of all cores together.
+
+    >>> rotating_sets(input_bytes=100_000, private_bytes=400_000)
+    8
+    """
     wanted = math.ceil(CACHE_FILLS * private_bytes / max(1, input_bytes))
     return max(FEWEST_SETS, min(MOST_SETS, wanted))
 
@@ -108,7 +120,7 @@ def pin_to(cpu: int) -> None:
 class _Contender:
     """A kernel that is right: its calls in turn over the sets of inputs; seconds of one call, round by round."""
 
-    kernel: KernelEntry
+    kernel: KernelRecord
     calls: Iterator[Callable[[], Array]]
     error: float
     seconds: list[float] = field(default_factory=list)
@@ -130,36 +142,33 @@ class _Contender:
         self.seconds.append(median(times))
         self.counts.append(len(times))
 
-    def measurement(self, limit: float) -> Measurement:
-        low, _, high = quantiles(self.seconds, n=4)
+    def measurement(self, tolerance: float) -> Measurement:
+        """Its times, which count."""
         launches = int(median(self.counts))
-        return Measurement(
-            seconds=median(self.seconds),
-            spread_seconds=high - low,
-            repeats=len(self.seconds),
-            launches=launches,
-            relative_error=self.error,
-            tolerance=limit,
-            struck_out="",
-            loaded="library",
+        return Measurement.timed(
+            self.seconds, launches=launches, relative_error=self.error, tolerance=tolerance, loaded=LOADED
         )
 
 
 class CpuBench:
-    """An operator's inputs and its reference result. ``pinned``: the calling thread stays on a core of its own from the
-    first timing on.
+    """An operator's inputs and its reference result.
+
+    Args:
+        pinned: the calling thread stays on a core of its own from the first timing on.
 
     Raises:
         InputError: the manifest's operator cannot be read back.
     """
 
-    def __init__(self, bundle: BundleEntry, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
+    def __init__(self, bundle: Bundle, options: CpuMeasureOptions, *, pinned: bool = False) -> None:
         self.bundle, self.options, self.pinned = bundle, options, pinned
         self.expr = operator_of(read_manifest(bundle.directory))
         self.limit = tolerance_of(self.expr)
         first = self._inputs()
         # A caller's filters of a depthwise convolution have a dimension of one that the operator does not know.
-        values = {one.name: array.reshape(one.shape) for one, array in zip(self.expr.inputs, first, strict=True)}
+        values = {
+            tensor.name: array.reshape(tensor.shape) for tensor, array in zip(self.expr.inputs, first, strict=True)
+        }
         self.expected = evaluate(self.expr, values).reshape(bundle.output.shape)
         count = rotating_sets(sum(array.nbytes for array in first), private_bytes())
         self.sets = [first, *([array.copy() for array in first] for _ in range(count - 1))]
@@ -176,24 +185,24 @@ class CpuBench:
             arrays.append((values * np.float32(high - low) + np.float32(low)).astype(argument.dtype))
         return arrays
 
-    def measure(self, kernels: Sequence[KernelEntry], running: Callable[[int], object]) -> dict[int, Measurement]:
+    def measure(self, kernels: Sequence[KernelRecord], running: Callable[[int], object]) -> dict[int, Measurement]:
         """Check the kernels and time those that are right, by rank; ``running`` is told the rank of a kernel before it
         runs, which may end the process."""
-        found: dict[int, Measurement] = {}
+        measurements: dict[int, Measurement] = {}
         contenders = []
         for kernel in kernels:
             running(kernel.rank)
             contender = self._checked(kernel)
             if isinstance(contender, Measurement):
-                found[kernel.rank] = contender
+                measurements[kernel.rank] = contender
             else:
                 contenders.append(contender)
-        return found | self._timed(contenders, running)
+        return measurements | self._timed(contenders, running)
 
-    def _limit(self, kernel: KernelEntry) -> float:
+    def _limit(self, kernel: KernelRecord) -> float:
         return max(self.limit, kernel.tolerance or 0.0)
 
-    def _checked(self, kernel: KernelEntry) -> _Contender | Measurement:
+    def _checked(self, kernel: KernelRecord) -> _Contender | Measurement:
         """A kernel that is right on an output that was full of NaN, or why it cannot be timed."""
         self.out.fill(np.nan)
         try:
@@ -201,10 +210,10 @@ class CpuBench:
             calls = [operator.bound(*arrays, out=self.out) for arrays in self.sets]
             calls[0]()
         except InputError as problem:
-            return struck_out(str(problem), self._limit(kernel))
+            return _refused(str(problem), self._limit(kernel))
         error, reason = self.judged(self._limit(kernel))
         return (
-            struck_out(reason, self._limit(kernel), error)
+            _refused(reason, self._limit(kernel), error)
             if reason
             else _Contender(kernel, itertools.cycle(calls), error)
         )
@@ -216,27 +225,28 @@ class CpuBench:
         if self.pinned:
             # Now that the pool has its threads, whose cores it chose among those of this one.
             pin_to(_cores().cpus[0])
-        rounds, found = self._rounds(contenders), {}
-        left = list(contenders)
+        rounds, measurements = self._rounds(contenders), {}
+        remaining = list(contenders)
         for number in range(rounds):
-            first = number % len(left)
-            for contender in (*left[first:], *left[:first]):
+            first = number % len(remaining)
+            for contender in (*remaining[first:], *remaining[:first]):
                 running(contender.kernel.rank)
                 contender.turn(self.options.turn_seconds)
                 if number + 1 == rounds:
-                    found[contender.kernel.rank] = self._result(contender)
+                    measurements[contender.kernel.rank] = self._result(contender)
             if number + 1 == SIFTED_AFTER < rounds:
-                best = min(median(contender.seconds) for contender in left)
-                hopeless = [contender for contender in left if min(contender.seconds) > HOPELESS * best]
-                found |= {one.kernel.rank: one.measurement(self._limit(one.kernel)) for one in hopeless}
-                left = [contender for contender in left if contender not in hopeless]
-        return found
+                best = min(median(contender.seconds) for contender in remaining)
+                hopeless = [contender for contender in remaining if min(contender.seconds) > HOPELESS * best]
+                for contender in hopeless:
+                    measurements[contender.kernel.rank] = contender.measurement(self._limit(contender.kernel))
+                remaining = [contender for contender in remaining if contender not in hopeless]
+        return measurements
 
     def _result(self, contender: _Contender) -> Measurement:
         limit = self._limit(contender.kernel)
         error, reason = self.judged(limit)
         if reason:
-            return struck_out(f"after {len(contender.seconds)} timed runs: {reason}", limit, error)
+            return _refused(f"after {len(contender.seconds)} timed runs: {reason}", limit, error)
         return contender.measurement(limit)
 
     def _rounds(self, contenders: Sequence[_Contender]) -> int:
@@ -275,16 +285,5 @@ class _Judge:
         return judge(self.out, self.expected, limit)
 
 
-def struck_out(reason: str, limit: float, error: float | None = None) -> Measurement:
-    """What comes out for a kernel whose time does not count."""
-    finite = error if error is not None and math.isfinite(error) else None
-    return Measurement(
-        seconds=None,
-        spread_seconds=None,
-        repeats=0,
-        launches=0,
-        relative_error=finite,
-        tolerance=limit,
-        struck_out=" ".join(reason.split()),
-        loaded="library",
-    )
+def _refused(reason: str, tolerance: float, error: float | None = None) -> Measurement:
+    return Measurement.refused(reason, tolerance=tolerance, loaded=LOADED, relative_error=error)

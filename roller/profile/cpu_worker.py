@@ -1,49 +1,45 @@
-"""A process that measures kernels on this machine's cores: what a kernel breaks, it breaks there.
+"""Processes that measure kernels on this machine's cores: ``python -m roller.profile.cpu_worker`` answers
+:class:`CpuRunner`.
 
-Its threads are kept on cores of their own, which the process that asks should not be: ``python -m
-roller.profile.cpu_worker`` answers :class:`CpuRunner` over pipes.
+Its threads are kept on cores of their own, which the process that asks should not be.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, ClassVar
 
 from codegen.bundle.reader import read_bundle
 from hal.support.errors import InputError
-from roller.profile.child import Broken, Child, replies_on_stdout, send
-from roller.profile.cpu import CpuBench, CpuMeasureOptions, struck_out, this_board
-from roller.profile.gpu import Board, Measurement
-from roller.profile.gpu_worker import ANSWER_SECONDS
-
-#: What a child runs.
-MODULE = "roller.profile.cpu_worker"
+from roller.profile.child import ANSWER_SECONDS, Broken, ChildRunner, Reply, replies_on_stdout, serve
+from roller.profile.cpu import LOADED, CpuBench, CpuMeasureOptions, this_board
+from roller.profile.measurement import Board, Measurement
 
 #: NumPy computes the reference, on one thread: those of its libraries spin for tens of milliseconds after a product, on
 #: cores that kernels are being timed on.
 _ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "1")
 
 
-class CpuRunner:
-    """Measures in child processes, one after another as they break; a :class:`roller.profile.gpu_worker.Runner`."""
+class CpuRunner(ChildRunner):
+    """Measures on this machine's cores in child processes; a :class:`roller.profile.child.Runner`."""
+
+    module: ClassVar[str] = "roller.profile.cpu_worker"
+    variables: ClassVar[Mapping[str, str]] = _ONE_THREAD
 
     def __init__(self, options: CpuMeasureOptions, answer_seconds: float = ANSWER_SECONDS) -> None:
-        self.options, self.answer_seconds = options, answer_seconds
-        self.child: Child | None = None
-        self.closed = False
+        super().__init__(answer_seconds)
+        self.options = options
 
     def board(self) -> Board:
         """This machine's processor; the child is ready then, so that what it imports is part of no measurement."""
-        child = self._running()
-        child.ask({"ask": "board"})
+        self.running().ask({"ask": "board"})
         try:
-            return Board(**child.answer(self.answer_seconds)["board"])
+            return Board(**self.answer()["board"])
         except Broken as broken:
-            self._drop()
             raise InputError("this processor", f"cannot be described: {broken}", "report this machine") from None
 
     def measure(self, directory: Path, ranks: Sequence[int]) -> Iterator[tuple[int, Measurement]]:
@@ -52,69 +48,46 @@ class CpuRunner:
         Raises:
             InputError: the operator cannot be read back, or measured.
         """
-        found: dict[int, Measurement] = {}
-        while left := [rank for rank in ranks if rank not in found]:
-            found |= self._ask(directory, left)
-        yield from ((rank, found[rank]) for rank in ranks)
+        measurements: dict[int, Measurement] = {}
+        while missing := [rank for rank in ranks if rank not in measurements]:
+            measurements |= self._ask(directory, missing)
+        yield from ((rank, measurements[rank]) for rank in ranks)
 
     def _ask(self, directory: Path, ranks: list[int]) -> dict[int, Measurement]:
         """What a child measures of all these kernels; where it breaks, the end of the one that it was running."""
-        running = None
-        child = self._running()
+        running_rank = None
         folder = str(directory.resolve())
-        child.ask({"ask": "measure", "directory": folder, "ranks": ranks, "options": asdict(self.options)})
+        self.running().ask({"ask": "measure", "directory": folder, "ranks": ranks, "options": asdict(self.options)})
         try:
-            while "running" in (answer := child.answer(self.answer_seconds)):
-                running = int(answer["running"])
+            while "running" in (reply := self.answer()):
+                running_rank = int(reply["running"])
         except Broken as broken:
-            self._drop()
-            if running is None:
+            if running_rank is None:
                 problem = f"cannot be measured: {broken}"
                 raise InputError(str(directory), problem, "compile the operator again") from None
-            return {running: struck_out(str(broken), 0.0)}
-        return {int(rank): Measurement(**one) for rank, one in answer["measurements"].items()}
-
-    def _running(self) -> Child:
-        if self.closed:
-            raise InputError("profile", "was interrupted")
-        if self.child is None:
-            self.child = Child(MODULE, _ONE_THREAD)
-        return self.child
-
-    def close(self) -> None:
-        """End the process."""
-        self.closed = True
-        self._drop()
-
-    def _drop(self) -> None:
-        child, self.child = self.child, None
-        if child is not None:
-            child.kill()
+            return {running_rank: Measurement.refused(str(broken), tolerance=0.0, loaded=LOADED)}
+        return {int(rank): Measurement(**fields) for rank, fields in reply["measurements"].items()}
 
 
-def serve(requests: TextIO, replies: TextIO, *, pinned: bool = False) -> None:
-    """Answer requests until there are no more."""
-    for line in requests:
-        request = json.loads(line)
-        if request["ask"] == "board":
-            send(replies, {"board": asdict(this_board())})
-            continue
-        try:
-            bundle = read_bundle(request["directory"])
-            bench = CpuBench(bundle, CpuMeasureOptions(**request["options"]), pinned=pinned)
-        except InputError as error:
-            send(replies, {"error": [error.field, error.problem, error.remedy]})
-            continue
-        kernels = {kernel.rank: kernel for kernel in bundle.kernels}
-        asked = [kernels[rank] for rank in request["ranks"]]
-        measurements = bench.measure(asked, lambda rank: send(replies, {"running": rank}))
-        send(replies, {"measurements": {rank: asdict(one) for rank, one in measurements.items()}})
-        del bench  # its memory, before the next one's
+def answer(request: dict[str, Any], reply: Reply, *, pinned: bool = False) -> None:
+    """Describe this processor, or measure kernels of a bundle; ``running`` tells of each before it runs.
+
+    Raises:
+        InputError: the bundle cannot be measured.
+    """
+    if request["ask"] == "board":
+        reply({"board": asdict(this_board())})
+        return
+    bundle = read_bundle(request["directory"])
+    bench = CpuBench(bundle, CpuMeasureOptions(**request["options"]), pinned=pinned)
+    kernels = {kernel.rank: kernel for kernel in bundle.kernels}
+    measurements = bench.measure([kernels[rank] for rank in request["ranks"]], lambda rank: reply({"running": rank}))
+    reply({"measurements": {rank: asdict(measurement) for rank, measurement in measurements.items()}})
 
 
 def main() -> None:
     """Serve on stdin and stdout."""
-    serve(sys.stdin, replies_on_stdout(), pinned=True)
+    serve(sys.stdin, replies_on_stdout(), partial(answer, pinned=True))
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from statistics import median, quantiles
 from typing import Any
 
 import numpy as np
 
-from codegen.bundle.reader import ITEM_BYTES, ArgumentEntry, BundleEntry, KernelEntry
+from codegen.bundle.records import ITEM_BYTES, Argument, Bundle, KernelRecord
 from codegen.runtime.arrays import cupy_module
-from codegen.runtime.gpu import LoadedKernel, capability_of, load_kernel, source_module, tensor_bytes
+from codegen.runtime.gpu import LoadedKernel, capability_of, load_kernel, source_module
 from hal.support.errors import InputError
+from roller.profile.measurement import Board, Measurement
 
 #: Bytes behind every tensor that no kernel may touch.
 GUARD_BYTES = 1024
@@ -38,7 +38,7 @@ MEMORY_SHARE = 0.5
 #: At most so many launches in one graph.
 MAX_GRAPH_LAUNCHES = 4096
 
-#: What stands for infinity in the narrowest dtype; see `codegen.verify.gpu`.
+#: What stands for infinity in the narrowest dtype; as in :mod:`codegen.verify.result`, which needs more than NumPy.
 LARGEST_HALF = 65504.0
 
 
@@ -59,15 +59,6 @@ class MeasureOptions:
     graph_seconds: float = 2e-3
     warmup_seconds: float = 0.5
     limit_seconds: float = 2.0
-
-
-@dataclass(frozen=True)
-class Board:
-    """The GPU and its software, as far as times depend on them."""
-
-    name: str
-    capability: str
-    versions: dict[str, str]
 
 
 def board_of(device: int) -> Board:
@@ -95,26 +86,12 @@ def board_of(device: int) -> Board:
 
 
 def _version(number: int) -> str:
-    """CUDA's version numbers: 12090 is 12.9."""
-    return f"{number // 1000}.{number % 1000 // 10}"
+    """A version number of CUDA as people write it.
 
-
-@dataclass(frozen=True, kw_only=True)
-class Measurement:
-    """What came out for one kernel; fields as in :class:`codegen.bundle.manifest.ProfileRecord`.
-
-    ``lost`` says that the GPU takes no further work from this process, as after an access outside all memory.
+    >>> _version(12090)
+    '12.9'
     """
-
-    seconds: float | None
-    spread_seconds: float | None
-    repeats: int
-    launches: int
-    relative_error: float | None
-    tolerance: float
-    struck_out: str
-    loaded: str
-    lost: bool = False
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 class OperatorBench:
@@ -124,7 +101,7 @@ class OperatorBench:
         InputError: the bundle has no reference, or it does not compile or fit on the GPU.
     """
 
-    def __init__(self, bundle: BundleEntry, device: int, options: MeasureOptions) -> None:
+    def __init__(self, bundle: Bundle, device: int, options: MeasureOptions) -> None:
         if bundle.reference is None:
             raise InputError(str(bundle.directory), "has no reference to check against", "compile the operator again")
         self.bundle, self.device, self.options = bundle, device, options
@@ -141,7 +118,7 @@ class OperatorBench:
                 self.copies = self._copied([*first, self._poisoned(bundle.output)])
             self.stream.synchronize()
 
-    def measure(self, entry: KernelEntry) -> Measurement:
+    def measure(self, entry: KernelRecord) -> Measurement:
         """Check one kernel and time it; never raises for what a kernel does, the result tells."""
         loaded, error, limit = "", None, self._tolerance(entry)
         try:
@@ -150,43 +127,19 @@ class OperatorBench:
                 loaded = kernel.how
                 error, reason = self._check(kernel)
                 if reason:
-                    return self._struck_out(limit, reason, error, loaded)
+                    return self._refused(limit, reason, error, loaded)
                 launches, times = self._times(kernel)
                 error, reason = self._check(kernel, launch=False)
                 if reason:
-                    return self._struck_out(limit, f"after {len(times)} timed runs: {reason}", error, loaded)
+                    return self._refused(limit, f"after {len(times)} timed runs: {reason}", error, loaded)
         except InputError as problem:
-            return self._struck_out(limit, str(problem), error, loaded)
+            return self._refused(limit, str(problem), error, loaded)
         except Exception as problem:  # whatever the driver reports
-            return self._struck_out(limit, f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
-        low, _, high = quantiles(times, n=4) if len(times) > 1 else (0.0, 0.0, 0.0)
-        return Measurement(
-            seconds=median(times),
-            spread_seconds=high - low,
-            repeats=len(times),
-            launches=launches,
-            relative_error=error,
-            tolerance=limit,
-            struck_out="",
-            loaded=loaded,
-        )
+            return self._refused(limit, f"{type(problem).__name__}: {problem}", error, loaded, lost=self._lost())
+        return Measurement.timed(times, launches=launches, relative_error=error, tolerance=limit, loaded=loaded)
 
-    def _struck_out(
-        self, limit: float, reason: str, error: float | None, loaded: str, lost: bool = False
-    ) -> Measurement:
-        reason = " ".join(reason.split())
-        finite = error if error is not None and math.isfinite(error) else None
-        return Measurement(
-            seconds=None,
-            spread_seconds=None,
-            repeats=0,
-            launches=0,
-            relative_error=finite,
-            tolerance=limit,
-            struck_out=reason,
-            loaded=loaded,
-            lost=lost,
-        )
+    def _refused(self, limit: float, reason: str, error: float | None, loaded: str, lost: bool = False) -> Measurement:
+        return Measurement.refused(reason, tolerance=limit, loaded=loaded, relative_error=error, lost=lost)
 
     def _lost(self) -> bool:
         """Whether the context is gone: then every further call fails, this one too."""
@@ -200,16 +153,16 @@ class OperatorBench:
 
     # Tensors: flat byte arrays with a guard behind them
 
-    def _bytes(self, argument: ArgumentEntry) -> Any:
-        size = -(-tensor_bytes(argument) // 16) * 16 + GUARD_BYTES
+    def _bytes(self, argument: Argument) -> Any:
+        size = -(-argument.size_bytes // 16) * 16 + GUARD_BYTES
         array = self.cupy.empty(size, "uint8")
         array.fill(POISON)
         return array
 
-    def _poisoned(self, argument: ArgumentEntry) -> Any:
+    def _poisoned(self, argument: Argument) -> Any:
         return self._bytes(argument)
 
-    def _random(self, argument: ArgumentEntry, number: int) -> Any:
+    def _random(self, argument: Argument, number: int) -> Any:
         """Test data of an input, the same on every run; drawn on the host, where they can be drawn again."""
         low, high = self.reference.ranges.get(argument.name, (-1.0, 1.0))
         generator = np.random.default_rng([0, number])
@@ -224,10 +177,11 @@ class OperatorBench:
     def _copied(self, first: Sequence[Any]) -> list[list[Any]]:
         """Copies of all tensors to rotate over; the first is the given one."""
         runtime = self.cupy.cuda.runtime
-        cache = int(runtime.getDeviceProperties(self.device)["l2CacheSize"])
-        one = sum(array.nbytes for array in first)
-        free = runtime.memGetInfo()[0]
-        count = min(1 + math.ceil(L2_FILLS * cache / one), 1 + int(MEMORY_SHARE * free / one), MAX_COPIES)
+        cache_bytes = int(runtime.getDeviceProperties(self.device)["l2CacheSize"])
+        set_bytes = sum(array.nbytes for array in first)
+        free_bytes = runtime.memGetInfo()[0]
+        filling = math.ceil(L2_FILLS * cache_bytes / set_bytes)
+        count = min(1 + filling, 1 + int(MEMORY_SHARE * free_bytes / set_bytes), MAX_COPIES)
         return [list(first), *([array.copy() for array in first] for _ in range(count - 1))]
 
     # The reference
@@ -240,8 +194,9 @@ class OperatorBench:
         }
         values |= {name: self.cupy.empty(count, "float64") for name, count in self.reference.workspace.items()}
         try:
-            for entry, grid, block, tensors in self.reference.launches:
-                module.get_function(entry)(grid, block, tuple(values[name].data.ptr for name in tensors))
+            for launch in self.reference.launches:
+                pointers = tuple(values[name].data.ptr for name in launch.tensors)
+                module.get_function(launch.entry)(launch.grid, launch.block, pointers)
             self.stream.synchronize()
         except Exception as error:
             problem = f"cannot be run: {type(error).__name__}: {error}"
@@ -269,14 +224,14 @@ class OperatorBench:
             worst = max(worst, error)
         return worst, ""
 
-    def _tolerance(self, entry: KernelEntry) -> float:
+    def _tolerance(self, entry: KernelRecord) -> float:
         """The largest relative error that counts as right: the reference's, or what the kernel's algorithm asks for."""
         return max(self.reference.tolerance, entry.tolerance or 0.0)
 
     def _judged(self, tensors: Sequence[Any], limit: float) -> tuple[float, str]:
-        size = tensor_bytes(self.bundle.output)
+        size = self.bundle.output.size_bytes
         for argument, array in zip(self.bundle.arguments, tensors, strict=True):
-            if not bool((array[tensor_bytes(argument) :] == POISON).all()):
+            if not bool((array[argument.size_bytes :] == POISON).all()):
                 return math.inf, f"written behind the end of {argument.name}"
         result = widened(self.cupy, tensors[-1][:size], self.bundle.output.dtype)
         unwritten = int(self.cupy.isnan(result).sum()) - int(self.cupy.isnan(self.expected).sum())
@@ -289,7 +244,7 @@ class OperatorBench:
 
     def _launch(self, kernel: LoadedKernel, copy: int) -> None:
         pointers = [array.data.ptr for array in self.copies[copy]]
-        kernel.launch(pointers, tensor_bytes(self.bundle.output))
+        kernel.launch(pointers, self.bundle.output.size_bytes)
 
     def _times(self, kernel: LoadedKernel) -> tuple[int, list[float]]:
         """Launches in a graph, and seconds of one launch for every replay of it."""
@@ -334,7 +289,11 @@ class OperatorBench:
 
 
 def stored_bytes(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
-    """Values as a tensor holds them, byte by byte; bfloat16, which NumPy lacks, is a float32's upper half, rounded."""
+    """Values as a tensor holds them, byte by byte; bfloat16, which NumPy lacks, is a float32's upper half, rounded.
+
+    >>> stored_bytes(np.array([1.0], np.float32), "bfloat16").tolist()
+    [128, 63]
+    """
     if dtype == "bfloat16":
         bits = values.astype(np.float32).view(np.uint32)
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
@@ -364,7 +323,8 @@ def widened(cupy: Any, raw: Any, dtype: str) -> Any:
 
 
 def device_relative_error(cupy: Any, result: Any, expected: Any) -> float:
-    """`codegen.verify.gpu.relative_error` on the device: largest |result - expected| / (|expected| + rms(expected)).
+    """Largest ``|result - expected| / (|expected| + rms(expected))``, worked out on the device; the definition is that
+    of :func:`codegen.verify.result.relative_error`.
 
     Infinities have to be infinite or the largest finite number of the same sign; what the reference finds undefined is
     not judged.

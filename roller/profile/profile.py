@@ -19,12 +19,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from codegen.bundle.reader import MANIFEST, BundleEntry, KernelEntry, find_bundles, manifest_data, read_bundle
+from codegen.bundle.reader import find_bundles, manifest_data, read_bundle
+from codegen.bundle.records import MANIFEST, Bundle, KernelRecord
 from codegen.runtime.arrays import cupy_module
 from hal.support.atomic import write_atomic
 from hal.support.errors import InputError
-from roller.profile.gpu import Board, Measurement, MeasureOptions
-from roller.profile.gpu_worker import ChildRunner, Runner
+from roller.profile.child import Runner
+from roller.profile.gpu import MeasureOptions
+from roller.profile.gpu_worker import GpuRunner
+from roller.profile.measurement import Board, Measurement
 
 if TYPE_CHECKING:
     from roller.profile.cpu import CpuMeasureOptions
@@ -37,7 +40,7 @@ METHOD = 1
 class KernelProfile:
     """A kernel and what was measured of it; ``cached`` where that was known before."""
 
-    entry: KernelEntry
+    entry: KernelRecord
     measurement: Measurement
     cached: bool
 
@@ -88,23 +91,23 @@ def default_cache() -> Path:
 
 
 def profile_here(directory: Path, options: ProfileOptions, measure: CpuMeasureOptions) -> Iterator[OperatorProfile]:
-    """The same for bundles of processors, on this machine's cores; known measurements are not asked for.
+    """Profile a bundle for CPUs, or all such bundles in a folder, on this machine's cores; no cache is asked.
 
     Raises:
-        InputError: as :func:`profile`.
+        InputError: there is no bundle, or it cannot be measured here.
     """
     from roller.profile.cpu_worker import CpuRunner
 
     return profile(directory, [0], options, lambda device, _: CpuRunner(measure))
 
 
-def is_for_processors(directory: Path) -> bool:
-    """Whether the bundle, or all bundles in a folder, hold shared libraries.
+def is_for_cpu(directory: Path) -> bool:
+    """Whether the bundle, or all bundles in a folder, hold shared objects, which CPUs run.
 
     Raises:
         InputError: there is no bundle, or some are for processors and others for GPUs.
     """
-    kinds = {read_bundle(folder).is_library: folder.name for folder in find_bundles(directory)}
+    kinds = {read_bundle(folder).is_for_cpu: folder.name for folder in find_bundles(directory)}
     if len(kinds) > 1:
         problem = f"{kinds[True]} is for processors, {kinds[False]} for GPUs"
         raise InputError(str(directory), problem, "profile them one by one")
@@ -113,6 +116,9 @@ def is_for_processors(directory: Path) -> bool:
 
 def parse_devices(text: str) -> list[int]:
     """GPU numbers of ``cuda:1``, ``cuda:0,cuda:2`` or ``all``.
+
+    >>> parse_devices("cuda:2,cuda:0")
+    [0, 2]
 
     Raises:
         InputError: the text is none of these.
@@ -134,7 +140,7 @@ def profile(
     directory: Path,
     devices: Sequence[int],
     options: ProfileOptions,
-    runner: Callable[[int, MeasureOptions], Runner] = ChildRunner,
+    runner: Callable[[int, MeasureOptions], Runner] = GpuRunner,
 ) -> Iterator[OperatorProfile]:
     """Profile a bundle, or all bundles in a folder, in order; each manifest is written when its bundle is done.
 
@@ -148,11 +154,11 @@ def profile(
     folders = find_bundles(directory)
     runners = [runner(device, options.measure) for device in devices]
     try:
-        boards = [one.board() for one in runners]
+        boards = [runner.board() for runner in runners]
         _check_alike(devices, boards)
         free: queue.SimpleQueue[Runner] = queue.SimpleQueue()
-        for one in runners:
-            free.put(one)
+        for idle in runners:
+            free.put(idle)
 
         def job(folder: Path) -> OperatorProfile:
             taken = free.get()
@@ -174,15 +180,16 @@ def profile(
 
 
 def _close(runners: Sequence[Runner]) -> None:
-    for one in runners:
-        one.close()
+    for runner in runners:
+        runner.close()
 
 
 def profile_on_cluster(directory: Path, executor: Executor, options: ProfileOptions) -> Iterator[OperatorProfile]:
-    """The same on a cluster's machines, each bundle on the first GPU of whichever takes it.
+    """Profile a bundle, or all bundles in a folder, on a cluster: each on the first GPU of the machine that takes it.
 
     Raises:
-        InputError: as :func:`profile`; a job's own errors come back as they are.
+        InputError: there is no bundle, a bundle has no reference, or the GPUs differ; errors of a job come back as they
+            are.
     """
     folders = find_bundles(directory)
     carried = replace(options, cache=None)  # a path of this machine
@@ -203,7 +210,7 @@ def remote_profile(files: dict[str, bytes], name: str, options: ProfileOptions) 
         folder.mkdir()
         for file, content in files.items():
             (folder / file).write_bytes(content)
-        runner = ChildRunner(0, options.measure)
+        runner = GpuRunner(0, options.measure)
         try:
             return profile_bundle(folder, runner, runner.board(), replace(options, cache=default_cache()))
         finally:
@@ -214,8 +221,8 @@ def _files(folder: Path) -> dict[str, bytes]:
     """The files of a bundle that measuring takes."""
     bundle = read_bundle(folder)
     names = {MANIFEST, *([bundle.reference.source] if bundle.reference else [])}
-    steps = [step for kernel in bundle.kernels for step in kernel.steps(bundle.arguments)]
-    names |= {name for step in steps for name in (step.source, step.binary) if name is not None}
+    parts = [part for kernel in bundle.kernels for part in kernel.parts(bundle.arguments)]
+    names |= {name for part in parts for name in (part.source, part.binary) if name is not None}
     return {name: (folder / name).read_bytes() for name in sorted(names) if (folder / name).is_file()}
 
 
@@ -230,17 +237,18 @@ def _check_alike(names: Sequence[object], boards: Sequence[Board]) -> None:
 def profile_bundle(folder: Path, runner: Runner, board: Board, options: ProfileOptions) -> OperatorProfile:
     """Measure the kernels of one bundle, except for those whose times are known."""
     bundle = read_bundle(folder)
-    if bundle.reference is None and not bundle.is_library:
+    if bundle.reference is None and not bundle.is_for_cpu:
         raise InputError(str(folder), "has no reference to check its kernels against", "compile the operator again")
     chosen = sorted(bundle.kernels, key=lambda kernel: kernel.predicted_rank)[: options.top_k]
     # Turns on a processor that others use too are comparable within a run alone.
-    cache = None if bundle.is_library else options.cache
+    cache = None if bundle.is_for_cpu else options.cache
     keys = {} if cache is None else {k.rank: _key(bundle, k, board, options.measure) for k in chosen}
-    known = {rank: found for rank, key in keys.items() if (found := _recall(cache, key)) is not None}
+    recalled = {rank: _recall(cache, key) for rank, key in keys.items()}
+    known = {rank: measurement for rank, measurement in recalled.items() if measurement is not None}
     missing = [kernel.rank for kernel in chosen if kernel.rank not in known]
     start = time.perf_counter()
     fresh = dict(runner.measure(folder, missing)) if missing else {}
-    seconds = time.perf_counter() - start if bundle.is_library else None
+    seconds = time.perf_counter() - start if bundle.is_for_cpu else None
     for rank, measurement in fresh.items():
         if cache is not None and not measurement.struck_out:
             _remember(cache, keys[rank], measurement)
@@ -262,18 +270,25 @@ def _order(kernel: KernelProfile) -> tuple[bool, float, int]:
 
 # Known measurements
 
+#: Fields of a launch that its time depends on.
+_LAUNCH_FACTS = (
+    "entry", "source", "binary", "grid", "block", "dynamic_shared_bytes", "tensors", "zero_output", "architecture",
+)  # fmt: skip
 
-def _key(bundle: BundleEntry, kernel: KernelEntry, board: Board, options: MeasureOptions) -> str:
+
+def _key(bundle: Bundle, kernel: KernelRecord, board: Board, options: MeasureOptions) -> str:
     """What a measurement depends on: the kernel and how it is launched, what it is judged by, the board, the method."""
-    assert bundle.reference is not None
-    steps = kernel.steps(bundle.arguments)
-    files = [name for step in steps for name in (step.source, step.binary) if name is not None]
-    hashes = [
-        hashlib.sha256((bundle.directory / name).read_bytes()).hexdigest() for name in [bundle.reference.source, *files]
-    ]
-    launches = [[asdict(step) for step in steps], dict(kernel.workspace), kernel.tolerance]
+    reference = bundle.reference
+    assert reference is not None
+    parts = kernel.parts(bundle.arguments)
+    files = [name for part in parts for name in (part.source, part.binary) if name is not None]
+    hashes = [hashlib.sha256((bundle.directory / name).read_bytes()).hexdigest() for name in [reference.source, *files]]
+    launches = [{fact: getattr(part, fact) for fact in _LAUNCH_FACTS} for part in parts]
     arguments = [asdict(argument) for argument in bundle.arguments]
-    facts = [METHOD, hashes, launches, arguments, asdict(bundle.reference), asdict(board), asdict(options)]
+    judge = asdict(reference)
+    judge["launches"] = [[step.entry, step.grid, step.block, step.tensors] for step in reference.launches]
+    kernel_facts = [launches, kernel.workspace, kernel.tolerance]
+    facts = [METHOD, hashes, kernel_facts, arguments, judge, asdict(board), asdict(options)]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -302,14 +317,14 @@ def rank_manifest(result: OperatorProfile) -> None:
     Measured kernels come first, then those that were not measured on this board, in predicted order, then those that
     were struck out. Files keep the number of the predicted rank.
     """
-    data = manifest_data(result.directory)
+    data, board = manifest_data(result.directory), (result.board.name, result.board.capability)
     profiles = {kernel.entry.predicted_rank: kernel for kernel in result.kernels}
     for kernel in data["kernels"]:
-        old = kernel.get("profile") or {}
-        predicted_rank = old.get("predicted_rank", kernel["rank"])
+        earlier = kernel.get("profile") or {}
+        predicted_rank = earlier.get("predicted_rank", kernel["rank"])
         if predicted_rank in profiles:
             kernel |= _record(profiles[predicted_rank], result.board)
-        elif old and (old.get("board"), old.get("capability")) != (result.board.name, result.board.capability):
+        elif earlier and (earlier.get("board"), earlier.get("capability")) != board:
             kernel |= {"rank": predicted_rank}
             for key in ("profiled_seconds", "profile"):
                 kernel.pop(key, None)
@@ -356,7 +371,7 @@ def _record(kernel: KernelProfile, board: Board) -> dict[str, Any]:
 
 
 def _unmeasured(predicted_rank: int, board: Board) -> dict[str, Any]:
-    """The same for a kernel that only moved because others did."""
+    """What the manifest says of a kernel that was not measured, whose rank changed because others were."""
     return {
         "predicted_rank": predicted_rank, "spread_seconds": None, "repeats": 0, "launches": 0,
         "prediction_error": None, "relative_error": None, "tolerance": None, "struck_out": "",
@@ -365,5 +380,9 @@ def _unmeasured(predicted_rank: int, board: Board) -> dict[str, Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six significant digits."""
+    """A number with six significant digits.
+
+    >>> _rounded(1.23456789e-6), _rounded(None)
+    (1.23457e-06, None)
+    """
     return None if value is None else float(f"{value:.6g}")

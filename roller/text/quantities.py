@@ -15,12 +15,20 @@ LONGEST_LINE = 150
 
 
 def sizes_text(pairs: tuple[tuple[str, int], ...]) -> str:
-    """``m=64 n=128``."""
+    """Sizes by axis in the order given.
+
+    >>> sizes_text((("m", 64), ("n", 1)))
+    'm=64 n=1'
+    """
     return " ".join(f"{axis}={size}" for axis, size in pairs)
 
 
 def short_sizes(pairs: tuple[tuple[str, int], ...]) -> str:
-    """The same without axes of one."""
+    """Sizes by axis, axes of one left out.
+
+    >>> short_sizes((("m", 64), ("n", 1))), short_sizes((("m", 1),))
+    ('m=64', 'of one')
+    """
     return " ".join(f"{axis}={size}" for axis, size in pairs if size > 1) or "of one"
 
 
@@ -35,17 +43,29 @@ def layer_below(device: DeviceSpec) -> str:
 
 
 def layer_name(name: str) -> str:
-    """A memory layer as it is written in sentences: ``L2``, ``DRAM``, ``registers``."""
+    """A memory layer as it is written in sentences.
+
+    >>> layer_name("l2"), layer_name("dram"), layer_name("registers")
+    ('L2', 'DRAM', 'registers')
+    """
     return name.upper() if name == "dram" or name[1:].isdigit() else name
 
 
 def count_text(number: int, noun: str) -> str:
-    """``1 wave``, ``4 waves``."""
+    """A number and its noun, in the plural where it is not one.
+
+    >>> count_text(1, "wave"), count_text(4, "wave")
+    ('1 wave', '4 waves')
+    """
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def time_text(seconds: float) -> str:
-    """Seconds with a unit that fits: ``752 µs``."""
+    """Seconds with a unit that fits, from s to ns.
+
+    >>> time_text(0.000752), time_text(2.5), time_text(3e-9)
+    ('752 µs', '2.5 s', '3 ns')
+    """
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if seconds >= scale:
             return f"{three_digits(seconds / scale)} {unit}"
@@ -54,7 +74,11 @@ def time_text(seconds: float) -> str:
 
 
 def si_text(value: float, unit: str) -> str:
-    """A value with an SI prefix: ``13.1 TFLOP/s``."""
+    """A value with an SI prefix, from k to T.
+
+    >>> si_text(13.1e12, "FLOP/s"), si_text(12.0, "B")
+    ('13.1 TFLOP/s', '12 B')
+    """
     for scale, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= scale:
             return f"{three_digits(value / scale)} {prefix}{unit}"
@@ -62,7 +86,11 @@ def si_text(value: float, unit: str) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Three digits and no exponent: 1234.5 as ``1234``, 12.345 as ``12.3``."""
+    """A number by three digits at least and no exponent.
+
+    >>> three_digits(1234.5), three_digits(12.345)
+    ('1234', '12.3')
+    """
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from roller.text.quantities import (
-    short_sizes,
-)
+from roller.text.quantities import short_sizes
 from sokoban.schedule.tile import TileSchedule
 
 
-def _thread_schedule_text(schedule: TileSchedule) -> str:
+def gpu_schedule_text(schedule: TileSchedule) -> str:
+    """A schedule whose lanes are threads: ``block m=64 n=64 · thread m=4 n=8 · step k=8``."""
     text = f"block {short_sizes(schedule.block)}"
-    owner = "warp" if schedule.instruction != "fma" else "thread"
+    owner = "warp" if schedule.uses_matrix else "thread"
     tile = short_sizes(tuple(schedule.register_tile.items()))
     text += f" · {owner} {tile}" if tile != "of one" else ""
     if schedule.step and schedule.cached:
@@ -30,12 +29,16 @@ def _thread_schedule_text(schedule: TileSchedule) -> str:
 
 
 def packed_text(names: Sequence[str]) -> str:
-    """``packs A and B``; empty where nothing is copied."""
+    """Operands copied into scratch memory; empty where there are none.
+
+    >>> packed_text(["A", "B"])
+    'packs A and B'
+    """
     return f"packs {' and '.join(names)}" if names else ""
 
 
-def vector_schedule_text(schedule: TileSchedule) -> str:
-    """``block m=28 n=48 · registers m=7 n=48 · step k=256 · packs A``"""
+def cpu_schedule_text(schedule: TileSchedule) -> str:
+    """A schedule whose lanes are elements of vectors: ``block m=28 n=48 · registers m=7 n=48 · packs A``."""
     texts = [f"block {short_sizes(schedule.block)}"]
     if schedule.reduce_threads:
         lanes = math.prod(count for _, count in schedule.reduce_threads)
@@ -46,7 +49,8 @@ def vector_schedule_text(schedule: TileSchedule) -> str:
     return " · ".join(text for text in (*texts, packed_text(schedule.cached)) if text)
 
 
-_SCHEDULE_TEXTS: Mapping[str, Callable[[TileSchedule], str]] = {
-    "thread": _thread_schedule_text,
-    "element": vector_schedule_text,
+#: Schedules in words, by what the lanes of a device are.
+SCHEDULE_TEXTS: Mapping[str, Callable[[TileSchedule], str]] = {
+    "thread": gpu_schedule_text,
+    "element": cpu_schedule_text,
 }

@@ -1,4 +1,4 @@
-"""The one form in which construction, the cost model and code generation see an operator.
+"""The canonical form in which construction, the cost model and code generation see an operator.
 
 Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of two
 kinds of kernel:
@@ -14,13 +14,15 @@ kinds of kernel:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal.support.errors import InputError
+from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.language.expression import (
+    FLOAT8_DTYPES,
     AffineIndex,
     Axis,
     AxisValue,
@@ -47,7 +49,7 @@ class KernelForm:
         kind: ``"tile"`` or ``"rows"``.
         reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
-        fused: name of a fused axis -> the axes it stands for.
+        fused: pairs of a fused axis and the axes that it stands for.
     """
 
     source: TensorExpr
@@ -59,6 +61,7 @@ class KernelForm:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
+        """Elements of every axis."""
         return self.expr.sizes
 
     @cached_property
@@ -94,8 +97,8 @@ class KernelForm:
     @cached_property
     def batch_axes(self) -> tuple[str, ...]:
         """Spatial axes that every load of :attr:`body` reads along: outputs share no data across them."""
-        used = [{axis for index in load.indices for axis in index.axes} for load in self.body_loads]
-        return tuple(axis for axis in self.spatial if all(axis in axes for axes in used))
+        walked = [{axis for index in load.indices for axis in index.axes} for load in self.body_loads]
+        return tuple(axis for axis in self.spatial if all(axis in axes for axes in walked))
 
     @cached_property
     def final_loads(self) -> tuple[Load, ...]:
@@ -109,8 +112,10 @@ class KernelForm:
 
     @cached_property
     def reduces_contiguously(self) -> bool:
-        """A reduced axis walks the innermost dimension of the largest input: threads that share a reduction then
-        stand side by side along it, otherwise along the outputs."""
+        """Whether a reduced axis walks the innermost dimension of the largest input.
+
+        Threads that share a reduction then stand side by side along it, otherwise along the outputs.
+        """
         tensors = self.expr.tensor_by_name
         produced = {statement.tensor for statement in self.reductions}
         candidates = [load for load in self.body_loads if load.tensor not in produced and load.indices]
@@ -137,23 +142,63 @@ class KernelForm:
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
         for statement in self.reductions:
-            reduction = statement.reduction
-            assert reduction is not None
+            reduction = reduction_of(statement)
             count = math.prod(self.sizes[axis] for axis in statement.axes + reduction.axes)
             total += float(count * (operation_count(reduction.body) + 1))
         return total
 
+    @cached_property
+    def roles(self) -> MatrixRoles | None:
+        """The roles of the axes where the operator is a product of matrices; None where it is none."""
+        return product_roles(self.expr, self.final.axes, self.reduction) if self.kind == "tile" else None
+
+    @cached_property
+    def input_dtype(self) -> str:
+        """The element type of what the body reads first, of the output where it reads nothing; of a matrix product's
+        operands as an instruction multiplies them (``tfloat32``)."""
+        if self.roles is not None:
+            return self.roles.dtype
+        return self.expr.tensor_by_name[self.body_loads[0].tensor].dtype if self.body_loads else self.expr.output.dtype
+
+    @cached_property
+    def needs_matrix(self) -> bool:
+        """Whether the operator reads eight-bit floats, which ordinary arithmetic takes none of."""
+        return any(tensor.dtype in FLOAT8_DTYPES for tensor in self.expr.inputs)
+
+    @cached_property
+    def compulsory_bytes(self) -> int:
+        """Bytes of all inputs and the output, each once."""
+        return sum(tensor.size_bytes for tensor in (*self.expr.inputs, self.expr.output))
+
 
 def operation_count(value: Value) -> int:
-    """Calls inside a value; selections and comparisons count like arithmetic."""
+    """Calls inside a value; selections and comparisons count like arithmetic.
+
+    >>> from sokoban.language.expression import AffineIndex, Call
+    >>> element = Load("X", (AffineIndex.axis("i"),))
+    >>> operation_count(Call("exp", (Call("mul", (element, element)),)))
+    2
+    """
     return sum(1 for node in walk(value) if not isinstance(node, (Load, AxisValue)) and hasattr(node, "arguments"))
+
+
+def reduction_of(statement: Statement) -> Reduction:
+    """The reduction that a statement is; only for statements that are one."""
+    assert statement.reduction is not None
+    return statement.reduction
 
 
 def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     """Bring an operator into canonical form.
 
-    With ``fuse=False`` it keeps the axes that the user gave it, those of size 1 included: ``Y[n,c] = relu(X[n,c])`` is
-    then a kernel over ``n`` and ``c``, not over ``n.c``. Schedules made elsewhere name those.
+    With ``fuse=False`` the operator keeps the axes that the user gave it, those of size 1 included:
+    ``Y[n,c] = relu(X[n,c])`` is then a kernel over ``n`` and ``c``, not over ``n.c``. Schedules made elsewhere name the
+    user's axes.
+
+    >>> from sokoban.language.parser import parse_program
+    >>> relu = parse_program("Y[n,c] = relu(X[n,c])", {"n": 3, "c": 5}, {})
+    >>> kernel_form(relu).spatial, kernel_form(relu, fuse=False).spatial
+    (('n.c',), ('n', 'c'))
 
     Raises:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
@@ -179,7 +224,7 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     final = expr.statements[-1]
     _check_reads_inside(expr, {statement.tensor for statement in reductions})
     if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
-        expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
+        expr, (reduction,) = _distinct_reduced_axes(expr, (reductions[0],), final.axes)
         renamed = _rename_to(final, reduction)
         expr = replace(expr, axes=_axes_of(expr, (renamed, final)), statements=(renamed, final))
         return KernelForm(
@@ -225,28 +270,27 @@ def _check_reads_inside(expr: TensorExpr, produced: set[str]) -> None:
                     raise _too_much(expr, f"{statement.tensor} reads {load.tensor} beyond its end")
 
 
-def _reduced_apart(
+def _distinct_reduced_axes(
     expr: TensorExpr, reductions: tuple[Statement, ...], taken: tuple[str, ...]
 ) -> tuple[TensorExpr, tuple[Statement, ...]]:
-    """Reduction axes that share a name with one of ``taken`` get one of their own.
+    """The reductions with new names for reduced axes that share one with an axis of ``taken``.
 
     ``C[i] = sum(k, A[i,k])`` with ``k`` taken -> ``C[i] = sum(k_1, A[i,k_1])``: the next step may call ``i`` ``k``.
     """
     sizes = dict(expr.sizes)
-    out = []
+    renamed = []
     for statement in reductions:
-        assert statement.reduction is not None
         renames: dict[str, str] = {}
-        for axis in statement.reduction.axes:
+        for axis in reduction_of(statement).axes:
             if axis in taken:
                 number = 1
                 while f"{axis}_{number}" in sizes:
                     number += 1
                 renames[axis] = f"{axis}_{number}"
                 sizes[renames[axis]] = sizes[axis]
-        out.append(rename_axes(statement, renames) if renames else statement)
+        renamed.append(rename_axes(statement, renames) if renames else statement)
     axes = tuple(Axis(name, size) for name, size in sizes.items())
-    return replace(expr, axes=axes), tuple(out)
+    return replace(expr, axes=axes), tuple(renamed)
 
 
 def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statement]]:
@@ -259,21 +303,21 @@ def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statemen
     )
     statements = (*expr.statements[:-1], Statement(accumulator.name, last.axes, last.value), copy)
     tensors = (*expr.tensors[:-1], accumulator, tensor)
-    out = replace(expr, tensors=tensors, statements=statements)
-    return out, [statement for statement in statements if statement.reduction is not None]
+    with_copy = replace(expr, tensors=tensors, statements=statements)
+    return with_copy, [statement for statement in statements if statement.reduction is not None]
 
 
 def _scalars_on_an_axis(expr: TensorExpr, reductions: list[Statement]) -> tuple[TensorExpr, list[Statement]]:
-    """Reductions to a single number, put on one axis of size 1 that the output has too.
+    """Reductions to a single number over one axis of size 1, which the output gets too.
 
-    ``T[one] = sum(k, X[k]); Y[i] = X[i] / T[0]`` -> ``Y[one, i] = X[i] / T[one]``: a row among rows. The output stays
-    as it is where it is a single number itself.
+    ``T[one] = sum(k, X[k]); Y[i] = X[i] / T[0]`` -> ``Y[one, i] = X[i] / T[one]``: the only row of a kernel over rows.
+    The output stays as it is where it is a single number itself.
     """
     if not all(len(statement.axes) == 1 and expr.sizes[statement.axes[0]] == 1 for statement in reductions):
         return expr, reductions
     final, output = expr.statements[-1], expr.output
-    single = all(expr.sizes[axis] == 1 for axis in final.axes)
-    unit = final.axes[0] if single else reductions[0].axes[0]
+    is_number = all(expr.sizes[axis] == 1 for axis in final.axes)
+    unit = final.axes[0] if is_number else reductions[0].axes[0]
     produced = {statement.tensor for statement in reductions}
 
     def on_axis(statement: Statement) -> Statement:
@@ -287,24 +331,24 @@ def _scalars_on_an_axis(expr: TensorExpr, reductions: list[Statement]) -> tuple[
             return Statement(
                 statement.tensor, (unit,), Reduction(value.function, value.axes, rewrite(value.body, moved))
             )
-        axes = statement.axes if single else (unit, *statement.axes)
+        axes = statement.axes if is_number else (unit, *statement.axes)
         return Statement(statement.tensor, axes, rewrite(value, moved))
 
     statements = tuple(on_axis(statement) for statement in expr.statements)
-    if not single:
+    if not is_number:
         output = Tensor(output.name, (1, *output.shape), output.dtype, output.caller_shape)
     tensors = tuple(output if tensor.name == output.name else tensor for tensor in expr.tensors)
-    out = replace(expr, tensors=tensors, statements=statements)
-    return out, [statement for statement in statements if statement.reduction is not None]
+    on_one_axis = replace(expr, tensors=tensors, statements=statements)
+    return on_one_axis, [statement for statement in statements if statement.reduction is not None]
 
 
-#: A reduction may be computed again for every output that shares it, where all of that takes no longer than the
-#: launch of a second kernel: some microseconds at ten Tera operations per second.
+#: Most points of a reduction that is computed again for every output that shares it: they take no longer than the
+#: launch of a second kernel, some microseconds at ten Tera operations per second.
 MAX_REPEATED_POINTS = 2**24
 
 
 def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], final: Statement) -> TensorExpr | None:
-    """One reduction whose result is broadcast, computed for every output; None where that is not possible or too much.
+    """One reduction whose result is broadcast, computed for every output; None where that is impossible or too slow.
 
     ``C[j] = sum(k, X[k,j]); D[i,j] = C[j] * Y[i,j]`` -> ``C[i,j] = sum(k, X[k,j])``, read in place.
     """
@@ -315,9 +359,8 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
     names = [index.axes[0] for index in read.indices if index.is_plain_axis]
     if len(names) != len(read.indices) or len(set(names)) != len(names) or not set(names) <= set(final.axes):
         return None
-    expr, (reduction,) = _reduced_apart(expr, (reductions[0],), final.axes)
-    assert reduction.reduction is not None
-    if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction.reduction.axes)) > MAX_REPEATED_POINTS:
+    expr, (reduction,) = _distinct_reduced_axes(expr, (reductions[0],), final.axes)
+    if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction_of(reduction).axes)) > MAX_REPEATED_POINTS:
         return None
     renamed = _rename_to(final, reduction)
     everywhere = Statement(renamed.tensor, final.axes, renamed.value)
@@ -344,13 +387,20 @@ def _reads_elementwise(final: Statement, reduction: Statement) -> bool:
 def _rename_to(final: Statement, reduction: Statement) -> Statement:
     """The reduction with its spatial axes called as the final statement calls them where it reads the result."""
     read = next(load for load in loads(final.value) if load.tensor == reduction.tensor)
-    wanted = {old: index.axes[0] for old, index in zip(reduction.axes, read.indices, strict=True)}
-    return rename_axes(reduction, wanted)
+    names = {axis: index.axes[0] for axis, index in zip(reduction.axes, read.indices, strict=True)}
+    return rename_axes(reduction, names)
 
 
 def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """``statement`` with axes renamed everywhere: ``{"i": "x"}`` turns ``C[i] = sum(k, A[i,k])`` into ``C[x] = …``."""
-    indices = {old: AffineIndex.axis(new) for old, new in names.items()}
+    """``statement`` with axes renamed everywhere.
+
+    >>> from sokoban.language.expression import statement_text
+    >>> from sokoban.language.parser import parse_program
+    >>> (rows,) = parse_program("C[i] = sum(k, A[i,k])", {"i": 3, "k": 5}, {}).statements
+    >>> statement_text(rename_axes(rows, {"i": "x"}))
+    'C[x] = sum([k], A[x, k])'
+    """
+    indices = {axis: AffineIndex.axis(name) for axis, name in names.items()}
     value = statement.value
     changes: dict[Value, Value] = {}
     for node in walk(value):
@@ -376,63 +426,77 @@ def _axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis,
 
 def _as_rows(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> TensorExpr:
     """Check that all reductions share rows and columns, and give rows and columns the final statement's names."""
-    produced = {statement.tensor for statement in reductions}
-    first = reductions[0]
-    row_sizes = tuple(expr.sizes[axis] for axis in first.axes)
-    assert first.reduction is not None
-    column_sizes = tuple(expr.sizes[axis] for axis in first.reduction.axes)
-    for statement in reductions:
-        assert statement.reduction is not None
-        if (
-            tuple(expr.sizes[axis] for axis in statement.axes) != row_sizes
-            or tuple(expr.sizes[axis] for axis in statement.reduction.axes) != column_sizes
-        ):
-            raise _too_much(expr, f"{statement.tensor} is not reduced over the same rows and columns as {first.tensor}")
-        for load in loads(statement.value):
-            if load.tensor in produced and tuple(index.axes for index in load.indices if index.is_plain_axis) != tuple(
-                (axis,) for axis in statement.axes
-            ):
-                raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
-    names = _row_names(expr, reductions, final)
-    columns = [axis for axis in final.axes if axis not in names]
-    if not columns:
-        expr, reductions = _reduced_apart(expr, reductions, final.axes)
-        first = reductions[0]
-        assert first.reduction is not None
-    if columns and sorted(expr.sizes[axis] for axis in columns) != sorted(column_sizes):
-        raise _too_much(expr, f"{final.tensor} has columns of another size than {first.tensor} reduces")
-    out: list[Statement] = []
-    for statement in reductions:
-        assert statement.reduction is not None
-        renames = dict(zip(statement.axes, names, strict=True))
-        free = list(columns)
-        for axis in statement.reduction.axes:
-            match = next((c for c in free if expr.sizes[c] == expr.sizes[axis]), None)
-            if match is not None:
-                free.remove(match)
-                renames[axis] = match
-        if not columns:
-            assert first.reduction is not None
-            renames.update(zip(statement.reduction.axes, first.reduction.axes, strict=True))
-        out.append(rename_axes(statement, renames))
-    statements = (*out, final)
+    _check_same_rows(expr, reductions)
+    rows = _row_names(expr, reductions, final)
+    columns = tuple(axis for axis in final.axes if axis not in rows)
+    if columns:
+        reduced = reduction_of(reductions[0]).axes
+        if sorted(expr.sizes[axis] for axis in columns) != sorted(expr.sizes[axis] for axis in reduced):
+            problem = f"{final.tensor} has columns of another size than {reductions[0].tensor} reduces"
+            raise _too_much(expr, problem)
+        renamed = [_over_columns(expr, statement, rows, columns) for statement in reductions]
+    else:
+        expr, reductions = _distinct_reduced_axes(expr, reductions, final.axes)
+        common = reduction_of(reductions[0]).axes
+        renamed = [_renamed(statement, rows, common) for statement in reductions]
+    statements = (*renamed, final)
     return replace(expr, axes=_axes_of(expr, statements), statements=statements)
+
+
+def _check_same_rows(expr: TensorExpr, reductions: tuple[Statement, ...]) -> None:
+    """Refuse reductions over rows or columns of other sizes than the first one's, and reads across rows."""
+    first = reductions[0]
+    produced = {statement.tensor for statement in reductions}
+    row_sizes, column_sizes = _row_and_column_sizes(expr, first)
+    for statement in reductions:
+        if _row_and_column_sizes(expr, statement) != (row_sizes, column_sizes):
+            raise _too_much(expr, f"{statement.tensor} is not reduced over the same rows and columns as {first.tensor}")
+        in_its_row = tuple((axis,) for axis in statement.axes)
+        for load in loads(statement.value):
+            walked = tuple(index.axes for index in load.indices if index.is_plain_axis)
+            if load.tensor in produced and walked != in_its_row:
+                raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
+
+
+def _row_and_column_sizes(expr: TensorExpr, statement: Statement) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    rows, columns = statement.axes, reduction_of(statement).axes
+    return tuple(expr.sizes[axis] for axis in rows), tuple(expr.sizes[axis] for axis in columns)
+
+
+def _over_columns(expr: TensorExpr, statement: Statement, rows: tuple[str, ...], columns: tuple[str, ...]) -> Statement:
+    """A reduction with the names of an output's rows and columns: each axis takes the first free column of its size."""
+    free = list(columns)
+    names = []
+    for axis in reduction_of(statement).axes:
+        column = next((c for c in free if expr.sizes[c] == expr.sizes[axis]), None)
+        if column is not None:
+            free.remove(column)
+        names.append(axis if column is None else column)
+    return _renamed(statement, rows, names)
+
+
+def _renamed(statement: Statement, rows: Sequence[str], columns: Sequence[str]) -> Statement:
+    """A reduction whose own axes are called ``rows``, and those that it reduces ``columns``."""
+    axes, reduced = statement.axes, reduction_of(statement).axes
+    return rename_axes(statement, dict(zip((*axes, *reduced), (*rows, *columns), strict=True)))
 
 
 def _row_names(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> tuple[str, ...]:
     """The final statement's names for the axes of a row, read off its loads of the reductions' results."""
-    found: tuple[str, ...] | None = None
+    results = {statement.tensor for statement in reductions}
+    names: tuple[str, ...] | None = None
     for load in loads(final.value):
-        if any(load.tensor == statement.tensor for statement in reductions):
-            if not all(index.is_plain_axis for index in load.indices):
-                raise _too_much(expr, f"{final.tensor} reads {load.tensor} at shifted or scaled indices")
-            here = tuple(index.axes[0] for index in load.indices)
-            if len(set(here)) != len(here) or (found is not None and here != found):
-                raise _too_much(expr, f"{final.tensor} reads {load.tensor} at other rows than its siblings")
-            found = here
-    if found is None:
+        if load.tensor not in results:
+            continue
+        if not all(index.is_plain_axis for index in load.indices):
+            raise _too_much(expr, f"{final.tensor} reads {load.tensor} at shifted or scaled indices")
+        read_at = tuple(index.axes[0] for index in load.indices)
+        if len(set(read_at)) != len(read_at) or (names is not None and read_at != names):
+            raise _too_much(expr, f"{final.tensor} reads {load.tensor} at other rows than its siblings")
+        names = read_at
+    if names is None:
         raise _too_much(expr, f"{final.tensor} reads none of the reductions before it")
-    return found
+    return names
 
 
 def _too_much(expr: TensorExpr, why: str) -> InputError:

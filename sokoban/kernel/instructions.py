@@ -1,12 +1,14 @@
-"""Instructions that values cost: what the device compiler makes of a function, on the way that is taken nearly always.
+"""Instructions: the one that computes a schedule's tiles, and how many the functions inside a value cost.
 
-Counted in the SASS of element-wise kernels compiled for sm_75, sm_80 and sm_90, which agree to within an instruction.
-Divisions, roots, sines and powers have a rare second way for huge, tiny and undefined arguments, which is not counted.
+Costs are what the device compiler makes of a function, on the way that is taken nearly always: counted in the SASS of
+element-wise kernels compiled for sm_75, sm_80 and sm_90, which agree to within an instruction. Divisions, roots, sines
+and powers have a rare second way for huge, tiny and undefined arguments, which is not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from enum import StrEnum
 
 from sokoban.language.expression import (
     AxisValue,
@@ -18,8 +20,55 @@ from sokoban.language.expression import (
 )
 
 
+class Instruction(StrEnum):
+    """What computes the tiles of a schedule; the texts are those of files.
+
+    A matrix instruction is named by what a warp multiplies at a time, rows by columns by depth.
+    """
+
+    #: Scalar multiply-adds, a tile per thread.
+    FMA = "fma"
+    #: Fragments of ``nvcuda::wmma``, whose layout in registers is the hardware's secret.
+    WMMA = "wmma_16x16x16"
+    #: ``mma.sync`` with operands by ``ldmatrix`` and asynchronous copies; the depth is the element type's.
+    MMA_16X8X16 = "mma_16x8x16"
+    MMA_16X8X32 = "mma_16x8x32"
+    MMA_16X8X8 = "mma_16x8x8"
+    #: ``wgmma`` of sm_90a: four warps multiply 64 rows by all columns of their tile, operands in shared memory
+    #: (:mod:`sokoban.schedule.warp_groups`).
+    WGMMA = "wgmma_64xNx16"
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether a tile belongs to a warp, which multiplies it by a matrix instruction."""
+        return self is not _SCALAR
+
+    @property
+    def is_mma(self) -> bool:
+        """Whether it is ``mma.sync``, whatever the depth."""
+        return self in _MMA
+
+    @property
+    def is_swizzled(self) -> bool:
+        """Whether operands are copied past the registers and lie swizzled in shared memory: ``mma.sync``, ``wgmma``."""
+        return self in _SWIZZLED
+
+
+# Construction asks for every tile, and a member looked up in its class takes ten times as long as a name of the module.
+_SCALAR = Instruction.FMA
+_MMA = frozenset((Instruction.MMA_16X8X16, Instruction.MMA_16X8X32, Instruction.MMA_16X8X8))
+_SWIZZLED = _MMA | {Instruction.WGMMA}
+
+
 def product_factors(value: Value) -> list[Load] | None:
-    """The loads of a product of nothing but loads; None for anything else."""
+    """The loads of a product of nothing but loads; None for anything else.
+
+    >>> a, b = Load("A", ()), Load("B", ())
+    >>> [factor.tensor for factor in product_factors(Call("mul", (a, b)))]
+    ['A', 'B']
+    >>> product_factors(Call("add", (a, b))) is None
+    True
+    """
     if isinstance(value, Load):
         return [value]
     if not isinstance(value, Call) or value.function != "mul":
@@ -28,7 +77,7 @@ def product_factors(value: Value) -> list[Load] | None:
     return [load for part in parts if part is not None for load in part] if None not in parts else None
 
 
-#: Instructions per call; one where a function is missing.
+#: Instructions per call of a function; one where a function is missing.
 FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
     "exp": 8.0,
     "log": 25.0,
@@ -49,9 +98,16 @@ FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
 def value_instructions(
     value: Value, along: Collection[str] | None = None, costs: Mapping[str, float] = FUNCTION_INSTRUCTIONS
 ) -> float:
-    """Instructions that compute ``value`` in float32, its loads apart; a multiply and an add fuse into one.
+    """Instructions that compute ``value`` in float32, without its loads; a multiply and an add fuse into one.
 
-    With ``along`` only those that depend on one of these axes: compilers compute the others once. ``costs``: of calls.
+    >>> x, y = Load("X", ()), Load("Y", ())
+    >>> value_instructions(Call("add", (Call("mul", (x, y)), x))), value_instructions(Call("exp", (x,)))
+    (1.0, 8.0)
+
+    Args:
+        value: what is computed.
+        along: count only what depends on one of these axes: compilers compute the rest once. None counts all.
+        costs: instructions per call of a function, one where a function is missing.
     """
     if isinstance(value, Reduction):
         fused = value.function == "sum" and _is_product(value.body)
@@ -60,14 +116,19 @@ def value_instructions(
         return 1.0 if along is None or depends(value, along) else 0.0
     if not isinstance(value, Call) or (along is not None and not depends(value, along)):
         return 0.0
-    own = costs.get(value.function, 1.0)
-    if value.function == "div" and isinstance(value.arguments[1], Constant):
-        own = 4.0 if _is_inexact(value.arguments[1]) else 1.0
-    if value.function == "pow" and value.arguments[1] == Constant(2.0):
-        own = 1.0
-    if value.function in ("add", "sub") and any(_is_product(argument) for argument in value.arguments):
-        own = 0.0
-    return own + sum(value_instructions(argument, along, costs) for argument in value.arguments)
+    inside = sum(value_instructions(argument, along, costs) for argument in value.arguments)
+    return _call_instructions(value, costs) + inside
+
+
+def _call_instructions(call: Call, costs: Mapping[str, float]) -> float:
+    """Instructions of a call, without those of its arguments."""
+    if call.function in ("add", "sub") and any(_is_product(argument) for argument in call.arguments):
+        return 0.0
+    if call.function == "pow" and call.arguments[1] == Constant(2.0):
+        return 1.0
+    if call.function == "div" and isinstance(call.arguments[1], Constant):
+        return 4.0 if _is_inexact(call.arguments[1]) else 1.0
+    return costs.get(call.function, 1.0)
 
 
 def depends(value: Value, along: Collection[str]) -> bool:

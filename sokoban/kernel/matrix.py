@@ -8,14 +8,14 @@ they are depends on the element type. An operator fits when three of its axes ar
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from hal.spec.device import DeviceSpec
-from hal.spec.parts import MatrixInstruction
-from hal.support.errors import InputError
-from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import FLOAT8_DTYPES, Call, Load
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.instructions import Instruction
+from sokoban.language.expression import Call, Load, Reduction, TensorExpr
 
 #: Bytes of the depth that ``mma.sync`` multiplies at a time, whatever the element type: two words of every lane.
 DEPTH_BYTES = 32
@@ -25,17 +25,25 @@ DEPTH_BYTES = 32
 class MatrixType:
     """An element type of the operands of matrix instructions.
 
+    >>> MATRIX_TYPES["float16"].depth, str(MATRIX_TYPES["int8"].mma)
+    (16, 'mma_16x8x32')
+
     Attributes:
-        element_bytes: of an element as it is stored.
+        dtype: its name.
         accumulate: dtype of the sums.
-        capability: oldest NVIDIA devices that ``mma.sync`` multiplies it on, as a compute capability.
-        wmma: ``nvcuda::wmma`` kernels are written for it, too.
+        capability: compute capability of the oldest NVIDIA devices that multiply it by ``mma.sync``.
+        wmma: whether ``nvcuda::wmma`` kernels are written for it, too.
     """
 
-    element_bytes: int
+    dtype: str
     accumulate: str
     capability: tuple[int, int]
     wmma: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an element as it is stored."""
+        return DTYPE_BYTES[self.dtype]
 
     @property
     def depth(self) -> int:
@@ -43,60 +51,56 @@ class MatrixType:
         return DEPTH_BYTES // self.element_bytes
 
     @property
-    def mma(self) -> str:
-        """The instruction by what a warp multiplies at a time: ``mma_16x8x16``."""
-        return f"mma_16x8x{self.depth}"
+    def mma(self) -> Instruction:
+        """The ``mma.sync`` that multiplies it: ``mma_16x8x16`` for halves."""
+        return Instruction(f"mma_16x8x{self.depth}")
 
 
-#: By name. TensorFloat-32 (``tfloat32``) is how products of float32 may be multiplied, stored as float32.
+#: Element types of operands by name. TensorFloat-32 (``tfloat32``) is how products of float32 may be multiplied, stored
+#: as float32.
 MATRIX_TYPES = {
-    "float16": MatrixType(2, "float32", (8, 0), wmma=True),
-    "bfloat16": MatrixType(2, "float32", (8, 0), wmma=True),
-    "tfloat32": MatrixType(4, "float32", (8, 0)),
-    "int8": MatrixType(1, "int32", (8, 0)),
-    "float8_e4m3fn": MatrixType(1, "float32", (8, 9)),
-    "float8_e5m2": MatrixType(1, "float32", (8, 9)),
+    kind.dtype: kind
+    for kind in (
+        MatrixType("float16", "float32", (8, 0), wmma=True),
+        MatrixType("bfloat16", "float32", (8, 0), wmma=True),
+        MatrixType("tfloat32", "float32", (8, 0)),
+        MatrixType("int8", "int32", (8, 0)),
+        MatrixType("float8_e4m3fn", "float32", (8, 9)),
+        MatrixType("float8_e5m2", "float32", (8, 9)),
+    )
 }
-
-#: Matrix instructions that code is generated for, by what a warp multiplies at a time: fragments of ``nvcuda::wmma``,
-#: whose layout is the hardware's secret, and ``mma.sync`` with operands by ``ldmatrix`` and asynchronous copies.
-WMMA = "wmma_16x16x16"
-MMA_INSTRUCTIONS = tuple(sorted({kind.mma for kind in MATRIX_TYPES.values()}))
-
-#: What a warp group of sm_90a multiplies at a time (``wgmma``): 64 rows by all columns of its tile by a depth of 16,
-#: operands in shared memory (:mod:`sokoban.schedule.warp_groups`).
-WGMMA = "wgmma_64xNx16"
 
 #: Edge of a fragment in elements; two 16x8 products side by side make one, too. Its depth is the type's own
 #: (:attr:`MatrixRoles.depth`), with ``wmma`` as many.
 FRAGMENT = 16
 
-#: Most elements of a warp's tile by ``mma.sync``, 64x64, half of all registers; and the registers of a thread that hold
-#: neither sums nor fragments but addresses and counters (read off compiler reports for sm_80 and sm_90, warp tiles of
-#: 32x32 to 64x64).
+#: Most elements of a warp's tile by ``mma.sync``: 64x64 sums take half of all registers.
 MMA_SUMS = 64 * 64
+#: Registers of a thread by ``mma.sync`` that hold neither sums nor fragments but addresses and counters (read off
+#: compiler reports for sm_80 and sm_90, warp tiles of 32x32 to 64x64).
 MMA_OTHER_REGISTERS = 36
-#: The same with ``wgmma``, whose operands are in no registers (read off compiler reports for sm_90a: 26 to 32 where all
-#: are needed).
+#: Registers of a thread by ``wgmma`` that hold no sums; its operands are in none (read off compiler reports for sm_90a:
+#: 26 to 32 where all are needed).
 WGMMA_OTHER_REGISTERS = 32
 
-#: What eight-bit floats take besides where they are widened (:func:`is_widened`; read off the SASS for sm_90):
-#: registers of a thread for the halves; instructions per 16x8 product, two with 16 bits and four additions, and per
-#: fragment, two for each of its four words.
+#: Registers of a thread for the halves that eight-bit floats are widened to
+#: (:attr:`sokoban.kernel.placed.PlacedForm.is_widened`).
 WIDENED_REGISTERS = 48
+#: Instructions that widened operands add (read off the SASS for sm_90): per 16x8 product two more by 16 bits and four
+#: additions, and per fragment two for each of its four words.
 WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS = 6, 8
 
 #: Pipeline stages worth proposing for ``mma.sync``: more than four hide nothing that four do not.
 MMA_STAGES = (2, 3, 4)
 
-#: Results leave the fragments through a strip of shared memory, its rows of 32-bit sums padded by this many elements;
-#: and by this many where a lane has four adjacent sums of a row instead of two (:attr:`MatrixRoles.is_interleaved`).
+#: Elements that pad the rows of the strip of shared memory through which 32-bit sums leave the fragments.
 STRIP_PADDING = 8
+#: Elements that pad them where a lane has four adjacent sums of a row instead of two
+#: (:attr:`MatrixRoles.is_interleaved`).
 INTERLEAVED_STRIP_PADDING = 16
 
 #: Largest statically declared shared memory of a block on any CUDA device; the strip is declared so.
 STATIC_SHARED_BYTES = 48 * 1024
-
 
 #: Pieces of 16 bytes that lie side by side in the banks of shared memory.
 BANK_PIECES = 8
@@ -105,84 +109,31 @@ BANK_PIECES = 8
 def swizzle_of(pieces: int) -> tuple[int, int]:
     """How rows of ``pieces`` pieces of 16 bytes are swizzled in shared memory: ``(divisor, count)``.
 
-    Piece ``p`` of row ``r`` lies where ``p ^ (r // divisor % count)`` would: eight rows then have their piece ``p`` in
-    different banks. Rows of an odd number of pieces have so by themselves (count 1): their starts already differ.
+    Piece ``p`` of row ``r`` lies where ``p ^ (r // divisor % count)`` would, so that eight rows have their piece ``p``
+    in different banks. Rows of an odd number of pieces need no swizzle (count 1): their starts already differ.
+
+    >>> swizzle_of(8), swizzle_of(4), swizzle_of(3)
+    ((1, 8), (2, 4), (8, 1))
     """
     count = min(BANK_PIECES, pieces & -pieces)
     return BANK_PIECES // count, count
 
 
-def is_mma(instruction: str) -> bool:
-    """Whether a schedule's instruction is ``mma.sync``, whatever the depth."""
-    return instruction in MMA_INSTRUCTIONS
+def instruction_for(device: DeviceSpec, dtype: str) -> Instruction | None:
+    """The matrix instruction that products of ``dtype`` are written with for ``device``.
 
+    None where the device has none for the type, or none that code is generated for.
 
-def instruction_for(device: DeviceSpec, dtype: str) -> str | None:
-    """The matrix instruction that products of ``dtype`` (of :data:`MATRIX_TYPES`) are written with for ``device``; None
-    where it has none, or none that code is generated for."""
+    >>> from hal.catalog import load_device
+    >>> str(instruction_for(load_device("v100"), "float16")), instruction_for(load_device("v100"), "int8")
+    ('wmma_16x16x16', None)
+    """
     if device.matrix_instruction(dtype) is None:
         return None
     kind = MATRIX_TYPES[dtype]
     if device.compute_capability is not None and tuple(device.compute_capability) >= kind.capability:
         return kind.mma
-    return WMMA if kind.wmma else None
-
-
-def device_product(form: KernelForm, device: DeviceSpec) -> tuple[MatrixRoles, str] | None:
-    """The roles of the axes of an operator and the instruction that multiplies it on ``device``; None where it is no
-    product of matrices, or the device has no instruction for it."""
-    roles = matrix_roles(form)
-    instruction = None if roles is None else instruction_for(device, roles.dtype)
-    return None if roles is None or instruction is None else (roles, instruction)
-
-
-def matrix_rates(form: KernelForm, device: DeviceSpec) -> MatrixInstruction | None:
-    """How fast ``device`` multiplies the matrices of an operator by an instruction that code is generated for."""
-    found = device_product(form, device)
-    return None if found is None else device.matrix_instruction(found[0].dtype)
-
-
-def is_widened(form: KernelForm, device: DeviceSpec) -> bool:
-    """Whether the eight-bit floats of a product become halves in registers before ``mma.sync`` multiplies them, since
-    it is no faster for them: on sm_90, whose units for them no other instructions reach than those of warp groups."""
-    rates, halves = matrix_rates(form, device), device.matrix_instruction("float16")
-    if rates is None or halves is None or rates.input_dtype not in FLOAT8_DTYPES:
-        return False
-    return rates.peak_flops <= halves.peak_flops
-
-
-def mma_other_registers(form: KernelForm, device: DeviceSpec) -> int:
-    """Registers of a thread by ``mma.sync`` that hold neither sums nor fragments as they are stored."""
-    return MMA_OTHER_REGISTERS + (WIDENED_REGISTERS if is_widened(form, device) else 0)
-
-
-def most_sums(form: KernelForm, device: DeviceSpec) -> int:
-    """Largest tile of a warp by ``mma.sync``, in elements: half of it where halves of the operands need registers."""
-    return MMA_SUMS // 2 if is_widened(form, device) else MMA_SUMS
-
-
-def needs_matrix(form: KernelForm) -> bool:
-    """Whether an operator reads eight-bit floats, which ordinary arithmetic takes none of."""
-    return any(tensor.dtype in FLOAT8_DTYPES for tensor in form.expr.inputs)
-
-
-def check_float8(form: KernelForm, device: DeviceSpec) -> None:
-    """Raises InputError where an operator reads eight-bit floats that no matrix instruction of ``device`` multiplies:
-    ordinary arithmetic takes none."""
-    narrow = [tensor for tensor in form.expr.inputs if tensor.dtype in FLOAT8_DTYPES]
-    if not narrow:
-        return
-    where = form.expr.name
-    what = f"dtype {narrow[0].dtype} of {narrow[0].name} is multiplied by matrix instructions alone"
-    roles, found = matrix_roles(form), device_product(form, device)
-    if roles is None:
-        raise InputError(where, f"{what}, and this is no product of two matrices of one dtype", "use float16")
-    if found is None:
-        raise InputError(where, f"{what}, and {device.name} has none for it", "use float16, or a board like l4 or h200")
-    for tensor in narrow:
-        if tensor.name not in (roles.a.tensor, roles.b.tensor):
-            problem = f"dtype {tensor.dtype} of {tensor.name} is for the operands of the product alone"
-            raise InputError(where, problem, "use float16 or float32")
+    return Instruction.WMMA if kind.wmma else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +141,11 @@ class MatrixRoles:
     """``output[… m … n …] = sum(k, a[m, k] * b[k, n])``: m comes before n in the output.
 
     Attributes:
-        m, n, k: axis names.
-        a: the operand that m indexes. b: the operand that n indexes.
+        m: axis of the product's rows.
+        n: axis of its columns.
+        k: axis of its depth, which is summed over.
+        a: the operand that m indexes.
+        b: the operand that n indexes.
         a_layout: ``"row"`` where k is the innermost dimension of ``a``, ``"col"`` where m is.
         b_layout: ``"row"`` where n is the innermost dimension of ``b``, ``"col"`` where k is.
         dtype: the operands' element type, one of :data:`MATRIX_TYPES`.
@@ -221,8 +175,10 @@ class MatrixRoles:
 
     @property
     def is_interleaved(self) -> bool:
-        """Whether two 16x8 products side by side have every other column each: bytes that ``ldmatrix`` turns come in
-        pairs of columns."""
+        """Whether two 16x8 products side by side have every other column each.
+
+        They do where bytes are turned: ``ldmatrix`` turns pairs of columns.
+        """
         return MATRIX_TYPES[self.dtype].element_bytes == 1 and self.is_turned(self.b)
 
     @property
@@ -231,38 +187,45 @@ class MatrixRoles:
         return INTERLEAVED_STRIP_PADDING if self.is_interleaved else STRIP_PADDING
 
     def fragment_loads(self, load: Load) -> int:
-        """Reads of shared memory by a warp for a fragment of one depth: one ``ldmatrix``, or words that it cannot
-        turn."""
+        """Reads of shared memory by a warp for a fragment of one depth: one ``ldmatrix``, which turns no words."""
         return 4 if self.is_turned(load) and MATRIX_TYPES[self.dtype].element_bytes == 4 else 1
 
     def fragment_instructions(self, load: Load) -> int:
-        """Instructions of a warp until a fragment of one depth is in its registers, ready to be multiplied: its loads,
-        four permutations of bytes that are turned, two instructions for each of four roundings to TensorFloat-32."""
-        permuted = self.is_turned(load) and MATRIX_TYPES[self.dtype].element_bytes == 1
-        return self.fragment_loads(load) + (4 if permuted else 0) + (8 if self.dtype == "tfloat32" else 0)
+        """Instructions of a warp until a fragment of one depth is in its registers, ready to be multiplied.
+
+        Its loads, four permutations of bytes that are turned, two instructions for each of four roundings to
+        TensorFloat-32.
+        """
+        is_permuted = self.is_turned(load) and MATRIX_TYPES[self.dtype].element_bytes == 1
+        return self.fragment_loads(load) + (4 if is_permuted else 0) + (8 if self.dtype == "tfloat32" else 0)
 
 
-def matrix_roles(form: KernelForm) -> MatrixRoles | None:
+def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction | None) -> MatrixRoles | None:
     """The roles of the axes of an operator, None where it is no product of matrices.
 
     The three axes index their operands plainly, and each operand's innermost dimension is one of them. Where several
     choices are left, the output's innermost axis is preferred for n, and large axes for all three.
+
+    Args:
+        expr: the operator over the axes of its kernel.
+        outputs: axes of the output, outermost first.
+        reduction: the only one of the operator; None where it has none.
     """
-    operands = _operands(form)
-    if operands is None:
+    operands = _operands(expr, reduction)
+    if operands is None or reduction is None:
         return None
     best: MatrixRoles | None = None
     best_rank: tuple[bool, int] = (False, -1)
     first, second, dtype = operands
     for a, b in ((first, second), (second, first)):
-        for m, n, k in product(form.final.axes, form.final.axes, form.reduced):
-            if form.final.axes.index(m) >= form.final.axes.index(n):
+        for m, n, k in product(outputs, outputs, reduction.axes):
+            if outputs.index(m) >= outputs.index(n):
                 continue
             if not (_takes(a, b, m) and _takes(b, a, n) and _indexes_plainly(a, k) and _indexes_plainly(b, k)):
                 continue
             if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
                 continue
-            rank = (n == form.final.axes[-1], math.prod(form.sizes[axis] for axis in (m, n, k)))
+            rank = (n == outputs[-1], math.prod(expr.sizes[axis] for axis in (m, n, k)))
             if rank > best_rank:
                 best_rank = rank
                 a_layout = "row" if a.indices[-1].axes[0] == k else "col"
@@ -271,10 +234,9 @@ def matrix_roles(form: KernelForm) -> MatrixRoles | None:
     return best
 
 
-def _operands(form: KernelForm) -> tuple[Load, Load, str] | None:
+def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load, str] | None:
     """The two factors that the operator sums the product of, and their type, where a matrix instruction takes it."""
-    reduction = form.reduction
-    if form.kind != "tile" or reduction is None or reduction.function != "sum":
+    if reduction is None or reduction.function != "sum":
         return None
     body = reduction.body
     if not isinstance(body, Call) or body.function != "mul":
@@ -282,13 +244,13 @@ def _operands(form: KernelForm) -> tuple[Load, Load, str] | None:
     first, second = body.arguments
     if not isinstance(first, Load) or not isinstance(second, Load) or first.tensor == second.tensor:
         return None
-    dtypes = {form.expr.tensor_by_name[load.tensor].dtype for load in (first, second)}
+    dtypes = {expr.tensor_by_name[load.tensor].dtype for load in (first, second)}
     if len(dtypes) != 1:
         return None
     (dtype,) = dtypes
-    if dtype == "float32" and form.expr.allow_tf32:
+    if dtype == "float32" and expr.allow_tf32:
         dtype = "tfloat32"
-    if dtype not in MATRIX_TYPES or MATRIX_TYPES[dtype].accumulate != form.expr.accumulate:
+    if dtype not in MATRIX_TYPES or MATRIX_TYPES[dtype].accumulate != expr.accumulate:
         return None
     for load in (first, second):
         # A pad value other than zero would be data of the product.
@@ -304,5 +266,5 @@ def _takes(load: Load, other: Load, axis: str) -> bool:
 
 def _indexes_plainly(load: Load, axis: str) -> bool:
     """``axis`` is one whole index of ``load`` and has no part in any other."""
-    used = [index for index in load.indices if index.coefficient(axis)]
-    return len(used) == 1 and used[0].is_plain_axis
+    indexed = [index for index in load.indices if index.coefficient(axis)]
+    return len(indexed) == 1 and indexed[0].is_plain_axis

@@ -28,7 +28,7 @@ from sokoban.language.expression import (
     walk,
 )
 
-#: An expression larger than this after inlining is refused: every later pass would walk all of it.
+#: Most nodes, and levels, of a value after inlining; larger ones are refused, as every later pass would walk them all.
 MAX_INLINED_NODES = 20_000
 MAX_INLINED_DEPTH = 150
 
@@ -39,9 +39,14 @@ MAX_INLINED_DEPTH = 150
 def inline_pointwise(expr: TensorExpr) -> TensorExpr:
     """Point-wise statements substituted into the statements that read them.
 
-    ``E[i,j] = exp(X[i,j] - M[i]); S[i] = sum(j, E[i,j])`` -> ``S[i] = sum(j, exp(X[i,j] - M[i]))``. What remains are
-    reductions, and one point-wise statement at the end if the output is not a reduction itself. A padded read of a
-    point-wise tensor becomes ``select(inside, value, pad)``.
+    What remains are reductions, and one point-wise statement at the end if the output is not a reduction itself. A
+    padded read of a point-wise tensor becomes ``select(inside, value, pad)``.
+
+    >>> from sokoban.language.expression import statement_text
+    >>> from sokoban.language.parser import parse_program
+    >>> expr = parse_program("E[i,j] = exp(X[i,j]); S[i] = sum(j, E[i,j])", {"i": 3, "j": 5}, {})
+    >>> [statement_text(statement) for statement in inline_pointwise(expr).statements]
+    ['S[i] = sum([j], exp(X[i, j]))']
 
     Raises:
         InputError: the statements multiply each other beyond :data:`MAX_INLINED_NODES`.
@@ -172,7 +177,7 @@ def substitute_axes(value: Value, replacements: Mapping[str, AffineIndex]) -> Va
 def _with_statements(
     expr: TensorExpr, statements: Sequence[Statement], tensors: Sequence[Tensor], sizes: Mapping[str, int] | None = None
 ) -> TensorExpr:
-    """The expression with other statements; tensors and axes that nothing mentions any more are left out."""
+    """The expression with other statements, without the tensors and axes that these do not mention."""
     sizes = expr.sizes if sizes is None else sizes
     written = [s.tensor for s in statements]
     read = {load.tensor for s in statements for load in loads(s.value)} | set(written)
@@ -187,9 +192,14 @@ def _with_statements(
 def drop_unit_axes(expr: TensorExpr) -> TensorExpr:
     """Axes of size 1 and dimensions of extent 1 removed.
 
-    ``Y[n,f] = sum([c,kh], X[n,c,kh] * W[f,c,kh])`` with n = kh = 1 -> ``Y[f] = sum(c, X[c] * W[f,c])``. A statement
-    keeps one axis and a tensor one dimension even if all are 1; a dimension read through padding stays. A reduction
-    over nothing but unit axes becomes point-wise.
+    A statement keeps one axis and a tensor one dimension even if all are 1; a dimension read through padding stays. A
+    reduction over nothing but unit axes becomes point-wise.
+
+    >>> from sokoban.language.expression import statement_text
+    >>> from sokoban.language.parser import parse_program
+    >>> text, sizes = "Y[n,f] = sum([c,kh], X[n,c,kh] * W[f,c,kh])", {"n": 1, "f": 8, "c": 4, "kh": 1}
+    >>> statement_text(drop_unit_axes(parse_program(text, sizes, {})).statements[0])
+    'Y[f] = sum([c], (X[c] * W[f, c]))'
     """
     zero = {axis.name: AffineIndex() for axis in expr.axes if axis.size == 1}
     kept = {tensor.name: _kept_dimensions(tensor, expr) for tensor in expr.tensors}
@@ -238,9 +248,15 @@ def _reshaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 def fuse_axes(expr: TensorExpr) -> tuple[TensorExpr, dict[str, tuple[str, ...]]]:
     """Axes that every access walks together merged into one, and which axes each merged one stands for.
 
-    ``Y[n,c,h,w] = relu(X[n,c,h,w] + b[c])`` -> ``Y[n,c,h.w] = relu(X[n,c,h.w] + b[c])`` with ``{"h.w": ("h", "w")}``.
     Two axes merge where every tensor that has one of them has both, side by side in this order and whole, in every
     access, and every statement treats both alike (spatial, reduced or absent).
+
+    >>> from sokoban.language.expression import statement_text
+    >>> from sokoban.language.parser import parse_program
+    >>> text = "Y[n,c,h,w] = relu(X[n,c,h,w] + b[c])"
+    >>> expr, members = fuse_axes(parse_program(text, {"n": 2, "c": 3, "h": 5, "w": 7}, {}))
+    >>> statement_text(expr.statements[0]), members
+    ('Y[n, c, h.w] = relu((X[n, c, h.w] + b[c]))', {'h.w': ('h', 'w')})
     """
     members: dict[str, tuple[str, ...]] = {axis.name: (axis.name,) for axis in expr.axes}
     pair = _fusible_pair(expr)
@@ -288,11 +304,12 @@ def can_fuse(expr: TensorExpr, a: str, b: str) -> bool:
 
 def _pair_position(indices: Sequence[AffineIndex], a: str, b: str) -> int | None:
     """The dimension where plain ``a`` is followed by plain ``b``, both used nowhere else in ``indices``."""
-    uses = [d for d, index in enumerate(indices) if {a, b} & set(index.axes)]
-    if len(uses) != 2 or uses[1] != uses[0] + 1:
+    positions = [position for position, index in enumerate(indices) if {a, b} & set(index.axes)]
+    if len(positions) != 2 or positions[1] != positions[0] + 1:
         return None
-    together = indices[uses[0]] == AffineIndex.axis(a) and indices[uses[1]] == AffineIndex.axis(b)
-    return uses[0] if together else None
+    first, second = positions
+    are_plain = indices[first] == AffineIndex.axis(a) and indices[second] == AffineIndex.axis(b)
+    return first if are_plain else None
 
 
 def _fuse_pair(expr: TensorExpr, a: str, b: str, fused: str) -> TensorExpr:

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from sokoban.language.expression import AffineIndex, Axis, Load, Tensor, Value, loads, value_text
 
-#: Axes of a patch and of what it becomes, and the tensor that stands for the latter in values. No operator can name its
-#: axes or tensors so.
+#: Axes of a patch; no operator can name its axes so.
 ROW, COLUMN = ":i", ":j"
+#: Axes of a patch's transform.
 OUT_ROW, OUT_COLUMN = ":a", ":b"
+#: Tensor that stands for an element of the transform in values.
 RESULT = ":result"
 
 
@@ -56,7 +57,7 @@ class PatchTransform:
 
     @property
     def transformed(self) -> int:
-        """Rows, and columns, of what it becomes."""
+        """Rows, and columns, of a patch's transform."""
         return len(self.matrix)
 
     @property
@@ -72,6 +73,7 @@ class PatchTransform:
 
     @property
     def tensor_by_name(self) -> Mapping[str, Tensor]:
+        """All tensors read and written, by name."""
         return {tensor.name: tensor for tensor in (*self.inputs, self.output)}
 
     @property
@@ -91,8 +93,10 @@ class PatchTransform:
 
     @property
     def store_width(self) -> int:
-        """Adjacent elements of the output that a thread stores at once: of a row of its transform, where all rows start
-        at multiples of as many."""
+        """Adjacent elements of the output that a thread stores by one access, within a row of its transform.
+
+        Every row has to start at a multiple of as many elements.
+        """
         last = self.target[-1]
         if last.coefficient(OUT_COLUMN) != 1:
             return 1
@@ -101,7 +105,7 @@ class PatchTransform:
         return math.gcd(self.transformed, widest, self.output.shape[-1], last.offset, *others)
 
     def statement_text(self) -> str:
-        """What it computes, as text."""
+        """What the transform computes, as text."""
         made = value_text(self.value).replace(f"{RESULT}[]", f"(M {self.source.tensor} Mᵀ)")
         indices = ", ".join(map(str, self.target))
         return f"{self.output.name}[{indices}] = {made}, {self.patch}x{self.patch} patches {value_text(self.source)}"
@@ -112,6 +116,10 @@ class PatchTransform:
 
 
 def _terms(row: tuple[float, ...]) -> int:
-    """Instructions that a row of the matrix costs: a multiply-add per number, one less where one of them is 1 or -1."""
+    """Instructions that a row of the matrix costs: a multiply-add per number, one less where one of them is 1 or -1.
+
+    >>> _terms((1.0, 0.0, -1.0, 0.0)), _terms((0.5, 0.5, 0.5)), _terms((0.0, 1.0, 0.0))
+    (1, 3, 1)
+    """
     numbers = [number for number in row if number]
     return max(1, len(numbers) - any(abs(number) == 1.0 for number in numbers))

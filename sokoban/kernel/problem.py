@@ -6,12 +6,12 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.patches import PatchTransform
 from sokoban.language.expression import Tensor
 
-#: What a kernel of a chain computes, and how.
+#: What one kernel of a program computes.
 Problem = KernelForm | PatchTransform
 
 
 def tensors_of(problem: Problem) -> tuple[Tensor, ...]:
-    """What a kernel takes, in the order of its parameters: the inputs, then the output."""
+    """Tensors of a kernel in the order of its parameters: the inputs, then the output."""
     if isinstance(problem, PatchTransform):
         return (*problem.inputs, problem.output)
     return (*problem.expr.inputs, problem.expr.output)

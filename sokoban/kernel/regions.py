@@ -43,15 +43,33 @@ class DataDimension:
 
 @lru_cache(maxsize=4096)
 def data_dimension(index: AffineIndex) -> DataDimension:
-    """The tile coordinate of an index: ``2*oh + 4*kh - 3`` is stride 2, coordinate ``oh + 2*kh``, offset -3."""
+    """The tile coordinate of an index.
+
+    >>> dimension = data_dimension(AffineIndex.of({"oh": 2, "kh": 4}, -3))  # 2*oh + 4*kh - 3
+    >>> dimension.stride, dimension.terms, dimension.offset
+    (2, (('kh', 2), ('oh', 1)), -3)
+    >>> dimension.extent({"oh": 8, "kh": 3})  # 1 + 7 + 2 * 2
+    12
+    """
     stride = math.gcd(*(c for _, c in index.terms)) if index.terms else 1
     return DataDimension(tuple((a, c // stride) for a, c in index.terms), stride, index.offset)
 
 
 def storage_order(load: Load, outputs: Collection[str], batch: Collection[str] = ()) -> tuple[int, ...]:
-    """The dimensions of a staged tile that is turned, innermost last: the last dimension that one of the axes
-    ``outputs`` walks comes behind all others, if none of them walks the tensor's innermost one. Axes of ``batch``,
-    which no operand lacks and no tile therefore grows along, count only where no other does."""
+    """The dimensions of a staged tile that is turned, innermost last.
+
+    The last dimension that an output axis walks comes behind all others; where that is the innermost one already,
+    nothing is turned.
+
+    >>> turned = Load("A", (AffineIndex.axis("m"), AffineIndex.axis("k")))  # the sum over k walks A's rows
+    >>> storage_order(turned, outputs=("m", "n"))
+    (1, 0)
+
+    Args:
+        load: the operand's access.
+        outputs: axes of the output.
+        batch: output axes that every operand has, along which no tile grows; they count only where no other does.
+    """
     order = tuple(range(len(load.indices)))
     walked = [p for p, index in enumerate(load.indices) if any(axis in outputs for axis, _ in index.terms)]
     walked = [p for p in walked if any(a in outputs and a not in batch for a, _ in load.indices[p].terms)] or walked
@@ -61,7 +79,12 @@ def storage_order(load: Load, outputs: Collection[str], batch: Collection[str] =
 
 
 def data_tile_shape(load: Load, tile: Mapping[str, Size]) -> tuple[Size, ...]:
-    """Extent of every dimension of the data tile that ``load`` needs for ``tile`` (Subtensor_Sizes)."""
+    """Extent of every dimension of the data tile that ``load`` needs for ``tile`` (Subtensor_Sizes).
+
+    >>> row = AffineIndex.of({"oh": 2, "kh": 1})
+    >>> data_tile_shape(Load("X", (row,)), {"oh": 8, "kh": 3})  # 2 * 7 + 2 + 1
+    (17,)
+    """
     return tuple(data_dimension(index).extent(tile) for index in load.indices)
 
 
@@ -70,6 +93,11 @@ def subtensor_sizes(expr: TensorExpr, tile: Mapping[str, Size]) -> dict[str, tup
 
     A tensor read through several accesses gets the hull of them, dimension by dimension. Nothing is clipped to the
     tensor, so that the answer holds for an interior tile.
+
+    >>> from sokoban.language.parser import parse_program
+    >>> product = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 512, "j": 512, "k": 512}, {})
+    >>> subtensor_sizes(product, {"i": 64, "j": 32, "k": 8})
+    {'A': (64, 8), 'B': (8, 32)}
     """
     spans: dict[str, list[tuple[Size, Size]]] = {}
     for statement in expr.statements:
@@ -84,8 +112,8 @@ def subtensor_sizes(expr: TensorExpr, tile: Mapping[str, Size]) -> dict[str, tup
                 if position == len(dims):
                     dims.append((low, high))
                 else:
-                    old_low, old_high = dims[position]
-                    dims[position] = (np.minimum(old_low, low), np.maximum(old_high, high))
+                    known_low, known_high = dims[position]
+                    dims[position] = (np.minimum(known_low, low), np.maximum(known_high, high))
     inputs = {tensor.name for tensor in expr.inputs}
     return {name: tuple(high - low + 1 for low, high in dims) for name, dims in spans.items() if name in inputs}
 
@@ -94,6 +122,11 @@ def compute_workload(expr: TensorExpr, tile: Mapping[str, Size]) -> Size:
     """Compute_Workload (5.5.1): how many times the bodies of all statements are evaluated for a tile.
 
     One multiply-add of a contraction is one evaluation. ``tile`` gives a size for every axis.
+
+    >>> from sokoban.language.parser import parse_program
+    >>> product = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 512, "j": 512, "k": 512}, {})
+    >>> compute_workload(product, {"i": 64, "j": 32, "k": 8})  # 64 * 32 * 8
+    16384
     """
     total: Size = 0  # type: ignore[assignment]
     for statement in expr.statements:
@@ -110,7 +143,13 @@ def _points(statement: Statement, tile: Mapping[str, Size]) -> Size:
 
 
 def memory_footprint(expr: TensorExpr, tile: Mapping[str, Size]) -> Size:
-    """Memory_Footprint (5.5.1) in bytes: every input's sub-tensor plus the output's tile, each held once."""
+    """Memory_Footprint (5.5.1) in bytes: every input's sub-tensor plus the output's tile, each held once.
+
+    >>> from sokoban.language.parser import parse_program
+    >>> product = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 512, "j": 512, "k": 512}, {})
+    >>> memory_footprint(product, {"i": 64, "j": 32, "k": 8})  # 4 * (64 * 8 + 8 * 32 + 64 * 32)
+    11264
+    """
     total: Size = 0  # type: ignore[assignment]
     for name, shape in subtensor_sizes(expr, tile).items():
         total = total + _product(shape) * expr.tensor_by_name[name].element_bytes

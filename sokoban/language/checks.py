@@ -22,10 +22,14 @@ from sokoban.language.expression import (
     walk,
 )
 
+#: Largest size of an axis, and largest number of elements of a tensor: indices have 32 bits.
 MAX_AXIS_SIZE = 2**31 - 1
 MAX_ELEMENTS = 2**31 - 1
+
+#: Most characters of a name of an operator, a tensor or an axis.
 MAX_NAME_LENGTH = 100
 
+#: Names of tensors and axes, and words of the language that are none.
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RESERVED_NAMES = frozenset({"and", "or", "not", "inf"})
 
@@ -77,7 +81,7 @@ def check_accumulate(accumulate: str, widest: str) -> None:
         raise InputError("accumulate", f"{accumulate} is narrower than the float64 tensors", "use float64")
 
 
-#: Functions whose results are whole numbers where their arguments are; and those whose result is a truth value.
+#: Functions whose results are whole numbers, or truth values, where their arguments are whole numbers.
 _INTEGER_FUNCTIONS = frozenset(
     {"add", "sub", "mul", "neg", "min", "max", "abs", "relu", "select", "lt", "le", "gt", "ge", "eq", "ne"}
     | {"and", "or", "not"}
@@ -86,12 +90,16 @@ _INTEGER_REDUCTIONS = frozenset({"sum", "max", "min"})
 
 
 def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str], given: str | None, output: str) -> str:
-    """The dtype that an operator is computed in: ``given``, or int32 for one reduction of integers by functions of
-    integers, float64 where a tensor is float64, else float32.
+    """The dtype that an operator is computed in.
+
+    That is ``given``, or where it is None int32 for one reduction of integers by functions of integers, float64 where a
+    tensor is float64, else float32.
 
     Args:
         statements: the operator, normalised.
-        dtypes: of its inputs and of its ``output``, by name.
+        dtypes: dtypes of the inputs and of the output, by name.
+        given: the dtype that the user asks for.
+        output: name of the output.
 
     Raises:
         InputError: values of these dtypes cannot be computed so, or not kept in the output's dtype.
@@ -99,42 +107,42 @@ def accumulate_dtype(statements: Sequence[Statement], dtypes: Mapping[str, str],
     if dtypes[output] in RESULT_DTYPE:
         problem, remedy = f"{dtypes[output]} is a type of inputs", RESULT_DTYPE[dtypes[output]]
         raise InputError(f"dtypes.{output}", f"{problem}, too narrow for results", f"use {remedy}, or a wider float")
-    whole = _whole_statements(statements, dtypes)
+    are_whole = _whole_statements(statements, dtypes)
     reductions = [position for position, statement in enumerate(statements) if statement.reduction]
     # What follows the sum may be computed in floats.
-    integral = len(reductions) == 1 and all(whole[: reductions[0] + 1])
+    is_integral = len(reductions) == 1 and all(are_whole[: reductions[0] + 1])
     if not reductions:
-        integral = all(whole) and dtypes[output] == "int32"
+        is_integral = all(are_whole) and dtypes[output] == "int32"
     widest = "float64" if "float64" in dtypes.values() else "float32"
-    accumulate = given or ("int32" if integral else widest)
-    check_accumulate(accumulate, "float32" if accumulate == "int32" and integral else widest)
-    if accumulate == "int32" and not integral:
+    accumulate = given or ("int32" if is_integral else widest)
+    check_accumulate(accumulate, "float32" if accumulate == "int32" and is_integral else widest)
+    if accumulate == "int32" and not is_integral:
         raise InputError("accumulate", "int32 takes one reduction of integers by functions of integers", "use float32")
-    if dtypes[output] == "int32" and not (accumulate == "int32" and all(whole)):
+    if dtypes[output] == "int32" and not (accumulate == "int32" and all(are_whole)):
         raise InputError(f"dtypes.{output}", "int32 keeps none but whole numbers", "use float32")
     return accumulate
 
 
 def _whole_statements(statements: Sequence[Statement], dtypes: Mapping[str, str]) -> list[bool]:
-    """Whether the values of each statement are whole numbers, those that they are computed from included."""
-    kept = {name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES} - {s.tensor for s in statements}
+    """Whether the values of each statement are whole numbers, computed from nothing but whole numbers."""
+    whole_tensors = {name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES}
+    whole_tensors -= {statement.tensor for statement in statements}
     result = []
     for statement in statements:
-        whole = any(load.tensor in kept for load in loads(statement.value)) and all(
-            _is_whole(node, kept) for node in walk(statement.value)
-        )
-        if whole:
-            kept.add(statement.tensor)
-        result.append(whole)
+        reads_whole = any(load.tensor in whole_tensors for load in loads(statement.value))
+        is_whole = reads_whole and all(_is_whole(node, whole_tensors) for node in walk(statement.value))
+        if is_whole:
+            whole_tensors.add(statement.tensor)
+        result.append(is_whole)
     return result
 
 
-def _is_whole(node: Value, kept: set[str]) -> bool:
+def _is_whole(node: Value, whole_tensors: set[str]) -> bool:
     """Whether a node of a value is a whole number if its arguments are."""
     if isinstance(node, Constant):
         return float(node.value).is_integer()
     if isinstance(node, Load):
-        return node.tensor in kept and (node.pad is None or float(node.pad).is_integer())
+        return node.tensor in whole_tensors and (node.pad is None or float(node.pad).is_integer())
     if isinstance(node, Call):
         return node.function in _INTEGER_FUNCTIONS
     if isinstance(node, Reduction):
@@ -143,5 +151,9 @@ def _is_whole(node: Value, kept: set[str]) -> bool:
 
 
 def reach(index: AffineIndex, sizes: Mapping[str, int]) -> int:
-    """No partial sum of ``index`` is larger than this in magnitude."""
+    """Largest magnitude of any partial sum of ``index``.
+
+    >>> reach(AffineIndex.of({"i": 2, "k": -3}, 5), {"i": 4, "k": 2})  # 5 + 2 * 3 + 3 * 1
+    14
+    """
     return abs(index.offset) + sum(abs(coefficient) * (sizes[axis] - 1) for axis, coefficient in index.terms)

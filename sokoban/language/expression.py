@@ -17,15 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from hal.spec.parts import DTYPE_BYTES
+
+#: Element types of tensors: floats and integers that arithmetic takes.
 FLOAT_DTYPES = ("float16", "bfloat16", "float32", "float64")
 INTEGER_DTYPES = ("int8", "int32")
 #: Eight-bit floats: storage of a matrix product's operands, in which nothing is computed.
 FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e5m2")
 DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES, *FLOAT8_DTYPES)
-DTYPE_BYTES = {
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "int32": 4,
-    "float8_e4m3fn": 1, "float8_e5m2": 1,
-}  # fmt: skip
 #: Dtype of what an operator makes of dtypes too narrow for results, unless it is told another.
 RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
 
@@ -51,29 +50,40 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class AffineIndex:
-    """``offset + sum(coefficient * axis)`` with integer coefficients, none of them zero, axes sorted by name."""
+    """``offset + sum(coefficient * axis)`` with integer coefficients, none of them zero, axes sorted by name.
+
+    >>> index = AffineIndex.of({"h": 2, "k": 1}, offset=-1)
+    >>> str(index), index.bounds({"h": 4, "k": 3})
+    ('2*h + k - 1', (-1, 7))
+    >>> str(index.substitute({"h": AffineIndex.of({"i": 1}, 3)}))
+    '2*i + k + 5'
+    """
 
     terms: tuple[tuple[str, int], ...] = ()
     offset: int = 0
 
     @staticmethod
     def of(terms: Mapping[str, int], offset: int = 0) -> AffineIndex:
+        """The index with these coefficients by axis; zeros are left out."""
         return AffineIndex(tuple(sorted((a, c) for a, c in terms.items() if c)), offset)
 
     @staticmethod
     def axis(name: str) -> AffineIndex:
+        """The index that is one axis."""
         return AffineIndex(((name, 1),))
 
     @property
     def axes(self) -> tuple[str, ...]:
+        """Names of the axes that the index depends on."""
         return tuple(axis for axis, _ in self.terms)
 
     @property
     def is_plain_axis(self) -> bool:
-        """A single axis, coefficient one, no offset."""
+        """Whether the index is a single axis: coefficient one, no offset."""
         return self.offset == 0 and len(self.terms) == 1 and self.terms[0][1] == 1
 
     def coefficient(self, axis: str) -> int:
+        """By how much the index grows along ``axis``; 0 where it does not depend on it."""
         return next((c for a, c in self.terms if a == axis), 0)
 
     def bounds(self, sizes: Mapping[str, int]) -> tuple[int, int]:
@@ -127,8 +137,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of :data:`FUNCTIONS` applied to values. Comparisons give truth values, which only select, and, or,
-    not take."""
+    """A function of :data:`FUNCTIONS` applied to values.
+
+    Comparisons give truth values, which only select, and, or, not take.
+    """
 
     function: str
     arguments: tuple[Value, ...]
@@ -161,18 +173,22 @@ class Tensor:
 
     @property
     def caller_shape(self) -> tuple[int, ...]:
+        """The shape of the caller's array."""
         return self.shape if self.external_shape is None else self.external_shape
 
     @property
     def element_count(self) -> int:
+        """Elements of the tensor."""
         return math.prod(self.shape)
 
     @property
     def element_bytes(self) -> int:
+        """Bytes of one element."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of all elements."""
         return self.element_count * self.element_bytes
 
 
@@ -186,6 +202,7 @@ class Statement:
 
     @property
     def reduction(self) -> Reduction | None:
+        """The reduction that the statement is; None for a point-wise one."""
         return self.value if isinstance(self.value, Reduction) else None
 
 
@@ -207,25 +224,31 @@ class TensorExpr:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
+        """Elements of every axis."""
         return {axis.name: axis.size for axis in self.axes}
 
     @cached_property
     def tensor_by_name(self) -> Mapping[str, Tensor]:
+        """All tensors by name."""
         return {tensor.name: tensor for tensor in self.tensors}
 
     @cached_property
     def inputs(self) -> tuple[Tensor, ...]:
+        """Tensors that no statement defines, in order of first use."""
         written = {statement.tensor for statement in self.statements}
         return tuple(tensor for tensor in self.tensors if tensor.name not in written)
 
     @property
     def output(self) -> Tensor:
+        """The tensor that the last statement defines."""
         return self.tensor_by_name[self.statements[-1].tensor]
 
     @property
     def final_dtype(self) -> str:
-        """The dtype in which the last statement is computed: ``accumulate``, or float32 where sums of integers leave
-        as floats."""
+        """The dtype in which the last statement is computed.
+
+        That is ``accumulate``, or float32 where sums of integers are stored as floats.
+        """
         return "float32" if self.accumulate == "int32" and self.output.dtype != "int32" else self.accumulate
 
 
@@ -256,14 +279,19 @@ def used_axes(values: Iterable[Value]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def rewrite(value: Value, replace: Mapping[Value, Value]) -> Value:
-    """``value`` with every sub-value found in ``replace`` exchanged, outermost match first."""
-    if value in replace:
-        return replace[value]
+def rewrite(value: Value, replacements: Mapping[Value, Value]) -> Value:
+    """``value`` with every sub-value that ``replacements`` has exchanged, outermost match first.
+
+    >>> x, y = Load("X", ()), Load("Y", ())
+    >>> value_text(rewrite(Call("mul", (x, Call("exp", (x,)))), {x: y}))
+    '(Y[] * exp(Y[]))'
+    """
+    if value in replacements:
+        return replacements[value]
     if isinstance(value, Call):
-        return Call(value.function, tuple(rewrite(argument, replace) for argument in value.arguments))
+        return Call(value.function, tuple(rewrite(argument, replacements) for argument in value.arguments))
     if isinstance(value, Reduction):
-        return Reduction(value.function, value.axes, rewrite(value.body, replace))
+        return Reduction(value.function, value.axes, rewrite(value.body, replacements))
     return value
 
 

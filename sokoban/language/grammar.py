@@ -11,6 +11,7 @@ from hal.support.errors import InputError
 
 Node = Tree[Token] | Token
 
+#: Longest program in bytes, deepest nesting of brackets and operators, and most statements.
 MAX_TEXT_BYTES = 64 * 1024
 MAX_NESTING = 100
 MAX_STATEMENTS = 256
@@ -126,15 +127,15 @@ def _too_deep() -> InputError:
 
 def _syntax_error(text: str, error: UnexpectedInput) -> InputError:
     expected: set[str] = set()
-    found = "end of text"
+    unexpected = "end of text"
     if isinstance(error, UnexpectedToken):
         expected = set(error.accepts or error.expected)
         if error.token.type != "$END":
-            found = _quote(str(error.token))
+            unexpected = _quote(str(error.token))
     elif isinstance(error, UnexpectedCharacters):
-        found = _quote(error.char)
-    at_end = found == "end of text"
-    position = len(text) if at_end else min(getattr(error, "pos_in_stream", None) or 0, len(text))
+        unexpected = _quote(error.char)
+    is_at_end = unexpected == "end of text"
+    position = len(text) if is_at_end else min(getattr(error, "pos_in_stream", None) or 0, len(text))
     line_start = text.rfind("\n", 0, position) + 1
     line = text.count("\n", 0, position) + 1
     place = (
@@ -144,7 +145,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> InputError:
     )
     names = sorted(_TERMINAL_TEXT.get(terminal, "") for terminal in expected)
     remedy = f"expected {' or '.join(names)}" if 0 < len(names) <= 3 and all(names) else ""
-    return InputError("expr", f"syntax error at {place}: unexpected {found}", remedy)
+    return InputError("expr", f"syntax error at {place}: unexpected {unexpected}", remedy)
 
 
 def _quote(text: str) -> str:
@@ -152,6 +153,7 @@ def _quote(text: str) -> str:
 
 
 def source_text(node: Node) -> str:
+    """The text of a subtree, with brackets wherever a part is compound."""
     if isinstance(node, Token):
         return str(node)
     parts = [source_text(child) for child in node.children]

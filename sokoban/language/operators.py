@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from hal.support.errors import InputError
-from sokoban.language.checks import check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.named import NAMED_OPERATORS
@@ -42,8 +42,8 @@ from sokoban.language.named.base import (
 )
 from sokoban.language.parser import parse_program
 
+#: Largest file of operators that is read.
 MAX_FILE_BYTES = 32 * 1024 * 1024
-MAX_NAME_LENGTH = 100
 
 PadValue = float | Literal["inf", "-inf"]
 
@@ -97,9 +97,15 @@ def operator_from_data(data: object) -> TensorExpr:
     check_accumulate(operator.accumulate or "float64", operator.dtype)
     try:
         expr = parse_program(
-            program.text, program.sizes, program.dtypes, operator.accumulate, operator.name or _short(stem),
-            program.shapes, default_dtype=default_dtype, external_shapes=program.external_shapes,
-        )  # fmt: skip
+            program.text,
+            program.sizes,
+            program.dtypes,
+            accumulate=operator.accumulate,
+            name=operator.name or _short(stem),
+            shapes=program.shapes,
+            default_dtype=default_dtype,
+            external_shapes=program.external_shapes,
+        )
     except InputError as error:  # the text is ours, so what is wrong with it is the operator as a whole
         tensor = f"tensor {error.field.removeprefix('shapes.')}: " if error.field.startswith("shapes.") else ""
         field = "output_dtype" if error.field.startswith("dtypes.") else error.field
@@ -109,7 +115,7 @@ def operator_from_data(data: object) -> TensorExpr:
 
 
 def typed_stem(stem: str, operator: Operator | Expr) -> str:
-    """A derived name with the types in it that are not the usual ones."""
+    """A derived name with the types of the operator that are not the usual ones."""
     return stem + ("" if operator.dtype == "float32" else f"_{operator.dtype}") + "_tf32" * operator.allow_tf32
 
 
@@ -140,9 +146,15 @@ def _from_expr(data: dict[str, Any]) -> TensorExpr:
     if program.output != output and output in dtypes:
         dtypes.setdefault(program.output, dtypes[output])
     expr = parse_program(
-        program.text, operator.sizes, dtypes, operator.accumulate, operator.name or _short(stem),
-        operator.shapes, pads, operator.dtype,
-    )  # fmt: skip
+        program.text,
+        operator.sizes,
+        dtypes,
+        accumulate=operator.accumulate,
+        name=operator.name or _short(stem),
+        shapes=operator.shapes,
+        pads=pads,
+        default_dtype=operator.dtype,
+    )
     return _with_tf32(expr) if operator.allow_tf32 else expr
 
 
@@ -190,13 +202,13 @@ def _validation_error(message: str, data: dict[str, Any], cls: type[Struct]) -> 
     key = re.split(r"[.\[]", where)[0]
     if problem.startswith("Invalid "):
         options = _literals(typing.get_type_hints(cls).get(key)) or []
-        found = re.search(r"'.*'|-?\d+$", problem)
+        given = re.search(r"'.*'|-?\d+$", problem)
         if key == "epilogue":
             options += [tag_of(step) for step in (BiasAdd, ResidualAdd, Scale)]
         if key == "padding":
             options += ["a number", "[top, left, bottom, right]"]
-        what = f"unknown {key} {found[0] if found else ''}".strip()
-        return InputError(where, what, f"use one of {', '.join(options)}" if options else "")
+        unknown = f"unknown {key} {given[0] if given else ''}".strip()
+        return InputError(where, unknown, f"use one of {', '.join(options)}" if options else "")
     return InputError(where, problem[:1].lower() + problem[1:])
 
 
@@ -302,13 +314,13 @@ def _decode(text: bytes, source_name: str) -> object:
         raise InputError(source_name, f"not UTF-8 text: {error.reason}", "save the file as UTF-8") from None
     except msgspec.DecodeError as error:
         message = str(error).removeprefix("JSON is malformed: ")
-        found = re.search(r" \(byte (\d+)\)$", message)
-        if not found and "truncated" not in message:
+        place = re.search(r" \(byte (\d+)\)$", message)
+        if not place and "truncated" not in message:
             raise InputError(source_name, f"broken JSON: {message.split(' - at ')[0].lower()}") from None
-        position = int(found[1]) if found else len(text)
+        position = int(place[1]) if place else len(text)
         line = text.count(b"\n", 0, position) + 1
         column = position - (text.rfind(b"\n", 0, position) + 1) + 1
-        problem = message[: found.start()] if found else "it ends too early"
+        problem = message[: place.start()] if place else "it ends too early"
         raise InputError(source_name, f"broken JSON at line {line}, column {column}: {problem}") from None
 
 

@@ -1,7 +1,7 @@
 """Text of the tensor-expression language -> :class:`TensorExpr`.
 
-The text is parsed by a real grammar (LALR) into a tree; values and indices are built from that tree and nothing is
-ever evaluated as Python. What the language means, with every error, is in ``docs/operators.md``.
+The text is parsed by an LALR grammar into a tree; values and indices are built from that tree, and nothing is ever
+evaluated as Python. What the language means, with every error, is in ``docs/operators.md``.
 """
 
 from __future__ import annotations
@@ -14,17 +14,11 @@ from hal.support.errors import InputError
 from sokoban.language.checks import (
     MAX_AXIS_SIZE,
     MAX_ELEMENTS,
-    MAX_NAME_LENGTH,
-    NAME_PATTERN,
-    RESERVED_NAMES,
     accumulate_dtype,
-    check_accumulate,
     check_dtype,
-    check_name,
     check_shape,
     check_sizes,
     reach,
-    shown,
 )
 from sokoban.language.expression import (
     RESULT_DTYPE,
@@ -42,39 +36,16 @@ from sokoban.language.expression import (
     used_axes,
     walk,
 )
-from sokoban.language.grammar import GRAMMAR, MAX_NESTING, MAX_STATEMENTS, MAX_TEXT_BYTES, Node, parse_tree
+from sokoban.language.grammar import parse_tree
 from sokoban.language.names import unused_name
-from sokoban.language.statements import REDUCERS, Pads, build_statements
-
-__all__ = [
-    "GRAMMAR",
-    "MAX_AXIS_SIZE",
-    "MAX_ELEMENTS",
-    "MAX_NAME_LENGTH",
-    "MAX_NESTING",
-    "MAX_STATEMENTS",
-    "MAX_TEXT_BYTES",
-    "NAME_PATTERN",
-    "REDUCERS",
-    "RESERVED_NAMES",
-    "Node",
-    "Pads",
-    "check_accumulate",
-    "check_dtype",
-    "check_name",
-    "check_shape",
-    "check_sizes",
-    "parse_program",
-    "parse_tree",
-    "shown",
-    "unused_name",
-]
+from sokoban.language.statements import Pads, build_statements
 
 
 def parse_program(
     text: str,
     sizes: Mapping[str, int],
     dtypes: Mapping[str, str],
+    *,
     accumulate: str | None = None,
     name: str = "expr",
     shapes: Mapping[str, Sequence[int]] | None = None,
@@ -84,7 +55,12 @@ def parse_program(
 ) -> TensorExpr:
     """``text`` -> a normalised expression: every statement is one reduction, or point-wise.
 
+    >>> product = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 4, "j": 3, "k": 2}, {})
+    >>> [(tensor.name, tensor.shape) for tensor in product.tensors]
+    [('A', (4, 2)), ('B', (2, 3)), ('C', (4, 3))]
+
     Args:
+        text: statements, separated by semicolons or newlines.
         sizes: axis name -> number of elements; exactly the axes the text uses.
         dtypes: tensor name -> dtype. Other inputs and the output get ``default_dtype``, the output a wider one where
             that is too narrow for results; other tensors in between are never stored and get the dtype of
@@ -93,6 +69,8 @@ def parse_program(
             float32.
         shapes: input name -> shape. Inferred from the largest index where the input is never padded.
         pads: tensor name -> value of its elements outside, for loads that do not say ``| pad=`` themselves.
+        name: of the operator.
+        default_dtype: dtype of tensors that ``dtypes`` leaves out.
         external_shapes: tensor name -> the caller's shape of it, where it differs (:class:`Tensor`).
 
     Raises:

@@ -35,15 +35,22 @@ from sokoban.language.expression import (
 
 Array = NDArray[Any]
 
-#: Elements of one block of a reduction (32 MiB of float64), and of an einsum operand that NumPy may copy.
+#: Elements of one block of a reduction: 32 MiB of float64.
 BLOCK_ELEMENTS = 2**22
+#: Most elements of an einsum operand, which NumPy may copy.
 MAX_EINSUM_ELEMENTS = 2**25
 
 
 def evaluate(expr: TensorExpr, inputs: Mapping[str, Array]) -> NDArray[np.float64]:
     """The output of ``expr`` in float64, of shape ``expr.output.shape``; nothing in between is rounded.
 
+    >>> from sokoban.language.parser import parse_program
+    >>> product = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 1, "j": 2, "k": 3}, {})
+    >>> evaluate(product, {"A": np.array([[1, 2, 3]]), "B": np.array([[1, 0], [0, 1], [1, 1]])}).tolist()
+    [[4.0, 5.0]]
+
     Args:
+        expr: the operator.
         inputs: one array per input tensor, in the tensor's own or in the caller's shape.
 
     Raises:
@@ -96,23 +103,23 @@ _REDUCERS: Mapping[str, tuple[np.ufunc, float]] = {
 def _reduce_in_blocks(
     expr: TensorExpr, statement: Statement, reduction: Reduction, values: Mapping[str, Array]
 ) -> Array:
-    """The reduction as array arithmetic over blocks of at most :data:`BLOCK_ELEMENTS` points, where it can be."""
+    """The reduction as array arithmetic, over blocks of at most :data:`BLOCK_ELEMENTS` points where outputs allow."""
     order = (*statement.axes, *reduction.axes)
-    left_shape = tuple(expr.sizes[axis] for axis in statement.axes)
+    shape = tuple(expr.sizes[axis] for axis in statement.axes)
     ufunc, identity = _REDUCERS[reduction.function]
-    result = np.full(left_shape, identity)
+    result = np.full(shape, identity)
     views: dict[Load, Array | None] = {}
-    over = tuple(range(len(statement.axes), len(order)))
-    for ranges in _blocks([expr.sizes[axis] for axis in reduction.axes], max(math.prod(left_shape), 1)):
+    reduced = tuple(range(len(statement.axes), len(order)))
+    for ranges in _blocks([expr.sizes[axis] for axis in reduction.axes], max(math.prod(shape), 1)):
         block = _Block(expr.sizes, order, dict(zip(reduction.axes, ranges, strict=True)), values, views)
-        points = np.broadcast_to(block.evaluate(reduction.body), left_shape + tuple(r.stop - r.start for r in ranges))
-        result = ufunc(result, ufunc.reduce(points, axis=over))
+        points = np.broadcast_to(block.evaluate(reduction.body), shape + tuple(r.stop - r.start for r in ranges))
+        result = ufunc(result, ufunc.reduce(points, axis=reduced))
     return result
 
 
-def _blocks(sizes: Sequence[int], each: int) -> Iterator[tuple[slice, ...]]:
-    """Boxes that tile ``sizes``; the last axes whole first, each box times ``each`` within the limit."""
-    budget = max(BLOCK_ELEMENTS // each, 1)
+def _blocks(sizes: Sequence[int], outputs: int) -> Iterator[tuple[slice, ...]]:
+    """Boxes that tile ``sizes``, the last axes whole first; points of a box times ``outputs`` stay within the limit."""
+    budget = max(BLOCK_ELEMENTS // outputs, 1)
     steps: list[int] = []
     for size in reversed(sizes):
         steps.insert(0, min(size, budget))
@@ -174,20 +181,25 @@ class _Block:
             self.views[load] = strided_view(array, load, self.order, self.sizes)
         view = self.views[load]
         if view is not None:
-            cut = (self.ranges[axis] if view.shape[d] != 1 else slice(None) for d, axis in enumerate(self.order))
-            return np.asarray(view[tuple(cut)])
+            box = (self.ranges[axis] if view.shape[d] != 1 else slice(None) for d, axis in enumerate(self.order))
+            return np.asarray(view[tuple(box)])
         indices = [self._index(index) for index in load.indices]
-        inside = np.ones((1,) * len(self.order), dtype=bool)
+        is_inside = np.ones((1,) * len(self.order), dtype=bool)
         for index, extent in zip(indices, array.shape, strict=True):
-            inside = inside & (index >= 0) & (index < extent)
+            is_inside = is_inside & (index >= 0) & (index < extent)
         clipped = tuple(np.clip(index, 0, extent - 1) for index, extent in zip(indices, array.shape, strict=True))
-        return np.asarray(np.where(inside, array[clipped], load.pad))
+        return np.asarray(np.where(is_inside, array[clipped], load.pad))
 
 
 def strided_view(array: Array, load: Load, order: Sequence[str], sizes: Mapping[str, int]) -> Array | None:
-    """What ``load`` reads over all of ``order`` as a view, shape ``sizes`` (1 for axes it does not use).
+    """What ``load`` reads over all axes of ``order`` as a view of ``array``.
 
-    A padded load looks into a padded copy; None if that copy would be much larger than the tensor.
+    The view has one dimension per axis of ``order``: as many elements as ``sizes`` says, 1 for axes that the load does
+    not use. A padded load looks into a padded copy; None if that copy would be much larger than the tensor.
+
+    >>> windows = Load("X", (AffineIndex.of({"i": 1, "k": 1}),))  # X[i + k]
+    >>> strided_view(np.arange(4.0), windows, ("i", "k"), {"i": 3, "k": 2}).tolist()
+    [[0.0, 1.0], [1.0, 2.0], [2.0, 3.0]]
 
     Raises:
         ValueError: a load without a pad leaves the tensor.
@@ -207,10 +219,10 @@ def strided_view(array: Array, load: Load, order: Sequence[str], sizes: Mapping[
     for index, stride in zip(load.indices, array.strides, strict=True):
         for axis, coefficient in index.terms:
             strides[axis] += coefficient * stride
-    used = {axis for index in load.indices for axis in index.axes}
-    start = array[tuple(slice(o, None) for o in origin)]
-    shape = tuple(sizes[axis] if axis in used else 1 for axis in order)
-    return as_strided(start, shape, tuple(strides[axis] for axis in order), writeable=False)
+    walked = {axis for index in load.indices for axis in index.axes}
+    from_origin = array[tuple(slice(offset, None) for offset in origin)]
+    shape = tuple(sizes[axis] if axis in walked else 1 for axis in order)
+    return as_strided(from_origin, shape, tuple(strides[axis] for axis in order), writeable=False)
 
 
 def _erf(x: Array) -> Array:
@@ -240,24 +252,38 @@ def _sum_of_product(
 ) -> Array | None:
     """``sum(axes, A[...] * B[...] * number)`` by einsum over strided views; None for any other body."""
     factors = _factors(reduction.body)
-    if factors is None or not 1 <= len(operands := [f for f in factors if isinstance(f, Load)]) <= 3:
+    if factors is None:
         return None
+    operands = [factor for factor in factors if isinstance(factor, Load)]
     order = (*statement.axes, *reduction.axes)
-    if len(order) > 26 or set(reduction.axes) - {axis for f in operands for i in f.indices for axis in i.axes}:
+    if not _suits_einsum(operands, order, reduction.axes):
         return None
     arguments: list[Any] = []
+    labels: set[int] = set()
     for load in operands:
         view = strided_view(values[load.tensor], load, order, expr.sizes)
         if view is None or (len(operands) > 1 and view.size > MAX_EINSUM_ELEMENTS):
             return None
-        used = [d for d, axis in enumerate(order) if any(axis in index.axes for index in load.indices)]
+        used = _used_dimensions(load, order)
         arguments += [view[tuple(slice(None) if d in used else 0 for d in range(view.ndim))], used]
-    scale = math.prod(f.value for f in factors if isinstance(f, Constant))
-    present = sorted({d for labels in arguments[1::2] for d in labels if d < len(statement.axes)})
+        labels.update(used)
+    scale = math.prod(factor.value for factor in factors if isinstance(factor, Constant))
+    present = sorted(label for label in labels if label < len(statement.axes))
     total = np.einsum(*arguments, present, optimize=len(operands) > 1) * scale
     shape = [expr.sizes[axis] if d in present else 1 for d, axis in enumerate(statement.axes)]
     full = tuple(expr.sizes[axis] for axis in statement.axes)
     return np.array(np.broadcast_to(np.reshape(total, shape), full))
+
+
+def _suits_einsum(operands: Sequence[Load], order: Sequence[str], reduced: Sequence[str]) -> bool:
+    """Whether einsum has letters for all axes, and operands that have all reduced ones."""
+    walked = {axis for load in operands for index in load.indices for axis in index.axes}
+    return 1 <= len(operands) <= 3 and len(order) <= 26 and walked.issuperset(reduced)
+
+
+def _used_dimensions(load: Load, order: Sequence[str]) -> list[int]:
+    """Positions in ``order`` of the axes that a load walks."""
+    return [d for d, axis in enumerate(order) if any(axis in index.axes for index in load.indices)]
 
 
 def _factors(value: Value) -> list[Load | Constant] | None:
@@ -285,9 +311,9 @@ _POSITIVE_ARGUMENTS: Mapping[str, tuple[int, ...]] = {
 def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]:
     """An array per input tensor, uniform in [-1, 1] and rounded to the tensor's dtype.
 
-    What reaches a logarithm, a root, a power or a denominator is drawn from [0.5, 1.5] instead, so that every
-    function stays in range. Integers take all of int8's range but -128 (up to 7 where float16 has to hold their sums),
-    positive where those others are.
+    What reaches a logarithm, a root, a power or a denominator is drawn from [0.5, 1.5] instead, so that every function
+    stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
+    float16 has to hold their sums.
     """
     ranges = input_ranges(expr)
     result = {}
@@ -311,7 +337,7 @@ def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:
 
 
 def _positive_tensors(expr: TensorExpr) -> set[str]:
-    """Tensors below a function that needs positive arguments, through the statements that compute them."""
+    """Tensors that reach a function of positive arguments, directly or through other statements."""
     positive: set[str] = set()
     for statement in reversed(expr.statements):
         if statement.tensor in positive:
@@ -324,7 +350,11 @@ def _positive_tensors(expr: TensorExpr) -> set[str]:
 
 
 def round_to_dtype(array: Array, dtype: str) -> NDArray[np.float64]:
-    """``array`` rounded to the nearest values of ``dtype`` (ties to even), as float64."""
+    """``array`` rounded to the nearest values of ``dtype`` (ties to even), as float64.
+
+    >>> round_to_dtype(np.array([1 + 2.0**-8, 1 + 2.0**-7]), "bfloat16").tolist()  # seven bits of mantissa
+    [1.0, 1.0078125]
+    """
     if dtype == "bfloat16":
         bits = np.asarray(array, dtype=np.float32).view(np.uint32)
         rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)

@@ -1,8 +1,8 @@
 """Syntax tree -> statements as written; reductions may still be nested anywhere in them.
 
-Which of ``max(a, b)`` and ``max(axis, body)`` is meant (``min`` alike): it reduces if the first argument is a list of
-axes, or the bare name of an axis that is neither on the statement's left-hand side nor already reduced around the
-call; else it is the larger of two values. ``sum``, ``prod`` and ``mean`` always reduce.
+``max`` and ``min`` reduce if their first argument is a list of axes, or the bare name of an axis that is neither on the
+statement's left-hand side nor already reduced around the call; else they are the larger and the smaller of two values.
+``sum``, ``prod`` and ``mean`` always reduce.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from sokoban.language.grammar import Node, source_text
 if TYPE_CHECKING:
     import sympy
 
+#: Value of a tensor's elements outside of it, by tensor.
 Pads = Mapping[str, float]
 
+#: Functions that reduce.
 REDUCERS = (*REDUCTION_IDENTITY, "mean")
 _TRUTH_FUNCTIONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "not"})
 _COMPARISONS = {"<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne"}
@@ -154,7 +156,7 @@ def _call(function: str, arguments: Sequence[Node], scope: _Scope) -> Value:
 
 
 def _is_reduction(function: str, arguments: Sequence[Node], scope: _Scope) -> bool:
-    """The rule of the module's docstring."""
+    """Whether a call reduces or is point-wise, which the module's docstring tells for max and min."""
     if function not in FUNCTIONS:
         return True
     first = arguments[0]
@@ -232,7 +234,7 @@ def _apply(function: str, arguments: list[Value], scope: _Scope) -> Value:
 
 
 def _fold(function: str, arguments: list[Value]) -> Value | None:
-    """Arithmetic on constants and affine axis values done now; None where there is nothing to do."""
+    """The result of arithmetic on constants and affine axis values; None where it is neither."""
     if function not in ("add", "sub", "mul", "div", "neg"):
         return None
     first, second = arguments[0], arguments[-1]

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.stages import estimate_vectors
 from sokoban.model.estimates import EstimateTable
-from sokoban.model.gpu.breakdown import _estimate
+from sokoban.model.gpu.breakdown import estimate_table
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 
@@ -28,19 +29,21 @@ _CHUNK = 4096
 
 def estimate_schedules(form: KernelForm, device: DeviceSpec, schedules: Sequence[TileSchedule]) -> EstimateTable:
     """Predict every schedule of ``schedules``."""
-    return estimate(ScheduleTable.of(form, schedules), device)
+    return estimate(ScheduleTable.of(form, schedules), PlacedForm(form, device))
 
 
-def estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
-    """Predict every row; large tables in pieces."""
-    model = _MODELS[device.teu.lane]
+def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
+    """Predict every row of a table of ``placed.form``; large tables in pieces."""
+    model = _MODELS[placed.device.teu.lane]
     if table.count <= _CHUNK:
-        return model(table, device)
-    return EstimateTable.join([model(table.rows(slice(i, i + _CHUNK)), device) for i in range(0, table.count, _CHUNK)])
+        return model(table, placed)
+    return EstimateTable.join(
+        [model(table.candidates(slice(i, i + _CHUNK)), placed) for i in range(0, table.count, _CHUNK)]
+    )
 
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
-_MODELS: Mapping[str, Callable[[ScheduleTable, DeviceSpec], EstimateTable]] = {
-    "thread": _estimate,
+_MODELS: Mapping[str, Callable[[ScheduleTable, PlacedForm], EstimateTable]] = {
+    "thread": estimate_table,
     "element": estimate_vectors,
 }

@@ -17,17 +17,16 @@ from sokoban.language.expression import Load
 from sokoban.schedule.table import Ints
 from sokoban.schedule.tile import TileSchedule
 
-
-def widest_vector(form: KernelForm, tensor: str) -> int:
-    """Elements of a 16-byte access; code generation narrows it to what alignment allows."""
-    return max(1, VECTOR_BYTES // form.expr.tensor_by_name[tensor].element_bytes)
-
-
 #: Widest access of any accelerator we generate code for.
 VECTOR_BYTES = 16
 
 #: Most elements that arithmetic is vectorised over: TVM's CUDA code for eight half-precision lanes does not compile.
 MAX_LANES = 4
+
+
+def widest_vector(form: KernelForm, tensor: str) -> int:
+    """Elements of a 16-byte access; code generation narrows it to what alignment allows."""
+    return max(1, VECTOR_BYTES // form.expr.tensor_by_name[tensor].element_bytes)
 
 
 def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: int = 0) -> int:
@@ -42,41 +41,47 @@ def fetch_vector(form: KernelForm, schedule: TileSchedule, load: Load, padding: 
     if dimension.stride != 1 or any(coefficient < 0 for _, coefficient in dimension.terms):
         return 1
     tile = {**schedule.block_of, **schedule.step_of}
-    conditions = [dimension.extent({**form.sizes, **tile}), dimension.offset, tensor.shape[-1]]
-    conditions += [coefficient * tile[axis] for axis, coefficient in dimension.terms if axis in tile]
-    conditions.append(conditions[0] + padding)
-    if schedule.instruction == "fma" and tensor.element_bytes == 1:
+    row = dimension.extent({**form.sizes, **tile})
+    must_divide = [row, dimension.offset, tensor.shape[-1], row + padding]
+    must_divide += [coefficient * tile[axis] for axis, coefficient in dimension.terms if axis in tile]
+    if not schedule.uses_matrix and tensor.element_bytes == 1:
         # TVM has no constants of more than four lanes of bytes; asynchronous copies need none.
-        conditions.append(MAX_LANES)
-    return _largest(tensor.element_bytes, conditions)
+        must_divide.append(MAX_LANES)
+    return _widest(tensor.element_bytes, must_divide)
 
 
 def widest_fetch(form: KernelForm, load: Load, tile: Mapping[str, Ints], padding: Ints) -> Ints:
-    """:func:`fetch_vector` of many schedules: ``tile`` has block and step, by axis."""
+    """Elements per access of the copies of many schedules, as :func:`fetch_vector` has them for one.
+
+    ``tile`` has the elements of block and step by axis, ``padding`` the storage padding in elements; both have an entry
+    per schedule.
+    """
     if not load.indices:
         return np.ones_like(padding)
     tensor = form.expr.tensor_by_name[load.tensor]
     dimension = data_dimension(load.indices[-1])
     if dimension.stride != 1 or any(coefficient < 0 for _, coefficient in dimension.terms):
         return np.ones_like(padding)
-    everything: dict[str, Any] = {**form.sizes, **tile}
-    extent = dimension.extent(everything)
-    # Widths are powers of two, so that the greatest common divisor is the widest that divides all.
+    sizes: dict[str, Any] = {**form.sizes, **tile}
+    row = dimension.extent(sizes)
+    # Widths are powers of two: the greatest common divisor is the widest that divides all.
     width = np.gcd(max(1, VECTOR_BYTES // tensor.element_bytes), np.gcd(dimension.offset, tensor.shape[-1]))
     for axis, coefficient in dimension.terms:
         if axis in tile:
             width = np.gcd(width, coefficient * tile[axis])
-    return np.gcd(np.gcd(width, extent), extent + padding)
+    return np.gcd(np.gcd(width, row), row + padding)
 
 
 def store_vector(form: KernelForm, schedule: TileSchedule, lanes: int = MAX_LANES) -> int:
-    """Elements per access, at most ``lanes``, when a thread writes its adjacent outputs, and reads what the final
-    statement needs."""
+    """Elements per access when a thread writes its adjacent outputs and reads what the final statement needs.
+
+    At most ``lanes``; 1 where the outputs are not adjacent, or some operand of the final statement is not.
+    """
     axis = form.final.axes[-1]
     output = form.expr.output
     if axis not in schedule.thread_of:
         return 1
-    conditions = [schedule.thread_of[axis], output.shape[-1]]
+    must_divide = [schedule.thread_of[axis], output.shape[-1]]
     width_bytes = output.element_bytes
     direct = list(form.final_loads)
     if form.reduction is None:
@@ -89,12 +94,13 @@ def store_vector(form: KernelForm, schedule: TileSchedule, lanes: int = MAX_LANE
         if innermost.coefficient(axis) != 1 or any(index.coefficient(axis) for index in load.indices[:-1]):
             return 1
         width_bytes = max(width_bytes, tensor.element_bytes)
-        conditions += [tensor.shape[-1], innermost.offset]
-        conditions += [c for other, c in innermost.terms if other != axis]
-    return min(lanes, _largest(width_bytes, conditions))
+        must_divide += [tensor.shape[-1], innermost.offset]
+        must_divide += [coefficient for other, coefficient in innermost.terms if other != axis]
+    return min(lanes, _widest(width_bytes, must_divide))
 
 
-def _largest(element_bytes: int, must_divide: list[int]) -> int:
+def _widest(element_bytes: int, must_divide: list[int]) -> int:
+    """Elements of the widest access whose width divides all of some numbers of elements."""
     width = max(1, VECTOR_BYTES // element_bytes)
     while width > 1 and any(number % width for number in must_divide):
         width //= 2

@@ -7,16 +7,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from hal.support.errors import InputError, listed
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, is_mma, matrix_roles
+from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.pipelines import asynchronous_problem
-from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
+from sokoban.schedule.table import INSTRUCTION_NUMBER, Bools, Ints, ScheduleTable, instruction_numbers, product
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import WARP_ROWS
 
@@ -34,7 +34,6 @@ Elements = Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE_ELEMENTS)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_TILE_ELEMENTS)]
 Band = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
 Stages = Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
-Instruction = Literal["fma", "wmma_16x16x16", "mma_16x8x16", "mma_16x8x32", "mma_16x8x8", "wgmma_64xNx16"]
 
 #: The keys of a schedule by what their names stand for.
 CUTS = ("block", "thread", "threads", "vthreads")
@@ -46,7 +45,7 @@ KEYS = (
 
 
 @lru_cache(maxsize=64)
-def _row_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors: tuple[str, ...]) -> type[Any]:
+def _candidate_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors: tuple[str, ...]) -> type[Any]:
     """The type of one schedule over some axes and tensors; 0 stands for a size that was not given."""
 
     def sizes_type(name: str, keys: Sequence[str], value: Any) -> type[Any]:
@@ -78,7 +77,7 @@ def _row_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors: tuple
 
 
 class ScheduleReader:
-    """Rows of JSON as columns, with what was left out inferred.
+    """JSON texts of schedules as the columns of a table, with what was left out inferred.
 
     * ``block`` is ``threads * vthreads * thread``; ``threads`` is what is left of the block; ``thread`` and
       ``vthreads`` are 1 unless block and threads leave more; an axis without any of the four has one element per block.
@@ -89,69 +88,53 @@ class ScheduleReader:
     """
 
     def __init__(self, form: KernelForm, items: Sequence[bytes], place: Callable[[int], str]) -> None:
-        """``items`` are the JSON texts; ``place`` tells where each is, for errors.
+        """Decode the texts ``items``; ``place`` tells where in the file each is, for errors.
 
         Raises:
             InputError: one of them is no JSON, or has unknown keys, axes or tensors, or values of a wrong type.
         """
         self.form, self.place = form, place
         self.tensors = tuple(tensor.name for tensor in form.expr.tensors)
-        self.rows: list[Any] = []
-        decode = msgspec.json.Decoder(_row_type(form.spatial, form.reduced, self.tensors)).decode
+        self.candidates: list[Any] = []
+        decode = msgspec.json.Decoder(_candidate_type(form.spatial, form.reduced, self.tensors)).decode
         try:
-            self.rows.extend(map(decode, items))
+            self.candidates.extend(map(decode, items))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             failure = self._failure(error)
         else:
-            self.count = len(self.rows)
-            #: First offending row of every kind of contradiction, and what to say of it.
+            self.count = len(self.candidates)
+            #: First offending schedule of every kind of contradiction, and what to say of it.
             self.complaints: list[tuple[int, InputError]] = []
             return
-        # What the rows before it contradict comes first in the file.
-        if self.rows:
-            ScheduleReader(form, items[: len(self.rows)], place).table()
+        # What the schedules before it contradict comes first in the file.
+        if self.candidates:
+            ScheduleReader(form, items[: len(self.candidates)], place).table()
         raise failure
 
     def table(self) -> ScheduleTable:
-        """The schedules.
+        """The schedules as a table.
 
         Raises:
             InputError: numbers contradict each other; the first of the file that do.
         """
         form = self.form
-        given = {key: self._columns(key, form.spatial) for key in CUTS}
-        cuts = [self._cut(axis, *(given[key][axis] for key in CUTS)) for axis in form.spatial]
-        block, thread, vthreads = (dict(zip(form.spatial, c, strict=True)) for c in (zip(*cuts, strict=True)))
-        steps = self._columns("step", form.reduced)
-        step = {axis: np.where(values > 0, values, form.sizes[axis]) for axis, values in steps.items()}
-        reducers = self._columns("reduce_threads", form.reduced)
-        self._refuse_large("block", block)
-        self._refuse_large("step", steps)
-        self._refuse_large("reduce_threads", reducers)
-        warp_tile = self._warp_tile(thread, step)
-        inner_thread, inner_step = (
-            self._inner("inner_thread", "thread", thread),
-            self._inner("inner_step", "step", step),
-        )
-        with_step = sum(steps.values(), np.zeros(self.count, dtype=np.int64)) > 0
-        cached = self._cached(with_step)
-        tensors = tuple(cached)
-        turned = self._turned(tensors)
-        stages = np.fromiter(map(attrgetter("stages"), self.rows), np.int64, self.count)
+        block, thread, vthreads = self._cuts()
+        given_step, reducers = self._sizes("step", form.reduced), self._sizes("reduce_threads", form.reduced)
+        step = {axis: np.where(sizes > 0, sizes, form.sizes[axis]) for axis, sizes in given_step.items()}
+        for key, columns in (("block", block), ("step", given_step), ("reduce_threads", reducers)):
+            self._refuse_large(key, columns)
+        instruction = instruction_numbers(map(attrgetter("instruction"), self.candidates))
+        self._check_fragments(instruction, thread, step)
+        inner_thread = self._inner("inner_thread", "thread", thread)
+        inner_step = self._inner("inner_step", "step", step)
+        cached = self._cached(given_step)
+        turned = self._turned(tuple(cached))
+        stages, raster = self._numbers("stages"), self._numbers("raster")
         in_place = ~np.logical_and.reduce([np.ones(self.count, dtype=np.bool_), *cached.values()])
-        self._complain(
-            (stages > 1) & in_place,
-            lambda i: InputError(
-                "stages", f"{stages[i]} buffers of every tile, but not all is staged", "stage all, or 1"
-            ),
-        )
-        asynchronous = self._asynchronous(stages, warp_tile)
-        raster = np.fromiter(map(attrgetter("raster"), self.rows), np.int64, self.count)
-        self._complain(
-            (raster > 0) & (in_place | (self.form.reduction is None)),
-            lambda i: InputError("raster", "bands of blocks need every operand of a reduction staged", "leave it out"),
-        )
-        padding = self._columns("padding", self.tensors)
+        self._check_stages(stages, in_place)
+        asynchronous = self._asynchronous(stages, instruction)
+        self._check_raster(raster, in_place)
+        padding = self._sizes("padding", self.tensors)
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
         return ScheduleTable(
@@ -160,152 +143,179 @@ class ScheduleReader:
             thread=thread,
             vthreads=vthreads,
             step=step,
-            reduce_threads=product([np.maximum(values, 1) for values in reducers.values()], self.count),
+            reduce_threads=product([np.maximum(threads, 1) for threads in reducers.values()], self.count),
             cached=cached,
-            padding={tensor: padding[tensor] for tensor in tensors},
-            warp_tile=warp_tile,
+            padding={tensor: padding[tensor] for tensor in cached},
             vector=self._vector(cached),
-            unroll=np.fromiter(map(attrgetter("unroll"), self.rows), np.int64, self.count),
+            unroll=self._numbers("unroll"),
             inner_thread=inner_thread,
             inner_step=inner_step,
             stages=stages,
             turned=turned,
-            mma=np.array([is_mma(row.instruction) or row.instruction == WGMMA for row in self.rows], dtype=np.bool_),
-            wgmma=np.array([row.instruction == WGMMA for row in self.rows], dtype=np.bool_),
+            instruction=instruction,
             asynchronous=asynchronous,
             raster=raster,
         )
 
-    def _columns(self, key: str, names: Sequence[str]) -> dict[str, Ints]:
-        """The sizes under ``key``, 0 where not given."""
-        parts = list(map(attrgetter(key), self.rows))
+    # Columns as they are given
+
+    def _numbers(self, key: str) -> Ints:
+        """The number under ``key`` of every schedule."""
+        return np.fromiter(map(attrgetter(key), self.candidates), np.int64, self.count)
+
+    def _sizes(self, key: str, names: Sequence[str]) -> dict[str, Ints]:
+        """The sizes under ``key`` by axis or tensor, 0 where not given."""
+        parts = list(map(attrgetter(key), self.candidates))
         return {
             name: np.fromiter(map(attrgetter(f"f{i}"), parts), np.int64, self.count) for i, name in enumerate(names)
         }
 
+    def _vector(self, cached: Mapping[str, Bools]) -> dict[str, Ints]:
+        """Elements per access, by tensor of the body and for the output; 0 leaves the choice to the code generator."""
+        parts = list(map(attrgetter("vector"), self.candidates))
+        vector: dict[str, Ints] = {}
+        for tensor in (*cached, self.form.expr.output.name):
+            field = f"f{self.tensors.index(tensor)}" if tensor in self.tensors else ""
+            given = [0 if part is None else getattr(part, field, 0) for part in parts]
+            vector[tensor] = np.array(given, dtype=np.int64)
+        return vector
+
+    # Columns inferred
+
+    def _cuts(self) -> tuple[dict[str, Ints], dict[str, Ints], dict[str, Ints]]:
+        """Block, thread and vthreads, by spatial axis."""
+        given = {key: self._sizes(key, self.form.spatial) for key in CUTS}
+        block: dict[str, Ints] = {}
+        thread: dict[str, Ints] = {}
+        vthreads: dict[str, Ints] = {}
+        for axis in self.form.spatial:
+            block[axis], thread[axis], vthreads[axis] = self._cut(axis, *(given[key][axis] for key in CUTS))
+        return block, thread, vthreads
+
     def _cut(self, axis: str, block: Ints, thread: Ints, threads: Ints, vthreads: Ints) -> tuple[Ints, Ints, Ints]:
         """Block, thread and vthreads of one axis: what is not given (0) follows from what is."""
         known = [np.maximum(column, 1) for column in (thread, threads, vthreads)]
-        left = np.maximum(block // (known[0] * known[1] * known[2]), 1)
+        remainder = np.maximum(block // (known[0] * known[1] * known[2]), 1)
         # What a block and its threads leave is adjacent, or strided where the adjacent part is given.
-        own = np.where((thread == 0) & (threads > 0), left, known[0])
-        copies = np.where((vthreads == 0) & (threads > 0) & (thread > 0), left, known[2])
-        along = np.where(threads > 0, threads, left)
-        whole = np.where(block > 0, block, own * along * copies)
+        adjacent = np.where((thread == 0) & (threads > 0), remainder, known[0])
+        copies = np.where((vthreads == 0) & (threads > 0) & (thread > 0), remainder, known[2])
+        along = np.where(threads > 0, threads, remainder)
+        whole = np.where(block > 0, block, adjacent * along * copies)
         self._complain(
-            whole != own * along * copies,
+            whole != adjacent * along * copies,
             lambda i: _uneven(axis, block[i], {"vthreads": vthreads[i], "threads": threads[i], "thread": thread[i]}),
         )
-        return whole, own, copies
+        return whole, adjacent, copies
 
     def _inner(self, key: str, outer: str, whole: Mapping[str, Ints]) -> dict[str, Ints]:
         """The innermost part of a thread's elements or of a step, by axis; all of it where not given."""
-        out = {}
-        for axis, values in self._columns(key, tuple(whole)).items():
-            inner, size = np.where(values > 0, values, whole[axis]), whole[axis]
-            out[axis] = inner
-            self._complain(size % inner != 0, _uneven_inner(f"{key}.{axis}", outer, size, inner))
-        return out
+        parts = {}
+        for axis, sizes in self._sizes(key, tuple(whole)).items():
+            part, size = np.where(sizes > 0, sizes, whole[axis]), whole[axis]
+            parts[axis] = part
+            self._complain(size % part != 0, _uneven_inner(f"{key}.{axis}", outer, size, part))
+        return parts
 
-    def _refuse_large(self, key: str, columns: Mapping[str, Ints]) -> None:
-        total = np.ones(self.count)
-        for values in columns.values():
-            total = total * np.maximum(values, 1)
-        self._complain(
-            total > MAX_TILE_ELEMENTS,
-            lambda i: InputError(key, f"{total[i]:.3g} elements", f"no {key} has more than {MAX_TILE_ELEMENTS}"),
-        )
-
-    def _warp_tile(self, thread: Mapping[str, Ints], step: Mapping[str, Ints]) -> Bools:
-        """Which schedules use matrix instructions: those of a matrix product, in whole fragments."""
-        matrix = np.array([row.instruction != "fma" for row in self.rows], dtype=np.bool_)
-        if not matrix.any():
-            return matrix
-        roles = matrix_roles(self.form)
-        if roles is None:
-            problem = f"{self.form.expr.name} is no product of matrices that an instruction multiplies"
-            self._complain(matrix, lambda i: InputError("instruction", problem, 'write "fma"'))
-            return matrix
-        for key, axis, values in (
-            ("thread", roles.m, thread[roles.m]),
-            ("thread", roles.n, thread[roles.n]),
-            ("step", roles.k, step[roles.k]),
-        ):
-            fragment = roles.fragment(axis)
-            self._complain(matrix & (values % fragment != 0), _no_fragments(key, axis, values, fragment))
-        self._check_groups(thread[roles.m], roles.m)
-        return matrix
-
-    def _check_groups(self, rows: Ints, axis: str) -> None:
-        """Warps of a group have 16 rows each."""
-        wrong = np.array([row.instruction == WGMMA for row in self.rows], dtype=np.bool_) & (rows != WARP_ROWS)
-        remedy = f"a warp of a group has {WARP_ROWS} rows"
-        self._complain(wrong, lambda i: InputError(f"thread.{axis}", f"{rows[i]} with {WGMMA}", remedy))
-
-    def _cached(self, with_step: Bools) -> dict[str, Bools]:
+    def _cached(self, given_step: Mapping[str, Ints]) -> dict[str, Bools]:
         """Whether a tensor is staged, by tensor of the body."""
         inputs = {tensor.name for tensor in self.form.expr.inputs}
-        rows = list(map(attrgetter("cached"), self.rows))
-        distinct = set(rows)
+        listings = list(map(attrgetter("cached"), self.candidates))
         usable = tuple(dict.fromkeys(load.tensor for load in self.form.body_loads if load.tensor in inputs))
-        for names in distinct - {None}:
-            self._check_inputs("cached", names, usable, rows.index(names))
-        default = with_step & _reuses_data(self.form)
-        out = {}
+        for names in set(listings) - {None}:
+            self._check_inputs("cached", names, usable, listings.index(names))
+        with_step = sum(given_step.values(), np.zeros(self.count, dtype=np.int64)) > 0
+        left_out = np.fromiter((names is None for names in listings), np.bool_, self.count)
+        by_default = with_step & left_out & _reuses_data(self.form)
+        cached = {}
         for load in self.form.body_loads:
-            tensor = load.tensor
-            stages = {names: names is not None and tensor in names for names in distinct}
-            column = np.fromiter(map(stages.__getitem__, rows), np.bool_, self.count)
-            if None in distinct and load.indices and tensor in inputs:
-                column |= default & np.fromiter((names is None for names in rows), np.bool_, self.count)
-            out[tensor] = column
-        return out
+            column = _named(load.tensor, listings)
+            cached[load.tensor] = column | by_default if load.indices and load.tensor in inputs else column
+        return cached
 
     def _turned(self, tensors: Sequence[str]) -> dict[str, Bools]:
         """Whether a staged tile is stored turned, by tensor of the body."""
-        rows = list(map(attrgetter("turned"), self.rows))
-        for names in set(rows):
-            self._check_inputs("turned", names, tensors, rows.index(names))
-        return {tensor: np.array([tensor in names for names in rows], dtype=np.bool_) for tensor in tensors}
+        listings = list(map(attrgetter("turned"), self.candidates))
+        for names in set(listings):
+            self._check_inputs("turned", names, tensors, listings.index(names))
+        return {tensor: _named(tensor, listings) for tensor in tensors}
 
-    def _asynchronous(self, stages: Ints, warp_tile: Bools) -> Bools:
+    def _asynchronous(self, stages: Ints, instruction: Ints) -> Bools:
         """Which pipelines of multiply-adds copy past the registers."""
-        given = np.array([row.asynchronous for row in self.rows], dtype=np.bool_)
+        given = np.fromiter(map(attrgetter("asynchronous"), self.candidates), np.bool_, self.count)
         remedy = "leave it out, or give 2 stages or more of multiply-adds"
         self._complain(
-            given & ((stages < 2) | warp_tile),
+            given & ((stages < 2) | (instruction != INSTRUCTION_NUMBER[Instruction.FMA])),
             lambda i: InputError("asynchronous", "copies run ahead in a pipeline of multiply-adds alone", remedy),
         )
         problem = asynchronous_problem(self.form)
         self._complain(given & (problem is not None), lambda i: InputError("asynchronous", problem or "", remedy))
         return given
 
+    # Contradictions
+
+    def _refuse_large(self, key: str, columns: Mapping[str, Ints]) -> None:
+        total = np.ones(self.count)
+        for sizes in columns.values():
+            total = total * np.maximum(sizes, 1)
+        self._complain(
+            total > MAX_TILE_ELEMENTS,
+            lambda i: InputError(key, f"{total[i]:.3g} elements", f"no {key} has more than {MAX_TILE_ELEMENTS}"),
+        )
+
+    def _check_fragments(self, instruction: Ints, thread: Mapping[str, Ints], step: Mapping[str, Ints]) -> None:
+        """Matrix instructions take a product of matrices, in whole fragments."""
+        by_matrix: Bools = instruction != INSTRUCTION_NUMBER[Instruction.FMA]
+        if not by_matrix.any():
+            return
+        roles = self.form.roles
+        if roles is None:
+            problem = f"{self.form.expr.name} is no product of matrices that an instruction multiplies"
+            self._complain(by_matrix, lambda i: InputError("instruction", problem, 'write "fma"'))
+            return
+        tiles = (
+            ("thread", roles.m, thread[roles.m]),
+            ("thread", roles.n, thread[roles.n]),
+            ("step", roles.k, step[roles.k]),
+        )
+        for key, axis, sizes in tiles:
+            fragment = roles.fragment(axis)
+            self._complain(by_matrix & (sizes % fragment != 0), _no_fragments(key, axis, sizes, fragment))
+        by_groups = instruction == INSTRUCTION_NUMBER[Instruction.WGMMA]
+        height = thread[roles.m]
+        self._complain(by_groups & (height != WARP_ROWS), _no_group_tile(roles.m, height))
+
+    def _check_stages(self, stages: Ints, in_place: Bools) -> None:
+        self._complain(
+            (stages > 1) & in_place,
+            lambda i: InputError(
+                "stages", f"{stages[i]} buffers of every tile, but not all is staged", "stage all, or 1"
+            ),
+        )
+
+    def _check_raster(self, raster: Ints, in_place: Bools) -> None:
+        self._complain(
+            (raster > 0) & (in_place | (self.form.reduction is None)),
+            lambda i: InputError("raster", "bands of blocks need every operand of a reduction staged", "leave it out"),
+        )
+
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:
         """Complain of the first name under ``key`` that is no input of the body."""
-        wrong = next((k for k, name in enumerate(names) if name not in {t.name for t in self.form.expr.inputs}), None)
+        inputs = {tensor.name for tensor in self.form.expr.inputs}
+        wrong = next((k for k, name in enumerate(names) if name not in inputs), None)
         if wrong is not None:
             remedy = _close(names[wrong], usable) + f"can be staged: {listed(usable)}"
             error = InputError(f"{key}[{wrong}]", f"there is no input {names[wrong]!r}", remedy)
             self.complaints.append((position, _within(error, self.place(position))))
 
-    def _vector(self, cached: Mapping[str, Bools]) -> dict[str, Ints]:
-        """Elements per access, by tensor of the body and for the output; 0 leaves the choice to the code generator."""
-        parts = list(map(attrgetter("vector"), self.rows))
-        out: dict[str, Ints] = {}
-        for tensor in (*cached, self.form.expr.output.name):
-            field = f"f{self.tensors.index(tensor)}" if tensor in self.tensors else ""
-            given = [0 if part is None else getattr(part, field, 0) for part in parts]
-            out[tensor] = np.array(given, dtype=np.int64)
-        return out
-
     def _complain(self, wrong: Bools, error: Callable[[int], InputError]) -> None:
+        """Remember what ``error`` says of the first schedule that is ``wrong``."""
         if wrong.any():
             position = int(np.argmax(wrong))
             self.complaints.append((position, _within(error(position), self.place(position))))
 
     def _failure(self, error: Exception) -> InputError:
         """What the decoder refuses, in our words."""
-        where = self.place(len(self.rows))
+        where = self.place(len(self.candidates))
         if isinstance(error, UnicodeDecodeError):
             return InputError(where, f"not UTF-8 text: {error.reason}", "save the file as UTF-8")
         if not isinstance(error, msgspec.ValidationError):
@@ -354,11 +364,11 @@ _TYPES = {
 
 def _worded(message: str) -> str:
     """``Expected `array | null`, got `str``` -> ``expected a list of tensors, got a string``."""
-    found = re.fullmatch(r"Expected (.*?)( [<>]=? \d+)?(?:, got (.*))?", message)
-    if found is None:
+    parts = re.fullmatch(r"Expected (.*?)( [<>]=? \d+)?(?:, got (.*))?", message)
+    if parts is None:
         return message.replace("Invalid enum value", "unknown instruction")
-    text = f"expected {_TYPES.get(found[1], found[1])}{found[2] or ''}"
-    return text + (f", got {_TYPES.get(found[3], found[3])}" if found[3] else "")
+    text = f"expected {_TYPES.get(parts[1], parts[1])}{parts[2] or ''}"
+    return text + (f", got {_TYPES.get(parts[3], parts[3])}" if parts[3] else "")
 
 
 def _close(name: str, known: Sequence[str]) -> str:
@@ -378,9 +388,20 @@ def _uneven_inner(field: str, outer: str, size: Ints, inner: Ints) -> Callable[[
     return lambda i: InputError(field, f"{outer} {size[i]} is not a multiple of {inner[i]}", remedy)
 
 
+def _named(tensor: str, listings: Sequence[tuple[str, ...] | None]) -> Bools:
+    """Whether ``tensor`` is among the names that each schedule lists."""
+    is_named = {names: names is not None and tensor in names for names in set(listings)}
+    return np.fromiter(map(is_named.__getitem__, listings), np.bool_, len(listings))
+
+
 def _no_fragments(key: str, axis: str, values: Ints, fragment: int) -> Callable[[int], InputError]:
     remedy = f"a matrix instruction takes fragments of {fragment}"
     return lambda i: InputError(f"{key}.{axis}", f"{values[i]} is not a multiple of {fragment}", remedy)
+
+
+def _no_group_tile(axis: str, height: Ints) -> Callable[[int], InputError]:
+    remedy = f"a warp of a group has {WARP_ROWS} rows"
+    return lambda i: InputError(f"thread.{axis}", f"{height[i]} with {Instruction.WGMMA}", remedy)
 
 
 def _reuses_data(form: KernelForm) -> bool:

@@ -1,9 +1,8 @@
-"""How tiles lie in vector registers, for devices whose lanes are elements of vectors.
+"""How tiles lie in vector registers, for devices whose lanes are elements of vectors: CPUs.
 
-A schedule reads there as everywhere: ``thread`` is the register tile. One axis of it, the *vector axis*, runs along the
-lanes; the elements along it are held in *pieces*, whole vectors first and then halves, quarters, ... of one. The other
-axes are *rows*: every row has pieces of its own. Model and code generator both ask here, so that they speak of the same
-kernel.
+A schedule's ``thread`` is the register tile. One axis of it, the *vector axis*, runs along the lanes; the elements
+along it are held in *pieces*, whole vectors first and then halves, quarters, ... of one. The other axes are *rows*:
+every row has pieces of its own. Model and code generator both ask this module, so that they speak of the same kernel.
 """
 
 from __future__ import annotations
@@ -16,80 +15,94 @@ from typing import Any
 
 import numpy as np
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import DTYPE_BYTES, Load
+from sokoban.kernel.placed import PlacedForm
+from sokoban.language.expression import Load
 from sokoban.schedule.table import Ints, ScheduleTable, product
 
-#: Vectors of partial results that share a sum, so that one addition need not wait for the one before: the latency of an
+#: Vectors of partial results that share a sum, so that an addition need not wait for the one before: the latency of an
 #: addition over its throughput.
 PARTIAL_SUMS = 8
 
-
-def lane_axis(form: KernelForm) -> str:
-    """The row axis that lanes lie along; "" where they lie along the columns."""
-    last = form.final.axes[-1] if form.final.axes else ""
-    return last if form.kind == "rows" and last in form.spatial else ""
-
-
-#: Elements that a row of a staged box is lengthened by where its bytes are a multiple of `CONFLICT_BYTES`.
+#: Elements that a row of a staged box is lengthened by where its bytes are a multiple of :data:`CONFLICT_BYTES`.
 ROW_PADDING = 16
-#: Rows this far apart fall into few sets of a cache.
+#: Rows this many bytes apart fall into few sets of a cache.
 CONFLICT_BYTES = 256
+
 #: Turns of the innermost loop that are written out around a large tile, one whose sums are more vectors than
-#: `LARGE_TILE`: less to count, and room for one request for the next copy.
+#: :data:`LARGE_TILE`: fewer turns to count, and room for one request for the next copy.
 WRITTEN_OUT = 8
 LARGE_TILE = 8
-#: Lines that are asked for in one turn, as it is written out, at most; of what is copied, more of which would not have
-#: come before they are needed; and lines of what is not copied, all together.
+
+#: Most lines that a written-out turn asks for. Of operands that are copied a turn asks for at most
+#: :data:`COPIED_AHEAD`, since more would not arrive in time; operands that are not copied have at most
+#: :data:`READ_AHEAD_LINES` lines in all.
 ASKED_LINES = 16
 COPIED_AHEAD = 1
 READ_AHEAD_LINES = 2048
 
 
-def lanes_of(form: KernelForm, device: DeviceSpec) -> int:
-    """Elements of the accumulator's type in one vector."""
-    return max(1, device.teu.lanes * 4 // DTYPE_BYTES[form.expr.accumulate])
+def lane_axis(form: KernelForm) -> str | None:
+    """The row axis that lanes lie along; None where they lie along the columns, and for kernels without rows."""
+    last = form.final.axes[-1] if form.final.axes else None
+    return last if form.kind == "rows" and last in form.spatial else None
 
 
 def vector_axis(axes: Sequence[str], tile: Mapping[str, int], lanes: int) -> str:
-    """The output axis along which registers hold vectors: the last whose register tile fills one, or else the last."""
+    """The output axis along which registers hold vectors: the last whose register tile fills one, or else the last.
+
+    >>> vector_axis("mn", {"m": 32, "n": 16}, lanes=16), vector_axis("mn", {"m": 32, "n": 8}, lanes=16)
+    ('n', 'm')
+    """
     full = [axis for axis in axes if tile[axis] >= lanes]
     return full[-1] if full else axes[-1]
 
 
 def in_panels(load: Load, axis: str) -> bool:
-    """Whether a staged operand is laid out in panels of vectors along ``axis``: one of its plain axes."""
-    plain = all(index.is_plain_axis for index in load.indices) and load.pad is None
+    """Whether a staged operand is laid out in panels of vectors along ``axis``.
+
+    It is where every index is a plain axis, each axis is used once and ``axis`` is one of them.
+    """
+    is_plain = all(index.is_plain_axis for index in load.indices) and load.pad is None
     axes = [each for index in load.indices for each in index.axes]
-    return plain and axis in axes and len(set(axes)) == len(axes)
+    return is_plain and axis in axes and len(set(axes)) == len(axes)
 
 
 def phases_of(load: Load, axis: str) -> int:
-    """The stride in which vectors along ``axis`` read the rows of an operand, where that is all they do; else 1."""
+    """Elements between neighbouring lanes of a vector along ``axis``, where it walks an operand's rows; else 1.
+
+    A row read in steps of two falls into two phases, its even and its odd elements; each is contiguous once copied.
+    """
     coefficients = [index.coefficient(axis) for index in load.indices]
-    strided = bool(coefficients) and coefficients[-1] > 1 and not any(coefficients[:-1])
-    return coefficients[-1] if strided else 1
+    is_strided = bool(coefficients) and coefficients[-1] > 1 and not any(coefficients[:-1])
+    return coefficients[-1] if is_strided else 1
 
 
 def pieces(extent: Ints, lanes: int) -> Ints:
-    """Vectors that hold so many elements: whole ones, then falling powers of two."""
-    rest = extent % lanes
-    bits: Any = np.zeros_like(rest)
+    """Vectors that hold ``extent`` elements: whole ones, then falling powers of two.
+
+    >>> pieces(np.array([16, 33, 23]), lanes=16).tolist()  # 16; 16 + 16 + 1; 16 + 4 + 2 + 1
+    [1, 3, 4]
+    """
+    remainder = extent % lanes
+    partial: Any = np.zeros_like(remainder)
     for bit in range(lanes.bit_length()):
-        bits = bits + ((rest >> bit) & 1)
-    return extent // lanes + bits
+        partial = partial + ((remainder >> bit) & 1)
+    return extent // lanes + partial
 
 
 def place_of_copy(load: Load, loops: Sequence[str], counts: Mapping[str, int]) -> int:
     """Tile loops around the copy of a staged operand: it is made just outside the innermost loop that uses it again.
 
-    ``loops`` outermost first; ``counts``: turns of each in a block.
+    Args:
+        load: the operand's access.
+        loops: axes of the loops over register tiles, outermost first.
+        counts: turns of each loop in a block.
     """
     used = {axis for index in load.indices for axis in index.axes}
     reusing = [depth for depth, axis in enumerate(loops) if axis not in used and counts[axis] > 1]
     depth = reusing[-1] if reusing else 0
-    # Out of further loops that use it again: there is nothing more to hold.
+    # The copy moves out of further loops that use it again: they need no more memory for it.
     while depth and loops[depth - 1] not in used:
         depth -= 1
     return depth
@@ -105,18 +118,21 @@ def asked_ahead(
     turns: Any,
     line: int,
 ) -> Ints:
-    """Lines of an operand that a register tile asks for in every turn of its innermost loop, of what is read next.
+    """Cache lines that a register tile prefetches of an operand in every turn of its innermost loop.
 
-    The next step of a sum, or the next block, reads rows that lie apart, where no prefetcher follows, and all at once:
-    copied in panels before its first tile, or by the first row of its tiles, while memory has nothing to do during the
-    others. So the tiles share the lines of it out among themselves and ask for them while they compute.
+    The next step of a sum, or the next block, reads rows that lie apart, where no hardware prefetcher follows, and all
+    of them at once, while memory idles during the tiles before. So those tiles share the lines of the next step out
+    among themselves and ask for them while they compute.
 
     Args:
-        load: the operand's access. shape: of its tensor, whose rows run along ``axis``, or none are asked for.
-        held: elements by axis that are read between.
-        staged: whether it is copied then; otherwise only as much is asked for as stays in a core's own cache beside the
-            rest.
-        tiles: register tiles between. turns: of the innermost loop of a tile, as it is written out.
+        load: the operand's access.
+        axis: the vector axis; operands whose rows run along another one are not prefetched.
+        shape: of the operand's tensor, in elements.
+        held: elements of the next step or block, by axis.
+        staged: whether the operand is copied into panels; otherwise only as much is prefetched as stays in a core's own
+            cache beside the rest.
+        tiles: register tiles of a step or block.
+        turns: of the innermost loop of a tile, as it is written out.
         line: elements of a line of the caches.
 
     Returns:
@@ -125,33 +141,36 @@ def asked_ahead(
     sizes = [np.asarray(held[index.axes[0]]) for index in load.indices] if in_panels(load, axis) else []
     if not sizes or load.indices[-1].axes != (axis,):
         return np.zeros(np.shape(tiles), dtype=np.int64)
-    even: Any = True
-    first: Any = True
+    is_even: Any = True
+    is_single_row: Any = True
     for extent, size in zip(sizes[:-1], shape[:-1], strict=True):
-        even = even & (first | (extent >= size))
-        first = first & (extent == 1)
+        is_even = is_even & (is_single_row | (extent >= size))
+        is_single_row = is_single_row & (extent == 1)
     lines = math.prod(sizes[:-1]) * -(-sizes[-1] // line)
-    each = -(-lines // np.maximum(1, tiles * turns))
-    most = np.where(staged, each <= COPIED_AHEAD, lines <= READ_AHEAD_LINES)
-    return np.where(even & most & (each <= ASKED_LINES) & (turns > 0), each, 0)
+    lines_per_turn = -(-lines // np.maximum(1, tiles * turns))
+    in_time = np.where(staged, lines_per_turn <= COPIED_AHEAD, lines <= READ_AHEAD_LINES)
+    return np.where(is_even & in_time & (lines_per_turn <= ASKED_LINES) & (turns > 0), lines_per_turn, 0)
 
 
 def sum_loops(form: KernelForm, axis: str) -> list[str]:
-    """The reduction's axes, outermost first: innermost what walks along the rows of an operand that is not in panels
-    along ``axis``."""
-    rows = [load for load in form.body_loads if load.indices and not in_panels(load, axis)]
-    along = {each for load in rows for each in load.indices[-1].axes}
-    return sorted(form.reduced, key=lambda each: each in along)
+    """The reduction's axes, outermost loop first.
+
+    Innermost are those that walk along the rows of an operand that is not in panels along ``axis``: its elements are
+    then read one after the other.
+    """
+    unpacked = [load for load in form.body_loads if load.indices and not in_panels(load, axis)]
+    walked = {each for load in unpacked for each in load.indices[-1].axes}
+    return sorted(form.reduced, key=lambda each: each in walked)
 
 
 @dataclass(frozen=True, eq=False)
-class VectorTiles:
-    """The schedules of a table that have the same vector axis, cut up as the code generator does it.
+class CpuTiles:
+    """Schedules of a table that have the same vector axis, cut into tiles as the code generator cuts them.
 
     Attributes:
+        table: the schedules.
         axis: the vector axis.
         lanes: elements of a vector.
-        tile, block, step: elements by axis, none longer than its axis.
     """
 
     table: ScheduleTable
@@ -164,11 +183,13 @@ class VectorTiles:
 
     @cached_property
     def tile(self) -> Mapping[str, Ints]:
+        """Elements of a register tile by output axis, none longer than its axis."""
         sizes = self.form.sizes
-        return {axis: np.minimum(own, sizes[axis]) for axis, own in self.table.register_tile.items()}
+        return {axis: np.minimum(tile, sizes[axis]) for axis, tile in self.table.register_tile.items()}
 
     @cached_property
     def block(self) -> Mapping[str, Ints]:
+        """Elements of a block by output axis: whole register tiles, or the whole axis."""
         sizes = self.form.sizes
         return {
             axis: np.where(block >= sizes[axis], sizes[axis], np.maximum(1, block // self.tile[axis]) * self.tile[axis])
@@ -177,6 +198,7 @@ class VectorTiles:
 
     @cached_property
     def step(self) -> Mapping[str, Ints]:
+        """Elements of a step by reduction axis, none longer than its axis."""
         return {axis: np.minimum(step, self.form.sizes[axis]) for axis, step in self.table.step.items()}
 
     @cached_property
@@ -191,6 +213,7 @@ class VectorTiles:
 
     @cached_property
     def tiles_per_block(self) -> Mapping[str, Ints]:
+        """Register tiles along every output axis, in one block."""
         return {axis: -(-self.block[axis] // tile) for axis, tile in self.tile.items()}
 
     @cached_property
@@ -216,35 +239,34 @@ class VectorTiles:
 
     @cached_property
     def step_counts(self) -> Mapping[str, Ints]:
+        """Steps along every reduction axis."""
         return {axis: -(-self.form.sizes[axis] // step) for axis, step in self.step.items()}
 
     @cached_property
     def steps(self) -> Ints:
+        """Steps along all reduction axes together."""
         return product(self.step_counts.values(), self.table.count)
 
     @property
     def reduced_points(self) -> int:
+        """Points of the reduction of one output."""
         return math.prod(self.form.sizes[axis] for axis in self.form.reduced)
 
 
-def by_vector_axis(table: ScheduleTable, device: DeviceSpec) -> list[tuple[Ints, VectorTiles]]:
-    """The rows of a table by their vector axis: positions, and their tiles."""
-    form, lanes = table.form, lanes_of(table.form, device)
+def by_vector_axis(table: ScheduleTable, placed: PlacedForm) -> list[tuple[Ints, CpuTiles]]:
+    """The schedules of a table by their vector axis: their positions in the table, and their tiles."""
+    form, lanes = placed.form, placed.vector_lanes
     axes = form.final.axes if form.kind == "tile" else form.spatial
     if len(axes) == 0:
-        return [(np.arange(table.count), VectorTiles(table, "", lanes))]
+        return [(np.arange(table.count), CpuTiles(table, "", lanes))]
     chosen = np.full(table.count, len(axes) - 1)
     for position, axis in enumerate(axes):
-        # The last one that fills a vector stays; where none does, the last axis was there from the start.
-        full = np.minimum(table.register_tile[axis], form.sizes[axis]) >= lanes
-        later = np.logical_or.reduce(
-            [np.minimum(table.register_tile[other], form.sizes[other]) >= lanes for other in axes[position + 1 :]]
-            or [np.zeros(table.count, dtype=bool)]
-        )
-        chosen = np.where(full & ~later, position, chosen)
-    found = []
+        # A later axis that fills a vector takes the place; where none does, the last one was there from the start.
+        fills_vector = np.minimum(table.register_tile[axis], form.sizes[axis]) >= lanes
+        chosen = np.where(fills_vector, position, chosen)
+    groups = []
     for position in np.unique(chosen).tolist():
-        where = np.flatnonzero(chosen == position)
-        part = table if len(where) == table.count else table.rows(where)
-        found.append((where, VectorTiles(part, axes[position], lanes)))
-    return found
+        positions = np.flatnonzero(chosen == position)
+        part = table if len(positions) == table.count else table.candidates(positions)
+        groups.append((positions, CpuTiles(part, axes[position], lanes)))
+    return groups

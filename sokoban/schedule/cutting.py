@@ -11,13 +11,15 @@ from sokoban.schedule.tile import TileSchedule
 
 
 def cut_down(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> KernelForm:
-    """The same operator on axes of at most two full tiles plus the remainder; ``vector`` is how many neighbouring
-    columns of a row a thread takes at most."""
+    """An operator on axes cut to at most two full tiles and the remainder.
+
+    ``vector``: most neighbouring columns that a thread of a ``rows`` kernel takes at a time.
+    """
     return resize(form, cut_sizes(form, schedule, vector))
 
 
 def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict[str, int]:
-    """The sizes of its axes then."""
+    """Axis sizes after cutting to two full tiles and the remainder."""
     tiles = {**schedule.block_of, **schedule.step_of}
     if form.kind == "rows" or schedule.reduce_threads:
         # Columns are dealt to the threads in vectors.
@@ -27,18 +29,29 @@ def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict
 
 
 def cut(size: int, tile: int) -> int:
-    """``min(size, 2 * tile + size % tile)``: 1000 in tiles of 64 becomes 168."""
+    """An axis cut to two full tiles and its remainder: ``min(size, 2 * tile + size % tile)``.
+
+    >>> cut(1000, 64), cut(100, 64)
+    (168, 100)
+    """
     return min(size, 2 * tile + size % tile)
 
 
 def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
-    """The form over other axis sizes. A tensor keeps how far it extends beyond (or falls short of) its accesses."""
+    """An operator on axes of other ``sizes``; tensors extend beyond their accesses as far as before, or fall short so.
+
+    >>> from sokoban.kernel.form import kernel_form
+    >>> from sokoban.language.parser import parse_program
+    >>> form = kernel_form(parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 1000, "j": 100, "k": 50}, {}))
+    >>> [tensor.shape for tensor in resize(form, {"i": 168, "j": 100, "k": 10}).expr.inputs]
+    [(168, 10), (10, 100)]
+    """
     expr = form.expr
-    old = expr.sizes
+    # By dimension of a tensor: the largest index that is read over the axes as they were, and over the new ones.
     reach: dict[str, list[tuple[int, int]]] = {}
     for statement in expr.statements:
         for load in loads(statement.value):
-            ends = [(index.bounds(old)[1], index.bounds(sizes)[1]) for index in load.indices]
+            ends = [(index.bounds(expr.sizes)[1], index.bounds(sizes)[1]) for index in load.indices]
             known = reach.setdefault(load.tensor, ends)
             reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)]
     written = {statement.tensor: statement for statement in expr.statements}
@@ -48,7 +61,9 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
             shape = tuple(sizes[axis] for axis in written[tensor.name].axes)
         else:
             ends = reach[tensor.name]
-            shape = tuple(max(1, extent - was + now) for extent, (was, now) in zip(tensor.shape, ends, strict=True))
+            shape = tuple(
+                max(1, extent + end - before) for extent, (before, end) in zip(tensor.shape, ends, strict=True)
+            )
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
     return replace(form, expr=replace(expr, axes=axes, tensors=tuple(tensors)))

@@ -18,7 +18,7 @@ import numpy as np
 
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.matrix import MMA_INSTRUCTIONS, WGMMA, WMMA
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
 from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
@@ -87,24 +87,24 @@ def schedules_from_json(text: bytes, expr: TensorExpr, source_name: str = "sched
         InputError: as :func:`load_schedules`.
     """
     texts = _Texts.of(text, source_name)
-    own, fused = kernel_form(expr, fuse=False), kernel_form(expr)
-    chosen = _over_fused(text, texts.items, own, fused)
+    unfused, fused = kernel_form(expr, fuse=False), kernel_form(expr)
+    names_fused = _over_fused(text, texts.items, unfused, fused)
     groups = []
-    for form, mask in ((own, ~chosen), (fused, chosen)):
+    for form, mask in ((unfused, ~names_fused), (fused, names_fused)):
         positions = np.flatnonzero(mask)
         if len(positions):
             groups.append(ScheduleGroup(positions, texts.picked(positions).table(form)))
     return groups
 
 
-def _over_fused(text: bytes, items: Sequence[bytes], own: KernelForm, fused: KernelForm) -> Bools:
+def _over_fused(text: bytes, items: Sequence[bytes], unfused: KernelForm, fused: KernelForm) -> Bools:
     """Which schedules mean the fused axes: those that name one.
 
     Where fusing only dropped axes of size 1, also those that name none of them. A 1x1 window in steps of two then
     fetches every second element; over its own axes it fetches whole lines, since a window might have needed them.
     """
-    added = [f'"{name}"'.encode() for name in fused.sizes if name not in own.sizes]
-    dropped = [f'"{name}"'.encode() for name in own.sizes if name not in fused.sizes]
+    added = [f'"{name}"'.encode() for name in fused.sizes if name not in unfused.sizes]
+    dropped = [f'"{name}"'.encode() for name in unfused.sizes if name not in fused.sizes]
     if added:
         if not any(word in text for word in added):
             return np.zeros(len(items), dtype=np.bool_)
@@ -130,26 +130,26 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
         InputError: ``field`` is the path inside the object (``block.f``).
     """
     reader = ScheduleReader(form, [msgspec.json.encode(data)], lambda position: "")
-    table, row = reader.table(), reader.rows[0]
+    table, candidate = reader.table(), reader.candidates[0]
     assert isinstance(data, dict)
     given = {key: value for key, value in data.items() if isinstance(value, dict)}
     staged = tuple(tensor for tensor, values in table.cached.items() if values[0])
-    vector = sizes(given.get("vector", {})) if row.vector is not None else ()
+    vector = sizes(given.get("vector", {})) if candidate.vector is not None else ()
     return TileSchedule(
         block=tuple((axis, int(values[0])) for axis, values in table.block.items()),
         thread=tuple((axis, int(values[0])) for axis, values in table.thread.items()),
         vthreads=tuple((axis, int(values[0])) for axis, values in table.vthreads.items()),
         step=tuple((axis, int(values[0])) for axis, values in table.step.items()) if given.get("step") else (),
         reduce_threads=sizes(given.get("reduce_threads", {})),
-        cached=staged if row.cached is None else row.cached,
+        cached=staged if candidate.cached is None else candidate.cached,
         vector=vector,
         padding=sizes(given.get("padding", {})),
-        unroll=row.unroll,
-        instruction=row.instruction,
-        stages=row.stages,
-        turned=row.turned,
-        asynchronous=row.asynchronous,
-        raster=row.raster,
+        unroll=candidate.unroll,
+        instruction=candidate.instruction,
+        stages=candidate.stages,
+        turned=candidate.turned,
+        asynchronous=candidate.asynchronous,
+        raster=candidate.raster,
     )
 
 
@@ -163,7 +163,7 @@ class _Texts:
 
     @staticmethod
     def of(text: bytes, source: str) -> _Texts:
-        """The file taken apart; the texts themselves are not looked into."""
+        """The texts of a file, one per schedule, none of them decoded yet."""
         if len(text) > MAX_FILE_BYTES:
             raise InputError(source, f"larger than {MAX_FILE_BYTES // 2**20} MiB", "split it into several files")
         text = text.removeprefix(b"\xef\xbb\xbf")
@@ -185,12 +185,12 @@ class _Texts:
         return _Texts(items, source, numbers)
 
     def picked(self, positions: Ints) -> _Texts:
-        """Some of them."""
+        """The texts at some positions."""
         if len(positions) == len(self.items):
             return self
-        chosen = positions.tolist()
-        numbers = None if self.numbers is None else [self.numbers[i] for i in chosen]
-        return _Texts([self.items[i] for i in chosen], self.source, numbers)
+        picked = positions.tolist()
+        numbers = None if self.numbers is None else [self.numbers[i] for i in picked]
+        return _Texts([self.items[i] for i in picked], self.source, numbers)
 
     def place(self, position: int) -> str:
         """``schedules.jsonl[17]``; the file alone where it is one schedule."""
@@ -222,7 +222,7 @@ def schedule_schema() -> dict[str, Any]:
     kinds["vector"] = by_name(1, MAX_COUNT)
     kinds["padding"] = by_name(0)
     kinds["unroll"] = {"type": "integer", "minimum": 0, "maximum": MAX_TILE_ELEMENTS, "default": TileSchedule.unroll}
-    kinds["instruction"] = {"enum": ["fma", WMMA, *MMA_INSTRUCTIONS, WGMMA], "default": TileSchedule.instruction}
+    kinds["instruction"] = {"enum": [str(each) for each in Instruction], "default": str(TileSchedule.instruction)}
     kinds["turned"] = {"type": "array", "items": {"type": "string"}}
     kinds["asynchronous"] = {"type": "boolean", "default": TileSchedule.asynchronous}
     kinds["raster"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.raster}

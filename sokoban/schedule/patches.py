@@ -11,12 +11,12 @@ from sokoban.schedule.tile import TileSchedule
 
 @dataclass(frozen=True)
 class PatchSchedule:
-    """How a patch transform runs: ``threads`` of a block, each with a patch of its own."""
+    """How a patch transform runs: blocks of ``threads`` threads, each with a patch of its own."""
 
     threads: int
 
     def blocks(self, transform: PatchTransform) -> int:
-        """Blocks of the launch."""
+        """Blocks of the launch: the transform's patches divided by ``threads``, rounded up."""
         return -(-transform.points // self.threads)
 
     def to_json(self) -> dict[str, Any]:

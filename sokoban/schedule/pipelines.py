@@ -1,7 +1,7 @@
 """Variants of schedules that stage every operand: tiles turned, bodies unrolled, steps fetched ahead.
 
-They are what code generation makes of a tile besides its sizes, and better nearly always; so they are proposed for the
-tiles that rank best rather than searched together with them.
+A variant changes what code generation makes of a tile, not its sizes, and is faster nearly always; so variants are
+proposed for the tiles that rank best rather than searched together with the sizes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import storage_order
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
 
@@ -36,8 +37,8 @@ def fully_staged(table: ScheduleTable) -> Bools:
     form = table.form
     if form.kind != "tile" or form.reduction is None or not all(load.indices for load in form.body_loads):
         return np.zeros(table.count, dtype=bool)
-    alone = ~table.warp_tile & (table.reduce_threads == 1)
-    return np.logical_and.reduce([alone, *(table.cached[load.tensor] for load in form.body_loads)])
+    reduces_alone = ~table.warp_tile & (table.reduce_threads == 1)
+    return np.logical_and.reduce([reduces_alone, *(table.cached[load.tensor] for load in form.body_loads)])
 
 
 def copies_past_registers(device: DeviceSpec) -> bool:
@@ -65,28 +66,28 @@ def asynchronous_problem(form: KernelForm) -> str | None:
 
 
 def turned_tensors(form: KernelForm) -> tuple[str, ...]:
-    """Tensors whose staged tiles are better stored in another order: the reduction walks them innermost."""
+    """Tensors whose staged tiles are better stored turned: the reduction walks their innermost dimension."""
     outputs = tuple(axis for axis in form.spatial if form.sizes[axis] > 1)
     loads = [load for load in form.body_loads if load.indices]
     orders = {load: storage_order(load, outputs, form.batch_axes) for load in loads}
-    found = [load.tensor for load, order in orders.items() if order[-1] != len(load.indices) - 1]
-    return tuple(dict.fromkeys(found))
+    turned = [load.tensor for load, order in orders.items() if order[-1] != len(load.indices) - 1]
+    return tuple(dict.fromkeys(turned))
 
 
-def pipeline_variants(
-    form: KernelForm, device: DeviceSpec, stages: Sequence[int] = ASYNCHRONOUS_STAGES
-) -> tuple[tuple[int, bool], ...]:
+def pipeline_variants(placed: PlacedForm, stages: Sequence[int] = ASYNCHRONOUS_STAGES) -> tuple[tuple[int, bool], ...]:
     """How the steps of a fully staged schedule may be fetched ahead: buffers, of ``stages`` where copies pass by the
     registers, and whether they do."""
-    past = copies_past_registers(device) and asynchronous_problem(form) is None
+    past = copies_past_registers(placed.device) and asynchronous_problem(placed.form) is None
     return ((2, False), *((count, True) for count in stages if past))
 
 
 def with_layouts(
     table: ScheduleTable, staged: Bools, stages: Ints | None = None, asynchronous: Bools | None = None
 ) -> ScheduleTable:
-    """The schedules with their tiles turned and their bodies unrolled where ``staged``, as tensors are elsewhere;
-    with other ``stages``, and with ``asynchronous`` copies, where these are given."""
+    """The schedules with their tiles turned and their bodies unrolled where ``staged``.
+
+    Elsewhere tiles are stored as their tensors are. ``stages`` and ``asynchronous`` replace the table's where given.
+    """
     turned = turned_tensors(table.form)
     columns = {name: staged if name in turned else np.zeros(table.count, dtype=bool) for name in table.cached}
     unroll = np.where(staged, BODY_STATEMENTS, table.unroll)
@@ -99,29 +100,31 @@ def with_layouts(
     )
 
 
-def fetched_ahead(table: ScheduleTable, device: DeviceSpec) -> list[ScheduleTable]:
-    """The fully staged schedules of one stage with more, in their own steps and in shorter ones: with no load to wait
-    for, a step need not be long."""
-    rows = table.rows(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
-    if not rows.count:
+def fetched_ahead(table: ScheduleTable, placed: PlacedForm) -> list[ScheduleTable]:
+    """The fully staged schedules of one stage, with more stages, in their own steps and in shorter ones.
+
+    A thread that waits for no load needs no long step to hide one.
+    """
+    plain = table.candidates(np.flatnonzero(fully_staged(table) & (table.stages == 1)))
+    if not plain.count:
         return []
-    found = []
-    for stages, past in pipeline_variants(table.form, device):
-        ahead = replace(rows, stages=np.full(rows.count, stages), asynchronous=np.full(rows.count, past))
-        found.append(ahead.rows(np.flatnonzero(ahead.step_count > 1)))
+    variants = []
+    for stages, is_asynchronous in pipeline_variants(placed):
+        ahead = replace(plain, stages=np.full(plain.count, stages), asynchronous=np.full(plain.count, is_asynchronous))
+        variants.append(ahead.candidates(np.flatnonzero(ahead.step_count > 1)))
         for parts in (2, 4):
             step = _shortened(ahead, parts)
             changed = np.flatnonzero(np.any([step[axis] != ahead.step[axis] for axis in step], axis=0))
-            found.append(replace(ahead, step=step).rows(changed))
-    return [part for part in found if part.count]
+            variants.append(replace(ahead, step=step).candidates(changed))
+    return [variant for variant in variants if variant.count]
 
 
 def _shortened(table: ScheduleTable, parts: int) -> Mapping[str, Ints]:
     """Steps of a ``parts``-th, along the first reduction axis that can be cut so; as they are where none can."""
     step = dict(table.step)
-    open_ = table.step_points >= parts * SHORTEST_STEP
+    uncut = table.step_points >= parts * SHORTEST_STEP
     for axis in table.form.reduced:
-        cut = open_ & (step[axis] % parts == 0)
-        step[axis] = np.where(cut, step[axis] // parts, step[axis])
-        open_ = open_ & ~cut
+        is_cut = uncut & (step[axis] % parts == 0)
+        step[axis] = np.where(is_cut, step[axis] // parts, step[axis])
+        uncut = uncut & ~is_cut
     return step

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 
 
 def raster_axes(grid: Mapping[str, int]) -> tuple[str, str] | None:
-    """The axes that a band goes down and across: the last two with several tiles, ``grid`` being tiles by axis in
-    output order; None where there are no two."""
-    several = [axis for axis, count in grid.items() if count > 1]
-    return (several[-2], several[-1]) if len(several) > 1 else None
+    """The axes that a band goes down and across: the last two with several blocks; None where there are no two.
+
+    ``grid``: blocks by axis, in output order.
+
+    >>> raster_axes({"b": 4, "m": 8, "c": 1, "n": 3})
+    ('m', 'n')
+    """
+    divided = [axis for axis, blocks in grid.items() if blocks > 1]
+    return (divided[-2], divided[-1]) if len(divided) > 1 else None

@@ -8,6 +8,7 @@ times) is loaded once where a thread has registers for its part of the row.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sokoban.kernel.form import KernelForm
@@ -15,15 +16,13 @@ from sokoban.kernel.instructions import depends, value_instructions
 from sokoban.language.expression import Call, Constant, Load, Reduction, Tensor, Value, loads, rewrite, walk
 from sokoban.schedule.accesses import VECTOR_BYTES
 
-#: Vectors that a thread loads before it uses the first, at least so many and at least so many columns: as many loads
-#: under way as hide the latency of memory.
+#: Least vectors, and least columns, that a thread loads before it uses the first: so many loads under way hide the
+#: latency of memory.
 LEAST_LOADS = 4
 LEAST_COLUMNS = 16
 
-
-#: Registers for the part of a row that a thread keeps: with the rest of it four blocks of 256 threads still fit.
+#: Registers for the part of a row that a thread keeps: with all others, four blocks of 256 threads still fit a unit.
 KEPT_REGISTERS = 32
-
 
 #: Instructions from which on a value is worth the registers that remember it for a later statement.
 REMEMBERED_INSTRUCTIONS = 8.0
@@ -40,9 +39,9 @@ class RowPlan:
         values: what is computed: by the reductions in order, then by the final statement.
         reads: loads of input tensors along a row, by statement.
         vector: adjacent columns that a thread takes at a time.
-        vectors: of a row.
-        turns: vectors of a thread, the last turn may leave some threads out.
-        wide: loads whose vectors are one access each.
+        vectors: vectors of a row.
+        turns: vectors of a thread; the last turn may leave some threads out.
+        wide: loads that read a vector by one access.
         stores_wide: the results of a vector are stored by one access.
         kept: loads that are read from memory once, and from registers by later statements.
         remembered: the body of a reduction whose values later statements find in registers, as :data:`REMEMBERED`;
@@ -66,28 +65,29 @@ def row_columns(form: KernelForm) -> tuple[str, ...]:
 
 
 def row_plan(form: KernelForm, threads: int) -> RowPlan:
-    """How ``threads`` threads walk a row of ``form``."""
+    """How ``threads`` threads walk a row of ``form``.
+
+    >>> from sokoban.kernel.form import kernel_form
+    >>> from sokoban.language.parser import parse_program
+    >>> text = "M[i] = max(j, X[i,j]); S[i] = sum(j, exp(X[i,j] - M[i])); Y[i,j] = exp(X[i,j] - M[i]) / S[i]"
+    >>> plan = row_plan(kernel_form(parse_program(text, {"i": 64, "j": 1024}, {})), threads=128)
+    >>> plan.vector, plan.vectors, plan.turns, len(plan.kept)
+    (4, 256, 2, 1)
+    """
     columns = row_columns(form)
     values = tuple(_reciprocals(statement.value, columns) for statement in (*form.reductions, form.final))
     reads = _reads(form, values)
     tensors = form.expr.tensor_by_name
     widths = {load: _width(form, load, tensors[load.tensor], columns) for group in reads for load in group}
     stored = _stored_width(form, columns)
-    wide = [width for width in (*widths.values(), stored) if width > 1]
-    vector = min(wide) if wide else 1
     count = math.prod(form.sizes[axis] for axis in columns)
-    # Lanes without a vector cost nothing as long as most have one.
-    while vector > 1 and 2 * count < vector * threads:
-        vector //= 2
+    vector = _vector([*widths.values(), stored], count, threads)
     vectors = count // vector
     turns = -(-vectors // threads)
     remembered = _repeated(values, columns) if turns * vector <= KEPT_REGISTERS else None
     if remembered is not None:
-        first = [isinstance(value, Reduction) and value.body == remembered for value in values].index(True)
-        later = tuple(rewrite(value, {remembered: REMEMBERED}) for value in values[first + 1 :])
-        values = (*values[: first + 1], *later)
+        values = _remembering(values, remembered)
         reads = _reads(form, values)
-    several = [load for load in widths if sum(load in group for group in reads) > 1 and load.pad is None]
     return RowPlan(
         values=values,
         reads=reads,
@@ -96,9 +96,35 @@ def row_plan(form: KernelForm, threads: int) -> RowPlan:
         turns=turns,
         wide=frozenset(load for load, width in widths.items() if width > 1 and vector > 1),
         stores_wide=stored > 1 and vector > 1,
-        kept=tuple(several) if len(several) * turns * vector <= KEPT_REGISTERS else (),
+        kept=_kept(widths, reads, turns * vector),
         remembered=remembered,
     )
+
+
+def _vector(widths: Sequence[int], columns: int, threads: int) -> int:
+    """Adjacent columns that a thread takes at a time: as many as the narrowest wide access has.
+
+    >>> _vector([4, 1, 8], columns=1024, threads=128), _vector([4, 8], columns=200, threads=128)
+    (4, 2)
+    """
+    vector = min((width for width in widths if width > 1), default=1)
+    # Lanes without a vector cost nothing as long as most have one.
+    while vector > 1 and 2 * columns < vector * threads:
+        vector //= 2
+    return vector
+
+
+def _kept(candidates: Iterable[Load], reads: tuple[tuple[Load, ...], ...], columns_per_thread: int) -> tuple[Load, ...]:
+    """Loads that several statements read, where a thread has registers for its columns of all of them."""
+    several = [load for load in candidates if sum(load in group for group in reads) > 1 and load.pad is None]
+    return tuple(several) if len(several) * columns_per_thread <= KEPT_REGISTERS else ()
+
+
+def _remembering(values: tuple[Value, ...], remembered: Value) -> tuple[Value, ...]:
+    """``values`` with :data:`REMEMBERED` in place of ``remembered`` behind the reduction that computes it."""
+    first = [isinstance(value, Reduction) and value.body == remembered for value in values].index(True)
+    later = tuple(rewrite(value, {remembered: REMEMBERED}) for value in values[first + 1 :])
+    return (*values[: first + 1], *later)
 
 
 def _reads(form: KernelForm, values: tuple[Value, ...]) -> tuple[tuple[Load, ...], ...]:
@@ -112,8 +138,10 @@ def _reads(form: KernelForm, values: tuple[Value, ...]) -> tuple[tuple[Load, ...
 
 
 def _reciprocals(value: Value, columns: tuple[str, ...]) -> Value:
-    """``value`` with one division per row in place of one per column: by what a row has once, ``x / s`` is
-    ``x * (1 / s)``, which may round once more."""
+    """``value`` with one division per row in place of one per column.
+
+    ``x / s`` becomes ``x * (1 / s)`` where ``s`` is the same all along a row, which may round once more.
+    """
     if isinstance(value, Reduction):
         return Reduction(value.function, value.axes, _reciprocals(value.body, columns))
     if not isinstance(value, Call):
@@ -154,6 +182,7 @@ def _stored_width(form: KernelForm, columns: tuple[str, ...]) -> int:
 
 
 def _largest(tensor: Tensor, columns: int) -> int:
+    """Elements of the widest access that divides a row of ``columns`` and the tensor's innermost dimension."""
     width = max(1, VECTOR_BYTES // tensor.element_bytes)
     while width > 1 and (columns % width or tensor.shape[-1] % width):
         width //= 2

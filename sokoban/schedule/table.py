@@ -1,4 +1,4 @@
-"""Many schedules of one operator as NumPy columns: a candidate is a row."""
+"""Many schedules of one operator as NumPy columns, one entry per candidate."""
 
 from __future__ import annotations
 
@@ -12,18 +12,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, is_mma
+from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.regions import data_dimension, storage_order
 from sokoban.language.expression import Load
-from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.tile import Sizes, TileSchedule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.floating[Any]]
 Bools = NDArray[np.bool_]
 
 
+#: Instructions in the order of their numbers in a table.
+INSTRUCTIONS = tuple(Instruction)
+#: Number of every instruction in a table.
+INSTRUCTION_NUMBER: Mapping[Instruction, int] = {each: number for number, each in enumerate(INSTRUCTIONS)}
+_IS_MATRIX = np.array([each.is_matrix for each in INSTRUCTIONS])
+_IS_SWIZZLED = np.array([each.is_swizzled for each in INSTRUCTIONS])
+
+
+def instruction_numbers(instructions: Iterable[Instruction]) -> Ints:
+    """The column of a table for some instructions.
+
+    >>> instruction_numbers([Instruction.FMA, Instruction.WGMMA]).tolist()
+    [0, 5]
+    """
+    return np.array([INSTRUCTION_NUMBER[each] for each in instructions], dtype=np.int64)
+
+
 def one(values: object) -> float:
-    """The entry of an array that has one."""
+    """The entry of an array that has a single one.
+
+    >>> one(np.array([[2.5]]))
+    2.5
+    """
     return float(np.ravel(np.asarray(values))[0])
 
 
@@ -37,24 +58,26 @@ class ScheduleTable:
     """Columns of ``count`` schedules of one operator; every array has one entry per schedule.
 
     Attributes:
-        block, thread, vthreads: elements or counts by spatial axis, as in :class:`TileSchedule`.
-        step: elements by reduction axis.
+        form: the operator.
+        block: elements per block, by spatial axis.
+        thread: adjacent elements per thread, by spatial axis.
+        vthreads: strided copies per thread, by spatial axis.
+        step: elements per step, by reduction axis.
         reduce_threads: threads along the reduction, all axes together.
         cached: whether a tensor is staged in shared memory, by tensor.
         padding: storage padding of staged tiles in elements, by tensor.
-        warp_tile: threads of a warp share one tile (matrix instructions): ``thread`` is then per warp.
         vector: elements per access of a tensor's fetch (or of the output's stores), by tensor; 0, and a tensor that is
             missing, stand for the widest legal access.
         unroll: largest number of inner-loop iterations that the code generator unrolls; 0 leaves all of it to the
             compiler.
-        inner_thread, inner_step: the parts of ``thread`` and ``step`` in the innermost loops, by axis; a missing axis
-            is all of ``thread`` or of ``step``. The loops of a thread are, outermost first: what is left of the step,
-            what is left of the thread's elements, ``inner_step``, ``inner_thread``, the virtual threads.
+        inner_thread: the part of ``thread`` in the innermost loops, by axis; all of it for a missing axis.
+        inner_step: the part of ``step`` in the innermost loops, by axis; all of it for a missing axis. The loops of a
+            thread are, outermost first: over parts of the step, over parts of the thread's elements, ``inner_step``,
+            ``inner_thread``, the virtual threads.
         stages: buffers of the staged tiles; 1 everywhere where it is left out.
         turned: whether a staged tile is stored turned, by tensor; a missing tensor is not.
-        mma: of the schedules with ``warp_tile``, those by ``mma.sync`` or ``wgmma`` rather than ``wmma``; none where it
-            is left out.
-        wgmma: of those, the ones by warp groups; likewise.
+        instruction: number of what computes the tiles, of :data:`INSTRUCTIONS`; multiply-adds everywhere where it is
+            left out. With matrix instructions ``thread`` is per warp.
         asynchronous: pipelines of multiply-adds that copy past the registers; none where it is left out.
         raster: blocks beside each other in a band of launch order; 0 (no bands) everywhere where it is left out.
     """
@@ -67,85 +90,68 @@ class ScheduleTable:
     reduce_threads: Ints
     cached: Mapping[str, Bools]
     padding: Mapping[str, Ints]
-    warp_tile: Bools
     vector: Mapping[str, Ints]
     unroll: Ints
     inner_thread: Mapping[str, Ints] = field(default_factory=dict)
     inner_step: Mapping[str, Ints] = field(default_factory=dict)
     stages: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     turned: Mapping[str, Bools] = field(default_factory=dict)
-    mma: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
-    wgmma: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
+    instruction: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     asynchronous: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     raster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
             object.__setattr__(self, "stages", self.ones)
-        for name in ("mma", "wgmma", "asynchronous"):
+        if len(self.asynchronous) != self.count:
+            object.__setattr__(self, "asynchronous", np.zeros(self.count, dtype=np.bool_))
+        for name in ("instruction", "raster"):
             if len(getattr(self, name)) != self.count:
-                object.__setattr__(self, name, np.zeros(self.count, dtype=np.bool_))
-        if len(self.raster) != self.count:
-            object.__setattr__(self, "raster", self.zeros)
+                object.__setattr__(self, name, self.zeros)
 
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
         """The table of some schedules; their axes must be those of ``form``, in its order."""
-        spatial, reduced = form.spatial, form.reduced
-
-        def column(values: list[int]) -> Ints:
-            return np.array(values, dtype=np.int64)
-
-        tensors, output = dict.fromkeys(load.tensor for load in form.body_loads), form.expr.output.name
-        padding = [s.padding_of if s.padding else {} for s in schedules]
-        vector = [s.vector_of if s.vector else {} for s in schedules]
-        block = np.array([[size for _, size in s.block] for s in schedules], dtype=np.int64)
-        thread = np.array([[size for _, size in s.thread] for s in schedules], dtype=np.int64)
-        ones = (1,) * len(spatial)
-        vthreads = np.array([[n for _, n in s.vthreads] or ones for s in schedules], dtype=np.int64)
+        tensors = tuple(dict.fromkeys(load.tensor for load in form.body_loads))
         # Without a step a reduction axis is walked at once.
-        none = tuple(form.sizes[axis] for axis in reduced)
-        step = np.array([[size for _, size in s.step] or none for s in schedules], dtype=np.int64)
+        whole_axes = tuple(form.sizes[axis] for axis in form.reduced)
         return ScheduleTable(
             form=form,
-            block=dict(zip(spatial, block.T, strict=True)),
-            thread=dict(zip(spatial, thread.T, strict=True)),
-            vthreads=dict(zip(spatial, vthreads.T, strict=True)),
-            step=dict(zip(reduced, step.T, strict=True)) if reduced else {},
-            reduce_threads=column(
-                [math.prod([n for _, n in s.reduce_threads]) if s.reduce_threads else 1 for s in schedules]
-            ),
-            cached={tensor: np.array([tensor in s.cached for s in schedules]) for tensor in tensors},
-            padding={tensor: column([given.get(tensor, 0) for given in padding]) for tensor in tensors},
-            warp_tile=np.array([s.instruction != "fma" for s in schedules]),
-            vector={tensor: column([given.get(tensor, 0) for given in vector]) for tensor in (*tensors, output)},
-            unroll=column([s.unroll for s in schedules]),
-            stages=column([s.stages for s in schedules]),
-            turned={tensor: np.array([tensor in s.turned for s in schedules]) for tensor in tensors},
-            mma=np.array([is_mma(s.instruction) or s.instruction == WGMMA for s in schedules]),
-            wgmma=np.array([s.instruction == WGMMA for s in schedules]),
-            asynchronous=np.array([s.asynchronous for s in schedules]),
-            raster=column([s.raster for s in schedules]),
+            block=_by_axis(form.spatial, [s.block for s in schedules]),
+            thread=_by_axis(form.spatial, [s.thread for s in schedules]),
+            vthreads=_by_axis(form.spatial, [s.vthreads for s in schedules], (1,) * len(form.spatial)),
+            step=_by_axis(form.reduced, [s.step for s in schedules], whole_axes),
+            reduce_threads=_column([_count(s.reduce_threads) for s in schedules]),
+            cached=_listed(tensors, [s.cached for s in schedules]),
+            padding=_by_tensor(tensors, [s.padding_of for s in schedules]),
+            vector=_by_tensor((*tensors, form.expr.output.name), [s.vector_of for s in schedules]),
+            unroll=_column([s.unroll for s in schedules]),
+            stages=_column([s.stages for s in schedules]),
+            turned=_listed(tensors, [s.turned for s in schedules]),
+            instruction=instruction_numbers(s.instruction for s in schedules),
+            asynchronous=np.array([s.asynchronous for s in schedules], dtype=np.bool_),
+            raster=_column([s.raster for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
-        """The same schedules with other storage padding; what was derived of the rest stays known."""
-        other = object.__new__(ScheduleTable)
-        other.__dict__.update(self.__dict__, padding=padding)
-        return other
+        """The schedules with other storage padding; what was derived from the other columns stays known."""
+        padded = object.__new__(ScheduleTable)
+        padded.__dict__.update(self.__dict__, padding=padding)
+        return padded
 
     def with_raster(self, raster: Ints) -> ScheduleTable:
-        """The same schedules in bands of other widths; what was derived of the rest stays known."""
-        other = object.__new__(ScheduleTable)
-        other.__dict__.update(self.__dict__, raster=raster)
-        return other
+        """The schedules in bands of other widths; what was derived from the other columns stays known."""
+        banded = object.__new__(ScheduleTable)
+        banded.__dict__.update(self.__dict__, raster=raster)
+        return banded
 
-    def rows(self, which: slice | Ints) -> ScheduleTable:
-        """Some rows, in the order given."""
+    def candidates(self, which: slice | Ints) -> ScheduleTable:
+        """The schedules at some positions, in the order given."""
         return _from_columns([self], lambda columns: columns[0][which])
 
     @cached_property
     def count(self) -> int:
+        """Schedules of the table."""
         return len(self.reduce_threads)
 
     @cached_property
@@ -157,6 +163,25 @@ class ScheduleTable:
     def zeros(self) -> Ints:
         """A zero per schedule, not to be written to."""
         return np.zeros(self.count, dtype=np.int64)
+
+    def instruction_at(self, position: int) -> Instruction:
+        """What computes the tiles of one schedule."""
+        return INSTRUCTIONS[self.instruction[position]]
+
+    @cached_property
+    def warp_tile(self) -> Bools:
+        """Schedules whose tiles belong to warps: those by matrix instructions."""
+        return _IS_MATRIX[self.instruction]
+
+    @cached_property
+    def mma(self) -> Bools:
+        """Schedules by ``mma.sync`` or ``wgmma``: their operands are copied past the registers."""
+        return _IS_SWIZZLED[self.instruction]
+
+    @cached_property
+    def wgmma(self) -> Bools:
+        """Schedules by warp groups."""
+        return self.instruction == INSTRUCTION_NUMBER[Instruction.WGMMA]
 
     @cached_property
     def has_stages(self) -> bool:
@@ -170,16 +195,19 @@ class ScheduleTable:
 
     @cached_property
     def register_tile(self) -> Mapping[str, Ints]:
+        """Elements of the output that a thread accumulates (a warp for matrix instructions), by spatial axis."""
         return {axis: self.thread[axis] * self.vthreads[axis] for axis in self.block}
 
     @cached_property
     def threads(self) -> Mapping[str, Ints]:
+        """Threads along each spatial axis; warps for matrix instructions."""
         return {axis: self.block[axis] // self.register_tile[axis] for axis in self.block}
 
     @cached_property
     def threads_per_block(self) -> Ints:
-        total = product(self.threads.values(), self.count) * self.reduce_threads
-        return np.where(self.warp_tile, total * 32, total) if self.has_warp_tiles else total
+        """Threads of a block, 32 for every tile of a warp."""
+        owners = product(self.threads.values(), self.count) * self.reduce_threads
+        return np.where(self.warp_tile, owners * 32, owners) if self.has_warp_tiles else owners
 
     @cached_property
     def _warps(self) -> dict[int, Ints]:
@@ -209,10 +237,12 @@ class ScheduleTable:
 
     @cached_property
     def block_count(self) -> Ints:
+        """Blocks of the launch."""
         return product(self.grid.values(), self.count)
 
     @cached_property
     def step_counts(self) -> Mapping[str, Ints]:
+        """Steps along each reduction axis."""
         return {axis: -(-self.form.sizes[axis] // step) for axis, step in self.step.items()}
 
     @cached_property
@@ -265,8 +295,10 @@ class ScheduleTable:
     def by_order(
         self, load: Load, of: Callable[[tuple[int, ...]], tuple[Any, ...]], lanes: bool = False
     ) -> tuple[Any, ...]:
-        """``of(order)`` for the order in which each schedule's tile of ``load`` is stored: arrays whose last axis has
-        the schedules, or the first one with ``lanes`` behind it."""
+        """``of(order)`` for the order of dimensions in which each schedule stores its tile of ``load``.
+
+        ``of`` gives arrays whose last axis has the schedules; with ``lanes`` their first one has, the lanes behind it.
+        """
         common, (order, other, turned) = self._orders(load)
         if common is not None:
             return of(common)
@@ -274,7 +306,8 @@ class ScheduleTable:
         return tuple(np.where(turned[:, None] if lanes else turned, a, b) for a, b in pairs)
 
     def _orders(self, load: Load) -> tuple[tuple[int, ...] | None, tuple[Any, ...]]:
-        """The order in which all tiles of ``load`` are stored, if there is one; both orders and who is turned."""
+        """The order in which all tiles of ``load`` are stored, None where they differ; then the tensor's own order, the
+        turned one, and which schedules turn it (None where none says so)."""
         known = self._known_orders.get(load)
         if known is None:
             order, turned = tuple(range(len(load.indices))), self.turned.get(load.tensor)
@@ -331,8 +364,8 @@ class ScheduleTable:
                     width = np.gcd(self.thread[axis], 4)
             return (width,)
 
-        found: Ints = self.by_order(load, along)[0]
-        return found
+        widths: Ints = self.by_order(load, along)[0]
+        return widths
 
     @cached_property
     def block_tile(self) -> Mapping[str, Ints]:
@@ -343,29 +376,60 @@ class ScheduleTable:
         return tile
 
 
+def _column(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
+
+
+def _count(threads: Sizes) -> int:
+    """Threads along all axes together."""
+    return math.prod([count for _, count in threads]) if threads else 1
+
+
+def _by_axis(axes: Sequence[str], sizes: Sequence[Sizes], left_out: tuple[int, ...] = ()) -> dict[str, Ints]:
+    """Sizes by axis; schedules that give none have those of ``left_out``."""
+    if not axes:
+        return {}
+    columns = np.array([[size for _, size in given] or left_out for given in sizes], dtype=np.int64)
+    return dict(zip(axes, columns.T, strict=True))
+
+
+def _by_tensor(tensors: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> dict[str, Ints]:
+    """Sizes by tensor; 0 where a schedule gives none."""
+    return {tensor: _column([given.get(tensor, 0) for given in sizes]) for tensor in tensors}
+
+
+def _listed(tensors: Sequence[str], lists: Sequence[tuple[str, ...]]) -> dict[str, Bools]:
+    """Whether a schedule lists a tensor, by tensor."""
+    return {tensor: np.array([tensor in names for names in lists], dtype=np.bool_) for tensor in tensors}
+
+
 def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
-    """The rows of several tables of one operator, one table after the other."""
+    """The schedules of several tables of one operator, one table after the other."""
     return _from_columns(tables, np.concatenate)
 
 
 def _from_columns(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
     """A table whose every column is made of the same column of ``tables``."""
-    first, made = tables[0], {}
+    first, columns = tables[0], {}
     for each in fields(ScheduleTable):
         value = getattr(first, each.name)
         if isinstance(value, np.ndarray):
-            made[each.name] = make([getattr(table, each.name) for table in tables])
+            columns[each.name] = make([getattr(table, each.name) for table in tables])
         elif isinstance(value, Mapping):
-            made[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
-    return replace(first, **made)
+            columns[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
+    return replace(first, **columns)
 
 
 def product(columns: Iterable[Ints], count: int) -> Ints:
-    """Row-wise product of some columns; ones where there are none."""
+    """Entry-wise product of some columns of ``count`` entries; ones where there are none.
+
+    >>> product([np.array([2, 3]), np.array([5, 7])], count=2).tolist(), product([], count=2).tolist()
+    ([10, 21], [1, 1])
+    """
     total: Ints | None = None
     for column in columns:
         total = column if total is None else total * column
     if total is None:
         return np.ones(count, dtype=np.int64)
-    # A column that is the same for every row may be a single number.
+    # A column that is the same for every schedule may be a single number.
     return total if getattr(total, "shape", ()) == (count,) else np.broadcast_to(total, (count,))

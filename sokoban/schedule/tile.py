@@ -13,17 +13,27 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from sokoban.kernel.instructions import Instruction
+
 Sizes = tuple[tuple[str, int], ...]
 
 
 def sizes(mapping: Mapping[str, int]) -> Sizes:
-    """A mapping as the hashable pairs a schedule holds, in the mapping's own order."""
+    """A mapping as the hashable pairs a schedule holds, in the mapping's own order.
+
+    >>> sizes({"m": 128, "n": 64})
+    (('m', 128), ('n', 64))
+    """
     return tuple((name, int(size)) for name, size in mapping.items())
 
 
 @dataclass(frozen=True, kw_only=True)
 class TileSchedule:
-    """One candidate.
+    """One candidate program of an operator.
+
+    >>> schedule = TileSchedule(block=sizes({"m": 128, "n": 64}), thread=sizes({"m": 8, "n": 4}), step=sizes({"k": 16}))
+    >>> schedule.threads_per_block, schedule.grid_blocks({"m": 1000, "n": 64})
+    (256, 8)
 
     Every spatial axis of size N is cut into ``ceil(N / block)`` blocks, and a block into
     ``vthreads x threads x thread`` elements, outermost first: a thread owns ``thread`` adjacent elements in each of
@@ -41,7 +51,7 @@ class TileSchedule:
         vector: elements per cooperative-fetch (or direct) access, by tensor; the widest legal one where absent.
         padding: elements added to the innermost dimension of a staged data tile, by tensor.
         unroll: largest number of inner-loop iterations the code generator unrolls.
-        instruction: ``"fma"``, ``"wmma_16x16x16"``, ``"mma_16x8x16"`` or ``"wgmma_64xNx16"``.
+        instruction: what computes the tiles; those of a matrix instruction belong to warps.
         stages: buffers of every staged tile in shared memory: with 1 a step is fetched, then computed on; with more
             the fetch of the next ``stages - 1`` steps is under way meanwhile.
         turned: staged tensors whose tile is stored with another dimension innermost: the last that outputs walk, where
@@ -61,7 +71,7 @@ class TileSchedule:
     vector: Sizes = ()
     padding: Sizes = ()
     unroll: int = 64
-    instruction: str = "fma"
+    instruction: Instruction = Instruction.FMA
     stages: int = 1
     turned: tuple[str, ...] = ()
     asynchronous: bool = False
@@ -69,31 +79,38 @@ class TileSchedule:
 
     @cached_property
     def block_of(self) -> Mapping[str, int]:
+        """Elements per block, by spatial axis."""
         return dict(self.block)
 
     @cached_property
     def thread_of(self) -> Mapping[str, int]:
+        """Adjacent elements per thread, by spatial axis."""
         return dict(self.thread)
 
     @cached_property
     def vthreads_of(self) -> Mapping[str, int]:
+        """Strided copies per thread, by spatial axis; 1 where not given."""
         given = dict(self.vthreads)
         return {axis: given.get(axis, 1) for axis, _ in self.block}
 
     @cached_property
     def step_of(self) -> Mapping[str, int]:
+        """Elements per step, by reduction axis; empty where the reduction is walked at once."""
         return dict(self.step)
 
     @cached_property
     def reduce_threads_of(self) -> Mapping[str, int]:
+        """Threads along each reduction axis; empty where a thread reduces alone."""
         return dict(self.reduce_threads)
 
     @cached_property
     def vector_of(self) -> Mapping[str, int]:
+        """Elements per access, by tensor; the widest legal access for tensors that are missing."""
         return dict(self.vector)
 
     @cached_property
     def padding_of(self) -> Mapping[str, int]:
+        """Elements added to the innermost dimension of a staged tile, by tensor."""
         return dict(self.padding)
 
     @cached_property
@@ -107,17 +124,24 @@ class TileSchedule:
         return {axis: self.thread_of[axis] * self.vthreads_of[axis] for axis, _ in self.block}
 
     @property
+    def uses_matrix(self) -> bool:
+        """Whether warps compute its tiles by matrix instructions."""
+        return self.instruction.is_matrix
+
+    @property
     def threads_per_block(self) -> int:
+        """Threads of a block, 32 for every tile of a warp."""
         threads = math.prod(self.threads_of.values()) * math.prod(self.reduce_threads_of.values())
         # A tile of matrix instructions belongs to a warp: `thread` is what one warp computes.
-        return threads if self.instruction == "fma" else threads * 32
+        return threads * 32 if self.uses_matrix else threads
 
     def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
+        """Blocks of the launch over axes of ``axis_sizes`` elements."""
         return math.prod(-(-axis_sizes[axis] // block) for axis, block in self.block)
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of a schedule, every axis by name."""
-        out: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "block": dict(self.block),
             "thread": dict(self.thread),
             "threads": dict(self.threads_of),
@@ -128,20 +152,20 @@ class TileSchedule:
             "vector": dict(self.vector),
             "padding": dict(self.padding),
             "unroll": self.unroll,
-            "instruction": self.instruction,
+            "instruction": str(self.instruction),
         }
         if self.stages > 1:
-            out["stages"] = self.stages
+            fields["stages"] = self.stages
         if self.turned:
-            out["turned"] = list(self.turned)
+            fields["turned"] = list(self.turned)
         if self.asynchronous:
-            out["asynchronous"] = True
+            fields["asynchronous"] = True
         if self.raster:
-            out["raster"] = self.raster
-        return out
+            fields["raster"] = self.raster
+        return fields
 
     def padded(self, padding: Sizes) -> TileSchedule:
-        """The same with other padding: :meth:`with_`, but quick."""
+        """A copy with other padding; quicker than :meth:`with_`, for the loops of construction."""
         return TileSchedule(
             block=self.block,
             thread=self.thread,
@@ -168,7 +192,7 @@ class TileSchedule:
         asynchronous: bool = False,
         raster: int = 0,
     ) -> TileSchedule:
-        """The same in another layout: :meth:`with_`, but quick."""
+        """A copy in another layout; quicker than :meth:`with_`, for the loops of construction."""
         return TileSchedule(
             block=self.block,
             thread=self.thread,

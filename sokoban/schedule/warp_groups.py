@@ -12,45 +12,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, MatrixRoles, is_mma, matrix_roles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.accesses import VECTOR_BYTES, fetch_vector
 from sokoban.schedule.tile import TileSchedule
 
 _T = TypeVar("_T")
 
-#: Compute capability that has the instruction: it is in none before, and in none after.
-CAPABILITY = (9, 0)
-
-#: Element types whose tiles are written here; the instruction takes narrower ones, too.
-DTYPES = ("float16", "bfloat16")
+#: Bytes of an element of the types that warp groups multiply.
 ELEMENT_BYTES = 2
 
-#: Rows that a group multiplies, and those of a warp of it; widths of its tile that are generated.
+#: Rows that a group multiplies, and rows of each of its four warps.
 GROUP_ROWS, WARP_ROWS = 64, 16
+#: Columns of a group's tile that are proposed.
 WIDTHS = (64, 128, 192, 256)
 
-#: Groups of a block: four would leave a thread of the widest tile no registers besides its sums.
+#: Groups of a block that are proposed: with four, a thread of the widest tile has no registers besides its sums.
 GROUPS = (1, 2, 3, 4)
 
-#: Tiles lie in panels of rows of 128 bytes, as wide as the widest swizzle of the instruction. A step is as deep.
+#: Bytes of a panel's row: tiles lie in panels as wide as the widest swizzle of the instruction. A step is as deep.
 PANEL_BYTES = 128
 STEP = PANEL_BYTES // ELEMENT_BYTES
 
-#: Buffers of a pipeline: the products of one step and the one before occupy two, which leaves one to six for copies.
+#: Buffers of a pipeline: products of a step and of the one before it occupy two, which leaves one to six for copies.
 STAGES = (3, 4, 5, 6)
 LEAST_STAGES, MOST_STAGES = 3, 8
-
-
-def warp_group_roles(form: KernelForm, device: DeviceSpec) -> MatrixRoles | None:
-    """The axes of an operator that warp groups of ``device`` can multiply; None where they cannot."""
-    if device.compute_capability is None or tuple(device.compute_capability) != CAPABILITY:
-        return None
-    roles = matrix_roles(form)
-    if roles is None or roles.dtype not in DTYPES or device.warp_group_instruction(roles.dtype) is None:
-        return None
-    return roles if is_aligned(form, _schedule(form, roles, GROUP_ROWS, WIDTHS[0], LEAST_STAGES)) else None
 
 
 def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
@@ -58,31 +46,46 @@ def is_aligned(form: KernelForm, schedule: TileSchedule) -> bool:
     return all(fetch_vector(form, schedule, load) == VECTOR_BYTES // ELEMENT_BYTES for load in form.body_loads)
 
 
-def warp_group_schedules(form: KernelForm, device: DeviceSpec) -> Iterator[TileSchedule]:
+def warp_group_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
     """Every tile and pipeline for the operator, but for larger tiles than the smallest of which more than half would be
     padding; none where warp groups cannot multiply it. Whether they fit the device is left to the estimate."""
-    roles = warp_group_roles(form, device)
+    form, roles = placed.form, placed.warp_group_roles
     if roles is None:
         return
     for rows in (GROUP_ROWS * groups for groups in GROUPS):
         for width in WIDTHS:
-            most = max(GROUP_ROWS, 2 * form.sizes[roles.m]), max(WIDTHS[0], 2 * form.sizes[roles.n])
-            if rows <= most[0] and width <= most[1]:
+            most_rows = max(GROUP_ROWS, 2 * form.sizes[roles.m])
+            most_columns = max(WIDTHS[0], 2 * form.sizes[roles.n])
+            if rows <= most_rows and width <= most_columns:
                 yield from (_schedule(form, roles, rows, width, stages) for stages in STAGES)
 
 
-def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], str]) -> list[_T]:
-    """Programs, best first. Where some of the first ``top_k`` need warp groups and none is by ``mma.sync``, the best
-    one that is has the last of these places, so that there is one to fall back on.
+def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], Instruction | None]) -> list[_T]:
+    """Programs, best first, with one by ``mma.sync`` among the first ``top_k`` where some of those need warp groups.
+
+    Warp groups run on one generation of boards alone. Where none of the first ``top_k`` is by ``mma.sync``, the best
+    one that is takes the last of their places.
+
+    >>> ranked = [Instruction.WGMMA, Instruction.WGMMA, Instruction.FMA, Instruction.MMA_16X8X16]
+    >>> [str(instruction) for instruction in with_fall_back(ranked, 2, lambda program: program)]
+    ['wgmma_64xNx16', 'mma_16x8x16', 'wgmma_64xNx16', 'fma']
 
     Args:
-        instruction: of a program; any other text than an instruction for programs that are not one kernel.
+        ranked: the programs, best first.
+        top_k: programs that are asked for.
+        instruction: of a program; None for programs that are not one kernel.
     """
-    best = [instruction(program) for program in ranked[:top_k]]
-    if top_k > 1 and WGMMA in best and not any(map(is_mma, best)):
-        found = next((i for i in range(top_k, len(ranked)) if is_mma(instruction(ranked[i]))), None)
-        if found is not None:
-            return [*ranked[: top_k - 1], ranked[found], *ranked[top_k - 1 : found], *ranked[found + 1 :]]
+
+    def is_mma(program: _T) -> bool:
+        computed_by = instruction(program)
+        return computed_by is not None and computed_by.is_mma
+
+    best = ranked[:top_k]
+    if top_k > 1 and Instruction.WGMMA in map(instruction, best) and not any(map(is_mma, best)):
+        fall_back = next((place for place in range(top_k, len(ranked)) if is_mma(ranked[place])), None)
+        if fall_back is not None:
+            between, behind = ranked[top_k - 1 : fall_back], ranked[fall_back + 1 :]
+            return [*ranked[: top_k - 1], ranked[fall_back], *between, *behind]
     return list(ranked)
 
 
@@ -94,6 +97,6 @@ def _schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, stage
         vthreads=tuple((axis, 1) for axis in form.spatial),
         step=tuple((axis, STEP if axis == roles.k else 1) for axis in form.reduced),
         cached=tuple(dict.fromkeys(load.tensor for load in form.body_loads)),
-        instruction=WGMMA,
+        instruction=Instruction.WGMMA,
         stages=stages,
     )

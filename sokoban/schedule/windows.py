@@ -27,8 +27,10 @@ class Slide:
 
     Attributes:
         position: of the dimension among the indices of the loads that have it.
-        axis, stride: the output axis that moves windows along it, and by how much.
-        window, dilation: the reduction axis within a window, and how far its points lie apart.
+        axis: the output axis that moves windows along the dimension.
+        stride: elements between windows of neighbouring outputs.
+        window: the reduction axis within a window.
+        dilation: elements between the points of a window.
     """
 
     position: int
@@ -45,7 +47,7 @@ def has_windows(form: KernelForm) -> bool:
 
 def reads_patches(form: KernelForm, schedule: TileSchedule) -> bool:
     """Whether a schedule asks for windows in registers: nothing staged, all of a thread's work unrolled."""
-    if form.kind != "tile" or form.reduction is None or schedule.instruction != "fma":
+    if form.kind != "tile" or form.reduction is None or schedule.uses_matrix:
         return False
     if schedule.cached or schedule.reduce_threads or schedule.stages > 1 or not has_windows(form):
         return False
@@ -63,17 +65,20 @@ def with_patches(table: ScheduleTable) -> ScheduleTable:
     if form.kind != "tile" or form.reduction is None or not has_windows(form):
         return table
     staged = np.logical_or.reduce([table.cached[load.tensor] for load in form.body_loads])
-    alone = ~staged & ~table.warp_tile & (table.reduce_threads == 1) & (table.step_count == 1)
-    fits = alone & (table.accumulators * table.step_points <= PATCH_STATEMENTS)
+    works_alone = ~staged & ~table.warp_tile & (table.reduce_threads == 1) & (table.step_count == 1)
+    fits = works_alone & (table.accumulators * table.step_points <= PATCH_STATEMENTS)
     return replace(table, unroll=np.where(fits, PATCH_STATEMENTS, table.unroll))
 
 
-def slide_of(form: KernelForm, own: Mapping[str, int]) -> Slide | None:
-    """Along which dimension a thread with ``own`` elements walks: the outermost in which several windows overlap."""
+def slide_of(form: KernelForm, thread: Mapping[str, int]) -> Slide | None:
+    """The dimension along which a thread walks its patch: the outermost in which several of its windows overlap.
+
+    ``thread``: outputs of the thread, by spatial axis.
+    """
     for load in form.body_loads:
         for position, index in enumerate(load.indices):
             window = _window(form, index)
-            if window is None or own[window[0]] == 1:
+            if window is None or thread[window[0]] == 1:
                 continue
             axis, point = window
             return Slide(position, axis, index.coefficient(axis), point, index.coefficient(point))
@@ -81,7 +86,7 @@ def slide_of(form: KernelForm, own: Mapping[str, int]) -> Slide | None:
 
 
 def slides(load: Load, slide: Slide) -> bool:
-    """Whether ``load`` is walked along ``slide``: it moves so in that dimension, and in no other."""
+    """Whether ``load`` is walked along ``slide``: it moves by that stride and dilation in that dimension alone."""
     for position, index in enumerate(load.indices):
         moved = (index.coefficient(slide.axis), index.coefficient(slide.window))
         if moved != ((slide.stride, slide.dilation) if position == slide.position else (0, 0)):

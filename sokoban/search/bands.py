@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from hal.spec.device import DeviceSpec
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension
 from sokoban.model.estimates import EstimateTable
 from sokoban.model.gpu.transactions import dram_bytes, super_tile
@@ -25,16 +26,16 @@ DRAM_SHARE = 0.4
 
 
 def in_bands(
-    table: ScheduleTable, which: Ints, estimates: EstimateTable, device: DeviceSpec
+    table: ScheduleTable, which: Ints, estimates: EstimateTable, placed: PlacedForm
 ) -> tuple[Ints, EstimateTable]:
     """The width of bands for some schedules of a table, best first, and their estimates with these. None has any where
     DRAM takes little of the best one's time."""
     found = estimates.rows_of(which)
     if not len(which) or found.stage_seconds["dram"][0] <= DRAM_SHARE * found.seconds[0]:
         return np.zeros(len(which), dtype=np.int64), found
-    table = table.rows(which)
-    raster = bands(table, found, device)
-    return raster, estimate(table.with_raster(raster), device) if raster.any() else found
+    table = table.candidates(which)
+    raster = bands(table, found, placed.device)
+    return raster, estimate(table.with_raster(raster), placed) if raster.any() else found
 
 
 def bands(table: ScheduleTable, estimates: EstimateTable, device: DeviceSpec) -> Ints:

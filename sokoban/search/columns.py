@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import MATRIX_TYPES, MMA_STAGES, WGMMA, WMMA, is_mma, matrix_roles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MMA_STAGES
 from sokoban.schedule.pipelines import fully_staged, with_layouts
-from sokoban.schedule.table import Bools, Ints, ScheduleTable
+from sokoban.schedule.table import INSTRUCTION_NUMBER, Bools, Ints, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.windows import with_patches
 from sokoban.search.space import Family
@@ -51,9 +52,8 @@ def tile_table(form: KernelForm, family: Family, block: Ints, register: Ints, in
         step,
         np.ones(count, dtype=np.int64),
         {name: np.full(count, name in family.staged) for name in _body_tensors(form)},
-        np.full(count, family.roles is not None),
-        np.full(count, OPERAND_PADDING if family.instruction == WMMA else 0, dtype=np.int64),
-        np.full(count, is_mma(family.instruction)),
+        np.full(count, OPERAND_PADDING if family.instruction == Instruction.WMMA else 0, dtype=np.int64),
+        family.instruction,
     )
 
 
@@ -62,9 +62,8 @@ def shared_table(form: KernelForm, block: Ints, threads: Ints) -> ScheduleTable:
     count, ones = len(block), np.ones_like(block)
     step = np.array([[form.sizes[axis] for axis in form.reduced]] * count, dtype=np.int64).reshape(count, -1)
     no = np.zeros(count, dtype=bool)
-    return _table(
-        form, block, ones, ones, step, threads, {name: no for name in _body_tensors(form)}, no, no.astype(np.int64)
-    )
+    cached = {name: no for name in _body_tensors(form)}
+    return _table(form, block, ones, ones, step, threads, cached, no.astype(np.int64))
 
 
 def _body_tensors(form: KernelForm) -> tuple[str, ...]:
@@ -79,12 +78,10 @@ def _table(
     step: Ints,
     reduce_threads: Ints,
     cached: dict[str, Bools],
-    warp_tile: Bools,
     padding: Ints,
-    mma: Bools | None = None,
+    instruction: Instruction = Instruction.FMA,
 ) -> ScheduleTable:
     count = len(block)
-    mma = np.zeros(count, dtype=bool) if mma is None else mma
     table = ScheduleTable(
         form=form,
         block=dict(zip(form.spatial, np.ascontiguousarray(block.T), strict=True)),
@@ -94,11 +91,10 @@ def _table(
         reduce_threads=reduce_threads,
         cached=cached,
         padding={name: np.where(staged, padding, 0) for name, staged in cached.items()},
-        warp_tile=warp_tile,
         vector={},
         unroll=np.full(count, UNROLL, dtype=np.int64),
-        stages=np.where(mma, MMA_STAGES[0], 1),
-        mma=mma,
+        stages=np.full(count, MMA_STAGES[0] if instruction.is_mma else 1, dtype=np.int64),
+        instruction=np.full(count, INSTRUCTION_NUMBER[instruction], dtype=np.int64),
     )
     return with_patches(with_layouts(table, fully_staged(table)))
 
@@ -125,17 +121,9 @@ def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
         cached=cached,
         padding=tuple((name, int(table.padding[name][row])) for name in cached if table.padding[name][row]),
         unroll=int(table.unroll[row]),
-        instruction=instruction_at(table, row),
+        instruction=table.instruction_at(row),
         stages=int(table.stages[row]),
         asynchronous=bool(table.asynchronous[row]),
         raster=int(table.raster[row]),
         turned=tuple(name for name in cached if table.turned[name][row]),
     )
-
-
-def instruction_at(table: ScheduleTable, row: int) -> str:
-    """The instruction of a row: by ``mma.sync`` as deep as the element type has it."""
-    if not table.warp_tile[row] or table.wgmma[row]:
-        return WGMMA if table.wgmma[row] else "fma"
-    roles = matrix_roles(table.form)
-    return MATRIX_TYPES[roles.dtype].mma if table.mma[row] and roles is not None else WMMA

@@ -10,11 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from hal.spec.device import DeviceSpec
-from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import matrix_roles
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension
 from sokoban.language.expression import Load
-from sokoban.model.bounds import arithmetic_rate, compulsory_bytes
 from sokoban.model.gpu.occupancy import blocks_per_unit, registers_per_thread, shared_bytes
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 
@@ -54,12 +52,13 @@ def efficient(seconds: Floats, footprint: Floats, epsilon: float, most: int) -> 
     return np.concatenate([order[: most // 2], sample])
 
 
-def block_seconds(form: KernelForm, device: DeviceSpec, blocks: Ints, matrix: bool) -> tuple[Floats, Floats]:
+def block_seconds(placed: PlacedForm, blocks: Ints, matrix: bool) -> tuple[Floats, Floats]:
     """Shortest time that block tiles leave any program: arithmetic of the busiest unit against traffic from L2.
 
     Also their footprints: elements of the outputs and of the data tiles of one point of the reduction. ``blocks`` has
     shape (tiles, spatial axes).
     """
+    form, device = placed.form, placed.device
     columns = dict(zip(form.spatial, blocks.T.astype(np.float64), strict=True))
     count, units = np.ones(len(blocks)), device.unit_count
     for axis, tile in columns.items():
@@ -71,7 +70,7 @@ def block_seconds(form: KernelForm, device: DeviceSpec, blocks: Ints, matrix: bo
     lanes = (
         np.minimum(1.0, outputs * share / (device.warp_lanes * max(1, device.teu.group_size))) if not matrix else 1.0
     )
-    arithmetic = share * points * max(1.0, form.body_operations / 2.0) * 2.0 / _unit_rate(form, device, matrix) / lanes
+    arithmetic = share * points * max(1.0, form.body_operations / 2.0) * 2.0 / _unit_rate(placed, matrix) / lanes
     traffic, held = np.zeros(len(blocks)), outputs.copy()
     whole = {**columns, **{axis: np.float64(form.sizes[axis]) for axis in (*form.reduced, *form.columns)}}
     point = {**columns, **{axis: np.float64(1.0) for axis in (*form.reduced, *form.columns)}}
@@ -88,7 +87,7 @@ def block_seconds(form: KernelForm, device: DeviceSpec, blocks: Ints, matrix: bo
     below = device.l2 or device.dram
     output, last = form.expr.output, form.final.axes[-1] if form.final.axes else ""
     stored = output.size_bytes * _row_waste(columns.get(last, outputs), output.shape[-1:], output.element_bytes, device)
-    memory = traffic * count / below.bandwidth_bytes_per_second + _compulsory_seconds(form, device)
+    memory = traffic * count / below.bandwidth_bytes_per_second + placed.compulsory_seconds
     memory = np.maximum(memory + stored / device.dram.bandwidth_bytes_per_second, count * device.block_launch_seconds)
     return np.maximum(arithmetic, memory) + LEAK * np.minimum(arithmetic, memory), held
 
@@ -101,20 +100,17 @@ def _row_waste(row: Floats, shape: tuple[int, ...], element_bytes: int, device: 
     return np.where(row >= shape[0], 1.0, rounded) if shape else rounded
 
 
-def _unit_rate(form: KernelForm, device: DeviceSpec, matrix: bool) -> float:
+def _unit_rate(placed: PlacedForm, matrix: bool) -> float:
     """FLOP/s of one unit."""
-    return arithmetic_rate(form, device, matrix=matrix)[0] / device.unit_count
+    return (placed.rate if matrix else placed.ordinary_rate).flops / placed.device.unit_count
 
 
-def _compulsory_seconds(form: KernelForm, device: DeviceSpec) -> float:
-    return compulsory_bytes(form) / device.dram.bandwidth_bytes_per_second
-
-
-def schedule_seconds(table: ScheduleTable, device: DeviceSpec, *, any_step: bool = False) -> tuple[Floats, Floats]:
+def schedule_seconds(table: ScheduleTable, placed: PlacedForm, *, any_step: bool = False) -> tuple[Floats, Floats]:
     """Screened time of whole schedules, infinite for those that cannot run, and their footprints in bytes of shared
     memory and registers. With ``any_step`` the best step is still to be found, and waiting for memory costs nothing."""
-    form, units, lanes = table.form, device.unit_count, device.warp_lanes
-    matrix = table.has_warp_tiles and matrix_roles(form) is not None
+    form, device = placed.form, placed.device
+    units, lanes = device.unit_count, device.warp_lanes
+    matrix = table.has_warp_tiles and form.roles is not None
     registers, shared = registers_per_thread(table), shared_bytes(table)
     limit = device.limits.registers_per_thread
     threads, blocks = table.threads_per_block, table.block_count
@@ -124,7 +120,7 @@ def schedule_seconds(table: ScheduleTable, device: DeviceSpec, *, any_step: bool
     waves = -(-blocks // (np.maximum(1, resident) * units))
     points = product(table.block.values(), table.count) * table.reduced_points.astype(np.float64)
     operations = max(1.0, form.body_operations / 2.0)
-    arithmetic = points * operations * 2.0 / _unit_rate(form, device, matrix)
+    arithmetic = points * operations * 2.0 / _unit_rate(placed, matrix)
     reads, passes = _operand_reads(table, device)
     if not matrix:
         issued = table.accumulators * operations
@@ -144,7 +140,7 @@ def schedule_seconds(table: ScheduleTable, device: DeviceSpec, *, any_step: bool
     alone = arithmetic * np.maximum(1.0, device.teu.group_size / warps) + ports
     chain = waves * (alone if any_step else table.step_count * latency + alone)
     stages = np.stack([arithmetic * share * idle, ports * share, memory])
-    floor = _compulsory_seconds(form, device)
+    floor = placed.compulsory_seconds
     total = (1 - LEAK) * np.maximum(stages.max(axis=0), floor) + LEAK * (stages.sum(axis=0) + floor)
     total = np.maximum(np.maximum(total, chain), blocks * device.block_launch_seconds) + device.launch_overhead_seconds
     footprint = shared + 4.0 * np.minimum(registers, limit) * threads

@@ -17,7 +17,8 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import MMA_STAGES, check_float8, device_product, needs_matrix
+from sokoban.kernel.matrix import MMA_STAGES
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate
 from sokoban.model.rational import estimate
 from sokoban.schedule.pipelines import fetched_ahead, with_layouts
@@ -25,7 +26,7 @@ from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
 from sokoban.search.bands import in_bands
-from sokoban.search.columns import UNROLL, adjacent, instruction_at, schedule_at, shared_table, tile_table
+from sokoban.search.columns import UNROLL, adjacent, schedule_at, shared_table, tile_table
 from sokoban.search.padding import bank_padding
 from sokoban.search.screen import block_seconds, efficient, schedule_seconds
 from sokoban.search.space import Family, axis_sizes, block_tiles, can_launch, cartesian, step_tiles, thread_tiles
@@ -62,13 +63,22 @@ class SearchResult:
         seconds: time the search took.
     """
 
-    form: KernelForm
-    device: DeviceSpec
+    placed: PlacedForm
     schedules: tuple[TileSchedule, ...]
     estimates: tuple[Estimate, ...]
     enumerated: int
     scored: int
     seconds: float
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device that it was searched for."""
+        return self.placed.device
 
 
 def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResult:
@@ -77,42 +87,42 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     Raises:
         InputError: no schedule fits the device, or it cannot multiply the operator's element types.
     """
-    check_float8(form, device)
+    placed = PlacedForm(form, device)
+    placed.check()
     start = time.perf_counter()
     enumerated = 0
     tables = []
-    for table, looked_at in _tables(form, device):
+    for table, looked_at in _tables(placed):
         enumerated += looked_at
         if table.count:
             tables.append(table)
     if not tables:
-        raise _nothing_fits(form, device)
-    scored, seconds = _score(join(tables), device)
+        raise _nothing_fits(placed)
+    scored, seconds = _score(join(tables), placed)
     count = scored.count
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    running = scored.rows(best[np.isfinite(seconds[best])])
-    variants = join([_variants(running, device), *_longer_pipelines(running)])
+    running = scored.candidates(best[np.isfinite(seconds[best])])
+    variants = join([_variants(running, placed), *_longer_pipelines(running)])
     if variants.count:
-        more, more_seconds = _score(variants, device)
+        more, more_seconds = _score(variants, placed)
         count += more.count
-        scored, seconds = join([scored.rows(best), more]), np.concatenate([seconds[best], more_seconds])
+        scored, seconds = join([scored.candidates(best), more]), np.concatenate([seconds[best], more_seconds])
     best = np.argsort(seconds, kind="stable")[:REFINED]
-    ahead = fetched_ahead(scored.rows(best[np.isfinite(seconds[best])]), device)
+    ahead = fetched_ahead(scored.candidates(best[np.isfinite(seconds[best])]), placed)
     if ahead:
-        more, more_seconds = _score(join(ahead), device)
+        more, more_seconds = _score(join(ahead), placed)
         count += more.count
         scored, seconds = join([scored, more]), np.concatenate([seconds, more_seconds])
     chosen = _distinct_best(scored, seconds, top_k)
     if not len(chosen):
-        raise _nothing_fits(form, device)
-    final = scored.rows(chosen)
-    raster, predictions = in_bands(final, np.arange(final.count), estimate(final, device), device)
+        raise _nothing_fits(placed)
+    final = scored.candidates(chosen)
+    raster, predictions = in_bands(final, np.arange(final.count), estimate(final, placed), placed)
     final = final.with_raster(raster)
     ranked = np.argsort(predictions.seconds, kind="stable").tolist()
     schedules = tuple(schedule_at(final, row) for row in ranked)
     return SearchResult(
-        form=form,
-        device=device,
+        placed=placed,
         schedules=schedules,
         estimates=tuple(predictions.rows(ranked)),
         enumerated=enumerated,
@@ -121,25 +131,28 @@ def search(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> SearchResul
     )
 
 
-def _nothing_fits(form: KernelForm, device: DeviceSpec) -> InputError:
-    return InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use a smaller operator")
+def _nothing_fits(placed: PlacedForm) -> InputError:
+    problem = f"no tile fits the memory of {placed.device.name}"
+    return InputError(placed.form.expr.name, problem, "use a smaller operator")
 
 
-def _tables(form: KernelForm, device: DeviceSpec) -> Iterator[tuple[ScheduleTable, int]]:
+def _tables(placed: PlacedForm) -> Iterator[tuple[ScheduleTable, int]]:
     """The schedules of every family worth scoring, and how many tiles were looked at."""
-    if form.reduction is not None and not needs_matrix(form):
-        table = _shared_reductions(form, device)
+    form = placed.form
+    if form.reduction is not None and not form.needs_matrix:
+        table = _shared_reductions(placed)
         yield table, table.count
     if form.kind == "tile":
-        for family in families(form, device):
-            yield _screened(form, device, family)
-        groups = list(warp_group_schedules(form, device))
+        for family in families(placed):
+            yield _screened(placed, family)
+        groups = list(warp_group_schedules(placed))
         if groups:
             yield ScheduleTable.of(form, groups), len(groups)
 
 
-def families(form: KernelForm, device: DeviceSpec) -> tuple[Family, ...]:
+def families(placed: PlacedForm) -> tuple[Family, ...]:
     """The structures that a ``tile`` may have: everything staged, nothing staged, matrix instructions."""
+    form = placed.form
     staged = tuple(dict.fromkeys(load.tensor for load in form.body_loads))
     if form.reduction is None:
         turned = _turned(form)
@@ -148,11 +161,10 @@ def families(form: KernelForm, device: DeviceSpec) -> tuple[Family, ...]:
     found = [Family("direct", whole_reduction=True)]
     if all(load.indices for load in form.body_loads):
         found.insert(0, Family("staged", staged))
-    matrix = device_product(form, device)
-    if matrix is not None:
-        roles, instruction = matrix
+    if placed.product is not None:
+        roles, instruction = placed.product
         found.insert(0, Family("matrix", staged, roles=roles, instruction=instruction))
-    return tuple(found[:1] if needs_matrix(form) else found)
+    return tuple(found[:1] if form.needs_matrix else found)
 
 
 def _turned(form: KernelForm) -> tuple[str, ...]:
@@ -167,50 +179,49 @@ def _turned(form: KernelForm) -> tuple[str, ...]:
     )
 
 
-def _screened(form: KernelForm, device: DeviceSpec, family: Family) -> tuple[ScheduleTable, int]:
+def _screened(placed: PlacedForm, family: Family) -> tuple[ScheduleTable, int]:
     """The schedules of a family that pass every layer's condition: blocks, then thread tiles, then steps."""
+    form = placed.form
     matrix = family.roles is not None
-    blocks = block_tiles(form, device, family)
+    blocks = block_tiles(placed, family)
     looked_at = len(blocks)
-    blocks = blocks[efficient(*block_seconds(form, device, blocks, matrix), BLOCK_EPSILON, BLOCKS_KEPT)]
-    rows, register = thread_tiles(form, device, family, blocks)
+    blocks = blocks[efficient(*block_seconds(placed, blocks, matrix), BLOCK_EPSILON, BLOCKS_KEPT)]
+    rows, register = thread_tiles(placed, family, blocks)
     block, steps = blocks[rows], step_tiles(form, family)
     looked_at += len(block)
     shortest = steps[np.full(len(block), np.argmin(steps.prod(axis=1)))]
     table = tile_table(form, family, block, register, adjacent(form, family, register), shortest)
-    kept = efficient(*schedule_seconds(table, device, any_step=True), THREAD_EPSILON, THREADS_KEPT)
+    kept = efficient(*schedule_seconds(table, placed, any_step=True), THREAD_EPSILON, THREADS_KEPT)
     block, register = np.repeat(block[kept], len(steps), axis=0), np.repeat(register[kept], len(steps), axis=0)
     step = np.tile(steps, (len(kept), 1))
     looked_at += len(block)
-    seconds, footprint = _in_chunks(form, device, family, block, register, step)
+    seconds, footprint = _in_chunks(placed, family, block, register, step)
     kept = efficient(seconds, footprint, STEP_EPSILON, SCORED_PER_FAMILY)
     kept = kept[np.isfinite(seconds[kept])]
     block, register, step = block[kept], register[kept], step[kept]
     return tile_table(form, family, block, register, adjacent(form, family, register), step), looked_at
 
 
-def _in_chunks(
-    form: KernelForm, device: DeviceSpec, family: Family, block: Ints, register: Ints, step: Ints
-) -> tuple[Floats, Floats]:
+def _in_chunks(placed: PlacedForm, family: Family, block: Ints, register: Ints, step: Ints) -> tuple[Floats, Floats]:
     """Screened times and footprints, a chunk of rows after the other."""
     times: list[Floats] = [np.zeros(0)]
     footprints: list[Floats] = [np.zeros(0)]
     for start in range(0, len(block), 8 * CHUNK):
         part = slice(start, start + 8 * CHUNK)
-        inner = adjacent(form, family, register[part])
-        seconds, footprint = schedule_seconds(
-            tile_table(form, family, block[part], register[part], inner, step[part]), device
-        )
+        inner = adjacent(placed.form, family, register[part])
+        table = tile_table(placed.form, family, block[part], register[part], inner, step[part])
+        seconds, footprint = schedule_seconds(table, placed)
         times.append(seconds)
         footprints.append(footprint)
     return np.concatenate(times), np.concatenate(footprints)
 
 
-def _shared_reductions(form: KernelForm, device: DeviceSpec) -> ScheduleTable:
+def _shared_reductions(placed: PlacedForm) -> ScheduleTable:
     """Reductions shared by the threads of a block, one output or row per group of them: few enough to score all.
 
     Blocks are whole warps; warps stand along what is contiguous in memory, the reduction or the outputs.
     """
+    form, device = placed.form, placed.device
     columns = math.prod(form.sizes[axis] for axis in form.reduced)
     limit, lanes = device.limits.threads_per_block, device.warp_lanes
     menus = [axis_sizes(form.sizes[axis], 256, 40) for axis in form.spatial]
@@ -221,39 +232,39 @@ def _shared_reductions(form: KernelForm, device: DeviceSpec) -> ScheduleTable:
     threads = np.tile(sharing, len(block))
     block = np.repeat(block, len(sharing), axis=0)
     total = threads * block.prod(axis=1)
-    fits = (total <= limit) & (total % lanes == 0) & can_launch(form, device, block)
+    fits = (total <= limit) & (total % lanes == 0) & can_launch(placed, block)
     if form.reduces_contiguously:
         fits &= threads >= min(lanes, int(sharing[-1]))
     return shared_table(form, block[fits], threads[fits])
 
 
-def _score(table: ScheduleTable, device: DeviceSpec) -> tuple[ScheduleTable, Floats]:
+def _score(table: ScheduleTable, placed: PlacedForm) -> tuple[ScheduleTable, Floats]:
     """RATIONAL's time of every row, after the storage padding that its bank conflicts ask for."""
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
-        part = table.rows(slice(start, start + CHUNK))
-        padded = part.with_padding(bank_padding(part, device)) if part.form.kind == "tile" else part
-        seconds.append(estimate(padded, device).seconds)
+        part = table.candidates(slice(start, start + CHUNK))
+        padded = part.with_padding(bank_padding(part, placed.device)) if part.form.kind == "tile" else part
+        seconds.append(estimate(padded, placed).seconds)
         parts.append(padded)
     return join(parts), np.concatenate(seconds)
 
 
-def _variants(table: ScheduleTable, device: DeviceSpec) -> ScheduleTable:
+def _variants(table: ScheduleTable, placed: PlacedForm) -> ScheduleTable:
     """Programs beside the best: blocks half or twice as large along an axis, elements adjacent or strided, operands
     read in place."""
     form = table.form
     plain = np.flatnonzero(~table.warp_tile & (table.reduce_threads == 1)) if form.kind == "tile" else np.arange(0)
-    table = table.rows(plain)
+    table = table.candidates(plain)
     if not table.count:
         return table
     found = [_threaded(table, wanted) for wanted in _inner_choices(form)]
-    found += [part for axis in form.spatial if form.sizes[axis] > 1 for part in _resized(table, axis, device)]
+    found += [part for axis in form.spatial if form.sizes[axis] > 1 for part in _resized(table, axis, placed)]
     names = list(table.cached)
     if form.reduction is not None and len(names) > 1:
         for name in names:
             cached = {**table.cached, name: np.zeros(table.count, dtype=bool)}
             some = np.flatnonzero(table.cached[name] & np.logical_or.reduce(list(cached.values())))
-            found += [_in_place(replace(other, cached=cached)).rows(some) for other in [table, *found[:2]]]
+            found += [_in_place(replace(other, cached=cached)).candidates(some) for other in [table, *found[:2]]]
     return _without_repeats(join(found))
 
 
@@ -264,7 +275,7 @@ def _in_place(table: ScheduleTable) -> ScheduleTable:
 
 def _longer_pipelines(table: ScheduleTable) -> list[ScheduleTable]:
     """The rows by ``mma.sync``, with more stages."""
-    pipelined = table.rows(np.flatnonzero(table.mma & ~table.wgmma))
+    pipelined = table.candidates(np.flatnonzero(table.mma & ~table.wgmma))
     return [replace(pipelined, stages=np.full(pipelined.count, stages)) for stages in MMA_STAGES[1:]]
 
 
@@ -287,16 +298,16 @@ def _threaded(table: ScheduleTable, wanted: tuple[int, ...]) -> ScheduleTable:
     return replace(table, thread=thread, vthreads=vthreads)
 
 
-def _resized(table: ScheduleTable, axis: str, device: DeviceSpec) -> list[ScheduleTable]:
+def _resized(table: ScheduleTable, axis: str, placed: PlacedForm) -> list[ScheduleTable]:
     """The rows whose blocks can be halved along ``axis``, and those that can be doubled."""
     block, own = table.block[axis], table.register_tile[axis]
     smaller = np.flatnonzero(block % (2 * own) == 0)
-    fits = (2 * table.threads_per_block <= device.limits.threads_per_block) & (block < table.form.sizes[axis])
+    fits = (2 * table.threads_per_block <= placed.device.limits.threads_per_block) & (block < table.form.sizes[axis])
     larger = np.flatnonzero(fits)
     halved, doubled = {**table.block, axis: np.maximum(1, block // 2)}, {**table.block, axis: block * 2}
-    launched = can_launch(table.form, device, np.stack(list(halved.values()), axis=1))
+    launched = can_launch(placed, np.stack(list(halved.values()), axis=1))
     smaller = smaller[launched[smaller]]
-    return [replace(table, block=halved).rows(smaller), replace(table, block=doubled).rows(larger)]
+    return [replace(table, block=halved).candidates(smaller), replace(table, block=doubled).candidates(larger)]
 
 
 def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
@@ -314,7 +325,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
 def _without_repeats(table: ScheduleTable) -> ScheduleTable:
     """Every schedule once, the first of each."""
     _, first = np.unique(_keys(table, tiles_only=False), axis=0, return_index=True)
-    return table.rows(np.sort(first))
+    return table.candidates(np.sort(first))
 
 
 def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
@@ -323,4 +334,4 @@ def _distinct_best(table: ScheduleTable, seconds: Floats, top_k: int) -> Ints:
     order = order[np.isfinite(seconds[order])]
     _, first = np.unique(_keys(table, tiles_only=True)[order], axis=0, return_index=True)
     ranked = order[np.sort(first)].tolist()
-    return np.array(with_fall_back(ranked, top_k, lambda row: instruction_at(table, row))[:top_k], dtype=np.int64)
+    return np.array(with_fall_back(ranked, top_k, table.instruction_at)[:top_k], dtype=np.int64)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, MatrixRoles, is_mma, most_sums
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import FRAGMENT, MatrixRoles
+from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.table import Bools, Ints
 
 #: Share of an axis that padding to whole tiles may add.
@@ -46,14 +47,14 @@ class Family:
         staged: tensors in shared memory.
         whole_reduction: the reduction is one step; nothing is fetched step by step.
         roles: the axes of a matrix product, where a warp computes it by matrix instructions.
-        instruction: which of them; empty where there are none.
+        instruction: what computes its tiles.
     """
 
     name: str
     staged: tuple[str, ...] = ()
     whole_reduction: bool = False
     roles: MatrixRoles | None = None
-    instruction: str = ""
+    instruction: Instruction = Instruction.FMA
 
     def fragment(self, axis: str) -> int:
         """What every tile's size along ``axis`` is a multiple of."""
@@ -102,8 +103,9 @@ def cartesian(columns: list[Ints]) -> Ints:
     return np.stack([grid.ravel() for grid in grids], axis=1)
 
 
-def block_tiles(form: KernelForm, device: DeviceSpec, family: Family) -> Ints:
+def block_tiles(placed: PlacedForm, family: Family) -> Ints:
     """Block tiles over the spatial axes, shape (tiles, axes)."""
+    form, device = placed.form, placed.device
     largest = LARGEST_BLOCK_AXIS if form.reduction else LARGEST_POINTWISE_AXIS
     wide = [axis for axis in form.spatial if form.sizes[axis] > 1 and not family.is_single(axis)]
     count = min(MOST_AXIS_SIZES, int(MOST_BLOCK_TILES ** (1 / max(1, len(wide)))))
@@ -115,27 +117,29 @@ def block_tiles(form: KernelForm, device: DeviceSpec, family: Family) -> Ints:
     ]
     tiles = cartesian(menus)
     values = device.limits.threads_per_block * device.limits.registers_per_thread_usable
-    return tiles[can_launch(form, device, tiles) & (tiles.prod(axis=1) <= values)]
+    return tiles[can_launch(placed, tiles) & (tiles.prod(axis=1) <= values)]
 
 
-def can_launch(form: KernelForm, device: DeviceSpec, tiles: Ints) -> Bools:
+def can_launch(placed: PlacedForm, tiles: Ints) -> Bools:
     """Whether the blocks of each tile fit one launch, on devices that kernels are written for."""
+    form, device = placed.form, placed.device
     blocks = np.ones(len(tiles))
     for position, axis in enumerate(form.spatial):
         blocks *= -(-form.sizes[axis] // tiles[:, position])
     return blocks <= (device.limits.grid_x if device.code_generator else math.inf)
 
 
-def thread_tiles(form: KernelForm, device: DeviceSpec, family: Family, blocks: Ints) -> tuple[Ints, Ints]:
+def thread_tiles(placed: PlacedForm, family: Family, blocks: Ints) -> tuple[Ints, Ints]:
     """Tiles of a thread (of a warp, for matrix instructions) that divide their block: the block's row, and the tiles.
 
     No more accumulators than a thread has registers to plan with, no more threads than a block may have.
     """
+    form, device = placed.form, placed.device
     limits, lanes = device.limits, device.warp_lanes
     most_owners = limits.threads_per_block // (lanes if family.roles else 1)
     most_values = limits.registers_per_thread_usable * (lanes if family.roles else 1)
-    if is_mma(family.instruction):
-        most_values = most_sums(form, device)
+    if family.instruction.is_mma:
+        most_values = placed.most_sums
     largest = LARGEST_WARP_AXIS if family.roles else LARGEST_THREAD_AXIS
     rows = np.arange(len(blocks))
     tiles = np.ones((len(blocks), 0), dtype=np.int64)

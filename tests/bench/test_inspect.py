@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from bench.inspect import FEW, KINDS, Row, main, shortfalls, summary, table_of
 from roller.inspect.disassembly import hottest_loop, nvdisasm_path
-from roller.inspect.inspection import Inspection
+from roller.inspect.inspection import Inspection, Resources
 from roller.inspect.model import BankUse, ModelView
 from roller.inspect.sass import parse_sass
 from sokoban.language.operators import operator_from_data
@@ -67,8 +67,8 @@ def test_a_shortfall_is_told(kernel: Row, message: str) -> None:
 
 def test_spills_are_those_of_the_kernel_as_it_is() -> None:
     kernel = row("other", FFMA, "LDL R1, [R2]", architecture="sm_75", spills=8)
-    own = replace(kernel.found, in_place_of="sm_70", own=(64, 0))
-    assert list(shortfalls(replace(kernel, found=own))) == []
+    inspection = replace(kernel.found, in_place_of="sm_70", as_built=Resources(64, 0))
+    assert list(shortfalls(replace(kernel, found=inspection))) == []
 
 
 def test_boards_before_sm_80_need_no_asynchronous_copies() -> None:
@@ -94,6 +94,7 @@ def test_the_suites_are_operators() -> None:
     assert {"gemm_fp32", "gemm_fp16"} == {data["name"] for data in FEW["gemm"]}
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 def test_the_command_builds_and_inspects() -> None:
     arguments = ["--name", "avg_pool", "--device", "a100", "--search", "roller", "--jobs", "1"]

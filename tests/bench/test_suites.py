@@ -15,7 +15,6 @@ from bench.speed.suite_report import SuiteReport, on_board
 from bench.suites import load_suite, suite_names, suite_path
 from hal.catalog import load_device
 from hal.support.errors import InputError
-from sokoban.kernel.matrix import matrix_roles
 
 OPS_CSV = Path(__file__).parents[2].parent / "shared" / "data" / "roller119" / "ops.csv"
 
@@ -106,7 +105,7 @@ def test_an_unknown_suite_is_named_with_those_there_are() -> None:
 def test_the_types_suite_says_what_a_board_lacks() -> None:
     forms = suite_forms("types")
     assert {"tfloat32", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2"} == {
-        roles.dtype for roles in map(matrix_roles, forms.values()) if roles is not None
+        form.roles.dtype for form in forms.values() if form.roles is not None
     }
     here, absent = on_board(forms, load_device("l4"))
     assert (list(here), absent) == (list(forms), [])

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from codegen.bundle.manifest import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, to_json
+from codegen.bundle.manifest import to_json
+from codegen.bundle.records import FORMAT, MANIFEST, Argument, KernelRecord, LaunchRecord, Manifest
 from codegen.bundle.reference import reference_kernel
 from sokoban.language.operators import operator_from_data
 
@@ -38,7 +38,7 @@ def kernel_record(rank: int, **changes: Any) -> KernelRecord:
         dynamic_shared_bytes=0, registers=8, spill_bytes=0, seconds=rank * 1e-6, bound="dram", stage_seconds={},
         tiles={}, policy="made up", verified=None, verification=None,
     )  # fmt: skip
-    return msgspec.structs.replace(record, **changes)
+    return replace(record, **changes)
 
 
 def write_bundle(
@@ -56,14 +56,14 @@ def write_bundle(
     """
     expr = operator_from_data({**DATA, "dtype": dtype})
     reference = reference_kernel(expr, "twice")
-    arguments = [
+    arguments = tuple(
         Argument(name=tensor, role="output" if tensor == "Y" else "input", dtype=dtype, shape=shape)
         for tensor, shape in (("X", (5, 8)), ("B", (8,)), ("Y", (5, 8)))
-    ]
+    )
     manifest = Manifest(
-        format=FORMAT, name=name, device="v100-sxm2-16gb", architecture="sm_70", statements=[], axes={"m": 5, "k": 8},
-        fused_axes={}, accumulate="float32", arguments=arguments, notes=[],
-        kernels=[kernel_record(rank, **(kernel or {})) for rank in range(1, len(bodies) + 1)],
+        format=FORMAT, name=name, device="v100-sxm2-16gb", architecture="sm_70", statements=(), axes={"m": 5, "k": 8},
+        fused_axes={}, accumulate="float32", arguments=arguments, notes=(),
+        kernels=tuple(kernel_record(rank, **(kernel or {})) for rank in range(1, len(bodies) + 1)),
         reference=reference.record,
     )  # fmt: skip
     folder = parent / name
@@ -73,7 +73,7 @@ def write_bundle(
         (folder / f"kernel_{rank}.cu").write_text(f"// kernel {rank}\n{kernel_source(body, c_type)}")
         (folder / f"kernel_{rank}.cubin").write_bytes(b"\x7fELF")
     (folder / "reference.cu").write_text(reference.source)
-    (folder / "manifest.json").write_bytes(to_json(msgspec.structs.replace(manifest, **changes)))
+    (folder / MANIFEST).write_bytes(to_json(replace(manifest, **changes)))
     return folder
 
 
@@ -87,14 +87,14 @@ def write_chain(
     """The same operator as two launches over a workspace ``T``, whose threads ``i`` run ``bodies``; ``kernel`` changes
     fields of the record."""
     parts = (("doubles_kernel", ("X", "T")), ("adds_kernel", ("T", "B", "Y")))
-    launches = [
+    launches = tuple(
         LaunchRecord(
             label=entry, entry=entry, source=f"kernel_1_part_{number}.cu", binary=f"kernel_1_part_{number}.cubin",
             schedule=f"kernel_1_part_{number}.schedule.json", grid=(1, 1, 1), block=(64, 1, 1), shared_bytes=0,
-            dynamic_shared_bytes=0, registers=8, spill_bytes=0, seconds=1e-6, bound="dram", tensors=list(tensors),
+            dynamic_shared_bytes=0, registers=8, spill_bytes=0, seconds=1e-6, bound="dram", tensors=tensors,
         )
         for number, (entry, tensors) in enumerate(parts, start=1)
-    ]  # fmt: skip
+    )  # fmt: skip
     changes: dict[str, Any] = {
         "source": "kernel_1_part_1.cu",
         "binary": "kernel_1_part_1.cubin",

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from codegen import staged_directory
-from codegen.bundle.manifest import FORMAT, Argument, KernelRecord, Manifest, to_json
+from codegen.bundle.manifest import to_json
+from codegen.bundle.records import FORMAT, MANIFEST, Argument, KernelRecord, Manifest
 from codegen.cpu.shared_object import SharedObject
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import statement_text
@@ -29,19 +30,19 @@ def write_cpu_bundle(
     """The folder that ``roller compile`` would leave for these kernels, best first."""
     source = form.source
     tensors = (*source.inputs, source.output)
-    arguments = [
+    arguments = tuple(
         Argument(name=t.name, role="output" if t is tensors[-1] else "input", dtype=t.dtype, shape=t.caller_shape)
         for t in tensors
-    ]
+    )
     with staged_directory(directory) as folder:
         manifest = Manifest(
             format=FORMAT, name=source.name, device=device, architecture=architecture,
-            statements=[statement_text(statement) for statement in source.statements], axes=dict(source.sizes),
-            fused_axes={name: list(parts) for name, parts in form.fused}, accumulate=source.accumulate,
-            arguments=arguments, notes=[],
-            kernels=[_write(folder, rank, kernel) for rank, kernel in enumerate(kernels, start=1)],
+            statements=tuple(statement_text(statement) for statement in source.statements), axes=dict(source.sizes),
+            fused_axes={name: tuple(parts) for name, parts in form.fused}, accumulate=source.accumulate,
+            arguments=arguments, notes=(),
+            kernels=tuple(_write(folder, rank, kernel) for rank, kernel in enumerate(kernels, start=1)),
         )  # fmt: skip
-        (folder / "manifest.json").write_bytes(to_json(manifest))
+        (folder / MANIFEST).write_bytes(to_json(manifest))
     return directory
 
 

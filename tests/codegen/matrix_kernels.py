@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
 from codegen.tir.lowered import Lowered
-from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
+from codegen.verify.emulator import run_cuda_on_cpu
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.matrix import matrix_roles
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import lower
 
-needs_emulator = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+needs_emulator = pytest.mark.usefixtures("emulator")
 
 
 def form_of(**operator: object) -> KernelForm:
@@ -31,7 +31,7 @@ def schedule_of(
     form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), step: int = 32,
     padding: int = 8, **changes: Any,
 ) -> TileSchedule:  # fmt: skip
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     operands = (roles.a.tensor, roles.b.tensor)
     blocks, warps = {roles.m: block[0], roles.n: block[1]}, {roles.m: warp[0], roles.n: warp[1]}
@@ -42,7 +42,7 @@ def schedule_of(
         cached=operands,
         vector=sizes(dict.fromkeys(operands, 8)),
         padding=sizes(dict.fromkeys(operands, padding)),
-        instruction="wmma_16x16x16",
+        instruction=Instruction.WMMA,
     )
     return schedule.with_(**changes)
 

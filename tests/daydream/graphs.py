@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from daydream.graph.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, Thread, ThreadKind, TrainingStep
 from daydream.trace.trace import NONE
 
 MAIN = Thread(kind=ThreadKind.CPU, label="main", number=1)
@@ -40,7 +40,7 @@ def graph(tasks: Sequence[dict[str, Any]], edges: Sequence[tuple[Any, ...]] = ()
         "names": names,
         "threads": threads,
         "layers": layers,
-        "steps": tuple(Step(f"step {i}", 0.0) for i in range(steps)),
+        "steps": tuple(TrainingStep(f"step {i}", 0.0) for i in range(steps)),
         "name": np.array([names.index(row["name"]) for row in tasks], np.int64),
         "kind": np.array(
             [row.get("kind", defaults.get(row["thread"].kind, TaskKind.COMMUNICATION)) for row in tasks], np.int64

@@ -7,13 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from bench.accuracy.data import default_directory
 from daydream.graph.graph import Phase, TaskGraph
 from daydream.trace.trace import NONE, Category, ThreadName, Trace
 from tests.daydream.graphs import graph, launched, pairs
 
 V100 = ({"id": 0, "name": "Tesla V100-SXM2-16GB"},)
-TRACES = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
+
+#: Recorded trainings among the measured data. They are no part of the repository.
+TRACES = (
+    "alexnet_a100",
+    "ns_resolution_v100",
+    "resnet50_v100_nw0",
+    "simple_add",
+    "trace_diff_control_a100",
+)
+
+
+def recorded_trace(name: str) -> Path:
+    """The file of a recorded training; skips the test where there is none."""
+    path = default_directory() / "traces" / f"{name}.pt.trace.json.gz"
+    if not path.exists():
+        pytest.skip("the recorded traces are not here")
+    return path
 
 
 def operator(

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from daydream.cli import main
 from daydream.record.record import Recorded
 from daydream.trace.kineto import read_trace
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = ROOT.parent / "shared/data/traces"
 
 OWN = """\
 def nothing(graph):
@@ -189,13 +189,21 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
         (("whatif", "trace.json", "--pass", "own.py:faster:factor=0"),
          "own.py:5: ZeroDivisionError: float division by zero"),
         (("passes", "zzzz"), "NAME: no pass is called 'zzzz'; `daydream passes` lists all"),
-        (("record", "--out", "t.json", "gone.py"), "gone.py: no such file; give a Python script"),
         (("record", "own.py"), "Missing option '--out'; see daydream record --help"),
         (("explain",), "No such command 'explain'"),
         (("simulate", "trace.json", "--bogus"), "No such option '--bogus'"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(here: Path, arguments: tuple[str, ...], message: str) -> None:
+    _check_refused(here, arguments, message)
+
+
+@pytest.mark.usefixtures("pytorch")
+def test_a_script_that_is_not_there_is_one_line(here: Path) -> None:
+    _check_refused(here, ("record", "--out", "t.json", "gone.py"), "gone.py: no such file; give a Python script")
+
+
+def _check_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
     before = sorted(os.listdir(here))
     result = daydream(*arguments)
     assert result.exit_code == 2
@@ -260,18 +268,14 @@ def test_nothing_slow_is_loaded_before_it_is_needed(here: Path, arguments: list[
     "name", ["resnet50_v100_nw0", "trace_diff_control_a100", "ns_resolution_v100", "alexnet_a100", "simple_add"]
 )
 def test_recorded_traces_are_replayed(name: str) -> None:
-    path = RECORDED / f"{name}.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip("no recorded traces here")
+    path = recorded_trace(name)
     answer = json.loads(daydream("simulate", path, "--json").stdout)
     assert answer["worst_error"] < 0.05
     assert answer["tasks"] > 500
 
 
 def test_a_recorded_trace_has_an_answer_to_every_question(tmp_path: Path) -> None:
-    path = RECORDED / "resnet50_v100_nw0.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip("no recorded traces here")
+    path = recorded_trace("resnet50_v100_nw0")
     (tmp_path / "own.py").write_text(OWN)
     own = f"{tmp_path / 'own.py'}:faster:factor=1000"
     result = daydream("whatif", path, "--pass", own, "--html", tmp_path / "r.html", "--json")

@@ -13,25 +13,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from codegen.generators import linker
 from daydream.cli import main
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.passes.replace_operator import replace_operator
 from daydream.passes.unprofiled import unprofiled
 from daydream.record.record import record
-from daydream.swap.bundles import CompiledOperator, Identity, read_bundles
+from daydream.swap.bundles import BundledOperator, Identity, read_bundles
 from daydream.swap.plan import replacements
 from daydream.swap.swap import swap
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 
 class Net(torch.nn.Module):  # type: ignore[misc]
@@ -85,7 +83,7 @@ def trace(net: Any, image: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def graph(trace: Path) -> TaskGraph:
-    return build_graph(read_trace(trace))
+    return read_graph(trace)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +123,7 @@ def test_the_operators_of_a_trace_have_what_follows_them_as_their_epilogue(opera
     assert [data.get("transpose_b", False) for data in operators if data["op"] == "batch_matmul"] == [True, False]
 
 
-def kernels_of(folder: Path) -> Mapping[Identity, CompiledOperator]:
+def kernels_of(folder: Path) -> Mapping[Identity, BundledOperator]:
     return read_bundles(folder)
 
 
@@ -140,7 +138,7 @@ def test_what_is_predicted_is_what_the_model_runs(net: Any, image: Any, graph: T
     kernels = kernels_of(bundles)
     found, kept = replacements(graph, kernels)
     done = swap(net, (image,), kernels)
-    mine = [one.kernel.name for one in found if one.chain.calls[0].step == 0]
+    mine = [one.kernel.name for one in found if one.run.calls[0].step == 0]
     assert [one.kernel.name for one in done.replaced] == mine == [f"op{number}" for number in range(8)]
     assert {call.name for call in kept} <= {"aten::view", "aten::transpose"}
 
@@ -161,7 +159,7 @@ def test_a_step_gets_the_times_of_its_kernels(graph: TaskGraph, bundles: Path) -
     steps, before = len(graph.steps), simulate(graph).step_us
     found, _ = replacements(graph, kernels_of(bundles))
     outcome = replace_operator(graph, bundle=str(bundles), call_us=7)
-    gone = [sum(one.chain.duration_us for one in found if one.chain.calls[0].step == step) for step in range(steps)]
+    gone = [sum(one.run.duration_us for one in found if one.run.calls[0].step == step) for step in range(steps)]
     # Eight kernels of 10 µs, each called for 7 µs, in place of all that they replace.
     assert simulate(outcome.graph).step_us == pytest.approx(before - gone + 8 * (10 + 7))
     assert outcome.notes[0].startswith("30 calls of ")
@@ -185,7 +183,7 @@ def test_only_some_operators(net: Any, image: Any, graph: TaskGraph, bundles: Pa
     found, _ = replacements(graph, kernels_of(bundles), "op[01]$")
     assert {one.kernel.name for one in found} == {"op0", "op1"}
     done = swap(net, (image,), kernels_of(bundles), match="op6", namespace="some")
-    assert [one.chain.data["op"] for one in done.replaced] == ["softmax"]
+    assert [one.run.data["op"] for one in done.replaced] == ["softmax"]
     with torch.inference_mode():
         torch.testing.assert_close(done.model(image), net(image), atol=1e-4, rtol=1e-4)
 

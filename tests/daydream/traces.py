@@ -12,8 +12,8 @@ from typing import Any
 from daydream.trace.kineto import read_trace
 from daydream.trace.trace import Trace
 
+#: 2021: `Kernel`, text threads. 2022: `kernel`. 2024: nanoseconds since 1970. 2026: since a base time, `ac2g`.
 GENERATIONS = ("2021", "2022", "2024", "2026")
-"""2021: `Kernel`, text threads. 2022: `kernel`. 2024: nanoseconds since 1970. 2026: since a base time, `ac2g`."""
 
 _OLD = {
     "cpu_op": "Operator",

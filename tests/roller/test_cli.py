@@ -175,6 +175,7 @@ def test_a_name_that_is_not_in_the_list_is_answered_with_one_that_is(here: Path)
 # A disk that fills up, an interrupt
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_full_disk_leaves_nothing_half_written(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write("op.json", MATMUL)
     write_bytes = Path.write_bytes
@@ -193,6 +194,7 @@ def test_a_full_disk_leaves_nothing_half_written(here: Path, monkeypatch: pytest
     assert os.listdir("out") == []
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize("moment", ["write_bundle", "staged_directory"])
 def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     write("ops.json", [MATMUL, {**MATMUL, "m": 9}])
@@ -281,7 +283,7 @@ KERNEL_KEYS = {
 }  # fmt: skip
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_json_has_every_documented_key(here: Path) -> None:
     write("ops.json", [MATMUL, {"op": "softmax", "shape": [33, 17]}])
     result = roller("compile", "ops.json", "--device", "v100", "--top-k", "2", "--verify", "2", "--out", "o", "--json")
@@ -304,6 +306,7 @@ def test_json_has_every_documented_key(here: Path) -> None:
             assert f"__launch_bounds__({threads})" in Path(kernel["source"]).read_text()
 
 
+@pytest.mark.usefixtures("device_compiler", "no_kept_kernels")
 def test_two_runs_give_the_same_bytes_whatever_the_number_of_processes(here: Path) -> None:
     write("ops.json", [MATMUL, {"op": "reduce", "function": "sum", "shape": [33, 170], "axes": [1]}])
     for out, jobs in (("first", 1), ("second", 1), ("third", 3)):
@@ -314,6 +317,7 @@ def test_two_runs_give_the_same_bytes_whatever_the_number_of_processes(here: Pat
     assert first == tree(here / "second") == tree(here / "third")
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize(
     ("device", "suffix", "has_binary", "note"),
     [
@@ -350,6 +354,7 @@ def test_every_board_with_a_generator_gives_a_bundle_as_published(
         assert manifest["notes"][0].split()[0] in result.stdout
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_spec_file_is_a_device(here: Path) -> None:
     spec = Path(catalog.__file__).parent / "devices" / "v100-sxm2-16gb.toml"
     write("op.json", MATMUL)
@@ -360,6 +365,7 @@ def test_a_spec_file_is_a_device(here: Path) -> None:
     assert json.loads(result.stdout)["device"] == "v100-sxm2-16gb"
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_an_operator_compiled_again_replaces_its_bundle(here: Path) -> None:
     write("op.json", MATMUL)
     for top_k in (2, 1):
@@ -382,7 +388,7 @@ def test_operator_files_of_the_repository_follow_the_published_schema() -> None:
 # verify and explain
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_verify_counts_what_agrees(here: Path) -> None:
     write("ops.json", [MATMUL, {"op": "softmax", "shape": [33, 17]}])
     result = roller("verify", "ops.json", "--device", "v100", "--top-k", "2")

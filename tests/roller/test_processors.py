@@ -16,7 +16,6 @@ from click.testing import CliRunner, Result
 
 import roller
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
 from hal.catalog import load_device
 from hal.microbench.cpu.native import host_architecture
 from hal.microbench.cpu.topology import read_topology
@@ -30,6 +29,7 @@ from roller.profile import profile
 from roller.profile.cpu import CpuMeasureOptions
 from roller.programs import finders
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from tests.codegen.bundles import write_bundle
 
@@ -38,7 +38,7 @@ SPECS = {512: "xeon-platinum-8375c", 256: "epyc-7763"}
 WIDTH = read_topology().simd_bits
 
 pytestmark = [
-    pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with"),
+    pytest.mark.usefixtures("c_compiler"),
     pytest.mark.skipif(WIDTH not in SPECS, reason=f"no shipped processor has vectors of {WIDTH} bits"),
 ]
 
@@ -142,12 +142,12 @@ def test_a_profile_ranks_by_time_and_says_how_long_it_took(place: Path, quick: N
 
 
 def test_the_right_profiler_is_told_by_the_files(place: Path, tmp_path: Path) -> None:
-    assert profile.is_for_processors(place / "out")
+    assert profile.is_for_cpu(place / "out")
     write_bundle(tmp_path)
-    assert not profile.is_for_processors(tmp_path)
+    assert not profile.is_for_cpu(tmp_path)
     (tmp_path / "product").symlink_to(place / "out" / "product")
     with pytest.raises(InputError, match="product is for processors, twice for GPUs; profile them one by one"):
-        profile.is_for_processors(tmp_path)
+        profile.is_for_cpu(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,4 +213,6 @@ def test_search_and_chains_are_for_lanes_that_are_threads() -> None:
     assert finders(device, "both") == finders(device, "roller") == (True, False)
     form = kernel_form(operator_from_data({"op": "matmul", "m": 8, "n": 8, "k": 4096}))
     best = construct(form, device, 1).programs[0]
-    assert all("not launched one after the other" in one.declined for one in algorithms_of(form, device, best))
+    assert all(
+        "not launched one after the other" in one.declined for one in algorithms_of(PlacedForm(form, device), best)
+    )

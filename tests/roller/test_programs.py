@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from roller.compile.pipeline import compile_operators, verify_operators
 from roller.construct.construct import construct
 from roller.construct.program import Reason
 from roller.explain.page import explain
-from roller.programs import METHODS, SEARCH_POLICY, find_programs, schedule_key, searched, united
+from roller.programs import METHODS, SEARCH_POLICY, Programs, find_programs, schedule_key
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule
@@ -38,17 +39,17 @@ REGULAR = form_of(op="matmul", m=4096, n=4096, k=1024)
 
 def test_each_method_finds_its_own_programs() -> None:
     by_method = {method: find_programs(SMALL, V100, 5, method) for method in METHODS}
-    assert by_method["roller"].programs == construct(SMALL, V100, 5).programs
-    assert by_method["roller"].searched == 0 and by_method["roller"].search_seconds == 0.0
-    assert {program.policy for program in by_method["sokoban"].programs} == {SEARCH_POLICY}
-    assert by_method["sokoban"].considered == 0 < by_method["sokoban"].searched
-    assert by_method["both"].considered > 0 and by_method["both"].searched > 0
-    assert [len(construction.programs) for construction in by_method.values()] == [5, 5, 5]
+    assert by_method["roller"].direct == construct(SMALL, V100, 5).programs
+    assert by_method["roller"].search is None and by_method["roller"].search_seconds == 0.0
+    assert {program.policy for program in by_method["sokoban"].direct} == {SEARCH_POLICY}
+    assert by_method["sokoban"].constructed_count == 0 < by_method["sokoban"].searched_count
+    assert by_method["both"].constructed_count > 0 and by_method["both"].searched_count > 0
+    assert [len(programs.direct) for programs in by_method.values()] == [5, 5, 5]
 
 
 def test_both_together_are_the_best_of_either() -> None:
     constructed, result = construct(SMALL, V100, 6), search(SMALL, V100, 6)
-    together = united(constructed, result, 6).programs
+    together = Programs.of(constructed, result, top_k=6).direct
     seconds = [program.estimate.seconds for program in together]
     every = {schedule_key(p.schedule, SMALL): p.estimate.seconds for p in constructed.programs}
     every |= {schedule_key(s, SMALL): e.seconds for s, e in zip(result.schedules, result.estimates, strict=True)}
@@ -59,11 +60,12 @@ def test_both_together_are_the_best_of_either() -> None:
 def test_a_schedule_that_both_find_is_constructions() -> None:
     constructed = construct(SMALL, V100, 3)
     result = search(SMALL, V100, 3)
-    same = type(result)(
-        SMALL, V100, tuple(p.schedule for p in constructed.programs),
-        tuple(p.estimate for p in constructed.programs), 9, 9, 0.1,
-    )  # fmt: skip
-    assert united(constructed, same, 9).programs == constructed.programs
+    same = replace(
+        result,
+        schedules=tuple(program.schedule for program in constructed.programs),
+        estimates=tuple(program.estimate for program in constructed.programs),
+    )
+    assert Programs.of(constructed, same, top_k=9).direct == constructed.programs
 
 
 def test_a_key_sees_through_defaults_that_are_written_out() -> None:
@@ -79,7 +81,7 @@ def test_a_key_sees_through_defaults_that_are_written_out() -> None:
 def test_search_finds_what_alignment_rules_out_of_an_irregular_operator() -> None:
     odd = form_of(op="matmul", m=127, n=1023, k=511)
     alone = construct(odd, V100, 1).programs[0].estimate.seconds
-    assert find_programs(odd, V100, 1).programs[0].estimate.seconds < 0.97 * alone
+    assert find_programs(odd, V100, 1).direct[0].estimate.seconds < 0.97 * alone
 
 
 def test_construction_is_near_the_optimum_of_a_large_regular_operator() -> None:
@@ -88,14 +90,14 @@ def test_construction_is_near_the_optimum_of_a_large_regular_operator() -> None:
 
 
 def test_a_searched_program_says_how_it_was_found() -> None:
-    construction = searched(search(SMALL, V100, 2))
-    second = construction.programs[1]
+    programs = Programs.of(None, search(SMALL, V100, 2), top_k=2)
+    second = programs.direct[1]
     assert isinstance(second.reasons[0], Reason)
     assert second.reasons[0].layer == "search" and second.reasons[0].tile == "its rank 2"
-    page = explain(construction, 2)
+    page = explain(programs, 2)
     assert "How rank 2 was found: search" in page
-    assert f"{construction.searched} schedules left by closed forms" in page
-    assert f"the best of {construction.searched} programs" in page
+    assert f"{programs.searched_count} schedules left by closed forms" in page
+    assert f"the best of {programs.searched_count} programs" in page
 
 
 class Pool:
@@ -143,9 +145,9 @@ def test_compiled_kernels_say_who_found_them(method: str) -> None:
     # The first search runs while the pool still starts.
     assert pool.searches == ([] if method == "roller" else ["two", "three"])
     for result in results:
-        wanted = find_programs(result.form, V100, 3, method).programs
+        wanted = find_programs(result.form, V100, 3, method).direct
         assert [kernel.program.schedule for kernel in result.kernels] == [program.schedule for program in wanted]
-        policies = [record.policy for record in manifest(result, V100).kernels]
+        policies = [record.policy for record in manifest(result, V100, None).kernels]
         assert policies == [program.policy for program in wanted]
 
 
@@ -153,7 +155,7 @@ def test_what_is_verified_is_what_would_be_compiled() -> None:
     pool, expr = Pool(), operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 170})
     ((name, checks),) = verify_operators([expr], V100, top_k=3, pool=pool)  # type: ignore[arg-type]
     assert (name, len(checks)) == (expr.name, 3)
-    assert pool.schedules == [program.schedule for program in find_programs(kernel_form(expr), V100, 3).programs]
+    assert pool.schedules == [program.schedule for program in find_programs(kernel_form(expr), V100, 3).direct]
 
 
 def test_an_unknown_method_is_refused() -> None:
@@ -169,8 +171,8 @@ def test_an_unknown_method_is_refused() -> None:
 @pytest.mark.parametrize("method", ["roller", "both"])
 def test_vectors_have_programs_of_construction_alone(method: str) -> None:
     found = find_programs(form_of(op="matmul", m=64, n=64, k=64), load_device("epyc-9654"), method=method)
-    assert found.programs and found.searched == 0
-    assert all(program.policy != SEARCH_POLICY for program in found.programs)
+    assert found.direct and found.search is None
+    assert all(program.policy != SEARCH_POLICY for program in found.direct)
 
 
 def test_search_does_not_know_vectors() -> None:

@@ -2,8 +2,9 @@
 home directory.
 
 Loading this module gives the process an empty home directory, which its children inherit, and drops variables that
-name caches elsewhere. An audit hook then refuses whatever Python still opens, lists, writes, moves or removes of the
-person's own, and the test during which that happens fails, even if the refusal is caught.
+name caches elsewhere or that change what programs print. An audit hook then refuses whatever Python still opens, lists,
+writes, moves or removes of the person's own, and the test during which that happens fails, even if the refusal is
+caught.
 Allowed in a dot folder is what the tests consist of: the tree, Python, its packages, the folder for temporary files.
 """
 
@@ -45,6 +46,20 @@ TOLD = (
     "TRITON_CACHE_DIR",
     "TRITON_HOME",
     "TVM_FFI_CACHE_DIR",
+)
+
+#: What programs under test obey: width and colours of the terminal, the place of a process in distributed training.
+OBEYED = (
+    "COLUMNS",
+    "LINES",
+    "CLICOLOR_FORCE",
+    "FORCE_COLOR",
+    "NO_COLOR",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+    "LOCAL_RANK",
+    "RANK",
+    "WORLD_SIZE",
 )
 
 #: Audit events and which of their arguments are paths.
@@ -132,6 +147,11 @@ def isolated() -> Guard:
         for name in told:
             del os.environ[name]
         os.environ[FOLDERS_VARIABLE] = os.pathsep.join([home, *(path for path in told.values() if path)])
+        for name, colours in (("NO_COLOR", "0"), ("FORCE_COLOR", "1")):
+            if os.environ.get(name):
+                os.environ.setdefault("PY_COLORS", colours)  # for the report of pytest itself
+        for name in OBEYED:
+            os.environ.pop(name, None)
         if site.ENABLE_USER_SITE:
             os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
         os.environ["HOME"] = _temporary_home()

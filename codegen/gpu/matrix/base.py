@@ -30,7 +30,7 @@ from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
 from codegen.tir.statements import named
 from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles, matrix_roles
+from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
 from sokoban.language.expression import FLOAT8_DTYPES, Load, Tensor
 from sokoban.schedule.accesses import fetch_vector, store_vector
 from sokoban.schedule.tile import TileSchedule
@@ -286,7 +286,7 @@ def _stored(tensor: Tensor) -> Tensor:
 
 def product_problem(kernel: type[ProductKernel], form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule cannot be lowered to a kernel's matrix instruction; None where it can."""
-    roles = matrix_roles(form)
+    roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
     return _warp_tile_problem(schedule, roles) or kernel.instruction_problem(form, schedule, roles)
@@ -344,6 +344,6 @@ def _write_function(kernel: type[ProductKernel], plan: ProductPlan) -> None:
 
 def _roles_of(form: KernelForm) -> MatrixRoles:
     """The roles of the axes of an operator that is a matrix product."""
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     return roles

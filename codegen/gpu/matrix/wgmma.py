@@ -27,11 +27,12 @@ from codegen.tir.lowering import LoweringRequest
 from codegen.tir.statements import named
 from codegen.tir.values import Expr
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import WGMMA, MatrixRoles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.placed import WARP_GROUP_DTYPES
 from sokoban.language.expression import Load
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import (
-    DTYPES,
     ELEMENT_BYTES,
     GROUP_ROWS,
     LEAST_STAGES,
@@ -52,7 +53,7 @@ DEPTH = 16
 
 def takes(request: LoweringRequest) -> bool:
     """Products by instruction ``wgmma_64xNx16``."""
-    return request.tiles.instruction == WGMMA
+    return request.tiles.instruction == Instruction.WGMMA
 
 
 def lower(request: LoweringRequest) -> Lowered:
@@ -136,8 +137,8 @@ class _WarpGroupKernel(CopiedProduct):
     @staticmethod
     def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
         rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
-        if roles.dtype not in DTYPES:
-            return f"instruction {WGMMA} takes {' and '.join(DTYPES)}, not {roles.dtype}"
+        if roles.dtype not in WARP_GROUP_DTYPES:
+            return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
         if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
             return (
                 f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"

@@ -12,7 +12,7 @@ import tvm
 
 from codegen.gpu.source.opencl_functions import with_device_functions
 from codegen.tir.lowered import Lowered, LoweringError, reason_of
-from sokoban.kernel.matrix import WGMMA
+from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.tile import TileSchedule
 
 #: TVM writes this suffix behind the name of every device function it splits off.
@@ -35,7 +35,7 @@ def _target(kind: str, architecture: str, warp_size: int) -> Any:
 def own_architecture(schedule: Any, architecture: str) -> str | None:
     """The architecture that a kernel is compiled for where the device's, ``architecture``, lacks some of its
     instructions: those of warp groups are in ``sm_90a`` alone. None for every other kernel."""
-    is_wgmma = isinstance(schedule, TileSchedule) and schedule.instruction == WGMMA
+    is_wgmma = isinstance(schedule, TileSchedule) and schedule.instruction == Instruction.WGMMA
     return f"{architecture}a" if is_wgmma and not architecture.endswith("a") else None
 
 

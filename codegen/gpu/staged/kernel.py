@@ -46,7 +46,7 @@ def takes(request: LoweringRequest) -> bool:
     return (
         form.kind == "tile"
         and form.reduction is not None
-        and schedule.instruction == "fma"
+        and not schedule.uses_matrix
         and not schedule.reduce_threads
         and bool(form.body_loads)
         and all(load.tensor in schedule.cached and load.indices for load in form.body_loads)

@@ -20,12 +20,13 @@ from daydream.graph.graph import Mark, TaskGraph, TaskKind, ThreadKind, matching
 from daydream.trace.trace import NONE, Floats, Ints, argument
 from hal.support.errors import InputError
 
+#: Bytes a microsecond in one GB/s.
 BYTES_PER_US = 1e3
-"""Bytes a microsecond in one GB/s."""
 
+#: What PyTorch calls a megabyte in `bucket_cap_mb`.
 MEBIBYTE = float(2**20)
-"""What PyTorch calls a megabyte in `bucket_cap_mb`."""
 
+#: Bytes an element, by the profiler's "Input type" or a dtype's name, in lower case.
 ELEMENT_BYTES = {
     "double": 8,
     "float": 4,
@@ -46,11 +47,14 @@ ELEMENT_BYTES = {
     "char": 1,
     "bool": 1,
 }
-"""Bytes an element, by the profiler's "Input type" or a dtype's name, in lower case."""
 
 
 def element_bytes(type_name: object, otherwise: int = 4) -> int:
-    """Bytes of an element of a type as the profiler or PyTorch spells it (``c10::Half``, ``torch.float16``)."""
+    """Bytes of an element of a type as the profiler or PyTorch spells it.
+
+    >>> element_bytes("c10::Half"), element_bytes("torch.float64"), element_bytes("complex")
+    (2, 8, 4)
+    """
     return ELEMENT_BYTES.get(str(type_name).lower().removeprefix("torch."), otherwise)
 
 
@@ -58,7 +62,11 @@ def element_bytes(type_name: object, otherwise: int = 4) -> int:
 
 
 def transfer_us(size: float, bandwidth: float, latency_us: float = 0.0) -> float:
-    """One message over one link."""
+    """Microseconds of a message of `size` bytes over one link of `bandwidth` GB/s.
+
+    >>> transfer_us(1e6, bandwidth=10.0, latency_us=5.0)
+    105.0
+    """
     return latency_us + size / (bandwidth * BYTES_PER_US)
 
 
@@ -66,42 +74,67 @@ def transfer_us(size: float, bandwidth: float, latency_us: float = 0.0) -> float
 
 
 def all_reduce_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Ring all-reduce of `size` bytes on every worker: 2 (n-1)/n S / B (section AllReduce).
+    """Microseconds of a ring all-reduce of `size` bytes on every worker: 2 (n-1)/n S / B (section AllReduce).
 
     The ring has 2 (n-1) steps one after another: n-1 that reduce, n-1 that gather.
+
+    >>> all_reduce_us(1e6, workers=4, bandwidth=10.0)
+    150.0
     """
     return reduce_scatter_us(size, workers, bandwidth, latency_us) + all_gather_us(size, workers, bandwidth, latency_us)
 
 
 def reduce_scatter_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Ring reduce-scatter: (n-1)/n S / B and n-1 steps (section ReduceScatter); S is the whole array."""
+    """Microseconds of a ring reduce-scatter: (n-1)/n S / B and n-1 steps (section ReduceScatter); S is the whole array.
+
+    >>> reduce_scatter_us(1e6, workers=4, bandwidth=10.0, latency_us=2.0)
+    81.0
+    """
     if workers <= 1:
         return 0.0
     return transfer_us(size * (workers - 1) / workers, bandwidth, (workers - 1) * latency_us)
 
 
 def all_gather_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Ring all-gather: (n-1)/n S / B and n-1 steps (section AllGather); S is the gathered array."""
+    """Microseconds of a ring all-gather: (n-1)/n S / B and n-1 steps (section AllGather); S is the gathered array.
+
+    >>> all_gather_us(1e6, workers=4, bandwidth=10.0)
+    75.0
+    """
     return reduce_scatter_us(size, workers, bandwidth, latency_us)
 
 
 def broadcast_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Broadcast: S / B, since all must leave the root (section Broadcast); the last of a ring is n-1 steps away."""
+    """Microseconds of a broadcast: S / B, since all must leave the root (section Broadcast).
+
+    The last worker of a ring is n-1 steps away.
+
+    >>> broadcast_us(1e6, workers=4, bandwidth=10.0, latency_us=2.0)
+    106.0
+    """
     return transfer_us(size, bandwidth, (workers - 1) * latency_us) if workers > 1 else 0.0
 
 
 def all_to_all_us(size: float, workers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """All-to-all: (n-1)/n S / B (section Summary), n-1 messages one after another."""
+    """Microseconds of an all-to-all: (n-1)/n S / B (section Summary), n-1 messages one after another.
+
+    >>> all_to_all_us(1e6, workers=4, bandwidth=10.0)
+    75.0
+    """
     return reduce_scatter_us(size, workers, bandwidth, latency_us)
 
 
 def hierarchical_all_reduce_us(
     size: float, workers: Sequence[int], bandwidths: Sequence[float], latencies_us: Sequence[float] = ()
 ) -> float:
-    """All-reduce by levels, innermost first: reduce-scatter inwards out, all-gather back (BlueConnect, section 3).
+    """Microseconds of an all-reduce by levels, innermost first (BlueConnect, section 3).
 
-    Level i has `workers[i]` members and works on what the levels before it have left of the array, S / (p1...p(i-1)).
-    The stages of one array follow each other, so the times add up.
+    Reduce-scatter goes from the inside out, all-gather back. Level i has `workers[i]` members and works on what the
+    levels before it have left of the array, S / (p1...p(i-1)). The stages of one array follow each other, so the times
+    add up.
+
+    >>> hierarchical_all_reduce_us(1e6, workers=(2, 4), bandwidths=(100.0, 10.0))
+    85.0
     """
     latencies = [*latencies_us, *[0.0] * (len(workers) - len(latencies_us))]
     stages = zip(stage_bytes(size, workers), workers, bandwidths, latencies, strict=True)
@@ -109,7 +142,11 @@ def hierarchical_all_reduce_us(
 
 
 def stage_bytes(size: float, workers: Sequence[int]) -> list[float]:
-    """Array of each level of a hierarchical all-reduce, bytes: S, S / p1, S / (p1 p2)..."""
+    """Array of each level of a hierarchical all-reduce, bytes: S, S / p1, S / (p1 p2)...
+
+    >>> stage_bytes(1e6, (2, 4))
+    [1000000.0, 500000.0]
+    """
     return [float(size / np.prod(workers[:level], initial=1.0)) for level in range(len(workers))]
 
 
@@ -117,15 +154,22 @@ def stage_bytes(size: float, workers: Sequence[int]) -> list[float]:
 
 
 def push_us(size: float, workers: int, servers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Every worker sends `size` bytes to servers on machines of their own, evenly spread.
+    """Microseconds in which every worker sends `size` bytes to servers on machines of their own, evenly spread.
 
     The worker's link carries S, a server's n S / k for k servers; the longer of both decides.
+
+    >>> push_us(1e6, workers=8, servers=4, bandwidth=10.0)
+    200.0
     """
     return transfer_us(size * max(1.0, workers / servers), bandwidth, latency_us)
 
 
 def pull_us(size: float, workers: int, servers: int, bandwidth: float, latency_us: float = 0.0) -> float:
-    """Every worker fetches `size` bytes from such servers: the same links, the other way round."""
+    """Microseconds in which every worker fetches `size` bytes from servers: a push's links, the other way round.
+
+    >>> pull_us(1e6, workers=8, servers=4, bandwidth=10.0)
+    200.0
+    """
     return push_us(size, workers, servers, bandwidth, latency_us)
 
 
@@ -157,18 +201,21 @@ def check_not_negative(pass_name: str, **numbers: float) -> None:
 
 
 def numbers(field: str, text: str) -> list[float]:
-    """Numbers above 0 joined by x: ``8x4``, ``150x12.5``.
+    """Numbers above 0 joined by x.
 
     Raises:
         InputError: something else stands there.
+
+    >>> numbers("factors", "8x4"), numbers("bandwidths", "150x12.5")
+    ([8.0, 4.0], [150.0, 12.5])
     """
     try:
-        found = [float(part) for part in text.lower().split("x")]
+        values = [float(part) for part in text.lower().split("x")]
     except ValueError:
         raise InputError(field, f"{text!r} is not numbers joined by x", "write for example 8x4") from None
-    if not all(np.isfinite(found)) or min(found) <= 0:
+    if not all(np.isfinite(values)) or min(values) <= 0:
         raise InputError(field, f"{text!r} holds a number that is not above 0", "write for example 8x4")
-    return found
+    return values
 
 
 # Collectives in the graph
@@ -222,7 +269,11 @@ def _recorded_bytes(graph: TaskGraph, row: int) -> float:
 
 
 def tensor_bytes(arguments: dict[str, object]) -> list[int]:
-    """Bytes of every input that an operator recorded as a tensor; 0 for other inputs."""
+    """Bytes of every input that an operator recorded as a tensor; 0 for other inputs.
+
+    >>> tensor_bytes({"Input Dims": [[2, 3], []], "Input type": ["c10::Half", "Scalar"]})
+    [12, 0]
+    """
     return [elements * size for elements, size in zip(*tensor_elements(arguments), strict=True)]
 
 

@@ -20,15 +20,16 @@ from daydream.passes.basis.communication import MEBIBYTE, element_bytes, tensor_
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace, argument
 from hal.support.errors import InputError
 
+#: Autograd's operator that receives one parameter's finished gradient.
 ACCUMULATE = "torch::autograd::AccumulateGrad"
-"""Autograd's operator that receives one parameter's finished gradient."""
 
+#: DDP's copy of a gradient into its bucket: one element-wise kernel a gradient.
 _BUCKET_COPY = "torch::distributed::reducer::mul_out"
-"""DDP's copy of a gradient into its bucket: one element-wise kernel a gradient."""
 
+#: Elements that a thread of PyTorch's vectorised element-wise kernels takes: so their grid tells the tensor's size.
 _ELEMENTS_PER_THREAD = 4
-"""Of PyTorch's vectorised element-wise kernels, whose grid so tells the tensor's size."""
 
+#: Operators with weights, and which of their inputs those are.
 _WEIGHTS: dict[str, tuple[int, ...]] = {
     "aten::convolution": (1, 2),
     "aten::_convolution": (1, 2),
@@ -40,11 +41,10 @@ _WEIGHTS: dict[str, tuple[int, ...]] = {
     "aten::group_norm": (2, 3),
     "aten::embedding": (0,),
 }
-"""Operators with weights, and which of their inputs those are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gradient:
+class ParameterGradient:
     """A parameter's gradient in one step.
 
     `ready` is the row of the GPU task whose end completes it, `hook` that of the CPU task which then hands it over;
@@ -64,7 +64,7 @@ class Gradients:
     """The gradients of every step in the order in which they become ready, and where that was read."""
 
     source: str
-    steps: dict[int, tuple[Gradient, ...]]
+    steps: dict[int, tuple[ParameterGradient, ...]]
 
     def bytes_of(self, step: int) -> float:
         """Bytes of all gradients of a step."""
@@ -98,16 +98,16 @@ def find_gradients(graph: TaskGraph, gradient_mb: float = 0.0) -> Gradients:
     if not (np.isfinite(gradient_mb) and gradient_mb >= 0):
         raise InputError("gradient-mb", f"{gradient_mb} is below 0", "write the size of all gradients in MiB")
     if gradient_mb:
-        found = _spread(graph, gradient_mb * MEBIBYTE)
-        if not found:
+        by_step = _spread(graph, gradient_mb * MEBIBYTE)
+        if not by_step:
             raise InputError("gradients", "no step has GPU tasks of a backward pass", "record a step of training")
-        return Gradients("a total given by the user, spread by backward GPU time", found)
+        return Gradients("a total given by the user, spread by backward GPU time", by_step)
     if graph.trace is not None:
         anchors = _Anchors(graph, graph.trace)
         for source, read in _SOURCES.items():
-            found = read(anchors)
-            if found and any(gradient.bytes for one in found.values() for gradient in one):
-                return Gradients(source, found)
+            by_step = read(anchors)
+            if by_step and any(gradient.bytes for gradients in by_step.values() for gradient in gradients):
+                return Gradients(source, by_step)
     raise InputError(
         "gradients", "the trace does not say how large they are", "set gradient-mb, or record with daydream record"
     )
@@ -120,23 +120,23 @@ def consumers(graph: TaskGraph, step: int, ready: Ints) -> list[int]:
     the step behind them that is not part of the backward pass; the next step's first one where the step has none.
     Where no stream goes on, the mark that ends the step.
     """
-    found = []
+    first_rows = []
     gpu = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION)
     last = int(ready.max(initial=NONE))
     updating = np.unique(graph.thread[gpu & (graph.phase == Phase.UPDATE) & (graph.step == step)])
     for thread in np.union1d(np.unique(graph.thread[ready]), updating):
-        mine = ready[graph.thread[ready] == thread]
-        behind = int(mine.max()) if len(mine) else last
+        of_thread = ready[graph.thread[ready] == thread]
+        behind = int(of_thread.max()) if len(of_thread) else last
         later = np.flatnonzero(gpu & (graph.thread == thread) & (graph.phase != Phase.BACKWARD))
         later = later[(later > behind) & ((graph.step[later] >= step) | (graph.step[later] == NONE))]
         if behind == NONE:
             # Nothing says where the backward pass ended.
             later = later[graph.phase[later] == Phase.UPDATE]
         if len(later):
-            found.append(int(later[0]))
-    if not found:
-        found = [int(row) for row in np.flatnonzero((graph.mark == Mark.STEP_END) & (graph.step == step))]
-    return found
+            first_rows.append(int(later[0]))
+    if not first_rows:
+        first_rows = [int(row) for row in np.flatnonzero((graph.mark == Mark.STEP_END) & (graph.step == step))]
+    return first_rows
 
 
 def tied(graph: TaskGraph, rows: Ints) -> TaskGraph:
@@ -150,13 +150,13 @@ def tied(graph: TaskGraph, rows: Ints) -> TaskGraph:
         edge for row in rows.tolist() for edge in ((_launched_before(graph, row), row), *_updates_behind(graph, row))
     }
     there = set(zip(graph.edge_source.tolist(), graph.edge_target.tolist(), strict=True))
-    new = np.array(sorted(edge for edge in edges - there if NONE not in edge), np.int64).reshape(-1, 2)
+    added = np.array(sorted(edge for edge in edges - there if NONE not in edge), np.int64).reshape(-1, 2)
     return replace(
         graph,
-        edge_source=np.concatenate([graph.edge_source, new[:, 0]]),
-        edge_target=np.concatenate([graph.edge_target, new[:, 1]]),
-        edge_kind=np.concatenate([graph.edge_kind, np.full(len(new), Dependency.COMMUNICATION)]),
-        edge_lag_us=np.concatenate([graph.edge_lag_us, np.zeros(len(new))]),
+        edge_source=np.concatenate([graph.edge_source, added[:, 0]]),
+        edge_target=np.concatenate([graph.edge_target, added[:, 1]]),
+        edge_kind=np.concatenate([graph.edge_kind, np.full(len(added), Dependency.COMMUNICATION)]),
+        edge_lag_us=np.concatenate([graph.edge_lag_us, np.zeros(len(added))]),
     )
 
 
@@ -167,10 +167,10 @@ def _launched_before(graph: TaskGraph, row: int) -> int:
         return NONE
     others = graph.on_gpu & (graph.kind != TaskKind.COMMUNICATION) & (graph.launch != NONE)
     others &= (graph.launch < call) & (graph.thread[graph.launch] == graph.thread[call])
-    found = np.flatnonzero(others & (graph.step == graph.step[row]))
-    if not len(found):
+    rows_before = np.flatnonzero(others & (graph.step == graph.step[row]))
+    if not len(rows_before):
         return NONE
-    last = int(found[np.argmax(graph.launch[found])])
+    last = int(rows_before[np.argmax(graph.launch[rows_before])])
     ends = graph.recorded_us[last] + _recorded_length(graph, last)
     return last if not ends > graph.recorded_us[row] else NONE
 
@@ -180,9 +180,9 @@ def _updates_behind(graph: TaskGraph, row: int) -> list[tuple[int, int]]:
     ends = graph.recorded_us[row] + _recorded_length(graph, row)
     updates = graph.on_gpu & (graph.phase == Phase.UPDATE) & (graph.step == graph.step[row])
     updates &= (graph.kind != TaskKind.COMMUNICATION) & (graph.recorded_us >= ends)
-    found = np.flatnonzero(updates)
-    _, first = np.unique(graph.thread[found], return_index=True)
-    return [(row, int(later)) for later in found[first]]
+    rows_behind = np.flatnonzero(updates)
+    _, first = np.unique(graph.thread[rows_behind], return_index=True)
+    return [(row, int(later)) for later in rows_behind[first]]
 
 
 def _recorded_length(graph: TaskGraph, row: int) -> float:
@@ -193,7 +193,7 @@ def _recorded_length(graph: TaskGraph, row: int) -> float:
 
 
 def last_of_threads(graph: TaskGraph, rows: Iterable[int]) -> list[int]:
-    """Of these tasks the last of each ordered thread: those before it are done by then."""
+    """The last of these tasks on each ordered thread: those before it are done by then."""
     last: dict[int, int] = {}
     for row in rows:
         if row != NONE:
@@ -237,37 +237,46 @@ class _Anchors:
         ready, hook = np.full(len(rows), NONE), np.full(len(rows), NONE)
         layer = np.full(len(rows), NONE)
         for thread in np.unique(trace.thread[rows]):
-            mine = np.flatnonzero(trace.thread[rows] == thread)
+            of_thread = np.flatnonzero(trace.thread[rows] == thread)
             cpu = self._cpu[self._thread == thread]
-            hook[mine] = _last_before(trace.start_us[graph.event[cpu]], cpu, ends[mine])
+            hook[of_thread] = _last_before(trace.start_us[graph.event[cpu]], cpu, ends[of_thread])
             launches = trace.thread[graph.event[self._calls]] == thread
             calls, tasks = self._calls[launches], self._tasks[launches]
             start = trace.start_us[graph.event[calls]]
-            ready[mine] = _last_before(start, tasks, ends[mine])
+            ready[of_thread] = _last_before(start, tasks, ends[of_thread])
             layered = graph.layer[tasks] != NONE
-            behind = _last_before(start[layered], tasks[layered], ends[mine])
-            layer[mine] = np.where(behind == NONE, NONE, graph.layer[behind])
-        found: dict[int, list[Gradient]] = defaultdict(list)
-        for at in np.argsort(ends, kind="stable"):
-            step = int(graph.step[hook[at]]) if hook[at] != NONE else NONE
-            if step == NONE or sizes[at] <= 0:
+            behind = _last_before(start[layered], tasks[layered], ends[of_thread])
+            layer[of_thread] = np.where(behind == NONE, NONE, graph.layer[behind])
+        by_step: dict[int, list[ParameterGradient]] = defaultdict(list)
+        for position in np.argsort(ends, kind="stable"):
+            step = int(graph.step[hook[position]]) if hook[position] != NONE else NONE
+            if step == NONE or sizes[position] <= 0:
                 continue
             # What an earlier step launched says nothing about this one's gradients.
-            source = int(ready[at]) if ready[at] != NONE and graph.step[ready[at]] == step else NONE
-            of_layer = int(layer[at]) if source != NONE else NONE
-            name = names[at] if names else (graph.layers[of_layer] if of_layer != NONE else f"gradient {at}")
-            found[step].append(
-                Gradient(name=name, bytes=float(sizes[at]), step=step, ready=source, hook=int(hook[at]), layer=of_layer)
+            source = int(ready[position]) if ready[position] != NONE and graph.step[ready[position]] == step else NONE
+            of_layer = int(layer[position]) if source != NONE else NONE
+            name = (
+                names[position] if names else (graph.layers[of_layer] if of_layer != NONE else f"gradient {position}")
             )
-        return {step: tuple(found[step]) for step in sorted(found)}
+            by_step[step].append(
+                ParameterGradient(
+                    name=name,
+                    bytes=float(sizes[position]),
+                    step=step,
+                    ready=source,
+                    hook=int(hook[position]),
+                    layer=of_layer,
+                )
+            )
+        return {step: tuple(by_step[step]) for step in sorted(by_step)}
 
 
-def _last_before(times: Floats, rows: Ints, at: Floats) -> Ints:
+def _last_before(times: Floats, rows: Ints, time: Floats) -> Ints:
     """For each time the last of `rows` (sorted by `times`) that starts before it, -1 without."""
     if not len(rows):
-        return np.full(len(at), NONE)
+        return np.full(len(time), NONE)
     order = np.argsort(times, kind="stable")
-    place = np.searchsorted(times[order], at, side="left") - 1
+    place = np.searchsorted(times[order], time, side="left") - 1
     return np.where(place < 0, NONE, rows[order][place])
 
 
@@ -277,53 +286,57 @@ def _last_before(times: Floats, rows: Ints, at: Floats) -> Ints:
 def _from_record(anchors: _Anchors) -> dict[int, Any]:
     """Sizes from ``daydream record``, in the order in which its hooks saw them; readiness from AccumulateGrad."""
     listed = anchors.trace.metadata.get("gradients")
-    if not isinstance(listed, list) or not listed or not all(isinstance(one, dict) for one in listed):
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         return {}
-    listed = [one for _, one in sorted(enumerate(listed), key=lambda pair: (pair[1].get("order", pair[0]), pair[0]))]
-    sizes = np.array([_listed_bytes(one) for one in listed])
-    names = [str(one.get("name", f"gradient {i}")) for i, one in enumerate(listed)]
+    listed = [
+        entry for _, entry in sorted(enumerate(listed), key=lambda pair: (pair[1].get("order", pair[0]), pair[0]))
+    ]
+    sizes = np.array([_listed_bytes(entry) for entry in listed])
+    names = [str(entry.get("name", f"gradient {i}")) for i, entry in enumerate(listed)]
     rows = anchors.rows(ACCUMULATE)
     if not len(rows):
         return _of_layers(anchors.graph, listed, sizes, names)
     # Number the calls within each step, so that the n-th meets the n-th size.
     by_step = anchors.gradients(_hooks(anchors, rows), np.ones(len(rows)))
     first = min(by_step, default=0)
-    found = {}
+    gradients = {}
     for step, seen in by_step.items():
         # A step whose beginning was not recorded has its last gradients, one whose end was not its first ones.
         shift = max(len(sizes) - len(seen), 0) if step == first else 0
         pairs = zip(seen, sizes[shift:], names[shift:], strict=False)
-        found[step] = tuple(
-            Gradient(name=name, bytes=float(size), step=step, ready=one.ready, hook=one.hook, layer=one.layer)
-            for one, size, name in pairs
+        gradients[step] = tuple(
+            ParameterGradient(
+                name=name, bytes=float(size), step=step, ready=anchor.ready, hook=anchor.hook, layer=anchor.layer
+            )
+            for anchor, size, name in pairs
         )
-    return found
+    return gradients
 
 
-def _listed_bytes(one: dict[str, Any]) -> float:
-    size = one.get("bytes")
+def _listed_bytes(entry: dict[str, Any]) -> float:
+    size = entry.get("bytes")
     if isinstance(size, (int, float)):
         return float(size)
-    elements = one.get("elements")
-    return float(elements) * element_bytes(one.get("dtype")) if isinstance(elements, (int, float)) else 0.0
+    elements = entry.get("elements")
+    return float(elements) * element_bytes(entry.get("dtype")) if isinstance(elements, (int, float)) else 0.0
 
 
 def _of_layers(graph: TaskGraph, listed: list[dict[str, Any]], sizes: Floats, names: list[str]) -> dict[int, Any]:
     """Gradients of modules at the last backward GPU task of the layer of that name."""
     ends = _layer_ends(graph)
     index = {text: i for i, text in enumerate(graph.layers)}
-    found: dict[int, list[Gradient]] = defaultdict(list)
-    for one, size, name in zip(listed, sizes, names, strict=True):
-        layer = index.get(str(one.get("module", "")), NONE)
+    by_step: dict[int, list[ParameterGradient]] = defaultdict(list)
+    for anchor, size, name in zip(listed, sizes, names, strict=True):
+        layer = index.get(str(anchor.get("module", "")), NONE)
         for step in sorted({step for step, _ in ends}):
             if (step, layer) in ends:
                 row = ends[step, layer]
-                found[step].append(
-                    Gradient(
+                by_step[step].append(
+                    ParameterGradient(
                         name=name, bytes=float(size), step=step, ready=row, hook=int(graph.launch[row]), layer=layer
                     )
                 )
-    return {step: tuple(sorted(found[step], key=lambda g: g.ready)) for step in sorted(found)}
+    return {step: tuple(sorted(by_step[step], key=lambda g: g.ready)) for step in sorted(by_step)}
 
 
 def _from_accumulation(anchors: _Anchors) -> dict[int, Any]:
@@ -352,11 +365,11 @@ def _from_copies(anchors: _Anchors) -> dict[int, Any]:
     copies, launches = copies[order], launches[order]
     starts = trace.start_us[graph.event[launches]]
     sizes = np.zeros(len(rows))
-    for at, row in enumerate(rows):
+    for position, row in enumerate(rows):
         place = int(np.searchsorted(starts, trace.start_us[row]))
         inside = place < len(copies) and starts[place] <= trace.start_us[row] + trace.duration_us[row]
         if inside:
-            sizes[at] = _grid_threads(trace.arguments[graph.event[copies[place]]]) * _ELEMENTS_PER_THREAD * 4
+            sizes[position] = _grid_threads(trace.arguments[graph.event[copies[place]]]) * _ELEMENTS_PER_THREAD * 4
     return anchors.gradients(rows, sizes)
 
 
@@ -375,13 +388,13 @@ def _from_forward(anchors: _Anchors) -> dict[int, Any]:
     graph, trace = anchors.graph, anchors.trace
     owner: dict[int, int] = {}
     for forward, backward in trace.forward_backward:
-        row, found = int(forward), NONE
+        row, weight_operator = int(forward), NONE
         while row != NONE:
             # The outermost of nested ones, so that a convolution and its parts count once.
-            found = row if trace.text(row) in _WEIGHTS else found
+            weight_operator = row if trace.text(row) in _WEIGHTS else weight_operator
             row = int(graph.enclosing[row])
-        if found != NONE:
-            owner[found] = max(owner.get(found, NONE), int(backward))
+        if weight_operator != NONE:
+            owner[weight_operator] = max(owner.get(weight_operator, NONE), int(backward))
     if not owner:
         return {}
     rows, sizes = [], []
@@ -422,7 +435,7 @@ def _spread(graph: TaskGraph, total: float) -> dict[int, Any]:
     if (wanted & (graph.phase == Phase.BACKWARD)).any():
         wanted &= graph.phase == Phase.BACKWARD
     ends = _layer_ends(graph)
-    found = {}
+    by_step = {}
     for step in np.unique(graph.step[wanted]):
         rows = np.flatnonzero(wanted & (graph.step == step))
         shares: dict[int, float] = defaultdict(float)
@@ -431,8 +444,8 @@ def _spread(graph: TaskGraph, total: float) -> dict[int, Any]:
             shares[end] += float(graph.duration_us[row])
         time = sum(shares.values()) or 1.0
         parts = [(row, total * share / time) for row, share in sorted(shares.items()) if share]
-        found[int(step)] = tuple(
-            Gradient(
+        by_step[int(step)] = tuple(
+            ParameterGradient(
                 name=_layer_name(graph, row),
                 bytes=size,
                 step=int(step),
@@ -442,7 +455,7 @@ def _spread(graph: TaskGraph, total: float) -> dict[int, Any]:
             )
             for row, size in parts
         )
-    return found
+    return by_step
 
 
 def _layer_name(graph: TaskGraph, row: int) -> str:

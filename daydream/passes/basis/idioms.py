@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, matching
-from daydream.operators.shapes import Tensor, inputs_of
+from daydream.operators.shapes import RecordedTensor, inputs_of
 from daydream.trace.trace import NONE, Category, Ints
 
 Mask = NDArray[np.bool_]
@@ -39,8 +39,8 @@ _FUSED_OPTIMIZER = re.compile(
 )
 _COLLECTIVE = re.compile(r"^(nccl|rccl|onecclk)", re.I)
 
+#: What :func:`is_elementwise` looks for, as a regular expression regardless of case.
 ELEMENTWISE = _ELEMENTWISE.pattern
-"""What :func:`is_elementwise` looks for, as a regular expression regardless of case."""
 
 
 def is_convolution(name: str) -> bool:
@@ -85,8 +85,8 @@ def is_collective(name: str) -> bool:
 
 def is_compute_bound(name: str) -> bool:
     """GEMMs, convolutions and fused attention; not the transformations of layout and tile around them."""
-    found = is_gemm(name) or is_convolution(name) or _ATTENTION.search(name) is not None
-    return found and not _MOVES_DATA.search(name)
+    by_name = is_gemm(name) or is_convolution(name) or _ATTENTION.search(name) is not None
+    return by_name and not _MOVES_DATA.search(name)
 
 
 def operands(name: str) -> int:
@@ -94,10 +94,13 @@ def operands(name: str) -> int:
 
     ATen's kernels say so in their name (``Array<char*, 3>``: two read, one written). Otherwise 3 where the name is
     that of a sum or product of two tensors, else 2.
+
+    >>> operands("vectorized_elementwise_kernel<4, Array<char*, 3> >"), operands("relu")
+    (3, 2)
     """
-    found = re.search(r"Array<char ?\*, ?(\d+)", name)
-    if found:
-        return max(int(found[1]), 1)
+    match = re.search(r"Array<char ?\*, ?(\d+)", name)
+    if match:
+        return max(int(match[1]), 1)
     return 3 if re.search(r"binary|add|sub|mul(?!ti)|div", name, re.I) else 2
 
 
@@ -111,13 +114,13 @@ def named(graph: TaskGraph, predicate: Callable[[str], bool]) -> Mask:
 
 def outermost_operator(graph: TaskGraph, rows: Ints, wanted: Mask) -> Ints:
     """For each of these tasks the outermost CPU event around it that is `wanted` (by trace row), -1 without."""
-    found = np.full(len(rows), NONE)
-    at = graph.operator[rows]
-    while (live := at != NONE).any():
-        hit = live & wanted[at]
-        found[hit] = at[hit]
-        at = np.where(live, graph.enclosing[at], NONE)
-    return found
+    operators = np.full(len(rows), NONE)
+    event = graph.operator[rows]
+    while (live := event != NONE).any():
+        hit = live & wanted[event]
+        operators[hit] = event[hit]
+        event = np.where(live, graph.enclosing[event], NONE)
+    return operators
 
 
 def operators_named(graph: TaskGraph, pattern: str) -> Mask:
@@ -153,10 +156,10 @@ def host_of(graph: TaskGraph, rows: Ints) -> Ints:
 def _launched_within(graph: TaskGraph, rows: Ints) -> Ints:
     """For each trace row how many of these GPU tasks were launched inside it."""
     count = np.zeros(len(graph.enclosing), np.int64)
-    at = graph.operator[rows]
-    while len(at := at[at != NONE]):
-        count += np.bincount(at, minlength=len(count))
-        at = graph.enclosing[at]
+    event = graph.operator[rows]
+    while len(event := event[event != NONE]):
+        count += np.bincount(event, minlength=len(count))
+        event = graph.enclosing[event]
     return count
 
 
@@ -231,10 +234,12 @@ class LayerRun:
 
     @property
     def first(self) -> int:
+        """Row of its first task."""
         return int(self.rows[0])
 
     @property
     def last(self) -> int:
+        """Row of its last task."""
         return int(self.rows[-1])
 
 
@@ -248,36 +253,40 @@ def layer_runs(graph: TaskGraph, role: Ints, wanted: Role, phase: Phase) -> list
     keys = np.stack([graph.thread[rows], graph.step[rows], graph.layer[rows], owner, chosen])
     fresh = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
     starts = np.flatnonzero(fresh)
-    found = []
+    runs = []
     for begin, end in zip(starts, np.append(starts[1:], len(rows)), strict=True):
         if chosen[begin]:
             row = rows[begin]
-            found.append(LayerRun(rows[begin:end], int(graph.step[row]), int(graph.layer[row])))
-    return sorted(found, key=lambda run: run.first)
+            runs.append(LayerRun(rows[begin:end], int(graph.step[row]), int(graph.layer[row])))
+    return sorted(runs, key=lambda run: run.first)
 
 
 def backward_of(forward: list[LayerRun], backward: list[LayerRun]) -> list[LayerRun | None]:
     """For each forward call the backward one: the backward pass runs through the calls of a layer in reverse.
 
     Within each step the calls of a layer are matched by the layer's name; where a step's backward calls have no
-    layer names in common with its forward ones, all calls are, provided there are equally many.
+    layer names in common with its forward ones, all calls are, provided there are equally many. What begins before the
+    forward call has ended, as in a damaged trace, answers nothing.
     """
-    found: list[LayerRun | None] = [None] * len(forward)
+    partners: list[LayerRun | None] = [None] * len(forward)
     for step in {run.step for run in forward}:
-        mine = [i for i, run in enumerate(forward) if run.step == step]
+        of_step = [i for i, run in enumerate(forward) if run.step == step]
         theirs = [run for run in backward if run.step == step]
-        shared = {forward[i].layer for i in mine} & {run.layer for run in theirs} - {NONE}
+        shared = {forward[i].layer for i in of_step} & {run.layer for run in theirs} - {NONE}
         if not shared:
-            if len(mine) == len(theirs):
-                for i, run in zip(mine, reversed(theirs), strict=True):
-                    found[i] = run
+            if len(of_step) == len(theirs):
+                for i, run in zip(of_step, reversed(theirs), strict=True):
+                    partners[i] = run
             continue
         for layer in shared:
-            calls = [i for i in mine if forward[i].layer == layer]
+            calls = [i for i in of_step if forward[i].layer == layer]
             answers = [run for run in reversed(theirs) if run.layer == layer]
             for i, run in zip(calls, answers, strict=False):
-                found[i] = run
-    return found
+                partners[i] = run
+    return [
+        answer if answer is not None and call.last < answer.first else None
+        for call, answer in zip(forward, partners, strict=True)
+    ]
 
 
 def preceding(graph: TaskGraph) -> Ints:
@@ -303,7 +312,7 @@ def launch_latency_us(graph: TaskGraph) -> float:
     return float(np.median(lags)) if len(lags) else 0.0
 
 
-def tensors(graph: TaskGraph, operator: int) -> list[Tensor]:
+def tensors(graph: TaskGraph, operator: int) -> list[RecordedTensor]:
     """The tensors that an operator (a trace row) got, as far as recorded; those in lists are left out."""
     if graph.trace is None or operator == NONE:
         return []

@@ -140,7 +140,7 @@ class Product:
 
     @property
     def operations(self) -> float:
-        """Of all cores together, a multiply-add being two."""
+        """Floating-point operations of all cores together; a multiply-add counts as two."""
         return 2.0 * self.m * self.n * self.k * len(self._calls)
 
     def seconds(self) -> float:

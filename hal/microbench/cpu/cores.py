@@ -1,4 +1,4 @@
-"""The same call on all cores at once, timed by what it keeps each of them busy.
+"""One call on all cores at once, timed by the processor time that each core spends on it.
 
 Time is that of the processor, not of the clock on the wall: on a machine that others use too, a thread may have to
 wait for its turn in the middle of a reading. On an idle one both are the same, as no call here sleeps.

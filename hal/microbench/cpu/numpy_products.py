@@ -65,7 +65,7 @@ class NumpyProducts:
 
     @property
     def operations(self) -> float:
-        """Of all cores together, a multiply-add being two."""
+        """Floating-point operations of all cores together; a multiply-add counts as two."""
         return 2.0 * self.size**3 * len(self._workers)
 
     def seconds(self) -> float:

@@ -78,12 +78,12 @@ def _vectors(features: frozenset[str]) -> tuple[int, int]:
 
 
 def _one_per_core(root: Path, allowed: list[int]) -> tuple[int, ...]:
-    """Of logical processors that share a core, only the first."""
-    first: dict[str, int] = {}
+    """The first logical processor of every core, in the order of ``allowed``."""
+    first_by_siblings: dict[str, int] = {}
     for cpu in allowed:
         path = root / f"cpu{cpu}" / "topology" / "thread_siblings_list"
-        first.setdefault(_read(path) or str(cpu), cpu)
-    return tuple(first.values())
+        first_by_siblings.setdefault(_read(path) or str(cpu), cpu)
+    return tuple(first_by_siblings.values())
 
 
 def _caches(root: Path, cpu: int) -> tuple[Cache, ...]:

@@ -14,13 +14,14 @@ from hal.support.errors import InputError
 from sokoban.language.checks import MAX_AXIS_SIZE
 from sokoban.language.names import unused_name
 
+#: Sizes of axes and shapes of tensors in JSON.
 Size = Annotated[int, Meta(ge=1, le=MAX_AXIS_SIZE)]
 Shape = Annotated[tuple[Size, ...], Meta(min_length=1, max_length=8)]
 DType = Literal["float16", "bfloat16", "float32", "float64"]
-#: What the operands of a matrix product may be, and what may become of it.
+#: Element types of the operands of a matrix product, and of its result.
 OperandDType = Literal["float16", "bfloat16", "float32", "float64", "int8", "float8_e4m3fn", "float8_e5m2"]
 OutputDType = Literal["float16", "bfloat16", "float32", "float64", "int32"]
-#: What a tensor of an expression may be.
+#: Element types of a tensor of an expression.
 AnyDType = Literal["float16", "bfloat16", "float32", "float64", "int8", "int32", "float8_e4m3fn", "float8_e5m2"]
 Accumulate = Literal["float32", "float64", "int32"]
 Activation = Literal["relu", "gelu", "tanh", "sigmoid", "silu"]
@@ -43,7 +44,7 @@ class Scale(Struct, tag_field="function", tag="scale", forbid_unknown_fields=Tru
 
 
 EpilogueStep = Activation | BiasAdd | ResidualAdd | Scale
-#: How a derived name calls the steps that are no functions.
+#: Words of a derived name for the steps that are no functions.
 STEP_WORDS = {"bias_add": "bias", "residual_add": "residual", "scale": "scale"}
 
 
@@ -51,8 +52,17 @@ STEP_WORDS = {"bias_add": "bias", "residual_add": "residual", "scale": "scale"}
 class Program:
     """What a named operator writes: a text of the language and what the text does not say.
 
-    ``bias_axes`` maps an axis name of the interface to the axes that index it, where a grouped operator splits it;
-    ``dtypes`` has the dtypes of tensors other than ``default_dtype``, which is the operator's own where it is empty.
+    Attributes:
+        text: statements of the language.
+        sizes: elements of every axis.
+        output: name of the output.
+        axes: axes of the output, in order.
+        stem: derived name of the operator, without its types.
+        shapes: shapes of inputs that the text does not tell, by tensor.
+        external_shapes: the caller's shapes of tensors, where they differ.
+        bias_axes: an axis name of the interface -> the axes that index it, where a grouped operator splits it.
+        dtypes: dtypes of the tensors that have another than ``default_dtype``.
+        default_dtype: dtype of all other tensors; None stands for the operator's own.
     """
 
     text: str
@@ -64,7 +74,7 @@ class Program:
     external_shapes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     bias_axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
-    default_dtype: str = ""
+    default_dtype: str | None = None
 
 
 class Operator(Struct, tag_field="op", forbid_unknown_fields=True, kw_only=True, frozen=True):
@@ -133,12 +143,16 @@ def tag_of(struct: Struct | type[Struct]) -> str:
 
 
 def by(value: int | Sequence[int]) -> str:
-    """Extents within a name: ``64x32``."""
+    """Extents within a name.
+
+    >>> by(64), by([64, 32])
+    ('64', '64x32')
+    """
     return str(value) if isinstance(value, int) else "x".join(map(str, value))
 
 
 def taken_name(stem: str, taken: set[str]) -> str:
-    """A name like ``stem`` that is not yet in ``taken``; now it is."""
+    """A name like ``stem`` that is not yet in ``taken``, and is added to it."""
     name = unused_name(stem, taken)
     taken.add(name)
     return name

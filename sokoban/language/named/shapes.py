@@ -55,10 +55,10 @@ class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):
 
     def program(self) -> Program:
         shapes = self._input_shapes()
-        out = _broadcast(shapes)
-        names = _axis_names(out)
+        common = _broadcast(shapes)
+        names = _axis_names(common)
         operands = [
-            f"{tensor}[{_broadcast_index(shape, out)}]" for tensor, shape in zip(("X", "X2"), shapes, strict=False)
+            f"{tensor}[{_broadcast_index(shape, common)}]" for tensor, shape in zip(("X", "X2"), shapes, strict=False)
         ]
         stem = f"elementwise_{self.function}_" + "_".join(by(shape) for shape in dict.fromkeys(shapes))
         if self.scalar:
@@ -66,7 +66,7 @@ class Elementwise(Operator, tag="elementwise", kw_only=True, frozen=True):
             operands.append(f"{value!r}")
             stem += f"_scalar{value:g}".replace("+", "")
         text = f"Y[{','.join(names)}] = {self.function}({', '.join(operands)})"
-        return Program(text=text, sizes=dict(zip(names, out, strict=True)), output="Y", axes=names, stem=stem)
+        return Program(text=text, sizes=dict(zip(names, common, strict=True)), output="Y", axes=names, stem=stem)
 
     def _input_shapes(self) -> list[tuple[int, ...]]:
         binary = self.function in typing.get_args(Binary)
@@ -156,21 +156,31 @@ def _dimension(axis: int, shape: Sequence[int], where: str) -> int:
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The common shape of tensors, as NumPy broadcasts them.
+
+    >>> _broadcast([(7, 1), (5, 1, 3)])
+    (5, 7, 3)
+    """
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    out = tuple(max(extents) for extents in zip(*aligned, strict=True))
-    if any(extent not in (1, size) for shape in aligned for extent, size in zip(shape, out, strict=True)):
+    common = tuple(max(extents) for extents in zip(*aligned, strict=True))
+    if any(extent not in (1, size) for shape in aligned for extent, size in zip(shape, common, strict=True)):
         first, second = (list(shape) for shape in shapes)
         raise InputError(
             "shapes", f"{first} and {second} do not broadcast", "from the right, extents must be equal or one of them 1"
         )
-    return out
+    return common
 
 
-def _broadcast_index(shape: tuple[int, ...], out: tuple[int, ...]) -> str:
-    skipped = len(out) - len(shape)
+def _broadcast_index(shape: tuple[int, ...], common: tuple[int, ...]) -> str:
+    """The index that reads a tensor of ``shape`` over the axes of the ``common`` shape.
+
+    >>> _broadcast_index((7, 1), (5, 7, 3))
+    'i1,0'
+    """
+    skipped = len(common) - len(shape)
     return ",".join(
-        "0" if extent == 1 and out[skipped + d] != 1 else f"i{skipped + d}" for d, extent in enumerate(shape)
+        "0" if extent == 1 and common[skipped + d] != 1 else f"i{skipped + d}" for d, extent in enumerate(shape)
     )
 
 

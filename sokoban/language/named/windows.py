@@ -24,7 +24,17 @@ Layout = Literal["NCHW", "NHWC"]
 
 @dataclass(frozen=True, kw_only=True)
 class _Window:
-    """One spatial dimension of a sliding window: position ``stride*out + dilation*tap - before``."""
+    """One spatial dimension of a sliding window: output ``o`` reads position ``stride*o + dilation*tap - before``.
+
+    Attributes:
+        extent: elements of the input.
+        taps: elements of the window.
+        stride: input elements between neighbouring windows.
+        dilation: input elements between neighbouring taps.
+        before: elements of padding in front of the input.
+        after: elements of padding behind it.
+        out: windows, elements of the output.
+    """
 
     extent: int
     taps: int
@@ -47,7 +57,11 @@ def _times(factor: int, axis: str) -> str:
 def _window(
     extent: int, taps: int, stride: int, dilation: int, padding: str | tuple[int, int], tap_key: str, extent_key: str
 ) -> _Window:
-    """Padding and output size of one dimension; SAME as TensorFlow defines it."""
+    """Padding and output size of one dimension; SAME as TensorFlow defines it.
+
+    >>> _window(5, taps=3, stride=2, dilation=1, padding="SAME", tap_key="kh", extent_key="h").out
+    3
+    """
     reach = dilation * (taps - 1) + 1
     if padding == "SAME":
         total = max((math.ceil(extent / stride) - 1) * stride + reach - extent, 0)

@@ -16,11 +16,12 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import MemoryLayer
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu.rows import row_bytes, row_work
 from sokoban.model.cpu.stages import COPYING, STAGES, Stages, whole_seconds
 from sokoban.model.cpu.traffic import Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
-from sokoban.schedule.cpu_tiles import VectorTiles, by_vector_axis, lanes_of
+from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
 from sokoban.schedule.table import ScheduleTable, one, shares_rows
 from sokoban.schedule.tile import TileSchedule
 
@@ -71,15 +72,24 @@ class VectorAnatomy:
             :data:`REMAINDERS`, ``copying``, ``block_launch`` and ``launch``; the sum is the predicted time.
     """
 
-    form: KernelForm
-    device: DeviceSpec
+    placed: PlacedForm
     table: ScheduleTable
-    tiles: VectorTiles | None
+    tiles: CpuTiles | None
     lanes: int
     work: Work
     stages: Stages
     ways: tuple[Way, ...]
     parts: Mapping[str, float]
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device that it runs on."""
+        return self.placed.device
 
     @property
     def blocks(self) -> int:
@@ -97,24 +107,23 @@ class VectorAnatomy:
         return self.ways[-1].traffic_bytes
 
 
-def vector_anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> VectorAnatomy:
+def vector_anatomy(placed: PlacedForm, schedule: TileSchedule) -> VectorAnatomy:
     """Take a program apart, of a device whose lanes are elements of vectors."""
+    form, device, lanes = placed.form, placed.device, placed.vector_lanes
     table = ScheduleTable.of(form, [schedule])
-    lanes = lanes_of(form, device)
-    stages = Stages(table, device)
+    stages = Stages(table, placed)
     pairs = list(itertools.pairwise(device.layers[1:]))
     if shares_rows(table).all():
         tiles, work = None, row_work(form, lanes, 1)
         ways = [_row_way(form, above, below, stages) for above, below in pairs]
     else:
-        ((_, tiles),) = by_vector_axis(table, device)
+        ((_, tiles),) = by_vector_axis(table, placed)
         copies = copies_of(tiles)
         work = tile_work(tiles, copies)
         traffic = Traffic(tiles, device, copies)
         ways = [_tile_way(traffic, above, below, stages) for above, below in pairs]
     return VectorAnatomy(
-        form=form,
-        device=device,
+        placed=placed,
         table=table,
         tiles=tiles,
         lanes=lanes,

@@ -17,14 +17,13 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import MemoryLayer
-from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import DTYPE_BYTES
-from sokoban.model.bounds import arithmetic_dtype
 from sokoban.model.cpu.rows import row_bytes, row_work
 from sokoban.model.cpu.traffic import USABLE, WRITES, Traffic
 from sokoban.model.cpu.work import Work, copies_of, tile_work
 from sokoban.model.estimates import EstimateTable
-from sokoban.schedule.cpu_tiles import VectorTiles, by_vector_axis, lanes_of
+from sokoban.schedule.cpu_tiles import CpuTiles, by_vector_axis
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product, shares_rows
 
 #: Exponents with which stages inside a core, layers of its own, and layers that all cores share add up: 1 would be no
@@ -58,8 +57,8 @@ COPYING = "copying"
 class Stages:
     """Seconds of the stages of every schedule of a table, for the whole kernel."""
 
-    def __init__(self, table: ScheduleTable, device: DeviceSpec) -> None:
-        self.table, self.device, self.form = table, device, table.form
+    def __init__(self, table: ScheduleTable, placed: PlacedForm) -> None:
+        self.table, self.placed, self.device, self.form = table, placed, placed.device, placed.form
         names = (*STAGES, WAITING, COPYING, *self._ways())
         self.seconds: dict[str, Floats] = {name: np.zeros(table.count) for name in names}
         self.scratch_bytes: Ints = np.zeros(table.count, dtype=np.int64)
@@ -68,11 +67,11 @@ class Stages:
         self.spilled: Ints = np.zeros(table.count, dtype=np.int64)
         by_rows = shares_rows(table)
         for where, part in _split(by_rows):
-            rows = table if part.all() and len(where) == table.count else table.rows(where)
+            rows = table if part.all() and len(where) == table.count else table.candidates(where)
             if by_rows[where[0]]:
                 self._row_kernels(where, rows)
             else:
-                for positions, tiles in by_vector_axis(rows, device):
+                for positions, tiles in by_vector_axis(rows, placed):
                     self._tile_kernels(where[positions], tiles)
 
     def _ways(self) -> list[str]:
@@ -81,7 +80,7 @@ class Stages:
 
     # ---- kinds of kernels
 
-    def _tile_kernels(self, where: Ints, tiles: VectorTiles) -> None:
+    def _tile_kernels(self, where: Ints, tiles: CpuTiles) -> None:
         copies = copies_of(tiles)
         work = tile_work(tiles, copies)
         self._core(where, work)
@@ -109,7 +108,7 @@ class Stages:
         self.spilled[where] = np.maximum(0, held + operands - self._vector_registers())
 
     def _row_kernels(self, where: Ints, table: ScheduleTable) -> None:
-        lanes = lanes_of(self.form, self.device)
+        lanes = self.placed.vector_lanes
         self._core(where, row_work(self.form, lanes, table.count))
         for above, below in self._pairs():
             moved = row_bytes(self.form, above, self._writes(below))
@@ -147,19 +146,19 @@ class Stages:
     def _core(self, where: Ints, work: Work) -> None:
         """Seconds of what cores execute, all of them at work."""
         device, form = self.device, self.form
-        lanes = lanes_of(form, device)
+        lanes = self.placed.vector_lanes
         cycles = device.clocks.boost_hz * device.unit_count
         first = device.layers[1]
-        self.seconds["compute"][where] = work.arithmetic * 2.0 * lanes / arithmetic_flops(form, device)
+        self.seconds["compute"][where] = work.arithmetic * 2.0 * lanes / arithmetic_flops(self.placed)
         self.seconds["issue"][where] = work.instructions / self._starts()
         request = min(first.transaction_bytes, lanes * DTYPE_BYTES[form.expr.accumulate])
         self.seconds["l1"][where] = work.accesses * request / first.bandwidth_bytes_per_second
         self.seconds["chain"][where] = work.chain_turns * (device.teu.chain_cycles or CHAIN_CYCLES) / cycles
 
 
-def arithmetic_flops(form: KernelForm, device: DeviceSpec) -> float:
+def arithmetic_flops(placed: PlacedForm) -> float:
     """FLOP/s of all cores' arithmetic units: their peak, or what is left of it where others disturb them."""
-    dtype = arithmetic_dtype(form, device)
+    device, dtype = placed.device, placed.arithmetic_dtype
     return min(device.peak_flops(dtype), device.sustained_flops(dtype) / SUSTAINED)
 
 
@@ -172,9 +171,10 @@ def _split(by_rows: np.ndarray) -> list[tuple[Ints, np.ndarray]]:
     return found
 
 
-def estimate_vectors(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
+def estimate_vectors(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
     """Predict every row of a table, on a device whose lanes are elements of vectors."""
-    stages = Stages(table, device)
+    device = placed.device
+    stages = Stages(table, placed)
     ones = np.ones(table.count, dtype=np.int64)
     waves = -(-stages.blocks // device.unit_count)
     seconds = dict(stages.seconds)
@@ -208,7 +208,7 @@ def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
 
 def _spill_factor(stages: Stages) -> Floats:
     """Accumulators without a register are read and written at every turn."""
-    held = np.maximum(1, stages.registers // max(1, lanes_of(stages.form, stages.device)))
+    held = np.maximum(1, stages.registers // max(1, stages.placed.vector_lanes))
     factor: Floats = 1.0 + 4.0 * stages.spilled / held
     return factor
 

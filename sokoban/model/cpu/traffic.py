@@ -21,7 +21,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import MemoryLayer
 from sokoban.language.expression import Load, Tensor
-from sokoban.schedule.cpu_tiles import LARGE_TILE, WRITTEN_OUT, VectorTiles, asked_ahead, in_panels, sum_loops
+from sokoban.schedule.cpu_tiles import LARGE_TILE, WRITTEN_OUT, CpuTiles, asked_ahead, in_panels, sum_loops
 from sokoban.schedule.table import Bools, Floats, Ints, product
 
 #: Share of a cache that a schedule finds for itself: least recently used is only approximated, sets fill unevenly, and
@@ -109,7 +109,7 @@ class Stream:
 class Traffic:
     """The memory accesses of all schedules of one vector axis."""
 
-    def __init__(self, tiles: VectorTiles, device: DeviceSpec, copies: Mapping[Load, Ints]) -> None:
+    def __init__(self, tiles: CpuTiles, device: DeviceSpec, copies: Mapping[Load, Ints]) -> None:
         """``copies``: tile loops around the copy of every load that some schedule stages."""
         self.tiles, self.device, self.copies = tiles, device, copies
         self.form = tiles.form

@@ -13,7 +13,7 @@ import numpy as np
 
 from sokoban.kernel.instructions import value_instructions
 from sokoban.language.expression import Load
-from sokoban.schedule.cpu_tiles import VectorTiles, in_panels, phases_of, pieces, sum_loops
+from sokoban.schedule.cpu_tiles import CpuTiles, in_panels, phases_of, pieces, sum_loops
 from sokoban.schedule.table import Floats, Ints, product
 
 #: Multiply-adds that a call takes the time of; one where a function is missing.
@@ -65,7 +65,7 @@ class Work:
     copying: Floats | float = 0.0
 
 
-def copies_of(tiles: VectorTiles) -> dict[Load, Ints]:
+def copies_of(tiles: CpuTiles) -> dict[Load, Ints]:
     """Tile loops around the copy of every load that some schedule stages; see
     `sokoban.schedule.cpu_tiles.place_of_copy`."""
     found: dict[Load, Ints] = {}
@@ -87,7 +87,7 @@ def copies_of(tiles: VectorTiles) -> dict[Load, Ints]:
     return found
 
 
-def tile_work(tiles: VectorTiles, copies: Mapping[Load, Ints]) -> Work:
+def tile_work(tiles: CpuTiles, copies: Mapping[Load, Ints]) -> Work:
     """The work of schedules whose vectors lie along an output axis."""
     form, count = tiles.form, tiles.table.count
     points = tiles.reduced_points
@@ -122,7 +122,7 @@ def tile_work(tiles: VectorTiles, copies: Mapping[Load, Ints]) -> Work:
     return Work(arithmetic, accesses, arithmetic + accesses + others, turns, copying)
 
 
-def _final_reads(tiles: VectorTiles, vectors: Floats) -> tuple[Floats, Floats]:
+def _final_reads(tiles: CpuTiles, vectors: Floats) -> tuple[Floats, Floats]:
     """Requests of the final statement, its store among them, and further instructions."""
     accesses, others = 1.0 * vectors, np.zeros(tiles.table.count)
     loads = tiles.form.final_loads if tiles.form.reduction is not None else tiles.form.body_loads
@@ -133,7 +133,7 @@ def _final_reads(tiles: VectorTiles, vectors: Floats) -> tuple[Floats, Floats]:
     return accesses + scattered, others + 2.0 * scattered
 
 
-def _scattered(tiles: VectorTiles) -> Floats | float:
+def _scattered(tiles: CpuTiles) -> Floats | float:
     """Vectors in which a vector's share of the results is stored: more than one where its own elements are no
     neighbours, so that they are turned into vectors along the rows of the tile."""
     last = tiles.form.final.axes[-1] if tiles.form.final.axes else tiles.axis
@@ -143,7 +143,7 @@ def _scattered(tiles: VectorTiles) -> Floats | float:
     return pieces(along, tiles.lanes) / along * tiles.lanes
 
 
-def _reads(tiles: VectorTiles, load: Load, points: int, *, staged: bool) -> tuple[Floats, Floats]:
+def _reads(tiles: CpuTiles, load: Load, points: int, *, staged: bool) -> tuple[Floats, Floats]:
     """Requests for an operand, and instructions besides: once per register tile for what its rows share."""
     form = tiles.form
     if not load.indices:
@@ -168,7 +168,7 @@ def _reads(tiles: VectorTiles, load: Load, points: int, *, staged: bool) -> tupl
     return elements, elements * (GATHERED_INSTRUCTIONS - 1.0 + (GUARD_INSTRUCTIONS if guarded else 0.0))
 
 
-def _across_lines(tiles: VectorTiles, load: Load) -> Floats | float:
+def _across_lines(tiles: CpuTiles, load: Load) -> Floats | float:
     """Share of an operand's vectors that lie across two lines of the cache, which are two requests: nearly all where
     rows or tiles begin anywhere, none where all begin at whole vectors."""
     lanes, last = tiles.lanes, load.indices[-1]
@@ -178,7 +178,7 @@ def _across_lines(tiles: VectorTiles, load: Load) -> Floats | float:
     return np.where(tiles.tile[tiles.axis] % lanes == 0, 0.0, 0.5)
 
 
-def _loops_inside(tiles: VectorTiles, register_tiles: Floats) -> Floats:
+def _loops_inside(tiles: CpuTiles, register_tiles: Floats) -> Floats:
     """How often one of the sum's loops begins."""
     begins: Floats = np.zeros(tiles.table.count)
     outside: Floats = register_tiles * tiles.steps
@@ -188,7 +188,7 @@ def _loops_inside(tiles: VectorTiles, register_tiles: Floats) -> Floats:
     return begins
 
 
-def _copy(tiles: VectorTiles, load: Load, depth: Ints) -> Floats:
+def _copy(tiles: CpuTiles, load: Load, depth: Ints) -> Floats:
     """Instructions of the copies of a staged operand, a load and a store of every vector among them."""
     form = tiles.form
     times = tiles.steps * product(tiles.blocks.values(), tiles.table.count).astype(np.float64)

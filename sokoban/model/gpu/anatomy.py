@@ -12,14 +12,12 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load
-from sokoban.model.gpu import stages
 from sokoban.model.gpu.breakdown import DRAM_OVERLAP, POWER_SOFTNESS, breakdown, soft_maximum
-from sokoban.model.gpu.fetch import Fetch
 from sokoban.model.gpu.issue import issued_instructions
-from sokoban.model.gpu.loops import LoopNest
 from sokoban.model.gpu.occupancy import registers_per_thread
-from sokoban.model.gpu.operands import OperandReads
+from sokoban.model.gpu.step import BlockStep
 from sokoban.model.gpu.transactions import dram_bytes as dram_bytes_of
 from sokoban.model.gpu.transactions import super_tile
 from sokoban.schedule.table import ScheduleTable, one
@@ -34,8 +32,8 @@ class Anatomy:
     """One program; seconds are of the whole kernel, where nothing else is said. Arrays inside have one entry.
 
     Attributes:
-        table: the program alone.
-        needed_registers: per thread, without what is being fetched; more than ``launch.registers`` spills.
+        step: of the program alone.
+        needed_registers: per thread, without what is being fetched; more than ``step.occupancy.registers`` spills.
         step_busy: seconds of one step of all blocks that a unit runs, by stage that they share.
         step_waiting: seconds of one step during which a single block can do nothing.
         step_alone: seconds of one step of a single block, its work and its waiting.
@@ -46,13 +44,7 @@ class Anatomy:
             ``launch``; the sum is the predicted time.
     """
 
-    form: KernelForm
-    device: DeviceSpec
-    table: ScheduleTable
-    nest: LoopNest
-    fetches: Mapping[Load, Fetch]
-    reads: Mapping[Load, OperandReads]
-    launch: stages.Launch
+    step: BlockStep
     needed_registers: int
     step_busy: Mapping[str, float]
     step_waiting: float
@@ -63,9 +55,24 @@ class Anatomy:
     parts: Mapping[str, float]
 
     @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.step.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device that it runs on."""
+        return self.step.device
+
+    @property
+    def table(self) -> ScheduleTable:
+        """The schedule of the program, as a table of one row."""
+        return self.step.table
+
+    @property
     def running(self) -> int:
         """Blocks that a unit runs at once."""
-        return int(one(self.launch.running))
+        return int(one(self.step.occupancy.running))
 
     @property
     def dram_traffic(self) -> float:
@@ -77,49 +84,42 @@ class Anatomy:
     @property
     def points(self) -> float:
         """Points of the reduction that a thread handles per step."""
-        return one(stages.thread_points(self.table))
+        return one(self.table.thread_points)
 
 
-def anatomy(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> Anatomy:
+def anatomy(placed: PlacedForm, schedule: TileSchedule) -> Anatomy:
     """Take a program apart that can run."""
-    table = ScheduleTable.of(form, [schedule])
-    found = breakdown(table, device)
-    launch, fetches, busy = found.launch, found.fetches, found.busy
-    steps = launch.rounds * table.step_count
+    device = placed.device
+    table = ScheduleTable.of(placed.form, [schedule])
+    found = breakdown(table, placed)
+    step, occupancy, busy = found.step, found.step.occupancy, found.busy
+    steps = occupancy.rounds * table.step_count
     slowest = max(busy, key=lambda name: one(busy[name]))
     on_units = {
         slowest: one(steps * busy[slowest]),
         "unhidden": one(steps * (found.together - busy[slowest])),
         "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled))
-        + one(launch.rounds * found.filling),
-        "stores": one(launch.rounds * found.stores),
+        + one(occupancy.rounds * found.filling),
+        "stores": one(occupancy.rounds * found.stores),
     }
     power = one(found.power)
     starting = one(table.block_count) * device.block_launch_seconds
     parts = _parts(on_units, one(found.dram), one(found.hoisting), power, starting)
-    covered = super_tile(table, np.maximum(1, launch.resident) * device.unit_count)
+    covered = super_tile(table, np.maximum(1, occupancy.resident) * device.unit_count)
     read_bytes = {
         load: min(
             one(dram_bytes_of(table, load, device, covered)),
             max(1.0, one(part.bytes * table.step_count * table.block_count)),
         )
-        for load, part in fetches.items()
+        for load, part in step.fetches.items()
     }
     return Anatomy(
-        form=form,
-        device=device,
-        table=table,
-        nest=found.nest,
-        fetches=fetches,
-        reads=found.reads,
-        launch=launch,
-        needed_registers=int(one(registers_per_thread(table, found.nest.local))),
+        step=step,
+        needed_registers=int(one(registers_per_thread(table, step.nest.local))),
         step_busy={name: one(seconds) for name, seconds in busy.items()},
         step_waiting=one(found.waiting),
         step_alone=one(found.alone),
-        instructions={
-            name: one(count) for name, count in issued_instructions(table, found.nest, fetches, found.reads).items()
-        },
+        instructions={name: one(count) for name, count in issued_instructions(step).items()},
         dram_bytes=read_bytes,
         power_seconds=power,
         parts={**parts, "launch": device.launch_overhead_seconds},

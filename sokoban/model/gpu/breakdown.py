@@ -7,27 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hal.spec.device import DeviceSpec
-from sokoban.language.expression import Load
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import EstimateTable
-from sokoban.model.gpu.fetch import Fetch, fetch
 from sokoban.model.gpu.issue import issue_seconds
-from sokoban.model.gpu.loops import LoopNest, loop_nest
 from sokoban.model.gpu.occupancy import granted_registers, operand_registers
-from sokoban.model.gpu.operands import OperandReads, operand_reads
 from sokoban.model.gpu.stages import (
-    Launch,
     compute_seconds,
     dram_seconds,
     filling_seconds,
     l2_seconds,
-    launch_of,
     pipelined_waiting,
     power_seconds,
     shared_seconds,
     stored_seconds_per_block,
     waiting_seconds,
 )
+from sokoban.model.gpu.step import BlockStep
 from sokoban.schedule.table import Floats, ScheduleTable
 
 #: Pipeline stages in the order in which they are shown.
@@ -66,22 +61,20 @@ class Breakdown:
     where nothing else is said.
 
     Attributes:
+        step: the quantities from which the seconds follow.
         busy: by stage that the blocks of a unit share.
         together: the step if nobody waited.
         waiting: what a single block cannot do anything during.
         alone: the step of one block by itself.
         unfilled: what other blocks leave of the waiting.
         stores: writing the outputs of the blocks that a unit runs at once.
-        filling: the first copies of a pipeline, which nothing of the same block hides; once per round of blocks.
         units: the whole kernel on the units.
         dram, power: the whole kernel by DRAM alone, and by arithmetic under the power limit alone.
         hoisting: factor, see :func:`hoisting_factor`.
+        filling: the first copies of a pipeline, which nothing of the same block hides; once per round of blocks.
     """
 
-    nest: LoopNest
-    fetches: Mapping[Load, Fetch]
-    reads: Mapping[Load, OperandReads]
-    launch: Launch
+    step: BlockStep
     busy: Mapping[str, Floats]
     together: Floats
     waiting: Floats
@@ -95,40 +88,30 @@ class Breakdown:
     filling: Floats
 
 
-def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
-    """Every quantity from which :func:`estimate` makes its times."""
-    form = table.form
-    nest = loop_nest(table)
-    fetches = {load: fetch(table, load, device) for load in form.body_loads}
-    reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads if form.reduction is not None}
-    launch = launch_of(table, device, nest, fetches, reads)
+def breakdown(table: ScheduleTable, placed: PlacedForm) -> Breakdown:
+    """Every quantity from which :func:`estimate_table` makes its times."""
+    step = BlockStep.of(table, placed)
+    occupancy = step.occupancy
     busy = {
-        "compute": compute_seconds(table, device, launch),
-        "issue": issue_seconds(table, device, nest, launch, fetches, reads),
-        "shared": shared_seconds(table, device, nest, launch, fetches, reads),
-        "l2": l2_seconds(table, device, launch, fetches),
+        "compute": compute_seconds(step),
+        "issue": issue_seconds(step),
+        "shared": shared_seconds(step),
+        "l2": l2_seconds(step),
     }
-    stores = launch.running * stored_seconds_per_block(table, device)
-    together = step_seconds(table, busy, launch, device)
-    own = together / launch.running
-    waiting = waiting_seconds(table, device, fetches, reads)
-    waiting = pipelined_waiting(table, device, waiting, own, busy["l2"] / launch.running)
-    alone = waiting + own
+    stores = occupancy.running * stored_seconds_per_block(step)
+    together = step_seconds(step, busy)
+    block_work = together / occupancy.running
+    waiting = pipelined_waiting(step, waiting_seconds(step), block_work, busy["l2"] / occupancy.running)
+    alone = waiting + block_work
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
-    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, own) / launch.running
+    unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / occupancy.running
     if table.has_stages:
         # In a pipeline the copies themselves run on while a block waits.
         unfilled = np.where(table.stages > 1, 0.0, unfilled)
-    filling = filling_seconds(table, device, launch)
-    units = launch.rounds * (table.step_count * (np.maximum(together, alone) + unfilled) + stores + filling)
-    dram = dram_seconds(table, device, launch, fetches)
-    power = power_seconds(table, device)
-    hoisting = hoisting_factor(table, device, launch, nest, reads)
+    filling = filling_seconds(step)
+    units = occupancy.rounds * (table.step_count * (np.maximum(together, alone) + unfilled) + stores + filling)
     return Breakdown(
-        nest=nest,
-        fetches=fetches,
-        reads=reads,
-        launch=launch,
+        step=step,
         busy=busy,
         together=together,
         waiting=waiting,
@@ -136,68 +119,65 @@ def breakdown(table: ScheduleTable, device: DeviceSpec) -> Breakdown:
         unfilled=unfilled,
         stores=stores,
         units=units,
-        dram=dram,
-        power=power,
-        hoisting=hoisting,
+        dram=dram_seconds(step),
+        power=power_seconds(step),
+        hoisting=hoisting_factor(step),
         filling=filling,
     )
 
 
-def _estimate(table: ScheduleTable, device: DeviceSpec) -> EstimateTable:
-    parts = breakdown(table, device)
-    launch, steps = parts.launch, table.step_count
-    stages: dict[str, Floats] = {name: launch.rounds * steps * seconds for name, seconds in parts.busy.items()}
+def estimate_table(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
+    """Predict every row of a table of ``placed.form``, on a device whose lanes are threads."""
+    parts, device = breakdown(table, placed), placed.device
+    occupancy, steps = parts.step.occupancy, table.step_count
+    stages: dict[str, Floats] = {name: occupancy.rounds * steps * seconds for name, seconds in parts.busy.items()}
     stages["compute"] = np.maximum(stages["compute"], parts.power)
-    stages["l2"] = stages["l2"] + launch.rounds * parts.stores
+    stages["l2"] = stages["l2"] + occupancy.rounds * parts.stores
     stages["dram"] = parts.dram
-    stages["latency"] = launch.rounds * (steps * parts.alone + parts.filling)
+    stages["latency"] = occupancy.rounds * (steps * parts.alone + parts.filling)
     stages["block_launch"] = table.block_count * device.block_launch_seconds
     seconds = soft_maximum(parts.units, parts.dram, DRAM_OVERLAP) * parts.hoisting
     seconds = soft_maximum(seconds, parts.power, POWER_SOFTNESS)
     seconds = np.maximum(seconds, stages["block_launch"]) + device.launch_overhead_seconds
-    waves = -(-table.block_count // (np.maximum(1, launch.resident) * device.unit_count))
-    seconds = np.where(launch.resident > 0, seconds, np.inf)
+    waves = -(-table.block_count // (np.maximum(1, occupancy.resident) * device.unit_count))
+    seconds = np.where(occupancy.resident > 0, seconds, np.inf)
     return EstimateTable(
         seconds=seconds,
         stage_seconds=stages,
-        registers=launch.registers,
-        shared_bytes=launch.shared,
-        blocks_per_unit=launch.resident,
+        registers=occupancy.registers,
+        shared_bytes=occupancy.shared,
+        blocks_per_unit=occupancy.resident,
         wave_count=waves,
     )
 
 
-def step_seconds(table: ScheduleTable, busy: Mapping[str, Floats], launch: Launch, device: DeviceSpec) -> Floats:
+def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
     """A step of all running blocks: ``max(T_i)`` (5.4.3) and what the slowest stage does not hide of the others.
 
     One warp per scheduler alternates between stages; the more there are, the better they overlap. Issue slots are not
     work of their own: they bound, they do not add.
     """
+    table, occupancy = step.table, step.occupancy
     slowest = np.maximum.reduce(list(busy.values()))
     work = [busy["compute"], busy["shared"], busy["l2"]]
     others = work[0] + work[1] + work[2] - np.maximum.reduce(work)
-    warps = np.maximum(1.0, launch.warps * launch.running / device.teu.group_size)
+    warps = np.maximum(1.0, occupancy.warps * occupancy.running / step.device.teu.group_size)
     unhidden = np.where(table.mma, UNHIDDEN_ASYNCHRONOUS, UNHIDDEN) if table.has_warp_tiles else UNHIDDEN
     return slowest + unhidden * np.maximum(others, 0.0) / warps**HIDING
 
 
-def hoisting_factor(
-    table: ScheduleTable,
-    device: DeviceSpec,
-    launch: Launch,
-    nest: LoopNest,
-    reads: Mapping[Load, OperandReads],
-) -> Floats | float:
+def hoisting_factor(step: BlockStep) -> Floats | float:
     """Expected cost of operand reads that the compiler hoists without having registers for them.
 
     A large unrolled body over a full register file is where compilers spill without need, at times by a factor of ten.
     """
-    if not reads:
+    table = step.table
+    if not step.reads:
         return 1.0
-    most = granted_registers(table, device, np.full(table.count, 1 << 16))
+    most = granted_registers(table, step.device, np.full(table.count, 1 << 16))
     room = np.maximum(4, most - table.accumulators - operand_registers(table))
-    words = sum(part.words for part in reads.values())
-    risky = (launch.spilled == 0) & ~table.warp_tile
+    words = sum(part.words for part in step.reads.values())
+    risky = (step.occupancy.spilled == 0) & ~table.warp_tile
     least, most_words = HOISTED_WORDS
     risk = HOISTING_RISK * np.clip((words / room - least) / (most_words - least), 0.0, 1.0)
     return 1.0 + np.where(risky, risk, 0.0)

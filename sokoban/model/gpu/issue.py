@@ -5,24 +5,12 @@ The FMA density of the thesis (5.5.2) is what arithmetic gets of them beside ope
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from hal.spec.device import DeviceSpec
-from sokoban.kernel.matrix import (
-    FRAGMENT,
-    WIDENED_FRAGMENT_INSTRUCTIONS,
-    WIDENED_PRODUCT_INSTRUCTIONS,
-    is_widened,
-    matrix_roles,
-)
-from sokoban.language.expression import Load
-from sokoban.model.gpu.fetch import Fetch
-from sokoban.model.gpu.loops import LoopNest
-from sokoban.model.gpu.operands import OperandReads
-from sokoban.model.gpu.stages import Launch, busiest_scheduler, thread_points
-from sokoban.model.gpu.work import START_INSTRUCTIONS, arithmetic_instructions, flat_instructions, is_flat, row_work_of
+from sokoban.kernel.matrix import FRAGMENT, WIDENED_FRAGMENT_INSTRUCTIONS, WIDENED_PRODUCT_INSTRUCTIONS
+from sokoban.kernel.placed import PlacedForm
+from sokoban.model.gpu.step import BlockStep, busiest_scheduler
+from sokoban.model.gpu.work import START_INSTRUCTIONS, flat_instructions, is_flat
 from sokoban.schedule.table import Floats, ScheduleTable, shares_rows
 
 #: Instructions per unrolled body (counter, branch, addresses) and per step.
@@ -47,65 +35,52 @@ DIRECT_GUARD_INSTRUCTIONS = 1.5
 ARITHMETIC, READS, FETCH, LOOPS = "arithmetic", "operand reads", "of the fetch", "of the loops"
 
 
-def issued_instructions(
-    table: ScheduleTable,
-    nest: LoopNest,
-    fetches: Mapping[Load, Fetch],
-    reads: Mapping[Load, OperandReads],
-) -> dict[str, Floats]:
+def issued_instructions(step: BlockStep) -> dict[str, Floats]:
     """Instructions of a thread during one step of a schedule without matrix instructions, by what they are for."""
+    table = step.table
     flat = is_flat(table)
     loops = np.where(flat, flat_instructions(table), STEP_INSTRUCTIONS)
     if table.has_asynchronous:
         loops = loops + np.where(table.asynchronous, ASYNCHRONOUS_STEP_INSTRUCTIONS, 0.0)
-    loops = loops + BODY_INSTRUCTIONS * thread_points(table) / nest.unrolled_points
+    loops = loops + BODY_INSTRUCTIONS * table.thread_points / step.nest.unrolled_points
     operands: Floats = np.zeros(table.count)
     copies: Floats = np.zeros(table.count)
-    for load, part in fetches.items():
+    for load, part in step.fetches.items():
         staged = table.cached[load.tensor]
-        direct = reads[load].instructions if load in reads else part.loads
+        direct = step.reads[load].instructions if load in step.reads else part.loads
         if load.pad is not None:
             direct = np.where(staged, direct, direct * (1.0 + DIRECT_GUARD_INSTRUCTIONS))
         operands = operands + direct
         copies = copies + np.where(staged, part.instructions, 0.0)
-    arithmetic = arithmetic_instructions(table)
-    rows = row_work_of(table)
+    rows = step.rows
     if rows is not None:
         shares = shares_rows(table)
         along = sum(rows.loads.values(), np.zeros(table.count))
         operands = np.where(shares, table.accumulators * along, operands)
         others = table.accumulators * (rows.instructions - rows.arithmetic - along) + START_INSTRUCTIONS
         loops, copies = np.where(shares, others, loops), np.where(shares, 0.0, copies)
-    return {ARITHMETIC: arithmetic, READS: operands, FETCH: copies, LOOPS: loops}
+    return {ARITHMETIC: step.arithmetic, READS: operands, FETCH: copies, LOOPS: loops}
 
 
-def issue_seconds(
-    table: ScheduleTable,
-    device: DeviceSpec,
-    nest: LoopNest,
-    launch: Launch,
-    fetches: Mapping[Load, Fetch],
-    reads: Mapping[Load, OperandReads],
-) -> Floats:
+def issue_seconds(step: BlockStep) -> Floats:
     """Seconds of one step of all blocks that a unit runs: an instruction per cycle and scheduler, whatever it is."""
-    instructions = sum(issued_instructions(table, nest, fetches, reads).values(), np.zeros(table.count))
+    table = step.table
+    instructions = sum(issued_instructions(step).values(), np.zeros(table.count))
     if table.has_warp_tiles:
         # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
-        copies = sum(fetches[load].loads for load in fetches)
-        matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, device)
+        copies = sum(part.loads for part in step.fetches.values())
+        matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, step.placed)
         instructions = np.where(table.warp_tile, np.where(table.mma, matrix, 0.0), instructions)
-    return instructions / device.clocks.boost_hz * busiest_scheduler(launch, device)
+    return instructions / step.device.clocks.boost_hz * busiest_scheduler(step)
 
 
-def _fragment_instructions(table: ScheduleTable, device: DeviceSpec) -> Floats:
+def _fragment_instructions(table: ScheduleTable, placed: PlacedForm) -> Floats:
     """Instructions by which a warp multiplies during one step with ``mma.sync``: 16x8 products, and what brings every
     fragment into registers."""
-    roles = matrix_roles(table.form)
+    roles = placed.form.roles
     if roles is None:
         return np.zeros(table.count)
-    each, more = (
-        (WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS) if is_widened(table.form, device) else (1, 0)
-    )
+    each, more = (WIDENED_PRODUCT_INSTRUCTIONS, WIDENED_FRAGMENT_INSTRUCTIONS) if placed.is_widened else (1, 0)
     loads = sum(
         ((roles.fragment_instructions(load) + more) * elements for load, elements in table.operand_elements.items()),
         table.zeros,

@@ -11,7 +11,6 @@ from sokoban.kernel.matrix import (
     MMA_OTHER_REGISTERS,
     STATIC_SHARED_BYTES,
     WGMMA_OTHER_REGISTERS,
-    matrix_roles,
 )
 from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 
@@ -71,7 +70,7 @@ def shared_bytes(table: ScheduleTable) -> Ints:
             size = size * np.where(past, table.stages, np.minimum(table.stages, 2))
         total = total + np.where(table.cached[load.tensor], size, 0)
     if table.has_warp_tiles:
-        roles = matrix_roles(table.form)
+        roles = table.form.roles
         if roles is not None:
             strip = FRAGMENT * table.threads[roles.m] * (table.block[roles.n] + roles.strip_padding) * 4
             # The strip is static, what is staged may be dynamic: past the static limit there is no such kernel. With

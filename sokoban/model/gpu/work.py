@@ -25,15 +25,19 @@ def row_work_of(table: ScheduleTable) -> RowWork | None:
     return row_work(table.form, table.reduce_threads)
 
 
-def arithmetic_instructions(table: ScheduleTable) -> Floats:
+def arithmetic_instructions(table: ScheduleTable, rows: RowWork | None) -> Floats:
     """Arithmetic instructions of one thread during one step: a multiply and an add of a sum fuse into one. Those of the
-    final statement count where there is but one step."""
+    final statement count where there is but one step.
+
+    Args:
+        table: the schedules.
+        rows: what the threads do of those that share rows; see :func:`row_work_of`.
+    """
     form = table.form
     value = form.reductions[0].value if form.reduction else form.final.value
     final = value_instructions(form.final.value) if form.reduction else 0.0
     points = table.thread_points * max(1.0, value_instructions(value)) + np.where(is_flat(table), final, 0.0)
     alone = table.accumulators * points
-    rows = row_work_of(table)
     return alone if rows is None else np.where(shares_rows(table), table.accumulators * rows.arithmetic, alone)
 
 

@@ -18,8 +18,9 @@ from bench.accuracy.library_ablation import Row, library_chart, library_rows, li
 from hal.catalog import load_device
 from roller.library import gemm_cost
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
-from sokoban.model import rational
+from sokoban.model.gpu import breakdown
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -55,7 +56,8 @@ def schedules() -> ScheduleTable:
 def predicted(effect: Effect | None = None) -> list[float]:
     board = load_device("v100-pcie")
     with without([effect] if effect else []):
-        return estimate(schedules(), effect.device(board) if effect else board).seconds.tolist()
+        table = schedules()
+        return estimate(table, PlacedForm(table.form, effect.device(board) if effect else board)).seconds.tolist()
 
 
 @pytest.mark.parametrize("effect", EFFECTS, ids=lambda effect: effect.name)
@@ -80,7 +82,7 @@ def test_an_effect_changes_some_schedule(name: str) -> None:
 
 
 def test_a_name_that_is_no_longer_there_is_an_error() -> None:
-    gone = Effect("gone", ((rational, {"seconds_of_a_stage_that_was": 0.0}),))
+    gone = Effect("gone", ((breakdown, {"seconds_of_a_stage_that_was": 0.0}),))
     with pytest.raises(AttributeError, match="seconds_of_a_stage_that_was"), without([gone]):
         raise AssertionError
 
@@ -95,11 +97,11 @@ def test_constants_of_the_library_change_for_a_while_only() -> None:
 
 
 def test_all_is_put_back_when_an_evaluation_fails() -> None:
-    before = rational.UNHIDDEN
-    with pytest.raises(RuntimeError), without([Effect("", ((rational, {"UNHIDDEN": 0.0}),))]):
-        assert rational.UNHIDDEN == 0.0
+    before = breakdown.UNHIDDEN
+    with pytest.raises(RuntimeError), without([Effect("", ((breakdown, {"UNHIDDEN": 0.0}),))]):
+        assert breakdown.UNHIDDEN == 0.0
         raise RuntimeError
-    assert before == rational.UNHIDDEN
+    assert before == breakdown.UNHIDDEN
 
 
 def test_names_of_effects_are_unique_and_parts_follow_their_whole() -> None:

@@ -42,7 +42,7 @@ def test_operators_are_compared_with_their_own_measurements(tmp_path: Path) -> N
     rows = evaluate(default_directory(), device, ["M2", "E19", "R3"])
     assert [row.name for row in rows] == ["M2", "E19", "R3"]
     for row in rows:
-        assert row.seconds == find_programs(row.form, device, 1, "both").programs[0].estimate.seconds
+        assert row.seconds == find_programs(row.form, device, 1, "both").direct[0].estimate.seconds
         assert row.seconds <= row.constructed_seconds
         assert row.ratio("cudalib_ms") == row.seconds / row.measured["cudalib_ms"]
         assert "sets the pace" in reason(row, device, row.measured["roller_top10_ms"])

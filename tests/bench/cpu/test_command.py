@@ -54,6 +54,7 @@ def wrong_after_the_first(operator: Operator) -> Prepared:
     return Prepared(bind)
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_the_command_compares_two_tiny_operators(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     suite = tmp_path / "tiny.json"
     suite.write_text(json.dumps(TINY))

@@ -36,16 +36,19 @@ def error_of(spec: dict[str, Any], trace: str) -> float:
     return float(np.abs(out.numpy() - evaluate(expr, values)).max())
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec["op"])
 def test_a_workload_computes_the_operator(spec: dict[str, Any]) -> None:
     assert error_of(spec, EMPTY) < 1e-5
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_padding_is_a_block_of_its_own() -> None:
     text = workload(operator_from_data(SPECS[1])).script()
     assert "X_padded" in text and text.count("T.sblock(") == 3  # with the one around all
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_schedule_comes_back_from_its_trace() -> None:
     from tvm.s_tir import Schedule
 

@@ -12,7 +12,6 @@ import pytest
 from bench.cpu import ours
 from bench.cpu.ours import check_bundles, competitor, first_choice, from_bundle
 from bench.cpu.rivals import Operator, Unable
-from codegen.generators import linker
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
@@ -54,7 +53,7 @@ def test_a_folder_of_bundles_that_is_none_is_refused(tmp_path: Any) -> None:
         check_bundles(tmp_path / "none")
 
 
-@pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+@pytest.mark.usefixtures("c_compiler")
 def test_a_bundle_is_called_on_the_operators_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = {"op": "matmul", "m": 40, "n": 48, "k": 32, "epilogue": ["relu"]}
     form = form_of(**spec)

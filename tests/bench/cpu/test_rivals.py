@@ -64,6 +64,7 @@ def test_numpy_competes_in_products_alone() -> None:
         numpy_rival(Operator({"op": "matmul", "m": 4, "n": 4, "k": 4, "epilogue": ["gelu"]}, CPU))
 
 
+@pytest.mark.usefixtures("pytorch")
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 @pytest.mark.parametrize("rival", [torch_rival, torch_other_layout])
 @pytest.mark.parametrize(
@@ -78,6 +79,7 @@ def test_pytorch_computes_the_same_in_both_layouts(rival: Rival, spec: dict[str,
     assert error_of(rival, {**spec, "layout": layout}) < 1e-5
 
 
+@pytest.mark.usefixtures("pytorch")
 @pytest.mark.parametrize(
     "spec",
     [

@@ -23,8 +23,7 @@ from bench.daydream.cpu_results import (
     write_loop,
 )
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
-from codegen.runtime.cpu import load_cpu
+from codegen.runtime.cpu import CpuOperator
 from hal.microbench.cpu.native import host_architecture
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
@@ -110,7 +109,7 @@ def test_a_slow_schedule_holds_one_vector() -> None:
     assert (slow.block, slow.step, slow.cached) == (best.block, best.step, best.cached)
 
 
-@pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+@pytest.mark.usefixtures("c_compiler")
 def test_slow_kernels_compute_the_same(tmp_path: Path) -> None:
     for name, fields in {
         "product": {"op": "matmul", "m": 24, "n": 64, "k": 32, "epilogue": ["relu"]},
@@ -121,7 +120,7 @@ def test_slow_kernels_compute_the_same(tmp_path: Path) -> None:
         kernel = CpuKernel(built(form, schedule), schedule, 1e-6)
         write_cpu_bundle(tmp_path / "fast" / name, form, [kernel], device="cpu", architecture=host_architecture())
     write_slow(tmp_path / "fast", tmp_path / "slow")
-    slow, fast = (load_cpu(tmp_path / kind / "product") for kind in ("slow", "fast"))
+    slow, fast = (CpuOperator.load(tmp_path / kind / "product") for kind in ("slow", "fast"))
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(argument.shape, np.float32) for argument in slow.inputs)
     np.testing.assert_allclose(slow(a, b), fast(a, b), atol=1e-4)

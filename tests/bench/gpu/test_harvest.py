@@ -31,7 +31,7 @@ def options(out: Path, *more: str) -> argparse.Namespace:
 
 
 @pytest.fixture(scope="module")
-def harvested(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def harvested(tmp_path_factory: pytest.TempPathFactory, pytorch: Any) -> Path:
     """A dry run of everything: the first operator of each kind in each suite."""
     out = tmp_path_factory.mktemp("harvest")
     assert harvest.work(options(out, "--most-operators", "17"), time.time() + 600) == 0
@@ -139,6 +139,7 @@ def fail(message: str) -> dict[str, Any]:
     raise RuntimeError(message)
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_an_item_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
     said: list[str] = []
     mine = small_harvest(tmp_path)
@@ -155,6 +156,7 @@ def test_an_item_without_time_is_left_out(tmp_path: Path) -> None:
     assert (found["done"], found["left_out"]) == (0, 1)
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_after_an_illegal_access_the_worker_ends_and_the_item_is_not_tried_again(tmp_path: Path) -> None:
     mine = small_harvest(tmp_path)
     what = mine.problems()[0]
@@ -168,6 +170,7 @@ def test_after_an_illegal_access_the_worker_ends_and_the_item_is_not_tried_again
     assert harvest.measure_sections(again, ["profile"], time.time() + 60, lambda: [], lambda text: None) == 0
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_what_a_section_had_its_time_for_is_left_by_a_worker_that_was_started_again(tmp_path: Path) -> None:
     mine, until, said = small_harvest(tmp_path), time.time() + 60, list[str]()
     assert harvest.measure_sections(mine, ["microbench"], until, lambda: [], said.append) == 0
@@ -175,6 +178,7 @@ def test_what_a_section_had_its_time_for_is_left_by_a_worker_that_was_started_ag
     assert len(said) == 1
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_codegens_profile_takes_the_place_of_the_quick_one(tmp_path: Path) -> None:
     what = small_harvest(tmp_path).problems()[0]
     write_bundle(tmp_path / "bundles", what)
@@ -191,6 +195,7 @@ def test_codegens_profile_takes_the_place_of_the_quick_one(tmp_path: Path) -> No
     assert [one["entry"] for one in found["kernels"]] == ["right_1"]
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_a_bundle_of_other_shapes_is_refused_with_the_reason(tmp_path: Path) -> None:
     mine = small_harvest(tmp_path)
     what = mine.problems()[0]
@@ -223,6 +228,7 @@ def test_broken_is_raised_with_the_item_in_the_journal(tmp_path: Path) -> None:
     assert Journal(tmp_path).done("operators", "a")
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_a_slow_item_is_not_begun_on_the_pace_of_quick_ones(tmp_path: Path) -> None:
     def pause() -> dict[str, Any]:
         time.sleep(0.02)
@@ -234,6 +240,7 @@ def test_a_slow_item_is_not_begun_on_the_pace_of_quick_ones(tmp_path: Path) -> N
     assert (found["done"], found["left_out"]) == (3, 1), "20 s become 40 s at twice the time expected"
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_a_worker_imports_nothing_that_a_gpu_machine_lacks() -> None:
     missing = ("tvm", "sympy", "msgspec", "lark", "click", "rich", "numba", "matplotlib")
     code = (
@@ -308,6 +315,7 @@ def test_nothing_measured_is_a_failure(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "results.json").read_text())["profile"] == []
 
 
+@pytest.mark.usefixtures("pytorch")
 def test_the_command_runs_from_a_plain_checkout_and_ends_with_results_when_terminated(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--out", str(tmp_path), "--dry-run", "--sections", "profile"]
     process = subprocess.Popen([*command, "--most-operators", "40"], cwd="/", stdout=subprocess.DEVNULL)

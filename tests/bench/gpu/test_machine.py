@@ -15,11 +15,11 @@ import torch
 from bench.gpu import adapters, machine
 from bench.gpu.board import Sampler, environment
 from bench.gpu.machine import CudaMachine, tf32
-from codegen.bundle.reader import KernelEntry
+from codegen.bundle.records import KernelRecord
 from hal.microbench import Measurement as Reading
 from hal.microbench import Run as MicrobenchRun
 from roller.profile import gpu_worker, profile
-from roller.profile.gpu import Board, Measurement
+from roller.profile.measurement import Board, Measurement
 from roller.profile.profile import KernelProfile, OperatorProfile
 
 
@@ -192,20 +192,26 @@ def test_microbench_keeps_medians_and_says_what_failed(monkeypatch: pytest.Monke
 
 def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
-    def entry(rank: int) -> KernelEntry:
-        return KernelEntry(
+    def entry(rank: int) -> KernelRecord:
+        return KernelRecord(
             rank=rank,
             entry=f"k{rank}",
             source="k.cu",
             binary=None,
             grid=(1, 1, 1),
             block=(1, 1, 1),
+            schedule="k.schedule.json",
+            shared_bytes=0,
             dynamic_shared_bytes=0,
+            registers=None,
+            spill_bytes=None,
             seconds=1e-5,
-            zero_output=False,
-            profiled_seconds=None,
-            struck_out="",
-            predicted_rank=rank,
+            bound="dram",
+            stage_seconds={},
+            tiles={},
+            policy="made up",
+            verified=None,
+            verification=None,
         )
 
     good = Measurement(
@@ -232,7 +238,7 @@ def test_codegens_profile_becomes_records(monkeypatch: pytest.MonkeyPatch) -> No
     kernels = (KernelProfile(entry(2), good, False), KernelProfile(entry(1), bad, False))
     closed: list[bool] = []
     runner = types.SimpleNamespace(board=lambda: board, close=lambda: closed.append(True))
-    monkeypatch.setattr(gpu_worker, "ChildRunner", lambda device, options: runner)
+    monkeypatch.setattr(gpu_worker, "GpuRunner", lambda device, options: runner)
     monkeypatch.setattr(
         profile,
         "profile_bundle",

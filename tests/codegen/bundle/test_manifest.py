@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import jsonschema
 import msgspec
 import pytest
 
-from codegen.bundle.manifest import (
+from codegen.bundle.manifest import manifest_schema, read_manifest, to_json
+from codegen.bundle.records import (
     FORMAT,
     Argument,
     KernelRecord,
@@ -19,9 +21,6 @@ from codegen.bundle.manifest import (
     ReferenceLaunch,
     ReferenceRecord,
     VerificationRecord,
-    manifest_schema,
-    read_manifest,
-    to_json,
 )
 
 KERNEL = KernelRecord(
@@ -31,9 +30,9 @@ KERNEL = KernelRecord(
     verified=None, verification=None,
 )  # fmt: skip
 MANIFEST = Manifest(
-    format=FORMAT, name="m", device="v100-sxm2-16gb", architecture="sm_70", statements=["C[m] = A[m]"], axes={"m": 7},
-    fused_axes={}, accumulate="float32", arguments=[Argument(name="A", role="input", dtype="float32", shape=(7,))],
-    notes=[], kernels=[KERNEL],
+    format=FORMAT, name="m", device="v100-sxm2-16gb", architecture="sm_70", statements=("C[m] = A[m]",), axes={"m": 7},
+    fused_axes={}, accumulate="float32", arguments=(Argument(name="A", role="input", dtype="float32", shape=(7,)),),
+    notes=(), kernels=(KERNEL,),
 )  # fmt: skip
 
 
@@ -45,17 +44,15 @@ def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
         predicted_rank=2, spread_seconds=1e-8, repeats=20, launches=100, prediction_error=-0.1, relative_error=1e-7,
         tolerance=1e-4, struck_out="", loaded="cubin", board="NVIDIA H100", capability="9.0", versions={"cupy": "14"},
     )  # fmt: skip
-    launch = ReferenceLaunch(entry="m_reference_0", grid=(1, 1, 1), block=(256, 1, 1), tensors=["A", "C"])
+    launch = ReferenceLaunch(entry="m_reference_0", grid=(1, 1, 1), block=(256, 1, 1), tensors=("A", "C"))
     reference = ReferenceRecord(
-        source="reference.cu", launches=[launch], workspace={"C": 7}, tolerance=1e-4, ranges={"A": [-1.0, 1.0]}
+        source="reference.cu", launches=(launch,), workspace={"C": 7}, tolerance=1e-4, ranges={"A": (-1.0, 1.0)}
     )
-    measured = msgspec.structs.replace(KERNEL, profiled_seconds=2e-6, profile=profiled, zero_output=True)
+    measured = replace(KERNEL, profiled_seconds=2e-6, profile=profiled, zero_output=True)
     for manifest in (
         MANIFEST,
-        msgspec.structs.replace(MANIFEST, kernels=[measured], reference=reference),
-        msgspec.structs.replace(
-            MANIFEST, kernels=[msgspec.structs.replace(KERNEL, verified=True, verification=checked, binary="k.cubin")]
-        ),
+        replace(MANIFEST, kernels=(measured,), reference=reference),
+        replace(MANIFEST, kernels=(replace(KERNEL, verified=True, verification=checked, binary="k.cubin"),)),
     ):
         (tmp_path / "manifest.json").write_bytes(to_json(manifest))
         assert read_manifest(tmp_path) == manifest
@@ -70,15 +67,16 @@ def test_json_is_indented_in_order_of_declaration_and_ends_its_line() -> None:
     assert list(json.loads(text)["kernels"][0]) == required(KernelRecord)
 
 
-def required(record: type[msgspec.Struct]) -> list[str]:
+def required(record: Any) -> list[str]:
     """Names of the fields that every record has."""
-    return [field.name for field in msgspec.structs.fields(record) if field.required]
+    return [field.name for field in fields(record) if field.default is MISSING and field.default_factory is MISSING]
 
 
 def test_times_and_sizes_carry_their_unit_in_the_key() -> None:
-    for field in (*Manifest.__struct_fields__, *KernelRecord.__struct_fields__):
-        assert not field.endswith(("_us", "_ms", "_ns", "_time", "_kib"))
-    assert {"seconds", "stage_seconds", "shared_bytes", "spill_bytes"} <= set(KernelRecord.__struct_fields__)
+    kernel_keys = {field.name for field in fields(KernelRecord)}
+    for key in {field.name for field in fields(Manifest)} | kernel_keys:
+        assert not key.endswith(("_us", "_ms", "_ns", "_time", "_kib"))
+    assert {"seconds", "stage_seconds", "shared_bytes", "spill_bytes"} <= kernel_keys
 
 
 def test_the_schema_takes_a_manifest_and_nothing_less() -> None:

@@ -8,12 +8,22 @@ from typing import Any
 
 import pytest
 
-from codegen.bundle.manifest import FORMAT as WRITTEN_FORMAT
 from codegen.bundle.manifest import read_manifest
-from codegen.bundle.reader import FORMAT, ITEM_BYTES, choose_kernel, find_bundles, read_bundle
+from codegen.bundle.reader import choose_kernel, find_bundles, read_bundle
+from codegen.bundle.records import ITEM_BYTES, SHARED_OBJECT_SUFFIX, ProfileRecord
+from codegen.generators import GENERATORS
 from hal.support.errors import InputError
-from sokoban.language.expression import DTYPE_BYTES
+from sokoban.language.expression import DTYPE_BYTES, DTYPES
 from tests.codegen.bundles import RIGHT, write_bundle, write_chain
+
+
+def struck_out(reason: str) -> dict[str, Any]:
+    """A profile, as JSON, that refuses a kernel."""
+    return {
+        "predicted_rank": 1, "spread_seconds": None, "repeats": 0, "launches": 0, "prediction_error": None,
+        "relative_error": None, "tolerance": 1e-4, "struck_out": reason, "loaded": "cubin", "board": "a board",
+        "capability": "9.0", "versions": {},
+    }  # fmt: skip
 
 
 def edit(folder: Path, **changes: Any) -> None:
@@ -23,19 +33,29 @@ def edit(folder: Path, **changes: Any) -> None:
 
 def test_it_reads_what_the_compiler_wrote(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, (RIGHT, RIGHT), kernel={"zero_output": True, "dynamic_shared_bytes": 64})
-    ours, theirs = read_bundle(folder), read_manifest(folder)
-    assert (ours.name, ours.device, ours.architecture) == (theirs.name, theirs.device, theirs.architecture)
-    for argument, other in zip(ours.arguments, theirs.arguments, strict=True):
-        assert vars(argument) == {name: getattr(other, name) for name in vars(argument)}
-    for kernel, record in zip(ours.kernels, theirs.kernels, strict=True):
-        assert kernel.zero_output and kernel.dynamic_shared_bytes == 64 and kernel.predicted_rank == record.rank
-        for field in ("rank", "entry", "source", "binary", "grid", "block", "seconds", "profiled_seconds"):
-            assert getattr(kernel, field) == getattr(record, field)
-    assert ours.reference is not None and theirs.reference is not None
-    assert ours.reference.workspace == theirs.reference.workspace == {"Y": 40}
-    assert ours.reference.ranges == {name: tuple(pair) for name, pair in theirs.reference.ranges.items()}
-    assert FORMAT == WRITTEN_FORMAT
-    assert DTYPE_BYTES.items() <= ITEM_BYTES.items()
+    bundle = read_bundle(folder)
+    assert bundle.directory == folder and bundle.manifest == read_manifest(folder)
+    for kernel in bundle.kernels:
+        assert kernel.zero_output and kernel.dynamic_shared_bytes == 64 and kernel.predicted_rank == kernel.rank
+    assert bundle.reference is not None and bundle.reference.workspace == {"Y": 40}
+    assert [argument.name for argument in bundle.inputs] == ["X", "B"] and bundle.output.name == "Y"
+
+
+def test_what_stands_beside_the_gpu_agrees_with_the_compiler() -> None:
+    assert {dtype: DTYPE_BYTES[dtype] for dtype in DTYPES}.items() <= ITEM_BYTES.items()
+    assert f".{GENERATORS['llvm'].binary_suffix}" == SHARED_OBJECT_SUFFIX
+
+
+def test_a_measured_bundle_is_read_whole(tmp_path: Path) -> None:
+    profile = ProfileRecord(
+        predicted_rank=2, spread_seconds=None, repeats=20, launches=100, prediction_error=None, relative_error=1e-7,
+        tolerance=1e-4, struck_out="", loaded="cubin", board="NVIDIA H100", capability="9.0", versions={"cupy": "14"},
+    )  # fmt: skip
+    changes = {"profile": profile, "profiled_seconds": 3e-6, "architecture": "sm_90a"}
+    folder = write_bundle(tmp_path, kernel=changes, profiling_seconds={1: 2.5}, allow_tf32=True)
+    bundle = read_bundle(folder)
+    assert bundle.manifest == read_manifest(folder)
+    assert bundle.manifest.profiling_seconds == {1: 2.5} and bundle.kernels[0].predicted_rank == 2
 
 
 @pytest.mark.parametrize(
@@ -106,10 +126,10 @@ def test_the_fastest_measured_kernel_is_taken_else_the_first(tmp_path: Path) -> 
 def test_struck_out_kernels_are_passed_over(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, (RIGHT,) * 2)
     kernels = json.loads((folder / "manifest.json").read_text())["kernels"]
-    kernels[0]["profile"] = {"struck_out": "relative error 1"}
+    kernels[0]["profile"] = struck_out("relative error 1")
     edit(folder, kernels=kernels)
     assert choose_kernel(read_bundle(folder), None).rank == 2
-    kernels[1]["profile"] = {"struck_out": "relative error 2"}
+    kernels[1]["profile"] = struck_out("relative error 2")
     edit(folder, kernels=kernels)
     with pytest.raises(InputError, match="all kernels were struck out: relative error 1; ask for one by its rank"):
         choose_kernel(read_bundle(folder), None)
@@ -118,20 +138,18 @@ def test_struck_out_kernels_are_passed_over(tmp_path: Path) -> None:
 
 def test_a_kernel_of_several_launches_is_read_whole(tmp_path: Path) -> None:
     folder = write_chain(tmp_path, tolerance=3e-4)
-    ours, theirs = read_bundle(folder).kernels[0], read_manifest(folder).kernels[0]
-    assert ours.workspace == theirs.workspace == {"T": 160}
-    assert ours.tolerance == theirs.tolerance == 3e-4
-    for step, record in zip(ours.launches, theirs.launches, strict=True):
-        for field in ("entry", "source", "binary", "grid", "block", "dynamic_shared_bytes", "zero_output"):
-            assert getattr(step, field) == getattr(record, field)
-        assert step.tensors == tuple(record.tensors)
-    assert ours.steps(read_bundle(folder).arguments) == ours.launches
+    bundle = read_bundle(folder)
+    assert bundle.manifest == read_manifest(folder)
+    (kernel,) = bundle.kernels
+    assert kernel.workspace == {"T": 160} and kernel.tolerance == 3e-4
+    assert [launch.tensors for launch in kernel.launches] == [("X", "T"), ("T", "B", "Y")]
+    assert kernel.parts(bundle.arguments) == kernel.launches
 
 
 def test_a_kernel_that_does_it_alone_is_one_launch_over_all_arguments(tmp_path: Path) -> None:
     bundle = read_bundle(write_bundle(tmp_path))
-    (step,) = bundle.kernels[0].steps(bundle.arguments)
-    assert step.tensors == ("X", "B", "Y") and step.entry == bundle.kernels[0].entry
+    (part,) = bundle.kernels[0].parts(bundle.arguments)
+    assert part.tensors == ("X", "B", "Y") and part.entry == bundle.kernels[0].entry
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 
 from codegen.bundle.reference import ReferenceKernel, reference_kernel
 from codegen.gpu.source.nvrtc import compile_cuda
-from codegen.verify.emulator import emulator_available, run_cuda_on_cpu
+from codegen.verify.emulator import run_cuda_on_cpu
 from codegen.verify.gpu import _stored
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 
-emulated = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+emulated = pytest.mark.usefixtures("emulator")
 
 OPERATORS: list[dict[str, Any]] = [
     {"op": "matmul", "m": 13, "n": 9, "k": 17},
@@ -119,8 +119,8 @@ def test_the_record_says_how_to_run_and_to_judge_it() -> None:
     record = reference_kernel(expr, "roller_x").record
     assert record.source == "reference.cu"
     assert [(launch.entry, launch.grid, launch.tensors) for launch in record.launches] == [
-        ("roller_x_reference_0", (2, 1, 1), ["X", "Z", "Y"])
+        ("roller_x_reference_0", (2, 1, 1), ("X", "Z", "Y"))
     ]
     assert record.workspace == {"Y": 300}
     assert record.tolerance == 2e-2
-    assert record.ranges == {"X": [0.5, 1.5], "Z": [-1.0, 1.0]}
+    assert record.ranges == {"X": (0.5, 1.5), "Z": (-1.0, 1.0)}

@@ -14,6 +14,7 @@ from codegen.target import Target
 from hal.microbench.cpu.native import host_architecture
 from hal.spec.parts import CodeGenerator
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 
@@ -118,7 +119,7 @@ def test_spilling_is_reported() -> None:
     "schedule",
     [
         SCHEDULE.with_(thread=sizes({"m": 5, "n": 4})),
-        SCHEDULE.with_(instruction="wmma_16x16x16", block=sizes({"m": 24, "n": 24}), thread=sizes({"m": 8, "n": 8})),
+        SCHEDULE.with_(instruction=Instruction.WMMA, block=sizes({"m": 24, "n": 24}), thread=sizes({"m": 8, "n": 8})),
     ],
     ids=["odd threads", "no tensor cores"],
 )
@@ -128,7 +129,7 @@ def test_what_does_not_build_says_why_in_one_line(schedule: TileSchedule) -> Non
     assert (kernel.source, kernel.binary) == ("", None)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_verification_is_run_where_it_is_asked_for() -> None:
     kernel = build("cuda", "sm_70", verify=True)
     assert kernel.verification is not None and kernel.verification.passed

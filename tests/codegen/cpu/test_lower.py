@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from codegen.cpu.lower import lower
-from codegen.generators import linker
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
 from sokoban.schedule.cpu_tiles import WRITTEN_OUT
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.cpu_kernels import built, error_of, form_of, host, schedule_for, vector_bytes
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 MATMUL = {"op": "matmul", "m": 50, "n": 70, "k": 33}
 CONV = {"op": "conv2d", "n": 2, "c": 6, "h": 9, "w": 11, "f": 36, "kh": 3, "kw": 3, "padding": 1}

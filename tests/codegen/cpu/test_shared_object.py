@@ -14,7 +14,7 @@ import pytest
 from codegen.cpu.shared_object import POOL
 from codegen.generators import linker
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 Portions = list[tuple[int, int, int]]
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

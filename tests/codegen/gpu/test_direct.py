@@ -45,7 +45,7 @@ def test_accesses_are_sixteen_bytes_wide_whatever_is_computed(function: str, dty
     assert compile_cuda(source, "sm_80", name="wide").spill_bytes == 0
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("copies", [1, 3])
 @pytest.mark.parametrize("thread", [1, 4, 8])
 @pytest.mark.parametrize(

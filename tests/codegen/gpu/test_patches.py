@@ -63,7 +63,7 @@ def names(transform: PatchTransform) -> list[str]:
     return [tensor.name for tensor in tensors_of(transform)]
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("size", MATRICES)
 def test_filters_and_input_become_what_numpy_says(size: int) -> None:
     filters, patches, _ = transforms(size, h=9, w=7)
@@ -84,7 +84,7 @@ def test_filters_and_input_become_what_numpy_says(size: int) -> None:
     np.testing.assert_allclose(run(patches, image).reshape(expected.shape), expected, atol=2e-5)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_the_output_gets_its_epilogue_and_no_element_beyond_it() -> None:
     output = transforms(2, h=9, w=7)[2]
     generator = np.random.default_rng(2)

@@ -6,9 +6,9 @@ import pytest
 from tvm import sym, tirx
 
 from codegen.gpu.raster import block_places
-from codegen.verify.emulator import emulator_available
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule, sizes
 
@@ -37,7 +37,7 @@ def test_blocks_visit_every_tile_once_and_band_after_band(raster: int) -> None:
     assert visited == [(m, n) for band in bands for m in range(rows) for n in band]
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("raster", [2, 3])
 def test_a_kernel_in_bands_agrees_with_the_reference(raster: int) -> None:
     form = product(60, 72)
@@ -46,12 +46,12 @@ def test_a_kernel_in_bands_agrees_with_the_reference(raster: int) -> None:
         assert result.passed, result.reason
 
 
-@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.usefixtures("emulator")
 def test_matrix_instructions_in_bands_agree_with_the_reference() -> None:
     form = product(96, 80, "float16")
     tiles = TileSchedule(
         block=sizes({"m": 32, "n": 16}), thread=sizes({"m": 16, "n": 16}), step=sizes({"k": 16}), cached=("A", "B"),
-        instruction="mma_16x8x16", stages=2, raster=2,
+        instruction=Instruction.MMA_16X8X16, stages=2, raster=2,
     )  # fmt: skip
     result = verify(form, tiles, full_size=True, engine="emulator")
     assert result.passed, result.reason

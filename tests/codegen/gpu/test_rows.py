@@ -82,7 +82,7 @@ def test_no_barrier_stands_inside_a_condition(data: dict[str, Any]) -> None:
                 stack.append(line)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("each", [1, 3])
 @pytest.mark.parametrize("threads", [1, 16, 32, 96])
 @pytest.mark.parametrize(

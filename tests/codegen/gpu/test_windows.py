@@ -65,7 +65,7 @@ def test_nobody_waits_for_anybody() -> None:
     assert "__syncthreads" not in source and "__shared__" not in source
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize(
     "tile",
     [

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 from codegen.runtime.arrays import CupyTensors, DlpackTensors, TorchTensors, holds, tensors_of
-from codegen.runtime.gpu import load
-from codegen.verify.emulator import emulator_available
+from codegen.runtime.gpu import GpuOperator
 from hal.support.errors import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import write_bundle
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 X = np.arange(40, dtype=np.float32).reshape(5, 8)
 B = np.arange(8, dtype=np.float32)
@@ -57,7 +56,7 @@ def cuda_torch(gpu: fake_cupy.Gpu, monkeypatch: pytest.MonkeyPatch) -> fake_cupy
 
 
 def test_torch_tensors_run_on_torch_streams_and_come_back_as_such(cuda_torch: fake_cupy.Gpu, tmp_path: Path) -> None:
-    result = load(write_bundle(tmp_path))(on_gpu(X), on_gpu(B))
+    result = GpuOperator.load(write_bundle(tmp_path))(on_gpu(X), on_gpu(B))
     assert isinstance(result, OnGpu)
     np.testing.assert_array_equal(result.numpy(), 2 * X + B)
     assert [launch[4].ptr for launch in cuda_torch.launches] == [4711]
@@ -67,12 +66,12 @@ def test_streams_are_passed_to_older_versions_of_cupy_too(
     cuda_torch: fake_cupy.Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(fake_cupy.Stream, "from_external")
-    load(write_bundle(tmp_path))(on_gpu(X), on_gpu(B))
+    GpuOperator.load(write_bundle(tmp_path))(on_gpu(X), on_gpu(B))
     assert [launch[4].ptr for launch in cuda_torch.launches] == [4711]
 
 
 def test_half_precision_that_numpy_lacks_is_told_by_name(cuda_torch: fake_cupy.Gpu, tmp_path: Path) -> None:
-    operator = load(write_bundle(tmp_path, ("if (i < 40) Y[i] = X[i];",), dtype="bfloat16"))
+    operator = GpuOperator.load(write_bundle(tmp_path, ("if (i < 40) Y[i] = X[i];",), dtype="bfloat16"))
     x = on_gpu(X.astype("uint16")).view(torch.bfloat16)
     b = on_gpu(B.astype("uint16")).view(torch.bfloat16)
     result = operator(x, b)
@@ -87,7 +86,7 @@ def test_half_precision_that_numpy_lacks_is_told_by_name(cuda_torch: fake_cupy.G
 
 def test_torch_tensors_on_the_cpu_are_refused(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
-        load(write_bundle(tmp_path))(torch.from_numpy(X), torch.from_numpy(B))
+        GpuOperator.load(write_bundle(tmp_path))(torch.from_numpy(X), torch.from_numpy(B))
     assert str(caught.value) == "twice.X: is on the cpu; move it to a GPU with .cuda()"
 
 
@@ -112,7 +111,7 @@ def test_any_tensor_with_dlpack_is_borrowed_and_lent_back(
     monkeypatch.setitem(sys.modules, "framework", framework)
     monkeypatch.setattr(Foreign, "__module__", "framework.arrays")
     x, b = Foreign(np.asarray(fake_cupy.asarray(X))), Foreign(np.asarray(fake_cupy.asarray(B)))
-    operator = load(write_bundle(tmp_path))
+    operator = GpuOperator.load(write_bundle(tmp_path))
     result = operator(x, b)
     assert isinstance(result, Foreign)
     np.testing.assert_array_equal(result.host, 2 * X + B)
@@ -121,7 +120,7 @@ def test_any_tensor_with_dlpack_is_borrowed_and_lent_back(
 
 
 def test_frameworks_do_not_mix(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
-    operator = load(write_bundle(tmp_path))
+    operator = GpuOperator.load(write_bundle(tmp_path))
     with pytest.raises(InputError, match="twice: the tensors are of CuPy and PyTorch; give all of one framework"):
         operator(fake_cupy.asarray(X), on_gpu(B))
 

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 
 from codegen.bundle.manifest import read_manifest
-from codegen.generators import linker
-from codegen.runtime.cpu import load_cpu
-from codegen.runtime.gpu import load
+from codegen.runtime.cpu import CpuOperator
+from codegen.runtime.gpu import GpuOperator
 from hal.microbench.cpu.native import host_architecture
 from hal.support.errors import InputError
 from tests.codegen.cpu_bundles import CpuKernel, write_cpu_bundle
 from tests.codegen.cpu_kernels import built, form_of, schedule_for
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_operator_is_a_function_of_arrays(bundle: Path) -> None:
-    operator = load_cpu(bundle)
+    operator = CpuOperator.load(bundle)
     rng = np.random.default_rng(0)
     a, b = (rng.standard_normal(argument.shape, np.float32) for argument in operator.inputs)
     out = np.empty(operator.output.shape, np.float32)
@@ -43,7 +42,7 @@ def test_an_operator_is_a_function_of_arrays(bundle: Path) -> None:
 
 
 def test_arrays_that_stay_are_checked_once(bundle: Path) -> None:
-    operator = load_cpu(bundle)
+    operator = CpuOperator.load(bundle)
     a, b = (np.ones(argument.shape, np.float32) for argument in operator.inputs)
     call = operator.bound(a, b)
     out = call()
@@ -56,13 +55,13 @@ def test_arrays_that_stay_are_checked_once(bundle: Path) -> None:
 
 def test_the_gpu_loader_refuses_it(bundle: Path) -> None:
     with pytest.raises(InputError, match=r"holds shared libraries, no GPU kernels; load it with roller.load"):
-        load(bundle)
+        GpuOperator.load(bundle)
 
 
 def test_it_is_loaded_without_a_compiler(bundle: Path) -> None:
     script = (
-        "import sys\nfrom codegen.runtime.cpu import load_cpu\nimport numpy as np\n"
-        f"op = load_cpu({str(bundle)!r})\nop(*(np.ones(a.shape, a.dtype) for a in op.inputs))\n"
+        "import sys\nfrom codegen.runtime.cpu import CpuOperator\nimport numpy as np\n"
+        f"op = CpuOperator.load({str(bundle)!r})\nop(*(np.ones(a.shape, a.dtype) for a in op.inputs))\n"
         "print([name for name in ('tvm', 'sympy', 'llvmlite', 'msgspec') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=Path.cwd())
@@ -70,7 +69,7 @@ def test_it_is_loaded_without_a_compiler(bundle: Path) -> None:
 
 
 def test_a_forked_process_starts_threads_of_its_own(bundle: Path) -> None:
-    operator = load_cpu(bundle)
+    operator = CpuOperator.load(bundle)
     arrays = [np.ones(argument.shape, argument.dtype) for argument in operator.inputs]
     wanted = operator(*arrays)
     child = os.fork()
@@ -80,7 +79,7 @@ def test_a_forked_process_starts_threads_of_its_own(bundle: Path) -> None:
 
 
 def test_arrays_that_the_kernel_does_not_take_are_refused(bundle: Path) -> None:
-    operator = load_cpu(bundle)
+    operator = CpuOperator.load(bundle)
     a, b = (np.ones(argument.shape, np.float32) for argument in operator.inputs)
     both = np.ones(40 * 48 + 32 * 48, np.float32)
     for arrays, out, message in (
@@ -101,4 +100,4 @@ def test_a_damaged_library_is_refused(bundle: Path, tmp_path: Path) -> None:
         (copy / file.name).write_bytes(file.read_bytes())
     (copy / "kernel_1.so").write_bytes(b"no library")
     with pytest.raises(InputError, match="cannot be loaded"):
-        load_cpu(copy)
+        CpuOperator.load(copy)

@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.runtime.gpu import Operator, load, runs_on
-from codegen.verify.emulator import emulator_available
+from codegen.runtime.gpu import GpuOperator, runs_on
 from hal.support.errors import InputError
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import ADDS, RIGHT, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 X = np.arange(40, dtype=np.float32).reshape(5, 8)
 B = np.arange(8, dtype=np.float32)
@@ -34,8 +33,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.Gpu:
 
 
 @pytest.fixture
-def twice(gpu: fake_cupy.Gpu, tmp_path: Path) -> Operator:
-    return load(write_bundle(tmp_path, (RIGHT, RIGHT)))
+def twice(gpu: fake_cupy.Gpu, tmp_path: Path) -> GpuOperator:
+    return GpuOperator.load(write_bundle(tmp_path, (RIGHT, RIGHT)))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def test_a_cubin_runs_on_its_major_architecture_from_its_minor_on(
     assert runs_on(architecture, capability) is runs
 
 
-def test_an_operator_is_a_function_of_arrays(twice: Operator, gpu: fake_cupy.Gpu) -> None:
+def test_an_operator_is_a_function_of_arrays(twice: GpuOperator, gpu: fake_cupy.Gpu) -> None:
     result = twice(fake_cupy.asarray(X), fake_cupy.asarray(B))
     assert isinstance(result, fake_cupy.ndarray) and result.dtype == np.float32
     np.testing.assert_array_equal(result, EXPECTED)
@@ -61,7 +60,7 @@ def test_an_operator_is_a_function_of_arrays(twice: Operator, gpu: fake_cupy.Gpu
     assert repr(twice).startswith("<twice(X: float32[5, 8], B: float32[8]) -> Y: float32[5, 8], rank 1")
 
 
-def test_it_loads_once_and_launches_on_the_current_stream(twice: Operator, gpu: fake_cupy.Gpu) -> None:
+def test_it_loads_once_and_launches_on_the_current_stream(twice: GpuOperator, gpu: fake_cupy.Gpu) -> None:
     stream = fake_cupy.Stream(non_blocking=True)
     x, b = fake_cupy.asarray(X), fake_cupy.asarray(B)
     twice(x, b)
@@ -72,17 +71,19 @@ def test_it_loads_once_and_launches_on_the_current_stream(twice: Operator, gpu: 
 
 
 def test_the_rank_can_be_chosen(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
-    load(write_bundle(tmp_path, (RIGHT, RIGHT)), rank=2)(fake_cupy.asarray(X), fake_cupy.asarray(B))
+    GpuOperator.load(write_bundle(tmp_path, (RIGHT, RIGHT)), rank=2)(fake_cupy.asarray(X), fake_cupy.asarray(B))
     assert gpu.loaded == ["kernel_2.cubin"]
 
 
-def test_the_output_may_be_given(twice: Operator) -> None:
+def test_the_output_may_be_given(twice: GpuOperator) -> None:
     out = fake_cupy.empty((5, 8))
     assert twice(fake_cupy.asarray(X), fake_cupy.asarray(B), out=out) is out
     np.testing.assert_array_equal(out, EXPECTED)
 
 
-def test_on_another_architecture_the_source_is_compiled_and_that_is_said(twice: Operator, gpu: fake_cupy.Gpu) -> None:
+def test_on_another_architecture_the_source_is_compiled_and_that_is_said(
+    twice: GpuOperator, gpu: fake_cupy.Gpu
+) -> None:
     gpu.capability = "90"
     with pytest.warns(UserWarning, match=r"twice was compiled for sm_70, here by NVRTC for sm_90; its rank was"):
         result = twice(fake_cupy.asarray(X), fake_cupy.asarray(B))
@@ -99,7 +100,9 @@ def test_a_kernel_may_be_for_another_architecture_than_its_bundle(
     gpu: fake_cupy.Gpu, tmp_path: Path, capability: str, loaded: int
 ) -> None:
     gpu.capability = capability
-    operator = load(write_bundle(tmp_path, (RIGHT,), kernel={"architecture": "sm_90a"}, architecture="sm_90"))
+    operator = GpuOperator.load(
+        write_bundle(tmp_path, (RIGHT,), kernel={"architecture": "sm_90a"}, architecture="sm_90")
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
@@ -108,24 +111,24 @@ def test_a_kernel_may_be_for_another_architecture_than_its_bundle(
 
 def test_more_shared_memory_than_usual_is_asked_for(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
     folder = write_bundle(tmp_path, kernel={"dynamic_shared_bytes": 65536})
-    operator = load(folder)
+    operator = GpuOperator.load(folder)
     operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
     assert gpu.launches[0][3] == 65536
     assert operator.loaded[0].steps[0][1].max_dynamic_shared_size_bytes == 65536
-    large = load(write_bundle(tmp_path, name="large", kernel={"dynamic_shared_bytes": 131072}))
+    large = GpuOperator.load(write_bundle(tmp_path, name="large", kernel={"dynamic_shared_bytes": 131072}))
     with pytest.raises(InputError, match="needs 131072 bytes of shared memory a block, this GPU gives 98304"):
         large(fake_cupy.asarray(X), fake_cupy.asarray(B))
 
 
 def test_an_output_that_is_added_to_is_cleared_first(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
-    operator = load(write_bundle(tmp_path, (ADDS,), kernel={"zero_output": True}))
+    operator = GpuOperator.load(write_bundle(tmp_path, (ADDS,), kernel={"zero_output": True}))
     out = fake_cupy.asarray(np.full((5, 8), 7, np.float32))
     np.testing.assert_array_equal(operator(fake_cupy.asarray(X), fake_cupy.asarray(B), out=out), EXPECTED)
     assert gpu.launches[0][:3] == ("memset", 0, 160)
 
 
 def test_several_launches_pass_a_workspace_on(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
-    operator = load(write_chain(tmp_path))
+    operator = GpuOperator.load(write_chain(tmp_path))
     result = operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
     np.testing.assert_array_equal(result, EXPECTED)
     assert [launch[0] for launch in gpu.launches] == ["doubles_kernel", "adds_kernel"]
@@ -133,7 +136,7 @@ def test_several_launches_pass_a_workspace_on(gpu: fake_cupy.Gpu, tmp_path: Path
 
 
 def test_every_stream_has_a_workspace_of_its_own(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
-    operator = load(write_chain(tmp_path))
+    operator = GpuOperator.load(write_chain(tmp_path))
     x, b, stream = fake_cupy.asarray(X), fake_cupy.asarray(B), fake_cupy.Stream(non_blocking=True)
     operator(x, b)
     (first,) = [operator.loaded[0].workspace()["T"]]
@@ -152,7 +155,7 @@ def test_a_workspace_that_is_added_to_is_cleared_first(gpu: fake_cupy.Gpu, tmp_p
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["kernels"][0]["launches"][0]["zero_output"] = True
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    operator = load(folder)
+    operator = GpuOperator.load(folder)
     for _ in range(2):
         np.testing.assert_array_equal(operator(fake_cupy.asarray(X), fake_cupy.asarray(B)), EXPECTED)
     assert [launch[:3] for launch in gpu.launches if launch[0] == "memset"] == 2 * [("memset", 0, 160)]
@@ -161,13 +164,13 @@ def test_a_workspace_that_is_added_to_is_cleared_first(gpu: fake_cupy.Gpu, tmp_p
 def test_all_launches_are_compiled_on_another_architecture(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
     gpu.capability = "90"
     with pytest.warns(UserWarning, match="here by NVRTC for sm_90"):
-        result = load(write_chain(tmp_path))(fake_cupy.asarray(X), fake_cupy.asarray(B))
+        result = GpuOperator.load(write_chain(tmp_path))(fake_cupy.asarray(X), fake_cupy.asarray(B))
     np.testing.assert_array_equal(result, EXPECTED)
     assert len(gpu.compiled) == 2 and gpu.loaded == []
 
 
 def test_a_kernel_that_cannot_be_loaded_is_one_line(gpu: fake_cupy.Gpu, tmp_path: Path) -> None:
-    operator = load(write_bundle(tmp_path, kernel={"entry": "other"}))
+    operator = GpuOperator.load(write_bundle(tmp_path, kernel={"entry": "other"}))
     with pytest.raises(InputError, match=r"^kernel_1\.cu: cannot be loaded \(cubin\): CUDA_ERROR_NOT_FOUND"):
         operator(fake_cupy.asarray(X), fake_cupy.asarray(B))
 
@@ -195,13 +198,13 @@ def unaligned() -> Any:
         (lambda: [X, B], "twice.X: is on the CPU; move it to a GPU first"),
     ],
 )
-def test_other_tensors_are_refused_in_one_line(twice: Operator, tensors: Any, message: str) -> None:
+def test_other_tensors_are_refused_in_one_line(twice: GpuOperator, tensors: Any, message: str) -> None:
     with pytest.raises(InputError) as caught:
         twice(*tensors())
     assert str(caught.value) == message
 
 
-def test_tensors_have_to_be_on_one_gpu_and_apart(twice: Operator) -> None:
+def test_tensors_have_to_be_on_one_gpu_and_apart(twice: GpuOperator) -> None:
     x, b = fake_cupy.asarray(X), fake_cupy.asarray(B)
     b.on = 1
     with pytest.raises(InputError, match=r"twice: the tensors are on GPUs \[0, 1\]; move all to one"):
@@ -217,7 +220,7 @@ def test_tensors_have_to_be_on_one_gpu_and_apart(twice: Operator) -> None:
 
 def test_without_cupy_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)  # type: ignore[arg-type]
-    operator = load(write_bundle(tmp_path))
+    operator = GpuOperator.load(write_bundle(tmp_path))
     tensor = SimpleNamespace(__dlpack__=lambda: None, __dlpack_device__=lambda: (2, 0))
     with pytest.raises(InputError, match=r"cannot be imported .*pip install cupy-cuda13x"):
         operator(tensor, tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -16,13 +15,11 @@ from roller.compile.workers import worker_pool
 
 ROOT = Path(__file__).resolve().parents[3]
 
-needs_pytorch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-
 LOWER = """
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
 from hal.catalog import load_device
-from roller.construct.construct import construct
+from roller.construct.construct.construct import construct
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
 
@@ -48,28 +45,31 @@ def loaded(*names: str) -> list[str]:
     return [name for name in names if name in sys.modules]
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_lowering_loads_no_torch() -> None:
     code = f"{LOWER}\nassert '__global__' in lower()\nimport sys; print('tvm' in sys.modules, 'torch' in sys.modules)"
     assert run(code) == "True False"
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_workers_load_no_torch() -> None:
     with worker_pool(1) as pool:
         assert pool.submit(loaded, "tvm", "torch").result() == ["tvm"]
 
 
-@needs_pytorch
+@pytest.mark.usefixtures("device_compiler", "pytorch")
 def test_torch_works_beside_tvm() -> None:
     use = "import torch; assert (torch.ones(3) @ torch.ones(3)).item() == 3 and torch.nn.Linear(2, 2) is not None"
     assert run(f"{LOWER}\nbefore = lower()\n{use}\nassert lower() == before\nprint('both')") == "both"
 
 
-@needs_pytorch
+@pytest.mark.usefixtures("device_compiler", "pytorch")
 def test_tvm_has_torch_where_it_is_loaded_already() -> None:
     code = "import torch, codegen, tvm, tvm_ffi._convert as c; print(c.torch is torch)"
     assert run(code) == "True"
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_tvm_keeps_its_own_loader() -> None:
     code = "import codegen, tvm; print(type(tvm.__loader__).__name__, type(tvm.__spec__.loader).__name__)"
     assert run(code) == "SourceFileLoader SourceFileLoader"

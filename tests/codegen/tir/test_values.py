@@ -35,7 +35,7 @@ def source_of(form: KernelForm) -> str:
     return opencl_source(lower(form, flat(form), entry="value"), names)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("function", NUMERIC)
 def test_a_function_is_computed_as_the_reference_does(function: str, dtype: str) -> None:
@@ -49,7 +49,7 @@ def test_a_function_is_computed_as_the_reference_does(function: str, dtype: str)
     assert result.passed, result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize(
     "text",
     [

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from codegen.cpu.shared_object import SharedObject
-from codegen.generators import linker
 from codegen.verify import cpu as module
 from codegen.verify.cpu import WHOLE_POINTS, verify_cpu
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from tests.codegen.cpu_kernels import form_of, host, schedule_for, vector_bytes
 
-pytestmark = pytest.mark.skipif(linker() is None, reason="there is no C compiler to link with")
+pytestmark = pytest.mark.usefixtures("c_compiler")
 
 LANES = vector_bytes() // 4
 
@@ -80,6 +80,6 @@ def test_scratch_memory_beyond_its_end_is_found(monkeypatch: pytest.MonkeyPatch)
 
 def test_what_does_not_lower_says_why() -> None:
     form = form_of(op="matmul", m=20, n=40, k=12)
-    schedule = schedule_for(form).with_(instruction="wmma_16x16x16")
+    schedule = schedule_for(form).with_(instruction=Instruction.WMMA)
     check = verify_cpu(form, schedule, host())
     assert not check.passed and "no instruction of a CPU" in check.reason

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
-from codegen.verify.emulator import EmulatorError, emulator_available, run_cuda_on_cpu
+from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.lowering import lower
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 FLOATS = np.arange(64, dtype=np.float32)
 HEAD = 'extern "C" __global__ void __launch_bounds__(64) f(float* __restrict__ X, float* __restrict__ Y)'

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 
 from codegen.verify import gpu as module
-from codegen.verify.emulator import emulator_available
 from codegen.verify.gpu import verify
 from codegen.verify.result import relative_error
 from hal.catalog import load_device
 from roller.construct.construct import construct
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
-from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.tile import TileSchedule, sizes
 
 SCHEDULE = TileSchedule(
@@ -32,35 +30,6 @@ def form_of(**data: Any) -> KernelForm:
 
 def matmul(m: int = 70, n: int = 45, k: int = 19, **more: Any) -> KernelForm:
     return form_of(op="matmul", m=m, n=n, k=k, **more)
-
-
-# Cutting down
-
-
-def test_an_axis_is_cut_to_two_tiles_and_the_remainder() -> None:
-    form = matmul(m=1000, n=64, k=4099)
-    # 1000 = 31 * 32 + 8; 64 = 2 * 32; 4099 = 512 * 8 + 3.
-    small = cut_down(form, SCHEDULE)
-    assert dict(small.sizes) == {"m": 2 * 32 + 8, "n": 64, "k": 2 * 8 + 3}
-    assert [tensor.shape for tensor in small.expr.inputs] == [(72, 19), (19, 64)]
-    assert small.expr.output.shape == (72, 64)
-    assert dict(cut_down(matmul(m=40, n=3, k=5), SCHEDULE).sizes) == {"m": 40, "n": 3, "k": 5}
-
-
-def test_columns_of_rows_are_cut_by_their_threads() -> None:
-    form = form_of(op="softmax", shape=[1000, 5000])
-    row, column = form.spatial[0], form.columns[0]
-    schedule = TileSchedule(block=sizes({row: 4}), thread=sizes({row: 1}), reduce_threads=sizes({column: 64}))
-    # Vectors of up to four for each of 64 threads: 5000 = 19 * 256 + 136.
-    assert dict(cut_down(form, schedule).sizes) == {row: 2 * 4 + 0, column: 2 * 256 + 136}
-
-
-def test_a_padded_input_keeps_its_margins() -> None:
-    form = form_of(op="conv2d", n=1, c=3, h=40, w=50, f=4, kh=3, kw=3, padding=1)
-    small = resize(form, {**form.sizes, "oh": 8, "ow": 10})
-    assert small.expr.tensor_by_name["X"].shape[-2:] == (8, 10)
-    part = form_of(expr="C[i] = X[i + 2] + X[i]", sizes={"i": 100}, shapes={"X": [120]})
-    assert resize(part, {"i": 10}).expr.inputs[0].shape == (30,)
 
 
 # What is judged
@@ -98,7 +67,7 @@ def tampered(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> N
     monkeypatch.setattr(module, "opencl_source", opencl_source)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_right_kernel_passes_and_says_how() -> None:
     result = verify(matmul(), SCHEDULE)
     assert (result.passed, result.method, result.reason, result.tolerance) == (True, "opencl", "", 1e-4)
@@ -109,7 +78,7 @@ def test_a_right_kernel_passes_and_says_how() -> None:
     assert double.passed and double.tolerance == 1e-9
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_wrong_operation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: re.sub(r"\] \* (B_\w+\[)", r"] - \1", source))
     result = verify(matmul(), SCHEDULE)
@@ -117,7 +86,7 @@ def test_a_wrong_operation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.fullmatch(r"relative error \S+ is above 0.0001", result.reason)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_an_output_that_is_not_written_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("C_ptr[", "if (get_local_id(0) != 3) C_ptr[", 1))
     result = verify(matmul(), SCHEDULE)
@@ -125,21 +94,21 @@ def test_an_output_that_is_not_written_is_caught(monkeypatch: pytest.MonkeyPatch
     assert "outputs not written" in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_read_behind_an_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("A_ptr[", "A_ptr[70 * 19 + "))
     result = verify(matmul(), SCHEDULE)
     assert not result.passed and "read outside a tensor" in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_write_behind_the_output_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("  C_ptr[", "  C_ptr[70 * 45] = 1; C_ptr[", 1))
     result = verify(matmul(), SCHEDULE)
     assert (result.passed, result.reason) == (False, "written behind the end of the output")
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_kernel_that_does_not_compile_is_a_failure_with_the_compiler_s_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -149,7 +118,7 @@ def test_a_kernel_that_does_not_compile_is_a_failure_with_the_compiler_s_words(
     assert "nothing" in result.reason and "\n" not in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_launch_that_is_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     original = module.lower
 
@@ -163,7 +132,7 @@ def test_a_launch_that_is_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -
     assert result.reason == "78 of 3150 outputs not written, or read outside a tensor"
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_schedule_that_cannot_be_lowered_is_a_failure_with_its_reason() -> None:
     result = verify(matmul(), SCHEDULE.with_(thread=sizes({"m": 3, "n": 4})))
     assert not result.passed
@@ -177,7 +146,7 @@ def test_without_opencl_nothing_passes_and_the_reason_is_given(monkeypatch: pyte
     assert result.reason == "not run: no OpenCL CPU device"
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_the_whole_problem_is_held_against_the_operator_as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """A normalisation that loses an epilogue agrees with itself, not with its source."""
     form = matmul(epilogue=["relu"])
@@ -195,7 +164,7 @@ def test_the_whole_problem_is_held_against_the_operator_as_written(monkeypatch: 
     assert not result.passed and "relative error" in result.reason
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_tensor_core_tilings_are_run_by_a_scalar_twin() -> None:
     form = matmul(m=256, n=256, k=128, dtype="float16")
     programs = construct(form, load_device("v100"), 10).programs
@@ -208,7 +177,7 @@ def test_tensor_core_tilings_are_run_by_a_scalar_twin() -> None:
 # The other engine
 
 
-@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize(
     ("operator", "device"),
     [

@@ -10,10 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from codegen.verify.opencl import OpenClError, device_has_fp16, device_name, opencl_available, run_opencl
+from codegen.verify.opencl import OpenClError, device_has_fp16, device_name, run_opencl
 
-REASON = opencl_available()
-pytestmark = [pytest.mark.opencl, pytest.mark.skipif(REASON is not None, reason=REASON or "")]
+pytestmark = pytest.mark.usefixtures("opencl")
 
 SCALED_SUM = """
 __kernel void scaled_sum(__global const float* a, __global const float* b, __global float* c) {

@@ -24,7 +24,7 @@ def test_kernels_queue_behind_each_other():
 
 
 def test_removing_a_kernel_with_its_launch_closes_the_gap():
-    edit = Edit(graph=two_kernels())
+    edit = Edit(two_kernels())
     edit.remove([1], launches=True)
     smaller = edit.apply()
     assert [smaller.text(row) for row in range(len(smaller))] == ["cudaLaunchKernel", "b"]
@@ -35,13 +35,13 @@ def test_removing_a_synchronised_kernel_lets_the_wait_be_for_the_one_before():
     tasks = [*launched("a", 10), *launched("b", 5), task("cudaDeviceSynchronize", MAIN, 1)]
     waits = graph(tasks, [*pairs(2), (3, 4, Dependency.SYNC)])
     assert simulate(waits).makespan_us == 17
-    edit = Edit(graph=waits)
+    edit = Edit(waits)
     edit.remove([3])
     assert simulate(edit.apply()).makespan_us == 12
 
 
 def test_an_inserted_kernel_brings_its_launch():
-    edit = Edit(graph=two_kernels())
+    edit = Edit(two_kernels())
     added = edit.add_kernel("c", 2, after=1, launch_us=1)
     edit.add_kernel("d", 3, after=added, launch_us=1)
     bigger = edit.apply()
@@ -51,7 +51,7 @@ def test_an_inserted_kernel_brings_its_launch():
 
 
 def test_tasks_added_before_and_after_keep_the_order_in_which_they_were_added():
-    edit = Edit(graph=graph([task("x", MAIN, 1), task("y", MAIN, 1)]))
+    edit = Edit(graph([task("x", MAIN, 1), task("y", MAIN, 1)]))
     one = edit.add("1", TaskKind.CPU, 1, after=0)
     edit.add("3", TaskKind.CPU, 1, after=0)
     edit.add("2", TaskKind.CPU, 1, after=one)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from daydream.graph.graph import Dependency, Step, TaskGraph, ThreadKind
+from daydream.graph.graph import Dependency, TaskGraph, ThreadKind, TrainingStep
 from daydream.graph.simulate import lower_bound_us, simulate
 from tests.daydream.graphs import AUTOGRAD, CHANNEL, MAIN, STREAM, STREAM2
 
 THREADS = (MAIN, AUTOGRAD, STREAM, STREAM2, CHANNEL)
+#: Rounding of sums of a few hundred microseconds.
 EXACT = 1e-6
-"""Rounding of sums of a few hundred microseconds."""
 
 
 @st.composite
@@ -37,7 +37,7 @@ def random_graphs(draw: st.DrawFn) -> TaskGraph:
         names=("task",),
         threads=THREADS,
         layers=(),
-        steps=(Step("step 0", 0.0),),
+        steps=(TrainingStep("step 0", 0.0),),
         name=zero,
         kind=zero,
         thread=rng.integers(0, len(THREADS), count),

@@ -13,10 +13,9 @@ from hal.support.errors import InputError
 from roller.estimate.operators import Item, estimate_items
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, task
-from tests.daydream.recorded import TRACES, operator, recorded
+from tests.daydream.recorded import operator, recorded, recorded_trace
 
 V100 = load_device("v100")
-RESNET = TRACES / "resnet50_v100_nw0.pt.trace.json.gz"
 
 CONVOLUTION = {"op": "conv2d", "n": 8, "c": 64, "h": 28, "w": 28, "f": 128, "kh": 3, "kw": 3, "padding": 1}
 SIZES = [[8, 64, 28, 28], [128, 64, 3, 3]]
@@ -177,12 +176,10 @@ def test_the_table_has_a_row_per_layer_and_direction():
     assert mean == pytest.approx(priced_ms / recorded_ms)
 
 
-@pytest.mark.skipif(not RESNET.exists(), reason="needs the real traces")
 def test_every_convolution_and_product_of_a_real_step_has_a_price():
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.tasks.build import read_graph
 
-    launched = build_graph(read_trace(RESNET))
+    launched = read_graph(recorded_trace("resnet50_v100_nw0"))
     rows = repriced_table(launched, V100)
     assert all(np.isfinite(row.priced_us) for row in rows)
     # ResNet-50: 53 convolutions, the first of which has no gradient of its data; a linear layer is three products.

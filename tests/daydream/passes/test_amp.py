@@ -11,11 +11,10 @@ from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, launched, pairs, task
-from tests.daydream.recorded import TRACES, operator, recorded
+from tests.daydream.recorded import operator, recorded, recorded_trace
 
 V100 = load_device("v100")
 SQUARE = {"op": "matmul", "m": 2048, "n": 2048, "k": 2048}
-RESNET = TRACES / "resnet50_v100_nw0.pt.trace.json.gz"
 
 
 def durations(outcome):
@@ -127,12 +126,10 @@ def test_the_pass_is_registered():
     assert registered()["amp"].parameters[0].default == 3.0
 
 
-@pytest.mark.skipif(not RESNET.exists(), reason="needs the real traces")
 def test_a_real_trace_gains_by_its_operators_sizes():
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.tasks.build import read_graph
 
-    baseline = build_graph(read_trace(RESNET))
+    baseline = read_graph(recorded_trace("resnet50_v100_nw0"))
     outcome = amp(baseline)
     before, after = (each.duration_us[each.on_gpu].sum() for each in (baseline, outcome.graph))
     assert 1.8 < before / after < 3

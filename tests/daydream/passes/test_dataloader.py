@@ -9,7 +9,7 @@ from daydream.graph.simulate import simulate
 from daydream.passes.dataloader import dataloader
 from daydream.trace.trace import NONE
 from hal.support.errors import InputError
-from tests.daydream.graphs import AUTOGRAD, MAIN, graph, task
+from tests.daydream.graphs import AUTOGRAD, MAIN, STREAM, graph, task
 from tests.daydream.passes.traced import traced
 
 
@@ -85,6 +85,26 @@ def test_edges_of_loading_go_to_the_hand_over():
     timeline = simulate(after)
     assert timeline.start_us[after.select(name="read")].tolist() == [0]
     assert timeline.makespan_us == 58
+
+
+def test_loading_that_waits_for_its_own_work_on_the_gpu_does_not_wait_for_itself():
+    # Decoding on the GPU: a launch, its kernel, another thread's kernel behind it, and a wait for both.
+    loading = {"kind": TaskKind.DATA_LOADING}
+    tasks = [
+        task("decode", MAIN, 10, **loading),
+        task("cudaLaunchKernel", AUTOGRAD, 1),
+        task("decoded", STREAM, 20),
+        task("other", STREAM, 7),
+        task("cudaStreamSynchronize (return)", MAIN, 5, **loading),
+        task("train", MAIN, 5),
+    ]
+    launches = [(0, 2, Dependency.LAUNCH), (1, 3, Dependency.LAUNCH)]
+    some = graph(tasks, [*launches, (3, 4, Dependency.SYNC)])
+    after = dataloader(some, workers=1, handover_us=1.0, warm=False).graph
+    # The worker reads for 15 µs; the hand-over launches the kernel.
+    timeline = simulate(after)
+    assert timeline.start_us[after.select(name="decoded")].tolist() == [16]
+    assert timeline.start_us[after.select(name="train")].tolist() == [16]
 
 
 def test_a_trace_without_loading_or_with_workers_stays_as_it_is():

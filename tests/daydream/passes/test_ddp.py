@@ -13,18 +13,16 @@ from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.passes import registered
 from daydream.passes.basis.communication import all_reduce_us, all_reduces
-from daydream.passes.basis.gradients import Gradient
+from daydream.passes.basis.gradients import ParameterGradient
 from daydream.passes.ddp import buckets, ddp
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 from tests.daydream.graphs import STREAM2, graph, launched, pairs
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
 
-TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
-
+#: GB/s at which 1 MiB takes 30 µs.
 MIB_IN_30_US = 2**20 / 30 / 1e3
-"""GB/s at which 1 MiB takes 30 µs."""
 
 
 def step() -> TaskGraph:
@@ -120,15 +118,15 @@ def test_recorded_buckets_are_kept(tmp_path: Path):
         trace.kernel(f"add {place}", start + 20, 60, correlation=place + 1)
     listed = [{"name": f"p{place}", "bytes": 10 * place + 1, "order": place} for place in range(4)]
     trace.head["daydream"] = {"gradients": listed, "buckets": [["p1", "p0"], ["p2"], ["p3"]]}
-    built = build_graph(read_trace(trace.write(tmp_path / "trace.json")))
+    built = read_graph(trace.write(tmp_path / "trace.json"))
     made = ddp(built, workers=2).graph
     assert made.bytes[all_reduces(made)].tolist() == [12, 21, 31]
     made = ddp(built, workers=2, bucket_mb=25.0).graph
     assert made.bytes[all_reduces(made)].tolist() == [64]
 
 
-def gradient(size: float) -> Gradient:
-    return Gradient(name="g", bytes=size, step=0, ready=0, hook=0)
+def gradient(size: float) -> ParameterGradient:
+    return ParameterGradient(name="g", bytes=size, step=0, ready=0, hook=0)
 
 
 def test_a_bucket_closes_with_the_gradient_that_fills_it():
@@ -208,10 +206,8 @@ def test_its_parameters_are_the_users():
 
 
 def test_resnet_50_sends_its_five_buckets_every_step():
-    path = TRACES / "ns_resolution_v100.pt.trace.json.gz"
-    if not path.is_file():
-        pytest.skip("no recorded traces here")
-    made = ddp(build_graph(read_trace(path)), workers=8, bandwidth=1.25, latency_us=0).graph
+    path = recorded_trace("ns_resolution_v100")
+    made = ddp(read_graph(path), workers=8, bandwidth=1.25, latency_us=0).graph
     rows = all_reduces(made)
     assert np.bincount(made.step[rows]).tolist() == [5] * 5
     network = made.duration_us[rows][made.step[rows] == 2].sum()

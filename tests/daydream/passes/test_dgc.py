@@ -9,13 +9,11 @@ import pytest
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.passes.dgc import dgc, elementwise_rate
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, STREAM, STREAM2, graph, launched, pairs, task
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
-
-TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
 
 # 1 MB through memory 8 and 2 times at 100 GB/s: 80 and 20 µs.
 USUAL = {"elementwise_gb_s": 100.0, "launch_us": 1.0}
@@ -114,16 +112,14 @@ def test_the_grid_tells_what_an_element_wise_kernel_moves(tmp_path: Path):
         grid, block = (1024, 1, 1), (128, 1, 1)
         start, duration = 100 * place + 20, 10 * (place + 1)
         trace.kernel(name, start, duration, correlation=place + 1, grid=grid, block=block)
-    made = build_graph(read_trace(trace.write(tmp_path / "trace.json")))
+    made = read_graph(trace.write(tmp_path / "trace.json"))
     assert elementwise_rate(made) == pytest.approx(2**21 / 10 / 1e3)
 
 
 @pytest.mark.parametrize(("name", "peak"), [("resnet50_v100_nw0", 900), ("trace_diff_control_a100", 1555)])
 def test_recorded_element_wise_kernels_come_near_the_memorys_bandwidth(name: str, peak: float):
-    path = TRACES / f"{name}.pt.trace.json.gz"
-    if not path.is_file():
-        pytest.skip("no recorded traces here")
-    assert 0.5 * peak < elementwise_rate(build_graph(read_trace(path))) < peak
+    path = recorded_trace(name)
+    assert 0.5 * peak < elementwise_rate(read_graph(path)) < peak
 
 
 def test_without_anything_element_wise_a_rate_is_needed():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,19 +10,15 @@ import pytest
 from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.passes import registered
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
+from tests.daydream.recorded import recorded_trace
 
-TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 RESNET, DISTRIBUTED, RECOMMENDER = "resnet50_v100_nw0", "ns_resolution_v100", "trace_diff_control_a100"
 
 
 @cache
 def recorded(name: str) -> TaskGraph:
-    path = TRACES / f"{name}.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip(f"{path.name} is not here")
-    return build_graph(read_trace(str(path)))
+    return read_graph(recorded_trace(name))
 
 
 def step_ms(graph: TaskGraph) -> float:

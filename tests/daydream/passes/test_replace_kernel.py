@@ -13,12 +13,11 @@ from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_time
 from tests.daydream.graphs import STREAM, graph, task
-from tests.daydream.recorded import TRACES, operator, recorded
+from tests.daydream.recorded import operator, recorded, recorded_trace
 
 V100 = load_device("v100")
 CONVOLUTION = {"op": "conv2d", "n": 8, "c": 64, "h": 28, "w": 28, "f": 128, "kh": 3, "kw": 3, "padding": 1}
 CONVOLVED = library_time(CONVOLUTION, V100).seconds * 1e6
-RESNET = TRACES / "resnet50_v100_nw0.pt.trace.json.gz"
 
 
 def step():
@@ -128,12 +127,10 @@ def test_the_pass_is_registered():
     assert names == ["match", "op", "device", "implementation", "bundle", "search"]
 
 
-@pytest.mark.skipif(not RESNET.exists(), reason="needs the real traces")
 def test_a_real_trace_keeps_no_convolution_unpriced():
-    from daydream.tasks.build import build_graph
-    from daydream.trace.kineto import read_trace
+    from daydream.tasks.build import read_graph
 
-    baseline = build_graph(read_trace(RESNET))
+    baseline = read_graph(recorded_trace("resnet50_v100_nw0"))
     outcome = replace_kernel(baseline, device="v100", implementation="library")
     assert outcome.notes[0].startswith("966 operator calls (2448 GPU tasks)")
     assert not any("unpriced" in note for note in outcome.notes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from daydream.graph.graph import Dependency, Mark, Phase, Step, TaskKind
+from daydream.graph.graph import Dependency, Mark, Phase, TaskKind, TrainingStep
 from daydream.graph.simulate import simulate
 from daydream.report.breakdown import (
     Busy,
@@ -96,7 +96,7 @@ def two_steps():
         task("Memcpy HtoD", STREAM7, 2, kind=TaskKind.MEMCPY, step=1, phase=Phase.BACKWARD, layer="conv"),
         task("step ends", MAIN, 0, mark=Mark.STEP_END, step=1),
     ]
-    steps = (Step("ProfilerStep#7", 4.0), Step("ProfilerStep#8", 8.0, full=False))
+    steps = (TrainingStep("ProfilerStep#7", 4.0), TrainingStep("ProfilerStep#8", 8.0, full=False))
     return graph(tasks, [(1, 2, Dependency.LAUNCH), (6, 7, Dependency.LAUNCH)], steps=steps)
 
 
@@ -119,7 +119,7 @@ def test_steps_are_found_by_number_and_by_index():
 
 
 def test_a_trace_of_partial_steps_shows_them_all():
-    some = graph([task("op", MAIN, 1)], steps=(Step("trace", 1.0, full=False),))
+    some = graph([task("op", MAIN, 1)], steps=(TrainingStep("trace", 1.0, full=False),))
     assert chosen_steps(some) == (0,)
 
 

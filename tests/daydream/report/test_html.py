@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from daydream.graph.edit import Edit
-from daydream.graph.graph import Dependency, Mark, Phase, Step, TaskGraph, TaskKind
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, TrainingStep
 from daydream.graph.simulate import simulate
 from daydream.report.analysis import analyse
 from daydream.report.html import report, write_report
 from daydream.report.picture import BINS, MOST_LANES, picture
-from daydream.whatif import Applied
+from daydream.whatif import AppliedPass
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM, Thread, ThreadKind, graph, launched, pairs, task
 
 _EMPTY = {"meta", "br", "line", "rect"}
@@ -61,10 +61,10 @@ def one_step(name: str = "a", measured_us: float = 20.0, **fields: object) -> Ta
         task("step ends", MAIN, 0, mark=Mark.STEP_END),
     ]
     edges = [(1, 2, Dependency.LAUNCH), (2, 3, Dependency.SYNC)]
-    return graph(tasks, edges, steps=(Step("ProfilerStep#3", measured_us),), **fields)
+    return graph(tasks, edges, steps=(TrainingStep("ProfilerStep#3", measured_us),), **fields)
 
 
-def page_of(before: TaskGraph, after: TaskGraph | None = None, applied: tuple[Applied, ...] = ()) -> _Page:
+def page_of(before: TaskGraph, after: TaskGraph | None = None, applied: tuple[AppliedPass, ...] = ()) -> _Page:
     old = analyse(simulate(before), [0])
     new = analyse(simulate(after), [0]) if after is not None else None
     page = _Page(report(old, new, applied))
@@ -83,7 +83,7 @@ def test_a_single_timeline_has_its_numbers() -> None:
 def test_before_and_after_stand_side_by_side() -> None:
     before = one_step()
     after = before.scaled(np.array([2]), 0.1)
-    applied = (Applied("scale", {"factor": 0.1, "deep": True}, ("1 kernel takes a tenth",)),)
+    applied = (AppliedPass("scale", {"factor": 0.1, "deep": True}, ("1 kernel takes a tenth",)),)
     page = page_of(before, after, applied)
     # 13 before, 2 + 1 + 1 after: CPU for 3 of 4.
     for text in ("3.25 ×", "bottleneck after", "CPU", "1. scale", "(factor=0.1, deep=yes)", "1 kernel takes a tenth"):
@@ -100,7 +100,7 @@ def test_it_loads_nothing() -> None:
 def test_all_text_is_escaped() -> None:
     evil = "<script>alert(1)</script>&\"'\x00\x1b[31m"
     before = one_step(evil, warnings=(evil,))
-    page = page_of(before, before, (Applied(evil, {"match": evil}, (evil,)),))
+    page = page_of(before, before, (AppliedPass(evil, {"match": evil}, (evil,)),))
     assert "script" not in page.tags
     assert "<script>alert(1)</script>&\"'" in page.text
     assert "\x00" not in page.text and "\x1b" not in page.text
@@ -113,7 +113,7 @@ def test_warnings_are_shown_once() -> None:
 
 def test_a_pass_that_adds_a_channel_shows_it() -> None:
     before = one_step()
-    edit = Edit(graph=before)
+    edit = Edit(before)
     sent = edit.add("allreduce", TaskKind.COMMUNICATION, 30, thread=edit.thread(CHANNEL), step=0)
     edit.depend(2, sent, Dependency.COMMUNICATION)
     edit.depend(sent, 3, Dependency.COMMUNICATION)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from daydream.graph.simulate import simulate
 from daydream.report.analysis import analyse
 from daydream.report.breakdown import chosen_steps
 from daydream.report.timeline import PROCESS_OFFSET, encoded, write_timeline
-from daydream.tasks.build import build_graph
+from daydream.tasks.build import build_graph, read_graph
 from daydream.trace.kineto import read_trace
 from daydream.trace.trace import Category
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM, graph, launched, pairs, task
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
-
-RECORDED = Path(__file__).parents[4] / "shared/data/traces"
 
 
 def recording() -> Builder:
@@ -83,7 +81,7 @@ def test_modules_and_backward_operators_stay_what_they_are(tmp_path: Path) -> No
 def test_both_files_can_be_loaded_together(tmp_path: Path) -> None:
     path = recording().write(tmp_path / "trace.json")
     theirs = {event["pid"] for event in json.loads(path.read_text())["traceEvents"]}
-    ours = events(encoded(simulate(build_graph(read_trace(path)))))
+    ours = events(encoded(simulate(read_graph(path))))
     assert not theirs & {event["pid"] for event in ours}
     names = {event["pid"]: event["args"]["name"] for event in ours if event["name"] == "process_name"}
     assert set(names.values()) == {"CPU process 100 (predicted)", "GPU 0 (predicted)", "critical path (predicted)"}
@@ -93,7 +91,7 @@ def test_both_files_can_be_loaded_together(tmp_path: Path) -> None:
 
 def test_times_keep_their_nanoseconds(tmp_path: Path) -> None:
     builder = Builder("2024").step(1, 0, 9).operator("aten::mm", 1.001, 2.5)
-    text = encoded(simulate(build_graph(read_trace(builder.write(tmp_path / "trace.json")))))
+    text = encoded(simulate(read_graph(builder.write(tmp_path / "trace.json"))))
     start = next(line for line in text.splitlines() if b"aten::mm" in line).partition(b'"ts":')[2].partition(b",")[0]
     # The recording begins at 1712195495000000.000; the reader's origin is a float, exact to a quarter.
     assert start == b"1712195495000001.001"
@@ -133,7 +131,7 @@ def test_the_critical_path_has_a_row_of_its_own_without_holes() -> None:
 
 
 def test_added_tasks_and_channels_are_shown() -> None:
-    edit = Edit(graph=graph([*launched("a", 10)], pairs(1)))
+    edit = Edit(graph([*launched("a", 10)], pairs(1)))
     edit.add_kernel("added", 3, after=1, launch_us=1)
     edit.add("allreduce", TaskKind.COMMUNICATION, 4, thread=edit.thread(CHANNEL))
     found = events(encoded(simulate(edit.apply()), "what if"))
@@ -163,17 +161,15 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["resnet50_v100_nw0", "trace_diff_control_a100", "alexnet_a100"])
 def test_recorded_traces_come_back_whole(name: str, tmp_path: Path) -> None:
-    path = RECORDED / f"{name}.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip("no recorded traces here")
+    path = recorded_trace(name)
     trace = read_trace(path)
     graph = build_graph(trace)
-    write_timeline(simulate(graph), tmp_path / "out.json.gz")
-    again = read_trace(tmp_path / "out.json.gz")
+    write_timeline(simulate(graph), tmp_path / "out.json")
+    again = read_trace(tmp_path / "out.json")
     assert again.warnings == ()
     for category in (Category.KERNEL, Category.MEMCPY, Category.MEMSET):
         assert (again.category == category).sum() == (trace.category == category).sum()
-    assert json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))["schemaVersion"] == 1
+    assert json.loads((tmp_path / "out.json").read_bytes())["schemaVersion"] == 1
     kernels = again.category == Category.KERNEL
     before = trace.category == Category.KERNEL
     moved = np.sort(again.start_us[kernels] + again.origin_us - trace.origin_us) - np.sort(trace.start_us[before])

@@ -9,15 +9,13 @@ import pytest
 
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
+from tests.daydream.recorded import TRACES, recorded_trace
 from tests.daydream.traces import GENERATIONS, Builder
-
-TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 
 
 def built(builder: Builder, folder: Path) -> TaskGraph:
-    return build_graph(read_trace(builder.write(folder / "trace.json")))
+    return read_graph(builder.write(folder / "trace.json"))
 
 
 def row(graph: TaskGraph, name: str) -> int:
@@ -246,12 +244,9 @@ def test_a_step_without_half_its_launches_is_not_full(tmp_path: Path) -> None:
     assert [step.full for step in built(trace, tmp_path).steps] == [False, True, True]
 
 
-@pytest.mark.skipif(not TRACES.exists(), reason="the measured traces are not at hand")
-@pytest.mark.parametrize(
-    "name", ["alexnet_a100", "ns_resolution_v100", "resnet50_v100_nw0", "simple_add", "trace_diff_control_a100"]
-)
+@pytest.mark.parametrize("name", TRACES)
 def test_real_traces_replay(name: str) -> None:
-    graph = build_graph(read_trace(TRACES / f"{name}.pt.trace.json.gz"))
+    graph = read_graph(recorded_trace(name))
     assert (graph.edge_lag_us >= 0).all() and (graph.duration_us >= 0).all() and (graph.gap_us >= 0).all()
     measured = np.array([step.measured_us for step in graph.steps])
     assert abs(simulate(graph).step_us / measured - 1).max() < 0.005

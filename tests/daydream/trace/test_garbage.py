@@ -14,7 +14,7 @@ import pytest
 
 from daydream.graph.simulate import simulate
 from daydream.passes import registered
-from daydream.tasks.build import build_graph
+from daydream.tasks.build import build_graph, read_graph
 from daydream.trace.kineto import read_trace
 from hal.support.errors import InputError
 from tests.daydream.traces import GENERATIONS, Builder
@@ -157,7 +157,7 @@ def test_every_pass_survives_damaged_traces(name: str, tmp_path: Path, new_seed:
         path = tmp_path / f"{seed}.json"
         path.write_bytes(mutated(training_step(GENERATIONS[seed % len(GENERATIONS)]), seed))
         try:
-            graph = registered()[name](build_graph(read_trace(path)), **needed.get(name, {})).graph
+            graph = registered()[name](read_graph(path), **needed.get(name, {})).graph
         except InputError as error:
             assert "\n" not in str(error)
             continue

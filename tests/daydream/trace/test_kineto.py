@@ -11,9 +11,9 @@ import pytest
 
 from daydream.trace.kineto import read_trace
 from daydream.trace.trace import NONE, Category, ThreadName, Trace
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import GENERATIONS, Builder, event, one_step, written
 
-TRACES = Path(__file__).parents[4] / "shared" / "data" / "traces"
 REAL = {
     # name: events in the file (README of the data), CPU ranges, calls, kernels, copies, fills, waits, steps
     "resnet50_v100_nw0": (23646, 11923, 8772, 12, 312, 0, 6),
@@ -25,10 +25,7 @@ REAL = {
 
 
 def real(name: str) -> Path:
-    path = TRACES / f"{name}.pt.trace.json.gz"
-    if not path.exists():
-        pytest.skip("the recorded traces are not here")
-    return path
+    return recorded_trace(name)
 
 
 def rows(trace: Trace, category: Category) -> list[int]:

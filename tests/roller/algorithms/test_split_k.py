@@ -15,6 +15,7 @@ from roller.algorithms.split_k import consider
 from roller.construct.construct import construct
 from roller.estimate.gradients import gradients
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import tensors_of
 from sokoban.kernel.regions import storage_order
 from sokoban.language.expression import statement_text
@@ -39,11 +40,11 @@ def weight_gradient(**operator: Any) -> KernelForm:
 
 def chains(form: KernelForm, device: str = "v100") -> tuple[ChainProgram, ...]:
     board = load_device(device)
-    return consider(form, board, construct(form, board, 1).programs[0]).programs
+    return consider(PlacedForm(form, board), construct(form, board, 1).programs[0]).programs
 
 
 def declined(form: KernelForm) -> str:
-    return consider(form, V100, construct(form, V100, 1).programs[0]).declined
+    return consider(PlacedForm(form, V100), construct(form, V100, 1).programs[0]).declined
 
 
 def value_of(slices: Slices, form: KernelForm) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -146,11 +147,11 @@ def test_slices_of_fp16_are_whole_and_multiplied_by_matrix_instructions(operator
 def test_what_only_matrix_instructions_multiply_is_cut_into_whole_slices_or_not_at_all() -> None:
     prime = form_of(op="matmul", m=128, n=256, k=32771, dtype="float8_e4m3fn")
     board = load_device("h100")
-    found = consider(prime, board, construct(prime, board, 1).programs[0])
+    found = consider(PlacedForm(prime, board), construct(prime, board, 1).programs[0])
     assert (found.programs, found.declined) == ((), "k cannot be cut into slices that are worth it")
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_slices_of_integers_are_exact() -> None:
     program = chains(form_of(op="matmul", m=128, n=256, k=16384, dtype="int8"), "a100")[0]
     result = verify_chain(program.check())
@@ -179,7 +180,7 @@ def test_an_axis_that_windows_walk_is_not_cut() -> None:
 # Verified by running
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize(
     "operator",
     [
@@ -198,7 +199,7 @@ def test_the_best_chain_agrees_with_the_reference(operator: dict[str, Any]) -> N
     assert result.relative_error is not None and result.relative_error <= 1e-5
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_gradient_of_weights_agrees_with_the_reference() -> None:
     program = chains(weight_gradient(**CONVOLUTION))[0]
     result = verify_chain(program.check())
@@ -207,7 +208,7 @@ def test_a_gradient_of_weights_agrees_with_the_reference() -> None:
     assert 1 < result.axis_sizes["n"] <= 64
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("sizes", [{"s": 64, "m": 64, "n": 64, "k": 256}, {"s": 9, "m": 1, "n": 40, "k": 100}])
 def test_products_with_the_batch_in_the_middle_are_right(sizes: dict[str, int]) -> None:
     """What a first kernel reads: its tiles turn past the slices."""
@@ -228,7 +229,7 @@ def test_tiles_turn_past_axes_that_all_operands_walk() -> None:
     assert storage_order(depthwise.body_loads[1], depthwise.spatial, depthwise.batch_axes) == (1, 0)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_wrong_second_kernel_is_caught() -> None:
     program = chains(form_of(**{**TALL, "k": 8192}))[0]
     check = program.check()

@@ -17,6 +17,7 @@ from roller.algorithms.winograd import MATRICES, Tiles, amplification, consider
 from roller.construct.construct import construct
 from roller.estimate.gradients import gradients
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 
 V100 = load_device("v100")
@@ -31,7 +32,7 @@ def form_of(**changes: Any) -> KernelForm:
 
 def considered(form: KernelForm, device: str = "v100") -> Considered:
     board = load_device(device)
-    return consider(form, board, construct(form, board, 1).programs[0])
+    return consider(PlacedForm(form, board), construct(form, board, 1).programs[0])
 
 
 # The identity
@@ -139,7 +140,7 @@ def test_no_stage_takes_less_than_its_traffic() -> None:
 # What it computes
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("size", MATRICES)
 @pytest.mark.parametrize(
     "changes",
@@ -157,7 +158,7 @@ def test_a_chain_agrees_with_the_reference(size: int, changes: dict[str, Any]) -
     assert result.relative_error is not None and result.relative_error <= (1e-5 if size == 2 else 5e-5)
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 def test_a_backward_pass_agrees_with_the_reference() -> None:
     gradient = next(g for g in gradients(operator_from_data({**RESNET, "n": 2})) if g.label == "gradient of X")
     result = verify_chain(priced(kernel_form(gradient.expr), 4).check())

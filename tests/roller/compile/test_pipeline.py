@@ -11,11 +11,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from codegen.bundle.manifest import Manifest, read_manifest
+from codegen.bundle.manifest import read_manifest
+from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import Manifest
+from codegen.bundle.reference import ReferenceKernel, reference_kernel
 from codegen.compile.request import BuildRequest, BuiltKernel
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.support.errors import InputError
+from roller.compile import bundles
 from roller.compile.bundles import manifest, write_bundle
 from roller.compile.pipeline import SPARES, CompiledOperator, compile_operators, entry_name
 from roller.construct.construct import construct
@@ -126,7 +130,7 @@ def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
     )
     result, _ = compiled(lambda schedule, verify: {"verification": missing if verify else None})
     assert order(result) == [0, 1, 2, 3]
-    record = manifest(result, V100).kernels[0]
+    record = manifest(result, V100, None).kernels[0]
     assert record.verified is False
     assert record.verification is not None and record.verification.reason == "not run: no OpenCL CPU device"
 
@@ -179,7 +183,7 @@ def test_a_bundle_says_all_a_caller_needs(tmp_path: Path) -> None:
     expr = operator_from_data(data)
     builder = Builder(lambda schedule, verify: {})
     (result,) = compile_operators([expr], V100, top_k=2, verify=1, pool=builder)
-    folder = write_bundle(result, V100, tmp_path)
+    folder = write_bundle(result, V100, tmp_path).directory
     assert folder == tmp_path / "grouped"
     record = read_manifest(folder)
     assert [(a.name, a.role, a.dtype, a.shape) for a in record.arguments] == [
@@ -199,9 +203,24 @@ def test_a_bundle_says_all_a_caller_needs(tmp_path: Path) -> None:
     assert record.kernels[0].verification.relative_error == 1e-7
 
 
+def test_writing_a_bundle_gives_what_reading_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, _ = compiled(lambda schedule, verify: {})
+    texts = []
+
+    def counted(expr: TensorExpr, entry: str) -> ReferenceKernel:
+        texts.append(entry)
+        return reference_kernel(expr, entry)
+
+    monkeypatch.setattr(bundles, "reference_kernel", counted)
+    bundle = write_bundle(result, V100, tmp_path)
+    assert bundle == read_bundle(tmp_path / "small")
+    assert bundle.manifest == read_manifest(bundle.directory)
+    assert texts == ["roller_small"]
+
+
 def test_a_bundle_carries_the_reference_that_its_kernels_are_checked_with(tmp_path: Path) -> None:
     result, _ = compiled(lambda schedule, verify: {})
-    folder = write_bundle(result, V100, tmp_path)
+    folder = write_bundle(result, V100, tmp_path).directory
     reference = read_manifest(folder).reference
     assert reference is not None
     assert [launch.entry for launch in reference.launches] == ["roller_small_reference_0"]
@@ -210,7 +229,7 @@ def test_a_bundle_carries_the_reference_that_its_kernels_are_checked_with(tmp_pa
 
 def test_boards_without_cuda_get_no_reference(tmp_path: Path) -> None:
     result, _ = compiled(lambda schedule, verify: {"binary": None})
-    folder = write_bundle(result, load_device("mi50"), tmp_path)
+    folder = write_bundle(result, load_device("mi50"), tmp_path).directory
     assert read_manifest(folder).reference is None
     assert not (folder / "reference.cu").exists()
 
@@ -219,4 +238,4 @@ def test_a_manifest_of_another_shape_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": 1}')
     with pytest.raises(msgspec.ValidationError):
         read_manifest(tmp_path)
-    assert Manifest.__struct_fields__[0] == "format"
+    assert next(iter(Manifest.__dataclass_fields__)) == "format"

@@ -9,10 +9,11 @@ import pytest
 
 from hal.catalog import load_device
 from roller.construct.construct import construct
-from roller.construct.cpu import REGISTER_TILES, SMALLEST_BLOCK, VectorTiles
+from roller.construct.cpu import REGISTER_TILES, SMALLEST_BLOCK, CpuScaleUp
 from roller.construct.program import Candidate, Construction
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.cpu_tiles import vector_axis
 
@@ -49,7 +50,7 @@ def form_of(fields: dict[str, Any]) -> KernelForm:
 
 def tiles_of(form: KernelForm) -> list[Candidate]:
     """What is proposed by tiles; not by rows."""
-    found = VectorTiles(TileSpace.of(form), DEVICE, 0.1).candidates()
+    found = CpuScaleUp(TileSpace.of(form), PlacedForm(form, DEVICE), 0.1).candidates()
     return [candidate for candidate in found if candidate.policy == "scale up"]
 
 
@@ -112,7 +113,7 @@ def test_partial_sums_rest_in_outputs_of_their_own_type_only() -> None:
 
 def test_few_candidates_are_enough() -> None:
     candidates = tiles_of(form_of(OPERATORS["matmul"]))
-    assert len({candidate.register_shape for candidate in candidates}) <= REGISTER_TILES
+    assert len({candidate.tiles and candidate.tiles[0] for candidate in candidates}) <= REGISTER_TILES
     assert len(candidates) < 2000
     for candidate in candidates:
         tiles = math.prod(size // dict(candidate.schedule.thread)[axis] for axis, size in candidate.schedule.block)

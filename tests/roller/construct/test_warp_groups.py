@@ -18,9 +18,9 @@ from roller.estimate.schedules import score
 from roller.explain.page import explain
 from roller.inspect.disassembly import nvdisasm_path
 from roller.inspect.inspection import inspect_built
-from roller.programs import find_programs, ranked
+from roller.programs import Programs, find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.matrix import WGMMA, is_mma
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.files import schedules_from_json
 
@@ -36,17 +36,17 @@ def product(**changes: Any) -> KernelForm:
 @pytest.mark.parametrize("board", ["h100", "h200"])
 def test_construction_proposes_warp_groups_and_keeps_mma_to_fall_back_on(board: str) -> None:
     instructions = [program.schedule.instruction for program in construct(product(), load_device(board)).programs]
-    assert instructions[0] == WGMMA
-    assert any(map(is_mma, instructions))
+    assert instructions[0] == Instruction.WGMMA
+    assert any(each.is_mma for each in instructions)
     assert len(instructions) == 10
 
 
 @pytest.mark.parametrize("method", ["roller", "sokoban", "both"])
 def test_every_method_does(method: str) -> None:
-    construction = find_programs(product(), load_device("h200"), 6, method, ("direct",))
-    instructions = [program.schedule.instruction for program in ranked(construction, 4, spares=2)]  # type: ignore[union-attr]
-    assert WGMMA in instructions[:4]
-    assert any(map(is_mma, instructions[:4]))
+    programs = find_programs(product(), load_device("h200"), 6, method, ("direct",))
+    instructions = [program.schedule.instruction for program in programs.ranked(4, spares=2)]
+    assert Instruction.WGMMA in instructions[:4]
+    assert any(instruction.is_mma for instruction in instructions[:4])
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_every_method_does(method: str) -> None:
 )
 def test_others_get_none(board: str, changes: dict[str, Any]) -> None:
     programs = construct(product(**changes), load_device(board)).programs
-    assert all(program.schedule.instruction != WGMMA for program in programs)
+    assert all(program.schedule.instruction != Instruction.WGMMA for program in programs)
 
 
 def test_the_page_on_a_program_says_how_it_was_found() -> None:
-    text = explain(construct(product(), load_device("h200")))
+    text = explain(Programs.of(construct(product(), load_device("h200")), top_k=10))
     assert f"How rank 1 was constructed: {WARP_GROUPS_POLICY}" in text
     assert "swizzled against bank conflicts" in text
 
@@ -66,7 +66,7 @@ def test_the_page_on_a_program_says_how_it_was_found() -> None:
 def test_a_board_without_them_cannot_run_their_schedules() -> None:
     expr = operator_from_data(product_data())
     schedule = {
-        "block": {"m": 128, "n": 256}, "thread": {"m": 16, "n": 256}, "step": {"k": 64}, "instruction": WGMMA,
+        "block": {"m": 128, "n": 256}, "thread": {"m": 16, "n": 256}, "step": {"k": 64}, "instruction": "wgmma_64xNx16",
         "stages": 4,
     }  # fmt: skip
     groups = schedules_from_json(json.dumps(schedule).encode(), expr)
@@ -76,11 +76,17 @@ def test_a_board_without_them_cannot_run_their_schedules() -> None:
 
 
 def test_a_warp_of_a_group_has_sixteen_rows() -> None:
-    schedule = {"block": {"m": 128, "n": 256}, "thread": {"m": 32, "n": 256}, "step": {"k": 64}, "instruction": WGMMA}
+    schedule = {
+        "block": {"m": 128, "n": 256},
+        "thread": {"m": 32, "n": 256},
+        "step": {"k": 64},
+        "instruction": "wgmma_64xNx16",
+    }
     with pytest.raises(InputError, match=r"thread\.m: 32 with wgmma_64xNx16; a warp of a group has 16 rows"):
         schedules_from_json(json.dumps(schedule).encode(), operator_from_data(product_data()))
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.skipif(nvdisasm_path() is None, reason="there is no nvdisasm")
 def test_inspection_sees_the_products_and_no_conflicts() -> None:
     form, device = product(), load_device("h200")

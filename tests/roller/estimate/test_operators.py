@@ -50,7 +50,7 @@ def estimates(*arguments: object) -> list[dict[str, Any]]:
 
 def test_best_is_the_first_program_of_construction_and_search(here: Path) -> None:
     (found,) = estimates(write(MATMUL))
-    expected = find_programs(kernel_form(operator_from_data(MATMUL)), V100, 1).programs[0]
+    expected = find_programs(kernel_form(operator_from_data(MATMUL)), V100, 1).direct[0]
     found_by = "search" if expected.policy == SEARCH_POLICY else "construction"
     assert found["seconds"] == expected.estimate.seconds
     assert found["bound"] == expected.estimate.bound
@@ -69,7 +69,7 @@ def test_the_schedule_of_an_estimate_scores_the_same(here: Path) -> None:
 def test_search_may_find_a_better_one_and_is_named(here: Path) -> None:
     small = {"op": "matmul", "m": 128, "n": 256, "k": 256}
     (constructed,), (both,) = estimates(write(small)), estimates(write(small), "--search", "both")
-    best = find_programs(kernel_form(operator_from_data(small)), V100, 1, "both").programs[0]
+    best = find_programs(kernel_form(operator_from_data(small)), V100, 1, "both").direct[0]
     assert both["seconds"] == best.estimate.seconds <= constructed["seconds"]
     assert both["parts"][0]["found_by"] == ("search" if best.policy == "search" else "construction")
 

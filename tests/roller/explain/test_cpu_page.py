@@ -13,17 +13,18 @@ from click.testing import CliRunner
 
 from hal.catalog import load_device
 from roller.cli import main
-from roller.construct.construct import construct
-from roller.construct.program import Construction, RProgram
+from roller.construct.program import DIRECT, RProgram
 from roller.estimate.operators import estimate_items, estimate_table, load_items
 from roller.estimate.schedules import score, score_table
-from roller.explain.cpu_pace import vector_reasons, vector_stage_meanings
-from roller.explain.cpu_page import vector_program
+from roller.explain.cpu_pace import cpu_reasons, cpu_stage_meanings
+from roller.explain.cpu_page import cpu_program
 from roller.explain.pace import schedule_text
 from roller.explain.page import explain
 from roller.explain.picture import draw
+from roller.programs import Programs, find_programs
 from roller.text.quantities import LONGEST_LINE, layer_name
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.model.cpu.anatomy import is_resident, lane_counts, vector_anatomy
 from sokoban.model.rational import estimate_schedules
@@ -51,23 +52,23 @@ OPERATORS: dict[str, dict[str, Any]] = {
 FOREIGN = ("warp", "shared memory", "this board", "threads", "SM", "bank conflict", "occupancy")
 
 
-def constructed(operator: dict[str, Any], device: str = DEVICES[0], top_k: int = 4) -> Construction:
-    return construct(kernel_form(operator_from_data(operator)), load_device(device), top_k)
+def constructed(operator: dict[str, Any], device: str = DEVICES[0], top_k: int = 4) -> Programs:
+    return find_programs(kernel_form(operator_from_data(operator)), load_device(device), top_k, "roller", (DIRECT,))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) -> None:
-    construction = constructed(OPERATORS[name], device)
-    for rank, program in enumerate(construction.programs, start=1):
-        text = explain(construction, rank)
+    programs = constructed(OPERATORS[name], device)
+    for rank, program in enumerate(programs.direct, start=1):
+        text = explain(programs, rank)
         for line in text.splitlines():
             assert len(line) <= LONGEST_LINE and line == line.rstrip()
         numbers = text[text.index("\n  axes ") :]
         assert not re.search(r"\d[eE][+-]?\d|\bnan\b|\binf\b", numbers)
         assert [word for word in FOREIGN if re.search(rf"\b{word}", text)] == []
         assert f"How rank {rank} was constructed: {program.policy}" in text
-        for stage, meaning in vector_stage_meanings(construction.device).items():
+        for stage, meaning in cpu_stage_meanings(programs.device).items():
             bar = re.search(rf"^  {stage} +(\S+)(.*)$", text, re.MULTILINE)
             assert bar is not None
             assert meaning in bar[2] or program.estimate.stage_seconds[stage] == 0.0
@@ -76,9 +77,9 @@ def test_every_program_has_a_page_in_words_of_its_own(name: str, device: str) ->
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_the_parts_of_a_time_sum_to_it(name: str, device: str) -> None:
-    construction = constructed(OPERATORS[name], device)
-    for program in construction.programs:
-        found = vector_anatomy(construction.form, construction.device, program.schedule)
+    programs = constructed(OPERATORS[name], device)
+    for program in programs.direct:
+        found = vector_anatomy(programs.placed, program.schedule)
         assert sum(found.parts.values()) == pytest.approx(program.estimate.seconds)
         assert min(found.parts.values()) >= -1e-12
         longest = max(program.estimate.stage_seconds, key=lambda stage: program.estimate.stage_seconds[stage])
@@ -86,12 +87,12 @@ def test_the_parts_of_a_time_sum_to_it(name: str, device: str) -> None:
 
 
 def test_a_program_is_told_in_blocks_vectors_and_copies() -> None:
-    construction = constructed(OPERATORS["matmul"], top_k=50)
+    programs = constructed(OPERATORS["matmul"], top_k=50)
     place, program = next(
-        (rank, each) for rank, each in enumerate(construction.programs, start=1) if "B" in each.schedule.cached
+        (rank, each) for rank, each in enumerate(programs.direct, start=1) if "B" in each.schedule.cached
     )
-    text = " ".join(explain(construction, place).split())
-    blocks, units = program.schedule.grid_blocks(construction.form.sizes), construction.device.unit_count
+    text = " ".join(explain(programs, place).split())
+    blocks, units = program.schedule.grid_blocks(programs.form.sizes), programs.device.unit_count
     assert f"{blocks} blocks: {-(-blocks // units)} for the busiest of {units} cores" in text
     tile = program.schedule.register_tile
     vectors, rows = lane_counts(tile["n"], 16), tile["m"]
@@ -103,8 +104,8 @@ def test_a_program_is_told_in_blocks_vectors_and_copies() -> None:
 
 
 def test_construction_is_told_step_by_step_with_its_scores() -> None:
-    construction = constructed(OPERATORS["matmul"])
-    text, program = explain(construction), construction.programs[0]
+    programs = constructed(OPERATORS["matmul"])
+    text, program = explain(programs), programs.direct[0]
     lines = [line.strip() for line in text.splitlines()]
     for reason in program.reasons[:-1]:
         line = next(line for line in lines if line.startswith(reason.action + "  "))
@@ -136,6 +137,7 @@ def test_uneven_blocks_are_named() -> None:
     )
     (estimate,) = estimate_schedules(form, device, [schedule]).rows([0])
     program = RProgram(
+        form=form,
         schedule=schedule,
         estimate=estimate,
         register_tile=None,
@@ -144,11 +146,11 @@ def test_uneven_blocks_are_named() -> None:
         epsilon=0.1,
         reasons=(),
     )
-    text = " ".join(" ".join(vector_reasons(form, device, program)).split())
+    text = " ".join(" ".join(cpu_reasons(PlacedForm(form, device), program)).split())
     assert schedule.grid_blocks(form.sizes) == 24 and device.unit_count == 32
     assert "24 blocks on 32 cores keep the busiest 33% longer than even shares would take" in text
     assert "of cores that wait for the busiest" in text
-    text = " ".join(" ".join(vector_program(form, device, program)).split())
+    text = " ".join(" ".join(cpu_program(PlacedForm(form, device), program)).split())
     assert "24 blocks: 1 for the busiest of 32 cores, 75% balanced" in text
     assert "n is 5 x 48 + 16" in text and "m is " not in text
     assert "B packed in panels of vectors along n, once a block" in text
@@ -157,11 +159,11 @@ def test_uneven_blocks_are_named() -> None:
 
 def test_tensors_that_stay_in_the_last_cache_cost_no_memory() -> None:
     small, large = constructed(OPERATORS["add"]), constructed({**OPERATORS["add"], "shape": [8192, 8192]})
-    for construction, stays in ((small, True), (large, False)):
-        found = vector_anatomy(construction.form, construction.device, construction.programs[0].schedule)
+    for programs, stays in ((small, True), (large, False)):
+        found = vector_anatomy(programs.placed, programs.direct[0].schedule)
         assert is_resident(found) == stays
-        assert ("stay in L3 from one call to the next" in " ".join(explain(construction).split())) == stays
-        assert found.dram_traffic >= sum(tensor.size_bytes for tensor in construction.form.expr.inputs)
+        assert ("stay in L3 from one call to the next" in " ".join(explain(programs).split())) == stays
+        assert found.dram_traffic >= sum(tensor.size_bytes for tensor in programs.form.expr.inputs)
 
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
@@ -186,7 +188,7 @@ def test_scores_have_the_stages_of_the_device() -> None:
     ]
     device = load_device(DEVICES[0])
     scores = score(schedules_from_json("\n".join(map(json.dumps, lines)).encode(), expr), device)
-    assert scores.stages == tuple(vector_stage_meanings(device))
+    assert scores.stages == tuple(cpu_stage_meanings(device))
     headings = [str(column.header) for column in score_table(scores, 10).columns]
     assert "scratch B" in headings and "shared B" not in headings
     first, second = scores.rows(0, 2)
@@ -208,9 +210,9 @@ def test_an_estimate_names_registers_and_packed_operands(tmp_path: Path) -> None
 
 def test_the_picture_has_a_bar_per_stage() -> None:
     pytest.importorskip("matplotlib")
-    construction = constructed(OPERATORS["matmul"])
-    found = {axes.get_label(): axes for axes in draw(construction).axes}
-    stages, count = tuple(construction.programs[0].estimate.stage_seconds), len(construction.programs)
+    programs = constructed(OPERATORS["matmul"])
+    found = {axes.get_label(): axes for axes in draw(programs).axes}
+    stages, count = tuple(programs.direct[0].estimate.stage_seconds), len(programs.direct)
     bars = [bar for bar in found["stages"].patches if bar.get_facecolor()[3] > 0]
     assert len(bars) == len(stages) * count
     assert len({bar.get_facecolor() for bar in bars}) == len(stages)

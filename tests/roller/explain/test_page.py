@@ -10,25 +10,26 @@ from typing import Any
 import pytest
 
 from hal.catalog import load_device
-from roller.construct.construct import construct
-from roller.construct.program import Construction, RProgram
+from roller.construct.program import DIRECT, Construction, RProgram
 from roller.explain.pace import reasons
 from roller.explain.page import explain
+from roller.programs import Programs, find_programs
 from roller.text.quantities import LONGEST_LINE, time_text
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
 from sokoban.language.operators import operator_from_data
 from sokoban.model.gpu.anatomy import REMAINDERS, anatomy
 from sokoban.model.gpu.breakdown import STAGES
-from sokoban.model.gpu.stages import busiest_scheduler
+from sokoban.model.gpu.step import busiest_scheduler
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.tile import TileSchedule
 
 SUITE = {data["name"]: data for data in json.loads(files("bench.suites").joinpath("roller119.json").read_text())}
 
 
-def constructed(device: str = "v100", **operator: Any) -> Construction:
-    return construct(kernel_form(operator_from_data(operator)), load_device(device))
+def constructed(device: str = "v100", **operator: Any) -> Programs:
+    return find_programs(kernel_form(operator_from_data(operator)), load_device(device), 10, "roller", (DIRECT,))
 
 
 OPERATORS: dict[str, dict[str, Any]] = {
@@ -55,26 +56,26 @@ OPERATORS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("device", ["v100", "a100", "h200", "k80"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_program_can_be_explained(name: str, device: str) -> None:
-    construction = constructed(device, **OPERATORS[name])
-    for rank in range(1, len(construction.programs) + 1):
-        text = explain(construction, rank)
+    programs = constructed(device, **OPERATORS[name])
+    for rank in range(1, len(programs.direct) + 1):
+        text = explain(programs, rank)
         assert text.endswith("\n") and not text.endswith("\n\n")
         for line in text.splitlines():
             assert len(line) <= LONGEST_LINE <= 150, line
             assert line == line.rstrip()
         numbers = text[text.index("\n  axes ") :]
         assert not re.search(r"\d[eE][+-]?\d|\bnan\b|\binf\b", numbers)
-        assert f"How rank {rank} was constructed: {construction.programs[rank - 1].policy}" in text
+        assert f"How rank {rank} was constructed: {programs.direct[rank - 1].policy}" in text
 
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_statement_layers_and_stages_are_named(name: str) -> None:
-    construction = constructed(**OPERATORS[name])
-    text = explain(construction)
+    programs = constructed(**OPERATORS[name])
+    text = explain(programs)
     flat = " ".join(text.split())
-    for statement in construction.form.source.statements:
+    for statement in programs.form.source.statements:
         assert statement_text(statement) in flat
-    best = construction.programs[0]
+    best = programs.direct[0]
     for layer in {reason.layer for reason in best.reasons}:
         heading = {"registers": "registers", "shared": "shared", "scale out": "Scale out over 80 SMs"}[layer]
         assert heading.lower() in text.lower()
@@ -113,12 +114,12 @@ def test_an_arithmetic_bound_convolution_says_so() -> None:
 
 def test_growth_shows_axis_tile_traffic_and_score() -> None:
     """The first step of M0: n grows to 2, and Q falls from 4 M N K (1 + 1) to 4 M N K (1 + 1/2)."""
-    construction = constructed(**SUITE["M0"])
-    first = construction.programs[0].reasons[0]
+    programs = constructed(**SUITE["M0"])
+    first = programs.direct[0].reasons[0]
     assert first.action == "grow n"
     moved = 4 * 65536 * 1024 * 2 * (1 + 1 / 2)
     saved_per_value = (4 * 65536 * 1024 * 2 / 2) / ((2 + 1 + 2) - (1 + 1 + 1))
-    line = next(line for line in explain(construction).splitlines() if line.startswith("    grow n"))
+    line = next(line for line in explain(programs).splitlines() if line.startswith("    grow n"))
     assert re.split(r" {2,}", line.strip()) == [
         "grow n",
         "n=2",
@@ -127,22 +128,22 @@ def test_growth_shows_axis_tile_traffic_and_score() -> None:
 
 
 def test_a_small_operator_tells_how_it_shrank() -> None:
-    construction = constructed(**OPERATORS["small"])
+    programs = constructed(**OPERATORS["small"])
     rank = next(
         rank
-        for rank, program in enumerate(construction.programs, start=1)
+        for rank, program in enumerate(programs.direct, start=1)
         if any(reason.layer == "scale out" for reason in program.reasons)
     )
-    text = explain(construction, rank)
+    text = explain(programs, rank)
     assert "Scale out over 80 SMs" in text
     assert re.search(r"\d+ blocks leave units idle: shrink [mn], whose reuse is worth least, to ", text)
 
 
 def test_more_padding_than_usual_is_explained() -> None:
     form = kernel_form(operator_from_data({"op": "matmul", "m": 17, "n": 33, "k": 1009}))
-    construction = construct(form, load_device("v100"), top_k=200)
-    rank = next(n for n, program in enumerate(construction.programs, start=1) if program.epsilon > 0.1)
-    assert "at 10% too few programs exist for these sizes" in explain(construction, rank)
+    programs = find_programs(form, load_device("v100"), 200, "roller", (DIRECT,))
+    rank = next(n for n, program in enumerate(programs.direct, start=1) if program.epsilon > 0.1)
+    assert "at 10% too few programs exist for these sizes" in explain(programs, rank)
     assert "axes may be padded by up to 10% to fit whole tiles\n" in explain(constructed(**SUITE["M0"]))
 
 
@@ -155,14 +156,14 @@ def test_halves_are_measured_against_the_matrix_instructions() -> None:
 
 
 def test_rivals_are_all_listed_with_the_stage_that_costs_them() -> None:
-    construction = constructed(**SUITE["D0"])
-    text = explain(construction, 2)
+    programs = constructed(**SUITE["D0"])
+    text = explain(programs, 2)
     rivals = text[text.index("Its rivals") :].splitlines()
-    assert rivals[0].startswith(f"Its rivals, the best of {construction.considered} programs")
-    assert len(rivals) == 1 + len(construction.programs)
-    assert [int(line[3:7]) for line in rivals[1:]] == list(range(1, len(construction.programs) + 1))
+    assert rivals[0].startswith(f"Its rivals, the best of {programs.constructed_count} programs")
+    assert len(rivals) == 1 + len(programs.direct)
+    assert [int(line[3:7]) for line in rivals[1:]] == list(range(1, len(programs.direct) + 1))
     assert [line.startswith("  →") for line in rivals[1:4]] == [False, True, False]
-    seconds = [program.estimate.seconds for program in construction.programs]
+    seconds = [program.estimate.seconds for program in programs.direct]
     for rank, line in enumerate(rivals[1:], start=1):
         if rank == 2:
             continue
@@ -183,11 +184,11 @@ def section(text: str, start: str) -> list[str]:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_the_stages_of_every_candidate_are_in_a_table_with_the_bound_marked(name: str) -> None:
-    construction = constructed(**OPERATORS[name])
-    _, head, *rows = section(explain(construction, 1), "Times of every stage")
+    programs = constructed(**OPERATORS[name])
+    _, head, *rows = section(explain(programs, 1), "Times of every stage")
     assert head.split() == ["predicted", *STAGES[:-1], "launch"]
     assert [row[2] for row in rows] == ["→", *" " * (len(rows) - 1)]
-    for position, (row, program) in enumerate(zip(rows, construction.programs, strict=True), start=1):
+    for position, (row, program) in enumerate(zip(rows, programs.direct, strict=True), start=1):
         cells = re.findall(r"(-|[\d.]+ \w+)(\*?)(?: |$)", row[8:])
         estimate = program.estimate
         assert int(row[3:6]) == position
@@ -200,29 +201,29 @@ def test_the_stages_of_every_candidate_are_in_a_table_with_the_bound_marked(name
 @pytest.mark.parametrize("device", ["v100", "h200", "k80", "mi50", "ipu-mk1"])
 @pytest.mark.parametrize("name", ["M0", "C0", "D0", "E0", "R0", "P0", "small", "softmax", "halves"])
 def test_the_parts_of_a_time_add_up_to_it(name: str, device: str) -> None:
-    construction = constructed(device, **OPERATORS[name])
-    for program in construction.programs:
-        parts = anatomy(construction.form, construction.device, program.schedule).parts
+    programs = constructed(device, **OPERATORS[name])
+    for program in programs.direct:
+        parts = anatomy(programs.placed, program.schedule).parts
         assert sum(parts.values()) == pytest.approx(program.estimate.seconds, rel=1e-9)
         assert set(parts) <= {*STAGES, *REMAINDERS, "launch"} and min(parts.values()) >= 0
 
 
 def test_dram_traffic_is_what_the_dram_stage_takes() -> None:
-    construction = constructed(**SUITE["C0"])
-    v100 = construction.device
-    for program in construction.programs:
-        moved = anatomy(construction.form, v100, program.schedule).dram_traffic
+    programs = constructed(**SUITE["C0"])
+    v100 = programs.device
+    for program in programs.direct:
+        moved = anatomy(programs.placed, program.schedule).dram_traffic
         seconds = program.estimate.stage_seconds["dram"]
         assert moved / v100.dram.bandwidth_bytes_per_second == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize("name", ["C0", "D0", "M0", "P0", "R0", "E0", "softmax"])
 def test_the_instructions_told_are_those_of_the_issue_stage(name: str) -> None:
-    construction = constructed(**OPERATORS[name])
-    v100 = construction.device
-    for program in construction.programs:
-        found = anatomy(construction.form, v100, program.schedule)
-        cycles = sum(found.instructions.values()) * busiest_scheduler(found.launch, v100)[0]
+    programs = constructed(**OPERATORS[name])
+    v100 = programs.device
+    for program in programs.direct:
+        found = anatomy(programs.placed, program.schedule)
+        cycles = sum(found.instructions.values()) * busiest_scheduler(found.step)[0]
         assert found.step_busy["issue"] == pytest.approx(cycles / v100.clocks.boost_hz)
 
 
@@ -231,6 +232,7 @@ def reasons_of(schedule: TileSchedule, device: str = "v100", **operator: Any) ->
     form, board = kernel_form(operator_from_data(operator)), load_device(device)
     estimate = estimate_schedules(form, board, [schedule]).row(0)
     program = RProgram(
+        form=form,
         schedule=schedule,
         estimate=estimate,
         register_tile=None,
@@ -239,7 +241,7 @@ def reasons_of(schedule: TileSchedule, device: str = "v100", **operator: Any) ->
         epsilon=0.0,
         reasons=(),
     )
-    return " ".join(" ".join(reasons(form, board, program)).split())
+    return " ".join(" ".join(reasons(PlacedForm(form, board), program)).split())
 
 
 def product_schedule(m: int, n: int, k: int, thread_m: int, thread_n: int, **more: Any) -> TileSchedule:
@@ -300,6 +302,7 @@ def test_copies_past_the_registers_and_bands_are_named() -> None:
     )
     estimate = estimate_schedules(form, board, [schedule]).row(0)
     program = RProgram(
+        form=form,
         schedule=schedule,
         estimate=estimate,
         register_tile=None,
@@ -308,8 +311,8 @@ def test_copies_past_the_registers_and_bands_are_named() -> None:
         epsilon=0.0,
         reasons=(),
     )
-    made = Construction(form=form, device=board, programs=(program,), considered=1, epsilon=0.1, seconds=0.0)
-    text = " ".join(explain(made).split())
+    made = Construction(placed=PlacedForm(form, board), programs=(program,), considered=1, epsilon=0.1, seconds=0.0)
+    text = " ".join(explain(Programs.of(made, top_k=1)).split())
     assert "3 buffers of each, copied asynchronously past the registers" in text
     assert "launched in bands, 8 beside each other along n and all the way down m" in text
     assert "3 buffers · cp.async · bands of 8" in text

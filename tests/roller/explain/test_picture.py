@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.cli import main
-from roller.construct.construct import construct
-from roller.construct.program import Construction
+from roller.construct.program import DIRECT
 from roller.explain.picture import check_plot, draw, plot
+from roller.programs import Programs, find_programs
 from roller.text.quantities import time_text
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
@@ -28,8 +28,8 @@ TRANSPOSE = {"op": "transpose", "shape": [1000, 777], "perm": [1, 0]}
 HALVES = {"op": "matmul", "m": 1024, "n": 768, "k": 512, "dtype": "float16"}
 
 
-def constructed(operator: dict[str, Any], device: str = "v100", top_k: int = 10) -> Construction:
-    return construct(kernel_form(operator_from_data(operator)), load_device(device), top_k)
+def constructed(operator: dict[str, Any], device: str = "v100", top_k: int = 10) -> Programs:
+    return find_programs(kernel_form(operator_from_data(operator)), load_device(device), top_k, "roller", (DIRECT,))
 
 
 @pytest.fixture
@@ -44,35 +44,35 @@ def explain(file: Path, picture: Path, *more: str) -> Any:
     return CliRunner().invoke(main, command)
 
 
-def panels(construction: Construction, rank: int = 1) -> dict[str, Any]:
+def panels(programs: Programs, rank: int = 1) -> dict[str, Any]:
     pytest.importorskip("matplotlib")
-    return {axes.get_label(): axes for axes in draw(construction, rank).axes}
+    return {axes.get_label(): axes for axes in draw(programs, rank).axes}
 
 
 @pytest.mark.parametrize("name", ["M0", "C0", "D0", "R0", "P0"])
 def test_every_candidate_has_a_bar_per_stage_and_a_dot(name: str) -> None:
-    construction = constructed(SUITE[name])
-    found, count = panels(construction), len(construction.programs)
+    programs = constructed(SUITE[name])
+    found, count = panels(programs), len(programs.direct)
     bars = [bar for bar in found["stages"].patches if bar.get_facecolor()[3] > 0]
     outlined = [bar for bar in found["stages"].patches if bar.get_facecolor()[3] == 0]
     assert len(bars) == len(STAGES) * count and len(outlined) == count
     widths = [bar.get_width() for bar in bars]
-    times = [1e6 * program.estimate.stage_seconds[stage] for stage in STAGES for program in construction.programs]
+    times = [1e6 * program.estimate.stage_seconds[stage] for stage in STAGES for program in programs.direct]
     assert widths == pytest.approx(times)
-    bounds = {1e6 * program.estimate.stage_seconds[program.estimate.bound] for program in construction.programs}
+    bounds = {1e6 * program.estimate.stage_seconds[program.estimate.bound] for program in programs.direct}
     assert {bar.get_width() for bar in outlined} == bounds
     for panel in ("roofline", "near"):
         dots = [line for line in found[panel].lines if line.get_marker() == "o"]
         assert [dot.get_ydata()[0] for dot in dots] == [
-            construction.form.flops / program.estimate.seconds for program in construction.programs
+            programs.form.flops / program.estimate.seconds for program in programs.direct
         ]
 
 
 def test_no_program_stands_above_the_roof() -> None:
     """Neither above what DRAM feeds at its traffic, nor above the peak."""
-    construction = constructed(SUITE["D0"])
-    device = construction.device
-    for dot in (line for line in panels(construction)["roofline"].lines if line.get_marker() == "o"):
+    programs = constructed(SUITE["D0"])
+    device = programs.device
+    for dot in (line for line in panels(programs)["roofline"].lines if line.get_marker() == "o"):
         x, y = dot.get_xdata()[0], dot.get_ydata()[0]
         assert y <= min(x * device.dram.bandwidth_bytes_per_second, device.peak_flops("float32")) * 1.0001
 
@@ -92,12 +92,12 @@ def test_an_operator_without_arithmetic_has_no_roofline() -> None:
 
 
 def test_the_rank_asked_for_is_marked_and_shown_even_when_it_is_late() -> None:
-    construction = constructed(SUITE["C0"], top_k=12)
-    assert len(construction.programs) == 12
-    names = [label.get_text() for label in panels(construction, 12)["stages"].get_yticklabels()]
+    programs = constructed(SUITE["C0"], top_k=12)
+    assert len(programs.direct) == 12
+    names = [label.get_text() for label in panels(programs, 12)["stages"].get_yticklabels()]
     assert len(names) == 12 and [name.startswith("→") for name in names] == [False] * 11 + [True]
-    assert names[11].startswith(f"→ 12: {time_text(construction.programs[11].estimate.seconds)}\n")
-    assert len(panels(construction, 3)["stages"].get_yticklabels()) == 10
+    assert names[11].startswith(f"→ 12: {time_text(programs.direct[11].estimate.seconds)}\n")
+    assert len(panels(programs, 3)["stages"].get_yticklabels()) == 10
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
@@ -113,10 +113,10 @@ def test_the_command_writes_a_picture_beside_its_text(product: Path, ending: str
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_the_same_programs_give_the_same_bytes(ending: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    construction = constructed(SUITE["M0"], top_k=2)
+    programs = constructed(SUITE["M0"], top_k=2)
     one, two = tmp_path / f"one.{ending}", tmp_path / f"two.{ending}"
-    plot(construction, one)
-    plot(construction, two)
+    plot(programs, one)
+    plot(programs, two)
     assert one.read_bytes() == two.read_bytes()
 
 

@@ -344,6 +344,7 @@ extern "C" __global__ void __launch_bounds__(64) product(
 """
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 @pytest.mark.parametrize("architecture", ("sm_75", "sm_80", "sm_90"))
 def test_a_kernel_from_source_to_its_hottest_loop(architecture: str) -> None:
@@ -361,6 +362,7 @@ def test_a_kernel_from_source_to_its_hottest_loop(architecture: str) -> None:
     assert hot.mix.total == len(hot.instructions)
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 def test_asynchronous_copies_are_seen() -> None:
     source = """
@@ -384,6 +386,7 @@ def test_asynchronous_copies_are_seen() -> None:
     assert {"BAR", "DEPBAR", "LDGDEPBAR"} <= set(hot.mix.kinds["barriers"])
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 def test_what_cannot_be_read_is_refused_in_one_line() -> None:
     with pytest.raises(InputError, match=r"junk\.cubin: nvdisasm cannot read it: .*source"):

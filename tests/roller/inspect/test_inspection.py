@@ -34,7 +34,7 @@ def run(*arguments: object) -> Result:
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundles(tmp_path_factory: pytest.TempPathFactory, device_compiler: None) -> Path:
     """Bundles for a board that nvdisasm reads and, below ``old``, for one that it does not."""
     directory = tmp_path_factory.mktemp("bundles")
     file = directory / "ops.json"
@@ -102,6 +102,7 @@ def test_the_density_found_is_that_of_a_whole_step(bundles: Path) -> None:
     assert found.model.found.shared_loads == pytest.approx(turns * mix.count("shared loads") / multiply_adds)
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 def test_of_several_launches_every_one_is_shown(tmp_path: Path) -> None:
     file = tmp_path / "op.json"
@@ -187,6 +188,7 @@ def test_a_source_and_a_cubin_by_themselves(bundles: Path, tmp_path: Path) -> No
     assert "No density to compare: the schedule is known for kernels of a bundle alone" in cubin.output
 
 
+@pytest.mark.usefixtures("device_compiler")
 @needs_nvdisasm
 def test_every_kernel_of_a_file_is_shown(tmp_path: Path) -> None:
     source = "".join(

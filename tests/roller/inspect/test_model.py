@@ -9,6 +9,8 @@ from roller.inspect.disassembly import HotLoop, hottest_loop
 from roller.inspect.model import BankUse, Density, density_record, model_view
 from roller.inspect.sass import parse_sass
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.schedule.tile import TileSchedule
 
@@ -57,8 +59,8 @@ def test_the_density_assumed_is_that_of_the_issue_stage() -> None:
     from sokoban.schedule.table import one
 
     view = model_view(product(), DEVICE, tiled(), loop_of(FFMA))
-    taken = anatomy(product(), DEVICE, tiled())
-    reads = sum(one(part.instructions) for part in taken.reads.values())
+    taken = anatomy(PlacedForm(product(), DEVICE), tiled())
+    reads = sum(one(part.instructions) for part in taken.step.reads.values())
     assert view.assumed is not None
     assert view.assumed.shared_loads == pytest.approx(reads / 512)
     assert view.assumed.others > 0
@@ -78,7 +80,7 @@ def test_matrix_fragments_conflict_where_the_pitch_is_a_multiple_of_the_banks() 
         step=(("k", 64),),
         cached=("A", "B"),
         padding=(("B", 8),),
-        instruction="wmma_16x16x16",
+        instruction=Instruction.WMMA,
     )
     view = model_view(product("float16"), DEVICE, schedule, loop_of("HMMA.1688.F32 R4, R8, R12, R4"))
     assert view.banks == (BankUse("A", 16, 8.0, 1), BankUse("B", 16, 1.0, 1))
@@ -92,7 +94,7 @@ def test_swizzled_fragments_meet_in_no_bank() -> None:
         thread=(("m", 64), ("n", 32)),
         step=(("k", 64),),
         cached=("A", "B"),
-        instruction="mma_16x8x16",
+        instruction=Instruction.MMA_16X8X16,
     )
     view = model_view(product("float16"), load_device("a100"), schedule, loop_of("HMMA.16816.F32 R4, R8, R12, R4"))
     assert view.banks == (BankUse("A", 16, 1.0, 1), BankUse("B", 16, 1.0, 1))
@@ -117,7 +119,7 @@ def test_the_density_of_matrix_instructions_counts_products(
         thread=(("m", 64), ("n", 32)),
         step=(("k", 64),),
         cached=("A", "B"),
-        instruction=instruction,
+        instruction=Instruction(instruction),
         stages=3,
     )
     loop = loop_of(*["HMMA.16816.F32 R4, R8, R12, R4"] * 16, *["LDSM.16.M88.4 R8, [R9]"] * 6, "BAR.SYNC 0x0")

@@ -2,26 +2,33 @@
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from hal.catalog import load_device
-from roller.library.convolution import convolution_seconds, forward_algorithms
-from roller.library.convolution_algorithms import Problem, gemm_rate, tiled_seconds
+from roller.library.convolution import ConvolutionSizes, convolution_seconds, forward_algorithms
+from roller.library.convolution_algorithms import ConvolutionProblem, gemm_rate, tiled_seconds
 
 BOARDS = ["v100-pcie-16gb", "p100-pcie-16gb", "p4", "t4", "a100-pcie-80gb", "h100-sxm-80gb", "l4"]
 
 
-def square(*sizes: float) -> Problem:
+def square(*sizes: float) -> ConvolutionProblem:
     """A 3x3 convolution of stride 1 with padding: images, channels, filters, rows and columns."""
     n, c, f, h = (np.array([size], dtype=float) for size in sizes)
-    return Problem(n=n, c=c, f=f, h=h, w=h, out_h=h, out_w=h, window=np.array([9.0]), groups=np.array([1.0]))
+    return ConvolutionProblem(n=n, c=c, f=f, h=h, w=h, out_h=h, out_w=h, window=np.array([9.0]), groups=np.array([1.0]))
+
+
+def windows(n: ArrayLike, c: ArrayLike, f: ArrayLike, h: ArrayLike, **more: ArrayLike) -> ConvolutionSizes:
+    """Square images under a 3x3 window of stride 1 with padding, unless ``more`` says otherwise."""
+    return ConvolutionSizes(**{"n": n, "c": c, "f": f, "h": h, "w": h, "kh": 3, "kw": 3, "pad": 1, **more})
 
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_winograd_is_for_windows_of_3x3_with_stride_1(board: str) -> None:
     window, stride, groups = [1, 3, 5, 7, 3, 3], [1, 2, 1, 2, 1, 1], [1, 1, 1, 1, 4, 1]
-    times = convolution_seconds(
-        32, 256, 256, 28, 28, window, window, stride, 1, load_device(board), groups=groups, direction="forward"
-    )
+    sizes = ConvolutionSizes(
+        n=32, c=256, f=256, h=28, w=28, kh=window, kw=window, stride=stride, pad=1, groups=groups
+    )  # fmt: skip
+    times = convolution_seconds(sizes, load_device(board))
     assert list(times.algorithm[:5]) == ["implicit_gemm"] * 5
     assert times.algorithm[5].startswith("winograd")
 
@@ -29,7 +36,7 @@ def test_winograd_is_for_windows_of_3x3_with_stride_1(board: str) -> None:
 @pytest.mark.parametrize("board", BOARDS)
 def test_winograd_beats_the_direct_peak_and_never_its_own(board: str) -> None:
     device = load_device(board)
-    times = convolution_seconds(64, 512, 512, 32, 32, 3, 3, 1, 1, device)
+    times = convolution_seconds(windows(64, 512, 512, 32), device)
     direct = 2 * 64 * 512 * 512 * 32 * 32 * 9 / device.best_flops("float32")
     assert direct / 4 < times.kernel_seconds < direct
 
@@ -39,7 +46,7 @@ def test_fastest_possible_algorithm_is_taken(board: str) -> None:
     device = load_device(board)
     for sizes in ((32, 64, 64, 56), (8, 16, 32, 128), (64, 1024, 1024, 7)):
         n, c, f, h = sizes
-        times = convolution_seconds(n, c, f, h, h, 3, 3, 1, 1, device)
+        times = convolution_seconds(windows(n, c, f, h), device)
         each = {name: item.seconds[0] for name, item in forward_algorithms(device, square(*sizes)).items()}
         del each["depthwise"]
         assert times.algorithm == min(each, key=lambda name: each[name])
@@ -49,15 +56,15 @@ def test_fastest_possible_algorithm_is_taken(board: str) -> None:
 def test_more_images_and_channels_take_longer() -> None:
     for board in BOARDS:
         device = load_device(board)
-        images = convolution_seconds(np.array([1, 8, 64, 512]), 128, 128, 28, 28, 3, 3, 1, 1, device)
-        channels = convolution_seconds(32, np.array([8, 64, 512, 2048]), 128, 28, 28, 3, 3, 1, 1, device)
+        images = convolution_seconds(windows([1, 8, 64, 512], 128, 128, 28), device)
+        channels = convolution_seconds(windows(32, [8, 64, 512, 2048], 128, 28), device)
         assert (np.diff(images.kernel_seconds) > 0).all()
         assert (np.diff(channels.kernel_seconds) > 0).all()
 
 
 def test_depthwise_convolution_is_bound_by_memory() -> None:
     device = load_device("v100-pcie-16gb")
-    times = convolution_seconds(64, 512, 512, 28, 28, 3, 3, 1, 1, device, groups=512)
+    times = convolution_seconds(windows(64, 512, 512, 28, groups=512), device)
     moved = 2 * 64 * 512 * 28 * 28 * 4
     assert times.algorithm == "depthwise"
     assert 1 <= times.kernel_seconds / (moved / device.dram.bandwidth_bytes_per_second) < 1.5
@@ -66,10 +73,11 @@ def test_depthwise_convolution_is_bound_by_memory() -> None:
 def test_backward_is_two_convolutions() -> None:
     for board in BOARDS:
         device = load_device(board)
-        sizes = (32, [64, 256, 512], [64, 256, 512], [56, 14, 7], [56, 14, 7], [3, 1, 3], [3, 1, 3], 1, [1, 0, 1])
-        forward = convolution_seconds(*sizes, device)
-        backward = convolution_seconds(*sizes, device, direction="backward")
-        weights = convolution_seconds(*sizes, device, direction="backward", input_gradient=False)
+        channels, extents, taps = [64, 256, 512], [56, 14, 7], [3, 1, 3]
+        sizes = windows(32, channels, channels, extents, kh=taps, kw=taps, pad=[1, 0, 1])
+        forward = convolution_seconds(sizes, device)
+        backward = convolution_seconds(sizes, device, direction="backward")
+        weights = convolution_seconds(sizes, device, direction="backward", input_gradient=False)
         ratio = backward.kernel_seconds / forward.kernel_seconds
         assert ((ratio > 1.4) & (ratio < 4)).all()
         assert (weights.kernel_seconds < backward.kernel_seconds).all()
@@ -77,16 +85,17 @@ def test_backward_is_two_convolutions() -> None:
 
 
 def test_tensor_cores_speed_up_half_precision() -> None:
-    sizes = (64, 256, 256, 28, 28, 1, 1, 1, 0)
+    sizes = windows(64, 256, 256, 28, kh=1, kw=1, pad=0)
     volta, pascal = load_device("v100-pcie-16gb"), load_device("p4")
-    single, half = (convolution_seconds(*sizes, volta, dtype_bytes=size).kernel_seconds for size in (4, 2))
+    single, half = (convolution_seconds(sizes, volta, dtype_bytes=size).kernel_seconds for size in (4, 2))
     assert half < 0.5 * single
     assert gemm_rate(pascal, 2) == gemm_rate(pascal, 4)
 
 
 def test_host_time_grows_with_the_shapes_a_process_has_seen() -> None:
     device = load_device("t4")
-    early, late = (convolution_seconds(1, 8, 8, 8, 8, 3, 3, 1, 1, device, shapes_seen=seen) for seen in (0, 5000))
+    sizes = windows(1, 8, 8, 8)
+    early, late = (convolution_seconds(sizes, device, shapes_seen=seen) for seen in (0, 5000))
     assert early.bound == late.bound == "host"
     assert early.call_seconds == pytest.approx(2.2 * device.framework_calls.call_seconds)
     assert late.call_seconds > 3 * early.call_seconds

@@ -11,7 +11,7 @@ import pytest
 
 import hal
 from roller.library import gemm, gemm_cost, gemm_tiles
-from roller.library.gemm_cost import CONSTANTS, Launch, kernel_stages, resident_blocks
+from roller.library.gemm_cost import CONSTANTS, TiledGemms, kernel_stages, resident_blocks
 
 V100, P100, P4, T4, A100, H100, L4 = (
     hal.load_device(name) for name in ("v100-pcie", "p100", "p4", "t4", "a100", "h100", "l4")
@@ -151,7 +151,7 @@ def test_deep_steps_read_rows_in_fewer_requests() -> None:
 def translation(device: hal.DeviceSpec, n: float, k: float, *, m: float = 4096, bias: bool = True) -> float:
     """Seconds of one product by tiles of 128 rows and 32 columns."""
     tile = {name: column for name, column in gemm_tiles.tile_arrays(np.array([4])).items() if name not in ("m", "n")}
-    run = Launch(
+    run = TiledGemms(
         b=ONE, m=m * ONE, n=n * ONE, k=k * ONE, tile_m=128 * ONE, tile_n=32 * ONE, splits=ONE, reduce=ONE > 1,
         transposed=np.array([bias]), **tile,
     )  # fmt: skip
@@ -217,7 +217,7 @@ def test_blocks_of_two_warps_share_schedulers_unevenly() -> None:
 def test_resident_blocks_follow_registers_shared_memory_and_threads() -> None:
     columns = gemm_tiles.tile_arrays(np.arange(len(gemm_tiles.TILES)))
     ones = np.ones(len(gemm_tiles.TILES))
-    run = Launch(
+    run = TiledGemms(
         b=ones, m=ones, n=ones, k=ones, tile_m=columns["m"], tile_n=columns["n"], depth=columns["depth"],
         threads=columns["threads"], registers=columns["registers"], shared_bytes=columns["shared_bytes"],
         splits=ones, reduce=ones > 1, transposed=ones > 1,

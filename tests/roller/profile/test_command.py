@@ -15,7 +15,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from codegen.bundle.manifest import read_manifest
-from codegen.verify.emulator import emulator_available
 from roller.cli import main
 from roller.profile import clusters as job_engines
 from roller.profile import profile
@@ -24,7 +23,7 @@ from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
 from tests.codegen.runtime.test_gpu import BLOCKED
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,7 +33,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> fake_cupy.Gpu:
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy)  # type: ignore[arg-type]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(profile.profile, "__defaults__", (LocalRunner,))
-    monkeypatch.setattr(profile, "ChildRunner", LocalRunner)
+    monkeypatch.setattr(profile, "GpuRunner", LocalRunner)
     return fake_cupy.reset(seconds={"kernel_1.cu": 0.4, "kernel_2.cu": 0.1, "kernel_3.cu": 0.2})
 
 
@@ -142,7 +141,7 @@ class Block:
 sys.meta_path.insert(0, Block())
 from tests.codegen import fake_cupy
 sys.modules["cupy"] = fake_cupy
-from codegen import profile
+from roller.profile import profile
 from roller.profile.gpu_worker import LocalRunner
 profile.profile.__defaults__ = (LocalRunner,)
 from roller.cli import main

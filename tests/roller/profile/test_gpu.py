@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from codegen.bundle.reader import read_bundle
-from codegen.verify.emulator import emulator_available
 from codegen.verify.gpu import _stored
 from codegen.verify.result import LARGEST_HALF, relative_error
 from hal.support.errors import InputError
@@ -30,7 +29,7 @@ from roller.profile.gpu import (
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import ADDS, BEYOND, PARTIAL, RIGHT, SPOILS_INPUT, WRONG, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 QUICK = MeasureOptions(repeats=5, graph_seconds=0.0, warmup_seconds=0.0)
 

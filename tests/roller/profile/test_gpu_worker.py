@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
-from roller.profile.gpu import Measurement, MeasureOptions
-from roller.profile.gpu_worker import ChildRunner, serve
+from roller.profile.child import serve
+from roller.profile.gpu import MeasureOptions
+from roller.profile.gpu_worker import GpuRunner, answer
+from roller.profile.measurement import Measurement
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 ROOT = Path(__file__).resolve().parents[3]
 QUICK = MeasureOptions(repeats=3, graph_seconds=0.0, warmup_seconds=0.0)
@@ -38,15 +39,15 @@ sys.modules["cupy"] = fake_cupy
 @pytest.fixture
 def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes runners whose children find the pretended CuPy, with faults."""
-    made: list[ChildRunner] = []
+    made: list[GpuRunner] = []
 
-    def runner(seconds: float = 60.0, **faults: str) -> ChildRunner:
+    def runner(seconds: float = 60.0, **faults: str) -> GpuRunner:
         place = tmp_path / "site"
         place.mkdir()
         named = {f"{name}.cu": fault for name, fault in faults.items()}
         (place / "cupy.py").write_text(CHILDS_CUPY.format(root=str(ROOT), faults=named))
         monkeypatch.syspath_prepend(str(place))
-        made.append(ChildRunner(0, QUICK, seconds))
+        made.append(GpuRunner(0, QUICK, seconds))
         return made[-1]
 
     yield runner
@@ -54,7 +55,7 @@ def pretend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         one.close()
 
 
-def struck(runner: ChildRunner, folder: Path, ranks: list[int]) -> dict[int, str]:
+def struck(runner: GpuRunner, folder: Path, ranks: list[int]) -> dict[int, str]:
     return {rank: measurement.struck_out for rank, measurement in runner.measure(folder, ranks)}
 
 
@@ -96,7 +97,7 @@ def test_what_is_wrong_with_a_bundle_comes_back_as_it_is(pretend: Any, tmp_path:
     with pytest.raises(InputError, match="has no reference to check against; compile the operator again"):
         struck(runner, write_bundle(tmp_path, reference=None), [1])
     with pytest.raises(InputError, match="--device: there is no cuda:5"):
-        ChildRunner(5, QUICK).board()
+        GpuRunner(5, QUICK).board()
 
 
 def test_a_closed_runner_starts_nothing(pretend: Any, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_the_protocol_is_a_line_of_json_each(tmp_path: Path, monkeypatch: pytest
         "options": asdict(QUICK),
     }  # fmt: skip
     replies = io.StringIO()
-    serve(io.StringIO(json.dumps({"ask": "board", "device": 0}) + "\n" + json.dumps(request) + "\n"), replies)
+    serve(io.StringIO(json.dumps({"ask": "board", "device": 0}) + "\n" + json.dumps(request) + "\n"), replies, answer)
     board, ready, last = map(json.loads, replies.getvalue().splitlines())
     assert board["board"]["name"] == "Pretended GPU" and ready == {"ready": True}
     assert Measurement(**last["measurement"]).lost  # and nothing after it

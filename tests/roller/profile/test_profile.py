@@ -15,16 +15,16 @@ import pytest
 
 from codegen.bundle.manifest import manifest_schema, read_manifest
 from codegen.bundle.reader import choose_kernel, read_bundle
-from codegen.verify.emulator import emulator_available
 from hal.support.errors import InputError
 from roller.profile import profile
-from roller.profile.gpu import Board, Measurement, MeasureOptions
+from roller.profile.gpu import MeasureOptions
 from roller.profile.gpu_worker import LocalRunner
+from roller.profile.measurement import Board, Measurement
 from roller.profile.profile import OperatorProfile, ProfileOptions, parse_devices, profile_on_cluster
 from tests.codegen import fake_cupy
 from tests.codegen.bundles import RIGHT, WRONG, write_bundle, write_chain
 
-pytestmark = pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+pytestmark = pytest.mark.usefixtures("emulator")
 
 QUICK = ProfileOptions(measure=MeasureOptions(repeats=3, graph_seconds=0.0, warmup_seconds=0.0))
 
@@ -240,7 +240,7 @@ def test_other_devices_are_refused(text: str) -> None:
 
 
 def test_a_cluster_gets_bundles_as_bytes(gpu: fake_cupy.Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "ChildRunner", LocalRunner)
+    monkeypatch.setattr(profile, "GpuRunner", LocalRunner)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     out = tmp_path / "out"
     folders = [write_bundle(out, (RIGHT, RIGHT), name=name) for name in ("a", "b")]

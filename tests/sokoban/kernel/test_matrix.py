@@ -5,7 +5,8 @@ import pytest
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.matrix import BANK_PIECES, MatrixRoles, check_float8, instruction_for, matrix_roles, swizzle_of
+from sokoban.kernel.matrix import BANK_PIECES, MatrixRoles, instruction_for, swizzle_of
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 
 
@@ -14,7 +15,7 @@ def form_of(**operator: object) -> KernelForm:
 
 
 def roles_of(**operator: object) -> MatrixRoles | None:
-    return matrix_roles(form_of(**operator))
+    return form_of(**operator).roles
 
 
 def summary(roles: MatrixRoles | None) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ def test_batch_axes_stay_outside() -> None:
 
 def test_pointwise_convolution_multiplies_the_weights_from_the_left() -> None:
     form = form_of(op="conv2d", n=2, c=33, h=15, w=15, f=65, kh=1, kw=1)
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     assert (roles.a.tensor, roles.b.tensor) == ("W", "X")
     assert roles.n == form.final.axes[-1]
@@ -48,7 +49,7 @@ def test_pointwise_convolution_multiplies_the_weights_from_the_left() -> None:
 
 def test_channels_last_pointwise_convolution_multiplies_the_weights_from_the_right() -> None:
     form = form_of(op="conv2d", n=2, c=40, h=8, w=9, f=65, kh=1, kw=1, layout="NHWC")
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     assert (roles.a.tensor, roles.b.tensor) == ("X", "W")
     assert roles.n == form.final.axes[-1]
@@ -56,7 +57,7 @@ def test_channels_last_pointwise_convolution_multiplies_the_weights_from_the_rig
 
 def test_an_output_stored_the_other_way_around_swaps_the_operands() -> None:
     form = form_of(expr="C[n,m] = sum(k, A[m,k] * B[k,n])", sizes={"m": 64, "n": 48, "k": 32})
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     assert (roles.a.tensor, roles.b.tensor) == ("B", "A")
     assert (roles.a_layout, roles.b_layout) == ("col", "col")
@@ -67,7 +68,7 @@ def test_the_larger_of_two_row_axes_is_taken() -> None:
         expr="C[i,j,n] = sum(k, A[j,i,k] * B[k,n])",
         sizes={"i": 16, "j": 64, "n": 48, "k": 32},
     )
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     assert form.sizes[roles.m] == 64
 
@@ -170,5 +171,5 @@ def test_bytes_that_lie_across_are_interleaved() -> None:
 def test_eight_bit_floats_need_a_matrix_instruction(operator: dict[str, object], device: str, reason: str) -> None:
     form = form_of(**operator, dtype="float8_e4m3fn")
     with pytest.raises(InputError, match=reason):
-        check_float8(form, load_device(device))
-    check_float8(form_of(op="matmul", m=64, n=64, k=64, dtype="int8"), load_device("k80"))
+        PlacedForm(form, load_device(device)).check()
+    PlacedForm(form_of(op="matmul", m=64, n=64, k=64, dtype="int8"), load_device("k80")).check()

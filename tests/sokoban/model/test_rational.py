@@ -14,8 +14,10 @@ from msgspec.structs import replace
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, STAGES, UNHIDDEN, breakdown
-from sokoban.model.gpu.stages import Launch
+from sokoban.model.gpu.step import Occupancy
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -96,7 +98,7 @@ def test_traffic_follows_the_element_size(dtype: str, bytes_: int) -> None:
 def test_matrix_instructions_run_at_their_own_rate() -> None:
     m, n, k = 128 * 40, 128 * 20, 2048
     form = form_of(op="matmul", m=m, n=n, k=k, dtype="float16")
-    schedule = matmul_schedule((128, 128), (64, 32), 32, padding=(("A", 8), ("B", 8)), instruction="wmma_16x16x16")
+    schedule = matmul_schedule((128, 128), (64, 32), 32, padding=(("A", 8), ("B", 8)), instruction=Instruction.WMMA)
     row = estimate_schedules(form, V100, [schedule]).row(0)
     instruction = V100.matrix_instruction("float16")
     assert instruction is not None
@@ -153,7 +155,7 @@ def test_rows_of_different_kinds_do_not_depend_on_each_other() -> None:
     form = form_of(op="matmul", m=640, n=96, k=960, dtype="float16", transpose_b=True)
     rows = [
         matmul_schedule((32, 32), (2, 4), 16),
-        matmul_schedule((64, 32), (32, 16), 32, padding=(("A", 8), ("B", 8)), instruction="wmma_16x16x16"),
+        matmul_schedule((64, 32), (32, 16), 32, padding=(("A", 8), ("B", 8)), instruction=Instruction.WMMA),
         matmul_schedule((32, 32), (2, 4), 16, cached=()),
         TileSchedule(block=(("m", 1), ("n", 2)), thread=(("m", 1), ("n", 1)), reduce_threads=(("k", 64),)),
     ]
@@ -231,21 +233,22 @@ def test_more_units_never_work_longer(kernel: tuple[str, list[TileSchedule]], un
     for stage in ("compute", "shared", "block_launch"):
         assert (after.stage_seconds[stage] <= before.stage_seconds[stage] * (1 + 1e-9)).all(), stage
     table = ScheduleTable.of(form, rows)
-    parts, fewer = breakdown(table, V100), breakdown(table, larger)
-    assert (fewer.waiting == parts.waiting).all() and (fewer.launch.rounds <= parts.launch.rounds).all()
-    work = parts.together / parts.launch.running * most_growth_of_a_block(parts.launch, fewer.launch)
-    most = parts.launch.rounds * table.step_count * (parts.waiting + work)
+    parts, fewer = (breakdown(table, PlacedForm(form, device)) for device in (V100, larger))
+    many, few = parts.step.occupancy, fewer.step.occupancy
+    assert (fewer.waiting == parts.waiting).all() and (few.rounds <= many.rounds).all()
+    work = parts.together / many.running * most_growth_of_a_block(many, few)
+    most = many.rounds * table.step_count * (parts.waiting + work)
     assert (after.stage_seconds["latency"] <= most * (1 + 1e-9)).all()
 
 
-def most_growth_of_a_block(many: Launch, few: Launch) -> np.ndarray[Any, Any]:
+def most_growth_of_a_block(many: Occupancy, few: Occupancy) -> np.ndarray[Any, Any]:
     """By how much what a block does may take longer when a unit runs ``few.running`` blocks, not ``many.running``.
 
     Arithmetic and issue wait for the scheduler with most warps, ceil(W / 4) of W: the share of a block is W / 4 at
     best, so that it grows by ceil(W / 4) / (W / 4) at most, 4 for a single warp. Shared memory and the way from L2
     share without rest. The slowest stage leaves UNHIDDEN / (W / 4)**HIDING of the two others, each at most as long.
     """
-    warps = [np.asarray(launch.warps * launch.running, float) for launch in (many, few)]
+    warps = [np.asarray(each.warps * each.running, float) for each in (many, few)]
     idle = np.ceil(warps[1] / SCHEDULERS) / (warps[1] / SCHEDULERS)
     shown = [1 + 2 * UNHIDDEN / np.maximum(1, count / SCHEDULERS) ** HIDING for count in warps]
     return np.where(few.running < many.running, idle * shown[1] / shown[0], 1.0)

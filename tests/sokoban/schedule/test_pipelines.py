@@ -9,6 +9,7 @@ import pytest
 
 from hal.catalog import load_device
 from sokoban.kernel.form import kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.parser import parse_program
 from sokoban.model.gpu.banks import busiest_bank, lane_words
 from sokoban.model.gpu.fetch import fetch, turned_store_passes
@@ -59,7 +60,7 @@ def test_a_turned_operand_is_read_as_vectors_and_a_plain_one_word_by_word() -> N
     assert operand_reads(table, load, V100, loop_nest(table)).width.tolist() == [1, 4]
     # Alone or beside others, a schedule is read the same.
     for row in range(2):
-        one = table.rows(slice(row, row + 1))
+        one = table.candidates(slice(row, row + 1))
         assert lane_words(one, load, V100).tolist() == lane_words(table, load, V100)[row : row + 1].tolist()
 
 
@@ -84,7 +85,7 @@ def test_padding_takes_conflicts_from_the_stores_and_leaves_reads_aligned() -> N
 def test_steps_fetched_ahead_take_no_longer_than_steps_fetched_one_by_one() -> None:
     for step in (8, 16):
         one, two = (schedule(step, turned=("A",), unroll=512, stages=stages) for stages in (1, 2))
-        found = estimate(table_of(one, two), V100)
+        found = estimate(table_of(one, two), PlacedForm(MATMUL, V100))
         assert found.shared_bytes.tolist() == [8 * step * 128, 16 * step * 128]
         assert found.seconds[1] < found.seconds[0]
         assert found.stage_seconds["latency"][1] < found.stage_seconds["latency"][0]
@@ -92,7 +93,7 @@ def test_steps_fetched_ahead_take_no_longer_than_steps_fetched_one_by_one() -> N
 
 def test_what_a_pipeline_fetches_is_held_in_registers() -> None:
     shallow, deep = (schedule(step, turned=("A",), unroll=512, stages=2) for step in (8, 32))
-    registers = estimate(table_of(shallow, deep), V100).registers
+    registers = estimate(table_of(shallow, deep), PlacedForm(MATMUL, V100)).registers
     # 128 x 8 elements of either operand among 256 threads, and four times as many; their accesses are told apart by
     # constants.
     assert registers[1] - registers[0] == 3 * 2 * 128 * 8 // 256
@@ -103,12 +104,12 @@ def test_copies_past_the_registers_hold_none_and_take_a_buffer_per_step_ahead() 
         schedule(16, turned=("A",), unroll=512, stages=2),
         schedule(16, turned=("A",), unroll=512, stages=3, asynchronous=True),
     )
-    found = estimate(table_of(through, past), A100)
+    found = estimate(table_of(through, past), PlacedForm(MATMUL, A100))
     assert found.registers[0] - found.registers[1] == 2 * 128 * 16 // 256
     assert found.shared_bytes.tolist() == [2 * 16 * 1024, 3 * 16 * 1024]
     # Further ahead there is less to wait for.
     waits = [through.with_(stages=stages, asynchronous=True) for stages in (2, 3, 4)]
-    latency = estimate(table_of(*waits), A100).stage_seconds["latency"]
+    latency = estimate(table_of(*waits), PlacedForm(MATMUL, A100)).stage_seconds["latency"]
     assert latency[0] >= latency[1] >= latency[2]
 
 
@@ -122,17 +123,18 @@ def test_an_asynchronous_copy_into_a_turned_tile_takes_one_element() -> None:
 def test_only_boards_with_asynchronous_copies_are_proposed_them() -> None:
     assert not copies_past_registers(V100) and not copies_past_registers(load_device("t4"))
     assert copies_past_registers(A100) and copies_past_registers(load_device("h200"))
-    assert pipeline_variants(MATMUL, V100) == ((2, False),)
-    assert pipeline_variants(MATMUL, A100) == ((2, False), (2, True), (3, True), (4, True))
-    ahead = fetched_ahead(table_of(schedule(16)), A100)
-    assert {(int(part.stages[0]), bool(part.asynchronous[0])) for part in ahead} == set(pipeline_variants(MATMUL, A100))
+    assert pipeline_variants(PlacedForm(MATMUL, V100)) == ((2, False),)
+    placed = PlacedForm(MATMUL, A100)
+    assert pipeline_variants(placed) == ((2, False), (2, True), (3, True), (4, True))
+    ahead = fetched_ahead(table_of(schedule(16)), placed)
+    assert {(int(part.stages[0]), bool(part.asynchronous[0])) for part in ahead} == set(pipeline_variants(placed))
 
 
 def test_what_a_copy_cannot_do_is_said() -> None:
     assert asynchronous_problem(MATMUL) is None
     half = form_of(op="matmul", m=64, n=64, k=64, dtype="float16")
     assert asynchronous_problem(half) == "elements of A are smaller than the 4 bytes of a copy"
-    assert pipeline_variants(half, A100) == ((2, False),)
+    assert pipeline_variants(PlacedForm(half, A100)) == ((2, False),)
     mixed = parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 8, "j": 8, "k": 8}, {"A": "float64"})
     assert asynchronous_problem(kernel_form(mixed)) == "tensors of float64 and float32 have no buffer in common"
 
@@ -153,7 +155,7 @@ def test_a_guard_worked_out_once_costs_less_and_leaves_vectors_whole() -> None:
 def test_only_what_stages_everything_is_proposed_ahead() -> None:
     table = table_of(schedule(16), schedule(16, cached=("B",)), schedule(1024), schedule(16, stages=2))
     assert fully_staged(table).tolist() == [True, False, True, True]
-    found = fetched_ahead(table, V100)
+    found = fetched_ahead(table, PlacedForm(MATMUL, V100))
     assert all((part.stages == 2).all() for part in found)
     # In its own steps and in halves and quarters; a single step only in parts.
     assert sorted(int(k) for part in found for k in part.step["k"]) == [4, 8, 16, 256, 512]
@@ -163,4 +165,4 @@ def test_only_what_stages_everything_is_proposed_ahead() -> None:
 
 
 def test_a_schedule_of_one_tile_per_thread_is_no_pipeline_of_its_own() -> None:
-    assert fetched_ahead(table_of(matmul_schedule((64, 64), (4, 4), 8).with_(stages=2)), V100) == []
+    assert fetched_ahead(table_of(matmul_schedule((64, 64), (4, 4), 8).with_(stages=2)), PlacedForm(MATMUL, V100)) == []

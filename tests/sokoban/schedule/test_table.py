@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from tests.sokoban.schedules import form_of, matmul_schedule, schedules
@@ -43,7 +44,7 @@ def test_rows_answer_as_their_schedules_do(data: st.DataObject, form: KernelForm
 
 def test_schedules_of_different_kinds_share_a_table() -> None:
     reducing = TileSchedule(block=(("m", 2), ("n", 1)), thread=(("m", 1), ("n", 1)), reduce_threads=(("k", 64),))
-    matrix = matmul_schedule((64, 32), (32, 16), 16, instruction="wmma_16x16x16")
+    matrix = matmul_schedule((64, 32), (32, 16), 16, instruction=Instruction.WMMA)
     plain = matmul_schedule((24, 40), (3, 5), 9, vthreads=(2, 1), cached=("B",))
     table = ScheduleTable.of(MATMUL, [reducing, matrix, plain])
     assert table.threads_per_block.tolist() == [2 * 64, 2 * 2 * 32, (24 // 6) * (40 // 5)]

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.sokoban.schedules import matmul_schedule
 
@@ -31,7 +32,7 @@ def test_threads_of_a_shared_reduction_multiply() -> None:
 
 
 def test_a_matrix_instruction_has_a_warp_per_tile() -> None:
-    schedule = matmul_schedule((64, 96), (32, 32), 16, instruction="wmma_16x16x16")
+    schedule = matmul_schedule((64, 96), (32, 32), 16, instruction=Instruction.WMMA)
     assert schedule.threads_per_block == (64 // 32) * (96 // 32) * 32
 
 

@@ -13,14 +13,16 @@ from codegen.gpu.matrix.mma import mma_shared_bytes
 from codegen.gpu.matrix.wgmma import wgmma_problem
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
-from sokoban.kernel.matrix import WGMMA, is_mma
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
 from sokoban.model.gpu.stages import compute_seconds, power_seconds, shared_seconds
+from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import warp_group_roles, warp_group_schedules, with_fall_back
+from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
 from sokoban.search.search import search
 from tests.sokoban.schedules import form_of, matmul_schedule
 
@@ -29,10 +31,10 @@ A100, H100, H200 = load_device("a100"), load_device("h100"), load_device("h200")
 
 
 def group(rows: int = 128, width: int = 256, stages: int = 4) -> TileSchedule:
-    return matmul_schedule((rows, width), (16, width), 64, instruction=WGMMA, stages=stages)
+    return matmul_schedule((rows, width), (16, width), 64, instruction=Instruction.WGMMA, stages=stages)
 
 
-MMA = matmul_schedule((128, 256), (64, 64), 64, instruction="mma_16x8x16", stages=3)
+MMA = matmul_schedule((128, 256), (64, 64), 64, instruction=Instruction.MMA_16X8X16, stages=3)
 
 
 def table_of(*schedules: TileSchedule) -> ScheduleTable:
@@ -61,30 +63,30 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 
 def test_products_run_at_the_groups_own_rates() -> None:
     table = table_of(group(), MMA)
-    launch = breakdown(table, H200).launch
-    by_group, by_warp = (compute_seconds(table, H200, launch) / launch.running).tolist()
+    step = BlockStep.of(table, PlacedForm(GEMM, H200))
+    by_group, by_warp = (compute_seconds(step) / step.occupancy.running).tolist()
     groups, warps = H200.warp_group_instruction("float16"), H200.matrix_instruction("float16")
     assert groups is not None
     assert warps is not None
     assert by_warp / by_group == pytest.approx(groups.peak_flops / warps.peak_flops)
-    limit = power_seconds(table, H200)
+    limit = power_seconds(step)
     assert limit[1] / limit[0] == pytest.approx(groups.sustained_flops / warps.sustained_flops)
 
 
 def test_operands_are_read_once_a_group() -> None:
     """Per step 64 rows and all columns of 128 bytes for each group; rows and columns of 64 for every warp otherwise."""
     table = table_of(group(), MMA)
-    found = breakdown(table, H200)
-    seconds = shared_seconds(table, H200, found.nest, found.launch, found.fetches, found.reads)
+    step = BlockStep.of(table, PlacedForm(GEMM, H200))
+    seconds = shared_seconds(step)
     rate = H200.shared.bandwidth_bytes_per_second / H200.unit_count / 128
-    copied = sum(part.wavefronts for part in found.fetches.values())
-    passes = seconds * rate / found.launch.running - copied
+    copied = sum(part.wavefronts for part in step.fetches.values())
+    passes = seconds * rate / step.occupancy.running - copied
     np.testing.assert_allclose(passes, [2 * (64 + 256), 8 * (64 + 64)])
 
 
 def test_two_buffers_of_a_pipeline_belong_to_products() -> None:
     """Three stages copy one step ahead, as two do with mma.sync; where copies are in time nobody waits for others."""
-    wait = breakdown(table_of(group(stages=3), group(stages=6), MMA), H200).waiting
+    wait = breakdown(table_of(group(stages=3), group(stages=6), MMA), PlacedForm(GEMM, H200)).waiting
     assert wait[1] == 0
     assert wait[0] > wait[1]
     assert wait[2] > 0
@@ -92,10 +94,10 @@ def test_two_buffers_of_a_pipeline_belong_to_products() -> None:
 
 @pytest.mark.parametrize("device", [H100, H200])
 def test_warp_groups_are_the_faster_ones(device: DeviceSpec) -> None:
-    by_group, by_warp = estimate(table_of(group(), MMA), device).seconds.tolist()
+    by_group, by_warp = estimate(table_of(group(), MMA), PlacedForm(GEMM, device)).seconds.tolist()
     assert by_group < by_warp
     # Less than the rates of the instructions: both read as much from L2. Without its limit it comes near.
-    by_group, by_warp = estimate(table_of(group(), MMA), without_l2(device)).seconds.tolist()
+    by_group, by_warp = estimate(table_of(group(), MMA), PlacedForm(GEMM, without_l2(device))).seconds.tolist()
     assert by_warp / by_group > 1.15
 
 
@@ -111,32 +113,32 @@ def test_warp_groups_are_the_faster_ones(device: DeviceSpec) -> None:
 )
 def test_other_operators_are_left_to_other_instructions(operator: dict[str, Any], reason: str) -> None:
     form = form_of(**operator)
-    assert warp_group_roles(form, H200) is None, reason
-    assert list(warp_group_schedules(form, H200)) == []
+    assert PlacedForm(form, H200).warp_group_roles is None, reason
+    assert list(warp_group_schedules(PlacedForm(form, H200))) == []
 
 
 def test_no_other_board_is_proposed_any() -> None:
-    assert list(warp_group_schedules(GEMM, A100)) == []
+    assert list(warp_group_schedules(PlacedForm(GEMM, A100))) == []
     later = msgspec.structs.replace(H200, compute_capability=(10, 0), architecture="sm_100")
-    assert list(warp_group_schedules(GEMM, later)) == []
-    assert all(schedule.instruction != WGMMA for schedule in search(GEMM, A100).schedules)
+    assert list(warp_group_schedules(PlacedForm(GEMM, later))) == []
+    assert all(schedule.instruction != Instruction.WGMMA for schedule in search(GEMM, A100).schedules)
 
 
 @pytest.mark.parametrize("transpose", [False, True])
 def test_what_is_proposed_can_be_lowered(transpose: bool) -> None:
     form = form_of(op="matmul", m=1000, n=136, k=200, transpose_a=transpose, transpose_b=transpose, dtype="bfloat16")
-    proposed = list(warp_group_schedules(form, H200))
+    proposed = list(warp_group_schedules(PlacedForm(form, H200)))
     assert {wgmma_problem(form, schedule) for schedule in proposed} == {None}
     assert {schedule.block_of["n"] for schedule in proposed} == {64, 128, 192, 256}
     assert {schedule.stages for schedule in proposed} == {3, 4, 5, 6}
     small = form_of(op="matmul", m=8, n=72, k=64, dtype="float16")
-    assert {tuple(s.block_of.values()) for s in warp_group_schedules(small, H200)} == {(64, 64), (64, 128)}
+    assert {tuple(s.block_of.values()) for s in warp_group_schedules(PlacedForm(small, H200))} == {(64, 64), (64, 128)}
 
 
 def test_the_search_finds_them_and_keeps_one_to_fall_back_on() -> None:
     found = search(GEMM, H200)
-    assert found.schedules[0].instruction == WGMMA
-    assert any(is_mma(schedule.instruction) for schedule in found.schedules)
+    assert found.schedules[0].instruction == Instruction.WGMMA
+    assert any(schedule.instruction.is_mma for schedule in found.schedules)
     assert len({replace(schedule, stages=1) for schedule in found.schedules}) == len(found.schedules)
 
 
@@ -151,5 +153,5 @@ def test_the_search_finds_them_and_keeps_one_to_fall_back_on() -> None:
     ],
 )
 def test_a_program_to_fall_back_on_takes_the_last_place(ranked: list[str], top_k: int, expected: list[str]) -> None:
-    instructions = {"w": WGMMA, "m": "mma_16x8x16", "f": "fma"}
+    instructions = {"w": Instruction.WGMMA, "m": Instruction.MMA_16X8X16, "f": Instruction.FMA}
     assert with_fall_back(ranked, top_k, lambda name: instructions[name[0]]) == expected

@@ -8,6 +8,7 @@ import numpy as np
 
 from hal.catalog import load_device
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.model.gpu.breakdown import breakdown
 from sokoban.schedule.table import ScheduleTable
@@ -55,7 +56,7 @@ def test_reads_are_counted_per_element_of_the_patch() -> None:
     """Four outputs below each other cover 3 * 2 + 5 rows of 5 elements; each by itself would read 25."""
     device = load_device("v100")
     schedules = [patch(), patch(own=1)]
-    parts = breakdown(ScheduleTable.of(DEPTHWISE, schedules), device)
+    parts = breakdown(ScheduleTable.of(DEPTHWISE, schedules), PlacedForm(DEPTHWISE, device))
     image = next(load for load in DEPTHWISE.body_loads if load.tensor == "X")
     assert parts.reads[image].instructions.tolist() == [11 * 5, 25]
 

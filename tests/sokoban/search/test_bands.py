@@ -11,9 +11,9 @@ import pytest
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from roller.construct.construct import construct
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.transactions import super_tile
-from sokoban.model.rational import estimate
-from sokoban.schedule.raster import raster_axes
+from sokoban.model.rational import estimate, estimate_schedules
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule, sizes
 from sokoban.search.bands import bands, in_bands
@@ -40,12 +40,6 @@ def schedule(raster: int) -> TileSchedule:
     )  # fmt: skip
 
 
-def test_a_band_runs_across_the_last_axis_with_several_tiles() -> None:
-    assert raster_axes({"b": 3, "m": 4, "n": 5}) == ("m", "n")
-    assert raster_axes({"b": 3, "m": 4, "n": 1}) == ("b", "m")
-    assert raster_axes({"m": 1, "n": 5}) is None
-
-
 @pytest.mark.parametrize("raster", [1, 2, 4, 7, 14, 64])
 @pytest.mark.parametrize("blocks", [1, 5, 20, 28, 60])
 def test_blocks_that_run_together_cover_what_their_order_says(raster: int, blocks: int) -> None:
@@ -62,7 +56,7 @@ def test_blocks_that_run_together_cover_what_their_order_says(raster: int, block
     assert reached[0] <= covered[0] and reached[1] <= covered[1]
     # No more blocks than there are, and more than half of them.
     assert min(blocks, len(order)) / 2 < max(1, reached[0]) * max(1, reached[1]) <= blocks
-    plain = super_tile(table.rows(np.array([1])), np.array([blocks]))
+    plain = super_tile(table.candidates(np.array([1])), np.array([blocks]))
     assert int(together.tile["m"][1]) == int(plain.tile["m"][0]) and together.rounds[1] == plain.rounds[0]
 
 
@@ -71,11 +65,12 @@ def test_the_width_of_bands_is_about_the_best_of_all() -> None:
     table = ScheduleTable.of(
         form, [schedule(0).with_(block=sizes({"m": 128, "n": 128}), thread=sizes({"m": 8, "n": 8}))]
     )
-    found = estimate(table, device)
+    placed = PlacedForm(form, device)
+    found = estimate(table, placed)
     slow = replace(found, seconds=found.stage_seconds["dram"])
     chosen = int(bands(table, slow, device)[0])
     dram = {
-        width: float(estimate(table.with_raster(np.array([width])), device).stage_seconds["dram"][0])
+        width: float(estimate(table.with_raster(np.array([width])), placed).stage_seconds["dram"][0])
         for width in (0, 1, 2, 4, 8, 16, 32, 64)
     }
     assert chosen > 0 and dram[chosen] < dram[0]
@@ -88,7 +83,7 @@ def test_bands_are_proposed_where_they_spare_traffic_that_counts() -> None:
     for best in (construct(form, device).programs[0], search(form, device)):
         made = best.schedules[0] if hasattr(best, "schedules") else best.schedule
         assert made.raster > 0
-        plain, banded = estimate(ScheduleTable.of(form, [made.with_(raster=0), made]), device).seconds
+        plain, banded = estimate_schedules(form, device, [made.with_(raster=0), made]).seconds
         assert banded < plain
     # An operand that stays in L2 is read once in any order.
     small = construct(form_of(op="matmul", m=1024, n=1024, k=1024), A100)
@@ -98,5 +93,10 @@ def test_bands_are_proposed_where_they_spare_traffic_that_counts() -> None:
 def test_without_bands_nothing_is_estimated_anew() -> None:
     form = form_of(op="matmul", m=1024, n=1024, k=1024)
     table = ScheduleTable.of(form, [schedule(0)])
-    raster, found = in_bands(table, np.array([0]), estimate(table, A100), A100)
-    assert raster.tolist() == [0] and found.seconds.tolist() == estimate(table, A100).seconds.tolist()
+    raster, found = in_bands(
+        table, np.array([0]), estimate(table, PlacedForm(table.form, A100)), PlacedForm(table.form, A100)
+    )
+    assert (
+        raster.tolist() == [0]
+        and found.seconds.tolist() == estimate(table, PlacedForm(table.form, A100)).seconds.tolist()
+    )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hal.catalog import load_device
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.rational import estimate_schedules
 from sokoban.schedule.table import ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
@@ -142,7 +143,7 @@ def test_a_matrix_instruction_is_used_where_the_device_has_one() -> None:
 
 def test_families_are_the_structures_that_an_operator_may_have() -> None:
     def names(name: str) -> list[str]:
-        return [family.name for family in families(FORMS[name], V100)]
+        return [family.name for family in families(PlacedForm(FORMS[name], V100))]
 
     assert names("matmul_half") == ["matrix", "staged", "direct"]
     assert names("matmul") == ["staged", "direct"]
@@ -212,7 +213,7 @@ def test_sizes_of_an_axis_waste_little_and_are_few(size: int, largest: int, coun
 def test_thread_tiles_are_all_the_divisors_of_their_blocks() -> None:
     form, family = FORMS["matmul"], Family("staged", ("A", "B"))
     blocks = np.array([[12, 7], [64, 48]])
-    rows, tiles = thread_tiles(form, V100, family, blocks)
+    rows, tiles = thread_tiles(PlacedForm(form, V100), family, blocks)
     wanted = {
         (row, m, n)
         for row, (rows_m, rows_n) in enumerate(blocks.tolist())
@@ -228,7 +229,7 @@ def test_thread_tiles_are_all_the_divisors_of_their_blocks() -> None:
 def test_blocks_and_steps_stay_within_grid_and_reduction() -> None:
     form = form_of(op="conv2d", n=2, c=64, h=14, w=14, f=24, kh=3, kw=3)
     family = Family("staged", ("X", "W"))
-    blocks, steps = block_tiles(form, V100, family), step_tiles(form, family)
+    blocks, steps = block_tiles(PlacedForm(form, V100), family), step_tiles(form, family)
     assert blocks.shape[1] == len(form.spatial) and steps.shape[1] == len(form.reduced)
     assert len(np.unique(blocks, axis=0)) == len(blocks)
     assert {tuple(step[1:]) for step in steps.tolist()} <= {(1, 1), (1, 3), (3, 1), (3, 3)}
@@ -264,7 +265,7 @@ def test_rows_come_back_as_the_schedules_they_were() -> None:
         matmul_schedule((16, 16), (1, 2), 256, cached=("A",), vector=(("A", 4),)),
     ]
     table = ScheduleTable.of(FORMS["matmul"], given_schedules)
-    turned = join([table, table]).rows(np.array([3, 0]))
+    turned = join([table, table]).candidates(np.array([3, 0]))
     back = [schedule_at(turned, row) for row in range(2)]
     assert [s.padding for s in back] == [(), (("A", 1),)]
     assert [(s.block, s.register_tile, s.step, s.cached) for s in back] == [

@@ -15,6 +15,7 @@ from codegen.verify.emulator import EmulatorError
 from codegen.verify.gpu import tile_twin, verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.codegen.addresses import warp_offsets
@@ -27,7 +28,7 @@ def schedule_of(
     form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), step: int = 32,
     stages: int = 3, **changes: Any,
 ) -> TileSchedule:  # fmt: skip
-    return wmma_schedule(form, block, warp, step, 0, instruction="mma_16x8x16", stages=stages, **changes)
+    return wmma_schedule(form, block, warp, step, 0, instruction=Instruction.MMA_16X8X16, stages=stages, **changes)
 
 
 def text_of(form: KernelForm, schedule: TileSchedule, architecture: str = "sm_80") -> str:

@@ -17,7 +17,8 @@ from codegen.verify.gpu import tile_twin, verify
 from hal.catalog import load_device
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import MATRIX_TYPES, matrix_roles
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MATRIX_TYPES
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.model.gpu.occupancy import shared_bytes
 from sokoban.schedule.table import ScheduleTable
@@ -45,7 +46,7 @@ def schedule_of(
     form: KernelForm, block: tuple[int, int] = (64, 64), warp: tuple[int, int] = (32, 32), depths: int = 2,
     stages: int = 3,
 ) -> TileSchedule:  # fmt: skip
-    roles = matrix_roles(form)
+    roles = form.roles
     assert roles is not None
     instruction = MATRIX_TYPES[roles.dtype].mma
     return wmma_schedule(
@@ -130,10 +131,10 @@ def test_operands_of_tensorfloat_that_are_not_rounded_are_noticed() -> None:
         emulate(form, lowered, broken)
 
 
-@needs_emulator
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("engine", ["opencl", "emulator"])
-def test_verification_takes_the_types(kind: str, engine: str) -> None:
+def test_verification_takes_the_types(kind: str, engine: str, request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue(engine)
     form = typed(kind, m=300, n=200, k=160, epilogue=["relu"])
     found = verify(form, schedule_of(form), engine=engine)
     assert found.passed, found.reason
@@ -141,7 +142,6 @@ def test_verification_takes_the_types(kind: str, engine: str) -> None:
     assert found.tolerance == exact.get(kind, 1e-4 if engine == "opencl" else 2e-2)
 
 
-@needs_emulator
 @pytest.mark.parametrize(
     "operator",
     [
@@ -161,8 +161,9 @@ def test_verification_takes_the_types(kind: str, engine: str) -> None:
 )
 @pytest.mark.parametrize("engine", ["opencl", "emulator"])
 def test_boards_without_an_instruction_for_bytes_compute_them_by_ordinary_arithmetic(
-    operator: dict[str, Any], engine: str
+    operator: dict[str, Any], engine: str, request: pytest.FixtureRequest
 ) -> None:
+    request.getfixturevalue(engine)
     form = form_of(**operator, dtype="int8")
     schedule = search(form, load_device("t4"), 1).schedules[0]
     assert schedule.instruction == "fma"
@@ -212,7 +213,7 @@ def test_shared_memory_is_what_is_generated(kind: str) -> None:
 
 def test_the_instruction_follows_the_type() -> None:
     form = typed("int8", m=64, n=64, k=64)
-    schedule = schedule_of(form).with_(instruction="mma_16x8x16")
+    schedule = schedule_of(form).with_(instruction=Instruction.MMA_16X8X16)
     assert mma_problem(form, schedule) == "instruction mma_16x8x16: int8 takes mma_16x8x32"
     assert mma_problem(form, schedule_of(form).with_(step=(("k", 16),))) == (
         "step 16 of axis k: the product's depth takes multiples of 32, others one"

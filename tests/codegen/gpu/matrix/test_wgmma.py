@@ -19,6 +19,7 @@ from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from codegen.verify.gpu import verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.banks import busiest_bank
 from sokoban.schedule.tile import TileSchedule
 from tests.codegen.addresses import warp_offsets
@@ -30,7 +31,7 @@ SERIALISED = "wgmma.mma_async instructions are serialized"
 
 
 def schedule_of(form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any) -> TileSchedule:
-    given = {"step": 64, "padding": 0, "instruction": "wgmma_64xNx16", "stages": stages, "vector": (), **changes}
+    given = {"step": 64, "padding": 0, "instruction": Instruction.WGMMA, "stages": stages, "vector": (), **changes}
     return wmma_schedule(form, (rows, width), (16, width), **given)
 
 
@@ -221,7 +222,7 @@ def test_every_width_and_layout_compiles_without_spills(
 
 def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
     form = form_of(op="matmul", m=256, n=256, k=256)
-    group, warp = schedule_of(form), wmma_schedule(form, padding=0, instruction="mma_16x8x16", stages=3)
+    group, warp = schedule_of(form), wmma_schedule(form, padding=0, instruction=Instruction.MMA_16X8X16, stages=3)
     assert own_architecture(group, "sm_90") == "sm_90a"
     assert own_architecture(group, "sm_90a") is None
     assert own_architecture(warp, "sm_90") is None

@@ -20,6 +20,8 @@ from codegen.gpu.source.nvrtc import (
     unsupported_reason,
 )
 
+pytestmark = pytest.mark.usefixtures("no_kept_kernels")
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
 SHARED_SUM = """
@@ -64,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(32) tile(const half* a, const half*
 """
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize("architecture", ["sm_60", "sm_61", "sm_70", "sm_75", "sm_80", "sm_89", "sm_90"])
 def test_a_kernel_compiles_for_every_board_with_a_generator(architecture: str) -> None:
     kernel = compile_cuda(SHARED_SUM, architecture, name="shared_sum")
@@ -73,6 +76,7 @@ def test_a_kernel_compiles_for_every_board_with_a_generator(architecture: str) -
     assert 0 < kernel.registers <= 255
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_spills_are_reported() -> None:
     kernel = compile_cuda(SPILLING, "sm_70", name="spilling")
     assert kernel.registers <= 65536 // 1024
@@ -81,11 +85,13 @@ def test_spills_are_reported() -> None:
     assert kernel.shared_bytes == 0
 
 
+@pytest.mark.usefixtures("device_compiler")
 @pytest.mark.parametrize("architecture", ["sm_70", "sm_80", "sm_90"])
 def test_tensor_core_kernels_find_their_headers(architecture: str) -> None:
     assert compile_cuda(WMMA, architecture, name="tile").registers > 0
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_the_same_source_gives_the_same_bytes_in_another_process_and_under_another_name() -> None:
     script = (
         "import hashlib, sys\n"
@@ -101,6 +107,7 @@ def test_the_same_source_gives_the_same_bytes_in_another_process_and_under_anoth
     assert done.stdout.strip() == hashlib.sha256(kernels[0].cubin).hexdigest()
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_the_log_is_free_of_times_and_of_this_machine() -> None:
     log = compile_cuda(SHARED_SUM, "sm_70", name="shared_sum").log
     assert "Compile time" not in log
@@ -108,6 +115,7 @@ def test_the_log_is_free_of_times_and_of_this_machine() -> None:
     assert "1280 bytes smem" in log
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_source_that_does_not_compile_gives_its_first_error_and_the_log() -> None:
     source = 'extern "C" __global__ void f(float* x) { x[0] = one; x[1] = two; }'
     with pytest.raises(CompileError) as caught:
@@ -116,23 +124,27 @@ def test_a_source_that_does_not_compile_gives_its_first_error_and_the_log() -> N
     assert 'identifier "two" is undefined' in caught.value.log
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_missing_header_is_an_error_that_names_it() -> None:
     with pytest.raises(CompileError, match=r'cannot open source file "no_such\.h"'):
         compile_cuda('#include "no_such.h"\n' + SHARED_SUM, "sm_70", name="f")
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_kernel_that_takes_too_much_shared_memory_is_an_error() -> None:
     source = SHARED_SUM.replace("64 * 5];", "64 * 500];")
     with pytest.raises(CompileError, match="uses too much shared data"):
         compile_cuda(source, "sm_70", name="shared_sum")
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_source_without_a_kernel_is_an_error() -> None:
     with pytest.raises(CompileError) as caught:
         compile_cuda("int f() { return 1; }", "sm_70", name="f")
     assert str(caught.value) == "f: the source holds no __global__ function"
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_a_board_too_old_for_the_compiler_is_refused_up_front() -> None:
     with pytest.raises(CompileError) as caught:
         compile_cuda("not even CUDA", "sm_37", name="k80")
@@ -147,6 +159,7 @@ def test_what_is_no_architecture_is_refused(architecture: str) -> None:
     assert unsupported_reason(architecture) == f"{architecture!r} is not a CUDA architecture such as 'sm_70'"
 
 
+@pytest.mark.usefixtures("device_compiler")
 def test_supported_boards_have_no_reason_against_them() -> None:
     assert [unsupported_reason(name) for name in ("sm_60", "sm_70", "sm_90", "sm_90a")] == [None] * 4
 

@@ -13,7 +13,6 @@ from codegen.gpu.source.text import cuda_source
 from codegen.gpu.staged import kernel as staged_kernels
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
-from codegen.verify.emulator import emulator_available
 from codegen.verify.gpu import verify
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
@@ -72,7 +71,7 @@ def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
     return schedule
 
 
-@pytest.mark.opencl
+@pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("data", OPERATORS, ids=lambda data: str(data)[:60])
 def test_every_layout_and_depth_agrees_with_the_reference(data: dict[str, Any]) -> None:
     form = form_of(**data)
@@ -83,7 +82,7 @@ def test_every_layout_and_depth_agrees_with_the_reference(data: dict[str, Any]) 
             assert result.passed, (each, result.reason)
 
 
-@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_cuda_text_itself_agrees(stages: int, dtype: str) -> None:
@@ -104,7 +103,7 @@ BORDERS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
 )
 
 
-@pytest.mark.skipif(emulator_available() is not None, reason=str(emulator_available()))
+@pytest.mark.usefixtures("emulator")
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize(("data", "steps"), BORDERS, ids=lambda value: str(value)[:50])
 def test_asynchronous_copies_are_waited_for(data: dict[str, Any], steps: dict[str, int], stages: int) -> None:

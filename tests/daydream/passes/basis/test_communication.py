@@ -29,8 +29,7 @@ from daydream.passes.basis.communication import (
     tensor_bytes,
     transfer_us,
 )
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM2, graph, task
 from tests.daydream.traces import Builder
@@ -171,5 +170,5 @@ def test_message_sizes_come_from_the_kernel_or_the_calls_around_its_launch(tmp_p
     trace.kernel("ncclDevKernel_AllReduce_Sum_f32", 70, 30, correlation=10, stream=20, **more)
     trace.launch(110, 5, correlation=11)
     trace.kernel("ncclDevKernel_AllReduce_Sum_f32", 120, 30, correlation=11, stream=20)
-    built = build_graph(read_trace(trace.write(tmp_path / "trace.json")))
+    built = read_graph(trace.write(tmp_path / "trace.json"))
     np.testing.assert_equal(message_bytes(built, all_reduces(built)), [2000, 2000, np.nan])

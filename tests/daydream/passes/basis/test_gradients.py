@@ -14,13 +14,12 @@ from daydream.graph.graph import Mark, Phase, TaskGraph, TaskKind
 from daydream.passes.basis.communication import MEBIBYTE, all_reduces, message_bytes
 from daydream.passes.basis.gradients import Gradients, consumers, find_gradients, last_of_threads, tied
 from daydream.passes.ddp import buckets
-from daydream.tasks.build import build_graph
-from daydream.trace.kineto import read_trace
+from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
 from tests.daydream.graphs import MAIN, STREAM2, graph, launched, pairs, task
+from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
 
-TRACES = Path(__file__).parents[5] / "shared" / "data" / "traces"
 AUTOGRAD = 200
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 
@@ -55,7 +54,7 @@ def backward(*, dims: Sequence[Any] = (None, None), shapes: Sequence[Any] = (Non
 
 
 def built(trace: Builder, folder: Path) -> TaskGraph:
-    return build_graph(read_trace(trace.write(folder / "trace.json")))
+    return read_graph(trace.write(folder / "trace.json"))
 
 
 def summary(graph: TaskGraph, found: Gradients) -> list[tuple[float, str]]:
@@ -196,10 +195,7 @@ def test_nothing_is_tied_against_the_recorded_times():
 
 
 def real(name: str) -> TaskGraph:
-    path = TRACES / f"{name}.pt.trace.json.gz"
-    if not path.is_file():
-        pytest.skip("no recorded traces here")
-    return build_graph(read_trace(path))
+    return read_graph(recorded_trace(name))
 
 
 def test_resnet_50_has_25_557_032_parameters():

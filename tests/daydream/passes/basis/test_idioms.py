@@ -162,6 +162,15 @@ def test_the_backward_pass_meets_the_calls_of_a_layer_in_reverse():
     assert [run.first for run in backward_of(there, back) if run is not None] == [11, 7]
 
 
+def test_nothing_answers_before_it_is_asked():
+    rows = [*launched("bn_bw", 1, layer="a", phase=Phase.BACKWARD), *launched("bn_fw", 1, layer="a")]
+    some = graph([*rows[:2], *({**row, "phase": Phase.FORWARD} for row in rows[2:])], pairs(2))
+    there = layer_runs(some, roles(some), Role.BATCHNORM, Phase.FORWARD)
+    back = layer_runs(some, roles(some), Role.BATCHNORM, Phase.BACKWARD)
+    assert len(there) == len(back) == 1
+    assert backward_of(there, back) == [None]
+
+
 def test_calls_without_layers_are_matched_when_there_are_equally_many():
     rows = [*launched("bn_fw", 1), *launched("x", 1), *launched("bn_fw", 1), *launched("bn_bw", 1)]
     for row, phase in zip(rows, [0] * 6 + [1] * 2, strict=True):

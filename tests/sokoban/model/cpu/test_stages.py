@@ -12,21 +12,13 @@ import pytest
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.language.expression import AffineIndex, Load
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
 from sokoban.model.cpu.stages import SUSTAINED
 from sokoban.model.cpu.traffic import Footprint, Traffic, kept
 from sokoban.model.cpu.work import copies_of, tile_work
-from sokoban.model.rational import estimate
-from sokoban.schedule.cpu_tiles import (
-    by_vector_axis,
-    in_panels,
-    phases_of,
-    pieces,
-    place_of_copy,
-    sum_loops,
-    vector_axis,
-)
+from sokoban.model.rational import estimate, estimate_schedules
+from sokoban.schedule.cpu_tiles import by_vector_axis
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule, sizes
 
@@ -52,61 +44,18 @@ def matmul(block: tuple[int, int], thread: tuple[int, int], step: int = 512, cac
 
 
 def tiles_of(form: KernelForm, *schedules: TileSchedule) -> Any:
-    ((_, tiles),) = by_vector_axis(ScheduleTable.of(form, schedules), DEVICE)
+    ((_, tiles),) = by_vector_axis(ScheduleTable.of(form, schedules), PlacedForm(form, DEVICE))
     return tiles
 
 
-# Tiles
+# Work
 
 
-@pytest.mark.parametrize(("extent", "count"), [(16, 1), (64, 4), (56, 4), (7, 3), (1, 1), (31, 5)])
-def test_pieces_are_whole_vectors_and_falling_powers_of_two(extent: int, count: int) -> None:
-    assert pieces(np.array([extent]), LANES).tolist() == [count]
-
-
-def test_the_last_axis_that_fills_a_vector_has_the_lanes() -> None:
-    assert vector_axis("mn", {"m": 32, "n": 16}, LANES) == "n"
-    assert vector_axis("mn", {"m": 32, "n": 8}, LANES) == "m"
-    assert vector_axis("mn", {"m": 4, "n": 8}, LANES) == "n"
-
-
-def test_a_table_is_split_by_the_axis_of_its_vectors() -> None:
-    table = ScheduleTable.of(MATMUL, [matmul((64, 64), (6, 64)), matmul((64, 64), (32, 8)), matmul((64, 64), (2, 32))])
-    found = {tiles.axis: where.tolist() for where, tiles in by_vector_axis(table, DEVICE)}
-    assert found == {"n": [0, 2], "m": [1]}
-
-
-def test_operands_lie_in_panels_along_a_plain_axis() -> None:
+def test_copies_are_made_outside_the_loops_that_use_them_again() -> None:
     a, b = MATMUL.body_loads
-    assert not in_panels(a, "n")
-    assert in_panels(b, "n")
-
-
-def test_strides_that_only_the_row_has_are_phases() -> None:
-    x = next(load for load in CONV.body_loads if load.tensor == "X")
-    assert phases_of(x, "ow") == 2
-    assert phases_of(x, "oh") == 1
-    diagonal = Load("X", (AffineIndex.axis("i"), AffineIndex((("i", 2),))))
-    assert phases_of(diagonal, "i") == 1
-
-
-def test_a_copy_is_made_outside_the_innermost_loop_that_uses_it_again() -> None:
-    a, b = MATMUL.body_loads
-    assert place_of_copy(b, ["m", "n"], {"m": 4, "n": 4}) == 0
-    assert place_of_copy(a, ["m", "n"], {"m": 4, "n": 4}) == 1
-    assert place_of_copy(a, ["m", "n"], {"m": 4, "n": 1}) == 0
     schedules = [matmul((64, 64), (4, 64), cached=("A", "B")), matmul((64, 256), (4, 64), cached=("A", "B"))]
     copies = copies_of(tiles_of(MATMUL, *schedules))
     assert [copies[load].tolist() for load in (a, b)] == [[0, 1], [0, 0]]
-
-
-def test_the_sum_walks_rows_innermost() -> None:
-    nhwc = form_of(op="conv2d", n=1, c=16, h=20, w=20, f=32, kh=3, kw=3, stride=1, padding=1, layout="NHWC")
-    assert sum_loops(nhwc, "f")[-1] == "c"
-    assert sum_loops(CONV, "ow")[-1] == "kw"
-
-
-# Work
 
 
 def test_a_register_tile_reads_rows_and_vectors_once_a_turn() -> None:
@@ -222,7 +171,7 @@ def test_copies_that_tiles_ask_for_hide_behind_them() -> None:
 
 def test_copies_of_long_rows_are_faster() -> None:
     table = ScheduleTable.of(FEW_ROWS, [matmul((16, 96), (4, 96), 768, ("B",)), matmul((16, 768), (4, 96), 96, ("B",))])
-    found = estimate(table, PAIR)
+    found = estimate(table, PlacedForm(FEW_ROWS, PAIR))
     assert found.stage_seconds["copying"][0] > found.stage_seconds["copying"][1] > 0.0
     assert found.seconds[0] - found.stage_seconds["copying"][0] > 0.0
 
@@ -231,7 +180,7 @@ def test_copies_of_long_rows_are_faster() -> None:
 
 
 def seconds(form: KernelForm, *schedules: TileSchedule, device: DeviceSpec = DEVICE) -> list[float]:
-    return estimate(ScheduleTable.of(form, schedules), device).seconds.tolist()
+    return estimate_schedules(form, device, schedules).seconds.tolist()
 
 
 def test_a_good_tile_comes_near_the_peak_and_others_do_not() -> None:
@@ -259,7 +208,7 @@ def with_sustained(share: float) -> DeviceSpec:
 def test_cores_that_others_disturb_are_slower() -> None:
     schedule = matmul((64, 128), (8, 64))
     most, enough, half = (
-        estimate(ScheduleTable.of(MATMUL, [schedule]), with_sustained(share)).stage_seconds["compute"][0]
+        estimate_schedules(MATMUL, with_sustained(share), [schedule]).stage_seconds["compute"][0]
         for share in (0.95, SUSTAINED, SUSTAINED / 2)
     )
     assert most == enough == MATMUL.flops / DEVICE.peak_flops("float32")
@@ -272,7 +221,7 @@ def test_units_without_a_block_are_idle() -> None:
 
 
 def test_the_stages_are_those_of_the_layers() -> None:
-    table = estimate(ScheduleTable.of(MATMUL, [matmul((64, 128), (8, 64))]), DEVICE)
+    table = estimate_schedules(MATMUL, DEVICE, [matmul((64, 128), (8, 64))])
     assert set(table.stage_seconds) == {
         "compute", "issue", "l1", "chain", "latency", "copying", "l2", "l3", "dram", "block_launch",
     }  # fmt: skip

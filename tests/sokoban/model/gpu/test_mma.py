@@ -7,12 +7,13 @@ import pytest
 
 from codegen.gpu.matrix.mma import mma_shared_bytes
 from hal.catalog import load_device
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
 from sokoban.model.gpu.breakdown import breakdown
-from sokoban.model.gpu.fetch import fetch
 from sokoban.model.gpu.issue import issue_seconds
-from sokoban.model.gpu.loops import loop_nest
 from sokoban.model.gpu.occupancy import registers_per_thread, shared_bytes
-from sokoban.model.gpu.stages import launch_of, shared_seconds
+from sokoban.model.gpu.stages import shared_seconds
+from sokoban.model.gpu.step import BlockStep
 from sokoban.model.rational import estimate
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -26,7 +27,7 @@ A100 = load_device("a100")
 def mma(
     block: tuple[int, int] = (128, 256), warp: tuple[int, int] = (64, 64), step: int = 64, stages: int = 3
 ) -> TileSchedule:
-    return matmul_schedule(block, warp, step, instruction="mma_16x8x16", stages=stages)
+    return matmul_schedule(block, warp, step, instruction=Instruction.MMA_16X8X16, stages=stages)
 
 
 def table_of(*schedules: TileSchedule) -> ScheduleTable:
@@ -48,16 +49,15 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 
 def test_a_block_with_more_threads_than_its_sums_leave_registers_for_spills() -> None:
     table = table_of(mma(), mma((256, 256)))
-    nest, fetches = loop_nest(table), {load: fetch(table, load, A100) for load in GEMM.body_loads}
-    spilled = launch_of(table, A100, nest, fetches, {}).spilled
+    spilled = BlockStep.of(table, PlacedForm(GEMM, A100)).occupancy.spilled
     assert spilled[0] == 0
     assert spilled[1] == 228 - 65536 // 512
 
 
 def test_a_warp_issues_a_product_of_16x8_at_a_time_and_a_load_per_fragment() -> None:
     table = table_of(mma(), mma(step=128))
-    found = breakdown(table, A100)
-    seconds = issue_seconds(table, A100, found.nest, found.launch, found.fetches, found.reads)
+    step = BlockStep.of(table, PlacedForm(GEMM, A100))
+    seconds = issue_seconds(step)
     per_step = seconds * A100.clocks.boost_hz / 2  # warps of a scheduler
     products, loads, copies = 4 * 8, 4 + 4, 6
     assert per_step[0] == pytest.approx(4 * (products + loads) + 4 * 2 * copies + 10)
@@ -66,24 +66,24 @@ def test_a_warp_issues_a_product_of_16x8_at_a_time_and_a_load_per_fragment() -> 
 
 def test_fragments_leave_shared_memory_at_full_width() -> None:
     table = table_of(mma())
-    found = breakdown(table, A100)
-    seconds = shared_seconds(table, A100, found.nest, found.launch, found.fetches, found.reads)
+    step = BlockStep.of(table, PlacedForm(GEMM, A100))
+    seconds = shared_seconds(step)
     passes = seconds * A100.shared.bandwidth_bytes_per_second / A100.unit_count / 128
-    copied = sum(part.wavefronts for part in found.fetches.values())
+    copied = sum(part.wavefronts for part in step.fetches.values())
     # Eight warps, four depths, eight fragments of 512 bytes.
     assert passes == pytest.approx(8 * 4 * 8 * 4 + copied)
 
 
 def test_more_stages_wait_less_until_nothing_is_left_to_hide() -> None:
     small = [mma((64, 64), (32, 32), 16, stages) for stages in (1, 2, 3, 4)]
-    waiting = breakdown(table_of(*small), A100).waiting
+    waiting = breakdown(table_of(*small), PlacedForm(GEMM, A100)).waiting
     assert waiting[0] > waiting[1] > waiting[2] >= waiting[3] > 0
-    large = breakdown(table_of(mma(stages=3), mma(stages=4)), A100).waiting
+    large = breakdown(table_of(mma(stages=3), mma(stages=4)), PlacedForm(GEMM, A100)).waiting
     assert large[0] == large[1] == pytest.approx(40 / A100.clocks.boost_hz)
 
 
 def test_a_pipeline_is_filled_once_per_block() -> None:
-    filling = breakdown(table_of(mma(stages=1), mma(stages=3)), A100).filling
+    filling = breakdown(table_of(mma(stages=1), mma(stages=3)), PlacedForm(GEMM, A100)).filling
     assert filling[0] == 0
     assert filling[1] >= A100.dram.latency_seconds  # type: ignore[operator]
 
@@ -100,7 +100,7 @@ def test_rank_1_of_a_large_product_reaches_70_percent_of_the_peak_of_a100() -> N
 
 def test_the_same_tiles_take_longer_by_wmma() -> None:
     plain = matmul_schedule(
-        (128, 128), (64, 64), 32, instruction="wmma_16x16x16", padding=(("A", 8), ("B", 8))
+        (128, 128), (64, 64), 32, instruction=Instruction.WMMA, padding=(("A", 8), ("B", 8))
     )  # fmt: skip
-    times = estimate(table_of(plain, mma((128, 128), (64, 64), 32, 3)), A100).seconds
+    times = estimate(table_of(plain, mma((128, 128), (64, 64), 32, 3)), PlacedForm(GEMM, A100)).seconds
     assert times[0] > 1.1 * times[1]

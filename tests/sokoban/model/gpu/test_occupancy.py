@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from codegen.gpu.matrix.wmma import wmma_shared_bytes
 from hal.catalog import load_device
+from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.occupancy import (
     OVERHEAD_REGISTERS,
     blocks_per_unit,
@@ -95,7 +96,7 @@ def test_doubles_take_two_registers() -> None:
 
 def test_the_tile_of_a_warp_is_spread_over_its_lanes() -> None:
     form = form_of(op="matmul", m=99, n=99, k=99, dtype="float16")
-    schedule = matmul_schedule((64, 64), (32, 48), 16, instruction="wmma_16x16x16")
+    schedule = matmul_schedule((64, 64), (32, 48), 16, instruction=Instruction.WMMA)
     registers = registers_per_thread(ScheduleTable.of(form, [schedule]))
     assert registers.tolist() == [-(-(32 * 48 + 32 + 48) // 32) + OVERHEAD_REGISTERS]
 
@@ -137,7 +138,7 @@ def test_a_staged_window_holds_its_halo() -> None:
 def test_results_of_matrix_instructions_pass_through_a_strip_as_generated(transpose: bool) -> None:
     form = form_of(op="matmul", m=129, n=260, k=99, dtype="float16", transpose_a=transpose, transpose_b=transpose)
     schedule = matmul_schedule(
-        (64, 96), (32, 48), 32, padding=(("A", 8), ("B", 16)), instruction="wmma_16x16x16"
+        (64, 96), (32, 48), 32, padding=(("A", 8), ("B", 16)), instruction=Instruction.WMMA
     )  # fmt: skip
     a, b = ((32, 64 + 8), (96, 32 + 16)) if transpose else ((64, 32 + 8), (32, 96 + 16))
     strip = (64 // 32) * 16 * (96 + 8)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.reader import read_bundle
+from codegen.bundle.records import Bundle
 from codegen.compile.request import BuildRequest, BuiltKernel
 from codegen.verify.result import Verification
 from hal.catalog import load_device
@@ -19,12 +20,12 @@ from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS, ChainProgram, parse_algorithms
 from roller.cli import main
 from roller.command.tables import compiled_json, print_compiled
-from roller.compile.bundles import write_bundle
+from roller.compile.bundles import manifest, write_bundle
 from roller.compile.pipeline import compile_operators, verify_operators
 from roller.construct.program import RProgram
 from roller.estimate.operators import Item, SchedulePart, estimate_items
 from roller.explain.page import explain
-from roller.programs import find_programs, ranked
+from roller.programs import find_programs
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
 
@@ -79,39 +80,37 @@ class Pool:
 
 @pytest.mark.parametrize(("operator", "algorithm"), [(TALL, "split-k"), (RESNET, "winograd")])
 def test_chains_and_single_kernels_share_the_ranks(operator: dict[str, Any], algorithm: str) -> None:
-    construction = find_programs(kernel_form(operator_from_data(operator)), V100, 10, "roller")
-    programs = ranked(construction, 10)
-    assert isinstance(programs[0], ChainProgram) and programs[0].algorithm == algorithm
-    assert len(programs) == 10
-    assert sum(isinstance(program, RProgram) for program in programs) >= 5
-    seconds = [program.estimate.seconds for program in programs]
+    programs = find_programs(kernel_form(operator_from_data(operator)), V100, 10, "roller")
+    ranked = programs.ranked(10)
+    assert isinstance(ranked[0], ChainProgram) and ranked[0].algorithm == algorithm
+    assert len(ranked) == 10
+    assert sum(isinstance(program, RProgram) for program in ranked) >= 5
+    seconds = [program.estimate.seconds for program in ranked]
     assert seconds == sorted(seconds)
     # The programs of one kernel are those that there are without chains.
     alone = find_programs(kernel_form(operator_from_data(operator)), V100, 10, "roller", ("direct",))
-    assert alone.programs == construction.programs and alone.algorithms == ()
+    assert alone.direct == programs.direct and alone.considered == ()
 
 
 def test_where_no_algorithm_applies_nothing_changes() -> None:
-    construction = find_programs(kernel_form(operator_from_data(SQUARE)), V100, 5, "roller")
-    assert ranked(construction, 5) == list(construction.programs)
-    assert [one.algorithm for one in construction.algorithms] == ["split-k", "winograd"]
-    assert all(one.declined for one in construction.algorithms)
+    programs = find_programs(kernel_form(operator_from_data(SQUARE)), V100, 5, "roller")
+    assert programs.ranked(5) == list(programs.direct)
+    assert [one.algorithm for one in programs.considered] == ["split-k", "winograd"]
+    assert all(one.declined for one in programs.considered)
 
 
 def test_chains_are_for_gpus() -> None:
-    construction = find_programs(kernel_form(operator_from_data(RESNET)), load_device("ipu"), 3, "roller")
-    assert ranked(construction, 3) == list(construction.programs)
-    assert {one.declined for one in construction.algorithms} == {
-        "kernels of ipu-mk1 are not launched one after the other"
-    }
+    programs = find_programs(kernel_form(operator_from_data(RESNET)), load_device("ipu"), 3, "roller")
+    assert programs.ranked(3) == list(programs.direct)
+    assert {one.declined for one in programs.considered} == {"kernels of ipu-mk1 are not launched one after the other"}
 
 
 def test_without_direct_there_are_chains_alone_or_none() -> None:
     tall = find_programs(kernel_form(operator_from_data(TALL)), V100, 10, "roller", ("split-k",))
-    assert all(isinstance(program, ChainProgram) for program in ranked(tall, 3, ("split-k",)))
+    assert all(isinstance(program, ChainProgram) for program in tall.ranked(3, ("split-k",)))
     square = find_programs(kernel_form(operator_from_data(SQUARE)), V100, 10, "roller", ("winograd",))
     with pytest.raises(InputError, match=r"--algorithms: none applies to square \(winograd: it is no 3x3"):
-        ranked(square, 3, ("winograd",))
+        square.ranked(3, ("winograd",))
 
 
 # Bundles
@@ -125,11 +124,11 @@ def compiled(operator: dict[str, Any], pool: Pool, **options: Any) -> Any:
 
 def test_a_bundle_lists_launches_workspace_and_files(tmp_path: Path) -> None:
     pool = Pool()
-    folder = write_bundle(compiled(TALL, pool), V100, tmp_path)
+    folder = write_bundle(compiled(TALL, pool), V100, tmp_path).directory
     record, bundle = read_manifest(folder), read_bundle(folder)
     best = record.kernels[0]
     assert best.policy.startswith("split-k, ") and best.verified
-    assert [launch.tensors for launch in best.launches] == [["A", "B", "C_slices"], ["C_slices", "C"]]
+    assert [launch.tensors for launch in best.launches] == [("A", "B", "C_slices"), ("C_slices", "C")]
     slices = int(best.policy.removeprefix("split-k, ").split()[0])
     assert best.workspace == {"C_slices": 4 * 64 * 64 * slices}
     assert best.seconds == pytest.approx(sum(launch.seconds for launch in best.launches), rel=1e-5)
@@ -159,7 +158,7 @@ def test_a_chain_that_spills_ranks_behind_kernels_that_do_not() -> None:
 
 def test_a_large_convolution_asks_for_its_tolerance(tmp_path: Path) -> None:
     deep = {**RESNET, "c": 1024, "f": 1024, "h": 7, "w": 7}
-    record = read_manifest(write_bundle(compiled(deep, Pool()), V100, tmp_path))
+    record = write_bundle(compiled(deep, Pool()), V100, tmp_path).manifest
     assert record.kernels[0].policy == "winograd, F(4x4, 3x3)"
     assert record.kernels[0].tolerance is not None and 1e-4 < record.kernels[0].tolerance < 1e-3
     assert list(record.kernels[0].workspace) == ["Y_filters", "Y_patches", "Y_products"]
@@ -179,11 +178,12 @@ def test_tables_and_json_tell_chains_apart(
     operator: dict[str, Any], count: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = compiled(operator, Pool())
-    print_compiled([(result, tmp_path)], V100, 1.0)
+    bundle = Bundle(tmp_path, manifest(result, V100, None))
+    print_compiled([(result, bundle)], V100, 1.0)
     shown = capsys.readouterr().out
     assert f"{result.kernels[0].program.policy}: {count} kernels, the longest shown" in shown
     assert " ms algorithms)" in shown
-    record = json.loads(compiled_json(result, V100, tmp_path))
+    record = json.loads(compiled_json(result, bundle))
     assert record["algorithm_seconds"] > 0
     launches = record["kernels"][0]["launches"]
     assert [launch["source"] for launch in launches] == [
@@ -193,25 +193,25 @@ def test_tables_and_json_tell_chains_apart(
 
 @pytest.mark.parametrize("operator", [TALL, RESNET])
 def test_a_page_tells_the_kernels_and_the_alternatives(operator: dict[str, Any]) -> None:
-    construction = find_programs(kernel_form(operator_from_data(operator)), V100, 10, "roller")
-    programs = ranked(construction, 10)
-    best = programs[0]
+    programs = find_programs(kernel_form(operator_from_data(operator)), V100, 10, "roller")
+    ranked = programs.ranked(10)
+    best = ranked[0]
     assert isinstance(best, ChainProgram)
-    page = explain(construction, 1, programs)
+    page = explain(programs, 1, ranked)
     assert f"How rank 1 was composed: {best.policy}" in page
     for number, part in enumerate(best.parts, start=1):
         assert f"Kernel {number} of {len(best.parts)}: {part.label}" in page
     assert "times as fast as the best single kernel's" in page
-    direct = next(number for number, program in enumerate(programs, start=1) if isinstance(program, RProgram))
-    assert "How rank" in explain(construction, direct, programs)
-    for text in (page, explain(construction, direct, programs)):
+    direct = next(number for number, program in enumerate(ranked, start=1) if isinstance(program, RProgram))
+    assert "How rank" in explain(programs, direct, ranked)
+    for text in (page, explain(programs, direct, ranked)):
         assert all(len(line) <= 150 and line == line.rstrip() for line in text.splitlines())
         assert "Algorithms of several kernels, beside" in text
 
 
 def test_a_declined_algorithm_says_why() -> None:
-    construction = find_programs(kernel_form(operator_from_data(SQUARE)), V100, 5, "roller")
-    page = explain(construction, 1, ranked(construction, 5))
+    programs = find_programs(kernel_form(operator_from_data(SQUARE)), V100, 5, "roller")
+    page = explain(programs, 1, programs.ranked(5))
     assert "split-k: not tried, as its 1024 blocks fill the 80 SMs" in page
     assert "winograd: not tried, as it is no 3x3 convolution of stride 1" in page
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from daydream.graph.graph import TaskGraph
-from daydream.operators.shapes import Tensor
+from daydream.operators.shapes import RecordedTensor
 from daydream.swap.calls import operator_calls
-from daydream.swap.chains import Chains, is_dense
 from daydream.swap.plan import replaceable
+from daydream.swap.runs import CallRuns, is_dense
 from daydream.tasks.build import build_graph
 from tests.daydream.traces import Builder, written
 
@@ -67,7 +67,7 @@ def activated(name: str = "aten::relu_", dims: list[int] = OUTPUT) -> tuple[str,
 
 def longest(*calls: tuple[str, list[list[int]], list[str]]) -> dict[str, Any] | None:
     graph = recorded(*calls)
-    found = Chains(graph, operator_calls(graph)).at(0)
+    found = CallRuns(graph, operator_calls(graph)).at(0)
     return found[0].data if found else None
 
 
@@ -81,15 +81,15 @@ def test_a_call_is_its_outermost_operator_with_all_inside() -> None:
 
 def test_every_prefix_of_a_chain_is_one_too() -> None:
     graph = recorded(convolved(), normed(), added(), activated())
-    chains = Chains(graph, operator_calls(graph)).at(0)
-    assert [len(chain.calls) for chain in chains] == [4, 3, 2, 1]
-    assert [chain.normed for chain in chains] == [True, True, True, False]
-    assert [chain.data.get("epilogue") for chain in chains] == [
+    runs = CallRuns(graph, operator_calls(graph)).at(0)
+    assert [len(run.calls) for run in runs] == [4, 3, 2, 1]
+    assert [run.normed for run in runs] == [True, True, True, False]
+    assert [run.data.get("epilogue") for run in runs] == [
         [BIAS, {"function": "residual_add"}, "relu"], [BIAS, {"function": "residual_add"}], [BIAS], None,
     ]  # fmt: skip
     # Four calls of 10 µs, three pauses of 2 µs between them.
-    assert chains[0].duration_us == pytest.approx(4 * 10 + 3 * 2)
-    assert {key: value for key, value in chains[0].data.items() if key != "epilogue"} == CONVOLUTION
+    assert runs[0].duration_us == pytest.approx(4 * 10 + 3 * 2)
+    assert {key: value for key, value in runs[0].data.items() if key != "epilogue"} == CONVOLUTION
 
 
 def test_a_batch_norm_adds_no_second_bias() -> None:
@@ -144,10 +144,10 @@ def test_single_calls(call: Any, data: dict[str, Any] | None) -> None:
 
 
 def test_dense_tensors_may_have_their_last_dimensions_turned() -> None:
-    assert is_dense(Tensor((2, 3, 5), "float", (15, 5, 1)))
-    assert is_dense(Tensor((2, 3, 5), "float", (15, 1, 3)))
-    assert not is_dense(Tensor((2, 3, 5), "float", (15, 1, 3)), turned=False)
-    assert not is_dense(Tensor((2, 3, 5), "float", (5, 10, 1)))
-    assert not is_dense(Tensor((3, 5), "float", (10, 1)))
-    assert is_dense(Tensor((1, 3, 1, 5), "float", (99, 5, 7, 1)))
-    assert is_dense(Tensor((3, 5), "float"))
+    assert is_dense(RecordedTensor((2, 3, 5), "float", (15, 5, 1)))
+    assert is_dense(RecordedTensor((2, 3, 5), "float", (15, 1, 3)))
+    assert not is_dense(RecordedTensor((2, 3, 5), "float", (15, 1, 3)), turned=False)
+    assert not is_dense(RecordedTensor((2, 3, 5), "float", (5, 10, 1)))
+    assert not is_dense(RecordedTensor((3, 5), "float", (10, 1)))
+    assert is_dense(RecordedTensor((1, 3, 1, 5), "float", (99, 5, 7, 1)))
+    assert is_dense(RecordedTensor((3, 5), "float"))

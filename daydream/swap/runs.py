@@ -1,22 +1,22 @@
-"""Calls that one kernel can take the place of: an operator, with what follows it point by point as its epilogue.
+"""Runs of calls that one kernel can take the place of: an operator, and what follows it point by point as its epilogue.
 
 `conv2d, batch_norm, add_, relu_` is a convolution whose weights and bias hold the batch norm, with a residual and an
-activation. That each call takes the result of the one before it, no trace says: they count as a chain where they follow
+activation. That each call takes the result of the one before it, no trace says: calls count as a run where they follow
 each other at once and their sizes fit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from daydream.graph.graph import TaskGraph
 from daydream.operators.convolutions import Convolutions
-from daydream.operators.shapes import DTYPES, Dims, Inputs, Tensor, describe
+from daydream.operators.shapes import DTYPES, Dims, Inputs, RecordedTensor, describe
 from daydream.swap.calls import OperatorCall
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr
@@ -31,10 +31,13 @@ _ACTIVATIONS = {"aten::relu": "relu", "aten::relu_": "relu", "aten::gelu": "gelu
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Calls that follow each other, and the one operator that computes the same, as in op.json.
+class CallRun:
+    """Calls that follow each other, and the one operator that computes what they do.
 
-    `normed` says that weights and bias of the operator hold a batch norm of running statistics.
+    Attributes:
+        calls: in the order in which they ran.
+        data: the operator as in op.json.
+        normed: whether weights and bias of the operator hold a batch norm of running statistics.
     """
 
     calls: tuple[OperatorCall, ...]
@@ -43,6 +46,7 @@ class Chain:
 
     @property
     def expression(self) -> TensorExpr:
+        """The operator."""
         return expression(msgspec.json.encode(self.data))
 
     @property
@@ -57,15 +61,15 @@ def expression(data: bytes) -> TensorExpr:
     return operators_from_json(data, "trace")[0]
 
 
-class Chains:
-    """The chains that begin at each call of a graph."""
+class CallRuns:
+    """The runs that begin at each call of a graph."""
 
     def __init__(self, graph: TaskGraph, calls: Sequence[OperatorCall]) -> None:
         self.calls = calls
         self._convolutions = Convolutions(graph.trace, graph.enclosing) if graph.trace is not None else None
 
-    def at(self, position: int) -> list[Chain]:
-        """All chains from the call at this position on, the longest first; empty where nothing of ours computes it."""
+    def at(self, position: int) -> list[CallRun]:
+        """All runs from the call at this position on, the longest first; empty where no operator computes the call."""
         data = self._head(self.calls[position])
         if data is None:
             return []
@@ -73,13 +77,13 @@ class Chains:
             output = expression(msgspec.json.encode(data)).output.caller_shape
         except InputError:
             return []
-        found = [Chain((self.calls[position],), data)]
+        runs = [CallRun((self.calls[position],), data)]
         if data["op"] in _FUSING:
-            self._follow(found, position, output)
-        return found[::-1]
+            runs += self._longer(runs[0], position, output)
+        return runs[::-1]
 
     def _head(self, call: OperatorCall) -> dict[str, Any] | None:
-        """The call alone as an operator, None where there is none or its tensors are not as ours have to be."""
+        """The call alone as an operator, None where there is none or its tensors are not as kernels need them."""
         inputs = call.inputs
         if inputs is None or call.name not in _HEADS or not _plain(inputs):
             return None
@@ -92,43 +96,49 @@ class Chains:
             return _biased(data, _CHANNELS[data["op"]], inputs.tensor(2))
         return _HEADS[call.name](call.name, inputs)
 
-    def _follow(self, found: list[Chain], position: int, output: Dims) -> None:
-        """Appends the chain with one more call at a time, as long as there is one that fits."""
+    def _longer(self, run: CallRun, position: int, output: Dims) -> Iterator[CallRun]:
+        """The run with one more call at a time, as long as there is one that fits."""
         stage = 0
         for call in self.calls[position + 1 : position + 4]:
-            chain = found[-1]
-            if call.step != chain.calls[0].step or call.inputs is None or not _plain(call.inputs):
+            if call.step != run.calls[0].step or call.inputs is None or not _plain(call.inputs):
                 return
-            follower = _follower(call, chain, output)
-            if follower is None or follower[0] <= stage:
+            follower = _follower(call, call.inputs, run, output)
+            if follower is None or follower.stage <= stage:
                 return
-            stage, steps, normed = follower
-            data = {**chain.data, "epilogue": steps}
-            found.append(Chain((*chain.calls, call), data, normed or chain.normed))
+            stage = follower.stage
+            data = {**run.data, "epilogue": follower.epilogue}
+            run = CallRun((*run.calls, call), data, follower.normed or run.normed)
+            yield run
 
 
-def _follower(call: OperatorCall, chain: Chain, output: Dims) -> tuple[int, list[Any], bool] | None:
-    """Where in an epilogue a call stands (batch norm, residual, activation), and the epilogue with it."""
-    inputs = call.inputs
-    assert inputs is not None
+class _Follower(NamedTuple):
+    """A call as part of an epilogue: its stage (batch norm 1, residual 2, activation 3), and the epilogue up to it."""
+
+    stage: int
+    epilogue: list[Any]
+    normed: bool = False
+
+
+def _follower(call: OperatorCall, inputs: Inputs, run: CallRun, output: Dims) -> _Follower | None:
+    """The call as the next part of a run's epilogue, None where it is none."""
     first, second = inputs.tensor(0), inputs.tensor(1)
-    steps = list(chain.data.get("epilogue", []))
+    epilogue = list(run.data.get("epilogue", []))
     if first is None or not _same(first.dims, output):
         return None
-    channels = _CHANNELS.get(chain.data["op"])
+    channels = _CHANNELS.get(run.data["op"])
     if call.name in _NORMS and channels is not None and inputs.value(5) is False:
-        return 1, steps or [{"function": "bias_add", "axis": channels}], True
+        return _Follower(1, epilogue or [{"function": "bias_add", "axis": channels}], normed=True)
     if call.name in _ADDS and second is not None and second.dims == first.dims and inputs.value(2) in (1, None):
-        return 2, [*steps, {"function": "residual_add"}], False
+        return _Follower(2, [*epilogue, {"function": "residual_add"}])
     if call.name in _ACTIVATIONS and _exact(call.name, inputs):
-        return 3, [*steps, _ACTIVATIONS[call.name]], False
+        return _Follower(3, [*epilogue, _ACTIVATIONS[call.name]])
     return None
 
 
 def _same(dims: Dims, output: Dims) -> bool:
     """Whether a tensor has the elements of an output in its order: leading dimensions may be cut otherwise."""
-    elements = Tensor(dims, "float").elements
-    return elements == Tensor(output, "float").elements and bool(dims) and dims[-1] == output[-1]
+    elements = RecordedTensor(dims, "float").elements
+    return elements == RecordedTensor(output, "float").elements and bool(dims) and dims[-1] == output[-1]
 
 
 def _plain(inputs: Inputs) -> bool:
@@ -137,19 +147,28 @@ def _plain(inputs: Inputs) -> bool:
     return bool(tensors) and all(DTYPES.get(tensor.dtype) == "float32" and is_dense(tensor) for tensor in tensors)
 
 
-def is_dense(tensor: Tensor, *, turned: bool = True) -> bool:
+def is_dense(tensor: RecordedTensor, *, turned: bool = True) -> bool:
     """Whether a tensor is row-major without holes, or with `turned` its last two dimensions are column-major.
 
     Traces without strides count as row-major.
+
+    >>> is_dense(RecordedTensor((2, 3), "float", strides=(3, 1)))
+    True
+    >>> column_major = RecordedTensor((2, 3), "float", strides=(1, 2))
+    >>> is_dense(column_major), is_dense(column_major, turned=False)
+    (True, False)
     """
     if not tensor.strides:
         return True
-    order = list(range(len(tensor.dims)))
-    orders = [order, [*order[:-2], *order[-1:], *order[-2:-1]]] if turned and len(order) > 1 else [order]
-    return any(_strides(tensor, each) for each in orders)
+    row_major = list(range(len(tensor.dims)))
+    orders = [row_major]
+    if turned and len(row_major) > 1:
+        orders.append([*row_major[:-2], *row_major[-1:], *row_major[-2:-1]])
+    return any(_is_packed(tensor, order) for order in orders)
 
 
-def _strides(tensor: Tensor, order: Sequence[int]) -> bool:
+def _is_packed(tensor: RecordedTensor, order: Sequence[int]) -> bool:
+    """Whether a tensor's elements lie side by side when its dimensions stand in this order, the last one fastest."""
     expected = 1
     for dimension in reversed(order):
         if tensor.dims[dimension] != 1 and tensor.strides[dimension] != expected:
@@ -161,7 +180,7 @@ def _strides(tensor: Tensor, order: Sequence[int]) -> bool:
 # Single calls
 
 
-def _biased(data: dict[str, Any], axis: str, bias: Tensor | None) -> dict[str, Any]:
+def _biased(data: dict[str, Any], axis: str, bias: RecordedTensor | None) -> dict[str, Any]:
     return data if bias is None else {**data, "epilogue": [{"function": "bias_add", "axis": axis}]}
 
 
@@ -183,7 +202,7 @@ def _elementwise(name: str, inputs: Inputs) -> dict[str, Any] | None:
 
 
 def _exact(name: str, inputs: Inputs) -> bool:
-    """Whether an activation is the one of ours: PyTorch has an approximate GELU beside the exact one."""
+    """Whether an activation is exact: PyTorch has an approximate GELU beside the exact one."""
     approximate = inputs.values[1] if len(inputs.values) > 1 else ""
     return name != "aten::gelu" or approximate in ("", "none")
 
@@ -213,10 +232,11 @@ def _layer_norm(_: str, inputs: Inputs) -> dict[str, Any] | None:
     return {"op": "layer_norm", "shape": list(tensor.dims), "axis": -1, "eps": eps}
 
 
+#: Convolutions, and the axis of their output's channels.
 _CHANNELS = {"conv2d": "f", "depthwise_conv2d": "c"}
-"""Convolutions, and the axis of their output's channels."""
 
 _FUSING = (*_CHANNELS, "matmul", "batch_matmul")
+#: How a call alone becomes an operator. In-place additions only follow others.
 _HEADS: dict[str, Callable[[str, Inputs], dict[str, Any] | None]] = {
     **dict.fromkeys(_CONVOLUTIONS, lambda name, inputs: None),
     **dict.fromkeys(_PRODUCTS, _product),
@@ -225,4 +245,3 @@ _HEADS: dict[str, Callable[[str, Inputs], dict[str, Any] | None]] = {
     "aten::softmax": _softmax,
     "aten::layer_norm": _layer_norm,
 }
-"""How a call alone becomes an operator. In-place additions only follow others."""

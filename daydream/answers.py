@@ -1,0 +1,90 @@
+"""From a trace to an answer: read and build, simulate, change, simulate again, analyse.
+
+The command line goes this way, and so do scripts::
+
+    before = replay(Path("trace.json.gz"))
+    prediction = predict(before, [parse_pass("amp")])
+    print(prediction.after.analysis().mean_us / before.analysis().mean_us)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from daydream.graph.graph import TaskGraph
+from daydream.graph.simulate import CycleError, Timeline, simulate
+from daydream.report.analysis import Analysis, analyse
+from daydream.report.breakdown import chosen_steps
+from daydream.tasks.build import read_graph
+from daydream.whatif import AppliedPass, PassRequest, apply_passes
+from hal.support.errors import InputError
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A graph simulated.
+
+    Attributes:
+        timeline: when every task of the graph starts and ends.
+        steps: indices of the training steps that answers are about.
+    """
+
+    timeline: Timeline
+    steps: tuple[int, ...]
+
+    @property
+    def graph(self) -> TaskGraph:
+        """What was simulated."""
+        return self.timeline.graph
+
+    def analysis(self, *, rows: int = 15, recorded: bool = False) -> Analysis:
+        """Everything that tables and reports say of these steps.
+
+        Args:
+            rows: of each table, at most.
+            recorded: whether to break down the recorded times, too.
+        """
+        return analyse(self.timeline, self.steps, recorded=recorded, rows=rows)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A training step before and after changes, and what was changed."""
+
+    before: Replay
+    after: Replay
+    applied: tuple[AppliedPass, ...]
+
+
+def replay(trace: Path, step: int | None = None) -> Replay:
+    """A trace file as it was recorded, replayed.
+
+    Args:
+        trace: a file of PyTorch's profiler.
+        step: answers are about this one: ``ProfilerStep#N``, else the N-th from 0; None is all full ones.
+
+    Raises:
+        InputError: the file cannot be read or is no trace, or there is no such step.
+    """
+    graph = read_graph(trace)
+    timeline = _simulated(graph, str(trace))
+    return Replay(timeline, chosen_steps(graph, step))
+
+
+def predict(before: Replay, passes: Sequence[PassRequest]) -> Prediction:
+    """A replay's steps after what-if passes, applied one after another.
+
+    Raises:
+        InputError: a pass refuses its parameters or this graph, or ties tasks into a circle.
+    """
+    changed, applied = apply_passes(before.graph, passes)
+    return Prediction(before, Replay(_simulated(changed, "--pass"), before.steps), tuple(applied))
+
+
+def _simulated(graph: TaskGraph, field: str) -> Timeline:
+    try:
+        return simulate(graph)
+    except CycleError as error:
+        raise InputError(field, str(error), "tasks must not depend on what depends on them") from None

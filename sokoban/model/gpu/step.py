@@ -1,0 +1,183 @@
+"""The step that RATIONAL describes: what a block fetches, reads and computes between barriers, and how many blocks run.
+
+A block walks its reduction in steps (thesis 5.3.3). The stages of :mod:`sokoban.model.gpu.stages` say what every part
+of the hardware needs for the quantities that stand here; all are arrays with one entry per schedule of a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.matrix import WIDENED_REGISTERS
+from sokoban.kernel.placed import PlacedForm
+from sokoban.language.expression import Load
+from sokoban.model.gpu.fetch import Fetch, fetch
+from sokoban.model.gpu.loops import LoopNest, loop_nest
+from sokoban.model.gpu.occupancy import (
+    FETCHED_REGISTERS,
+    blocks_per_unit,
+    granted_registers,
+    registers_per_thread,
+    shared_bytes,
+    spilled_registers,
+)
+from sokoban.model.gpu.operands import OperandReads, operand_reads
+from sokoban.model.gpu.row_work import RowWork
+from sokoban.model.gpu.work import arithmetic_instructions, row_work_of
+from sokoban.schedule.table import Floats, Ints, ScheduleTable, product, shares_rows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Occupancy:
+    """How the blocks of a kernel occupy the units of a device.
+
+    Attributes:
+        registers: 32-bit registers per thread, as granted.
+        spilled: values per thread that got none.
+        shared: bytes of shared memory per block.
+        resident: blocks that fit on a unit; 0 where the kernel cannot run.
+        running: blocks that a unit really runs at once, at least 1.
+        rounds: blocks of the busiest unit divided by ``running``.
+        warps: per block.
+    """
+
+    registers: Ints
+    spilled: Ints
+    shared: Ints
+    resident: Ints
+    running: Ints
+    rounds: Floats
+    warps: Ints
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BlockStep:
+    """One step of the blocks that a unit runs.
+
+    Attributes:
+        table: the schedules.
+        placed: their operator on a device.
+        nest: the inner loops of a thread.
+        fetches: copies of data tiles to shared memory, by load of the body.
+        reads: operands of the reduction as threads read them, by load of the body; empty where nothing is reduced.
+    """
+
+    table: ScheduleTable
+    placed: PlacedForm
+    nest: LoopNest
+    fetches: Mapping[Load, Fetch]
+    reads: Mapping[Load, OperandReads]
+
+    @staticmethod
+    def of(table: ScheduleTable, placed: PlacedForm) -> BlockStep:
+        """The step of every schedule of a table of ``placed.form``."""
+        form, device = placed.form, placed.device
+        nest = loop_nest(table)
+        reads: dict[Load, OperandReads] = {}
+        fetches = {load: fetch(table, load, device) for load in form.body_loads}
+        if form.reduction is not None:
+            reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads}
+        return BlockStep(table=table, placed=placed, nest=nest, fetches=fetches, reads=reads)
+
+    @property
+    def form(self) -> KernelForm:
+        """The operator."""
+        return self.placed.form
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The device that it runs on."""
+        return self.placed.device
+
+    @cached_property
+    def rows(self) -> RowWork | None:
+        """What the threads do of those schedules whose threads share rows; None where there are none."""
+        return row_work_of(self.table)
+
+    @cached_property
+    def arithmetic(self) -> Floats:
+        """Arithmetic instructions of a thread."""
+        return arithmetic_instructions(self.table, self.rows)
+
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        """How the blocks occupy the device."""
+        return occupancy_of(self)
+
+
+def occupancy_of(step: BlockStep) -> Occupancy:
+    """Registers, resident blocks and rounds of blocks (5.4.3: a partial last round takes as long as a full one)."""
+    table, device = step.table, step.device
+    needed = registers_per_thread(table, step.nest.local)
+    loads = sum(
+        np.where(table.cached[load.tensor], part.loads, direct_reads(step, load)) for load, part in step.fetches.items()
+    )
+    if step.rows is not None:
+        # A row that a thread keeps is what it has under way too.
+        loads = np.where(shares_rows(table), np.maximum(0.0, loads - step.rows.kept_registers), loads)
+        needed = np.where(shares_rows(table), needed + step.rows.kept_registers, needed).astype(np.int64)
+    wanted = needed + np.minimum(loads, FETCHED_REGISTERS).astype(np.int64)
+    if table.has_stages:
+        held = sum(
+            np.where(table.cached[load.tensor], _held_registers(table, load, part), 0.0)
+            for load, part in step.fetches.items()
+        )
+        ahead = (table.stages > 1) & ~table.warp_tile
+        needed = np.where(ahead, needed + held, needed).astype(np.int64)
+        wanted = np.where(ahead, needed, wanted)
+    if table.has_warp_tiles:
+        # Asynchronous copies pass by the registers.
+        needed = needed + np.where(table.mma & step.placed.is_widened, WIDENED_REGISTERS, 0)
+        wanted = np.where(table.mma, needed, wanted)
+    registers = granted_registers(table, device, wanted)
+    spilled = spilled_registers(device, needed, registers)
+    if table.has_warp_tiles:
+        spilled = np.where(table.warp_tile & ~table.mma, 0, spilled)
+    shared = shared_bytes(table)
+    resident = blocks_per_unit(table, device, registers, shared)
+    busiest_blocks = -(-table.block_count // device.unit_count)
+    running = np.minimum(np.maximum(1, resident), busiest_blocks)
+    return Occupancy(
+        registers=registers,
+        spilled=spilled,
+        shared=shared,
+        resident=resident,
+        running=running,
+        rounds=busiest_blocks / running,
+        warps=table.warps(device.warp_lanes),
+    )
+
+
+def _held_registers(table: ScheduleTable, load: Load, part: Fetch) -> Floats:
+    """Registers of a thread that a pipelined fetch holds while another step is computed on.
+
+    They hold the elements, unless these are copied past them, and where every access starts in the tensor and in the
+    tile. Constants tell the accesses of a thread apart where nothing is checked and each begins at the same place of a
+    row as the first one.
+    """
+    words = max(1.0, table.form.expr.tensor_by_name[load.tensor].element_bytes / 4)
+    held = np.where(table.asynchronous, 0.0, part.elements_per_thread * words)
+    if load.pad is not None:
+        return held + part.loads * 2
+    extents = table.extents(load)
+    width = np.maximum(1, np.rint(part.elements_per_thread / np.maximum(part.loads, 1e-9)).astype(np.int64))
+    alike = (table.threads_per_block * width) % product(extents[1:], table.count) == 0
+    return held + np.where(alike | (part.loads <= 1), 2.0, part.loads * 2)
+
+
+def direct_reads(step: BlockStep, load: Load) -> Floats:
+    """Reads of ``load`` in place, per thread and step; an unrolled body reads what its points share once."""
+    if load in step.reads:
+        return step.reads[load].instructions
+    return step.table.operand_elements[load] / step.table.operand_width[load] * step.table.thread_points
+
+
+def busiest_scheduler(step: BlockStep) -> Ints:
+    """Resident warps of the scheduler that has most: the others wait for it at every barrier."""
+    return -(-step.occupancy.warps * step.occupancy.running // step.device.teu.group_size)

@@ -1,0 +1,35 @@
+"""Operators cut down to a few tiles keep their remainders and their margins."""
+
+from __future__ import annotations
+
+from sokoban.schedule.cutting import cut_down, resize
+from sokoban.schedule.tile import TileSchedule, sizes
+from tests.sokoban.schedules import form_of, matmul_schedule
+
+SCHEDULE = matmul_schedule((32, 32), (4, 4), 8)
+
+
+def test_an_axis_is_cut_to_two_tiles_and_the_remainder() -> None:
+    form = form_of(op="matmul", m=1000, n=64, k=4099)
+    # 1000 = 31 * 32 + 8; 64 = 2 * 32; 4099 = 512 * 8 + 3.
+    small = cut_down(form, SCHEDULE)
+    assert dict(small.sizes) == {"m": 2 * 32 + 8, "n": 64, "k": 2 * 8 + 3}
+    assert [tensor.shape for tensor in small.expr.inputs] == [(72, 19), (19, 64)]
+    assert small.expr.output.shape == (72, 64)
+    assert dict(cut_down(form_of(op="matmul", m=40, n=3, k=5), SCHEDULE).sizes) == {"m": 40, "n": 3, "k": 5}
+
+
+def test_columns_of_rows_are_cut_by_their_threads() -> None:
+    form = form_of(op="softmax", shape=[1000, 5000])
+    row, column = form.spatial[0], form.columns[0]
+    schedule = TileSchedule(block=sizes({row: 4}), thread=sizes({row: 1}), reduce_threads=sizes({column: 64}))
+    # Vectors of up to four for each of 64 threads: 5000 = 19 * 256 + 136.
+    assert dict(cut_down(form, schedule).sizes) == {row: 2 * 4 + 0, column: 2 * 256 + 136}
+
+
+def test_a_padded_input_keeps_its_margins() -> None:
+    form = form_of(op="conv2d", n=1, c=3, h=40, w=50, f=4, kh=3, kw=3, padding=1)
+    small = resize(form, {**form.sizes, "oh": 8, "ow": 10})
+    assert small.expr.tensor_by_name["X"].shape[-2:] == (8, 10)
+    part = form_of(expr="C[i] = X[i + 2] + X[i]", sizes={"i": 100}, shapes={"X": [120]})
+    assert resize(part, {"i": 10}).expr.inputs[0].shape == (30,)
