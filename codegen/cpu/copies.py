@@ -302,10 +302,8 @@ class _Box:
         self._fill_after(first, end, indices)
 
     def _known(self, first: int, count: int, indices: list[Expr]) -> None:
-        """``count`` elements of a row from ``first`` on, in whole vectors.
-
-        Where elements remain, one more vector ends with the row.
-        """
+        """``count`` elements of a row from ``first`` on: whole vectors, and where elements remain one more vector that
+        ends with the row."""
         width = self.lanes
         while width > count:
             width //= 2

@@ -109,7 +109,7 @@ def compile_cuda(source: str, architecture: str, *, name: str) -> CompiledKernel
 
 
 def _cubin_and_log(source: str, options: list[bytes], name: str) -> tuple[bytes, str]:
-    """What NVRTC makes of a source, and what it says of it."""
+    """The cubin that NVRTC makes of a source, and the log of the compilation."""
     nvrtc = _nvrtc()
     status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
     _check(nvrtc, status, name)
