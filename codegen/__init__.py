@@ -15,7 +15,15 @@ from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
     from codegen.bundle.manifest import manifest_schema, read_manifest, to_json
-    from codegen.bundle.records import FORMAT, Argument, KernelRecord, LaunchRecord, Manifest, VerificationRecord
+    from codegen.bundle.records import (
+        FORMAT,
+        Argument,
+        Bundle,
+        KernelRecord,
+        LaunchRecord,
+        Manifest,
+        VerificationRecord,
+    )
     from codegen.compile.build import build_kernel, verify_chain, verify_schedule
     from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
     from codegen.verify.result import Verification

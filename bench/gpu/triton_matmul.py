@@ -52,7 +52,7 @@ def _bench(call: Any, quantiles: Any) -> Any:
     do_bench=_bench,
 )
 @triton.jit
-def _kernel(
+def _kernel(  # noqa: PLR0917
     a, b, c, m, n, k,
     stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm, stride_cn,
     KIND: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,

@@ -11,7 +11,7 @@ def _load() -> None:
     import codegen.gpu.source.nvrtc
     import codegen.gpu.source.text
     import codegen.verify.cpu
-    import codegen.verify.gpu  # noqa: F401
+    import codegen.verify.gpu
 
 
 gc.disable()
