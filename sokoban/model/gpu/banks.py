@@ -17,55 +17,62 @@ from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
 
 def lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec) -> tuple[Ints, Ints]:
-    """Where the lanes of a warp read in the data tile of ``load``: innermost coordinate, and the row's number.
+    """Where the lanes of a warp read in the staged tile of ``load``: their place in a row, and the number of the row.
 
-    Both have shape (schedules, lanes); an element's address is ``inner + row * pitch`` with the pitch of a row, storage
-    padding included.
+    Both have shape (schedules, lanes). An element's address is ``place + row * pitch``, where the pitch of a row
+    includes storage padding.
     """
     known = table.lane_parts.get((load, device.warp_lanes))
     if known is None:
-        inner, row = table.by_order(load, lambda order: _lane_parts(table, load, device, order), lanes=True)
-        known = table.lane_parts[load, device.warp_lanes] = (inner, row)
+        place, row = table.by_order(load, lambda order: _lane_parts(table, load, device, order), lanes=True)
+        known = table.lane_parts[load, device.warp_lanes] = (place, row)
     return known
 
 
 def _lane_parts(table: ScheduleTable, load: Load, device: DeviceSpec, order: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """:func:`lane_parts` for tiles stored in ``order``."""
+    """:func:`lane_parts` for tiles stored in ``order``: dimensions of the tensor, the innermost one last."""
     coordinate = _lane_coordinates(table, device)
     extents = table.extents(load)
     parts: list[Ints] = []
     pitch: Ints | int = 1
-    zeros = total = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
+    zeros = address = np.zeros((table.count, device.warp_lanes), dtype=np.int64)
     for position in reversed(order):
         for axis, coefficient in data_dimension(load.indices[position]).terms:
             if axis in coordinate:
                 scale = coefficient * pitch
                 part = coordinate[axis] * (scale if isinstance(scale, int) else scale[:, None])
-                total = part if total is zeros else total + part
+                address = part if address is zeros else address + part
         if position == order[-1]:
-            parts.append(total)
-            total = zeros
+            parts.append(address)
+            address = zeros
         else:
             pitch = pitch * extents[position]
-    return parts[0], total
+    return parts[0], address
 
 
 def lane_words(table: ScheduleTable, load: Load, device: DeviceSpec, padding: Ints | None = None) -> Ints:
-    """Word addresses in the staged tile of ``load`` that the lanes of a warp read; shape (…, schedules, lanes).
+    """Word addresses in the staged tile of ``load`` that the lanes of a warp read, shape (…, schedules, lanes).
 
-    A word is one bank's width. ``padding`` is the storage padding in elements, the table's own where it is left out;
-    further leading dimensions give several choices of it.
+    A word is as wide as a bank.
+
+    Args:
+        table: the schedules.
+        load: of the tile.
+        device: whose warps read.
+        padding: storage padding in elements, shape (…, schedules): leading dimensions give several choices of it. The
+            table's own where it is left out.
     """
-    inner, row = lane_parts(table, load, device)
+    place, row = lane_parts(table, load, device)
     pitch = table.stored_row(load) + (table.padding[load.tensor] if padding is None else padding)
-    address = inner + row * np.asarray(pitch)[..., None]
+    address = place + row * np.asarray(pitch)[..., None]
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     width = device.shared.bank_width_bytes or 4
     return address if element_bytes == width else address * element_bytes // width
 
 
 def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) -> Ints:
-    """Element addresses in the whole tensor that the lanes of a warp read, up to a constant; (schedules, lanes)."""
+    """Element addresses in the whole tensor that the lanes of a warp read, but for a constant; shape (schedules,
+    lanes)."""
     known = table.lane_addresses.get((load, device.warp_lanes))
     if known is not None:
         return known
@@ -83,7 +90,8 @@ def tensor_lane_addresses(table: ScheduleTable, load: Load, device: DeviceSpec) 
 
 
 def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
-    """First element of every lane of the first warp, by axis; lanes run along the last spatial axis first.
+    """First element of every lane of the first warp along each axis, shape (schedules, lanes); lanes run along the last
+    spatial axis first.
 
     Threads that share a reduction come before that where the reduction is contiguous in memory, else after it.
     """
@@ -97,9 +105,9 @@ def _lane_coordinates(table: ScheduleTable, device: DeviceSpec) -> dict[str, Int
             remaining, known[last] = np.divmod(remaining, table.reduce_threads[:, None])
         for axis in reversed(table.form.spatial):
             extent = table.threads[axis][:, None]
-            remaining, here = np.divmod(remaining, extent)
+            remaining, thread = np.divmod(remaining, extent)
             if table.form.sizes[axis] > 1:
-                known[axis] = here * table.thread[axis][:, None]
+                known[axis] = thread * table.thread[axis][:, None]
         if last and not table.form.reduces_contiguously:
             known[last] = remaining % table.reduce_threads[:, None]
         table.lane_coordinates[device.warp_lanes] = known
@@ -117,8 +125,8 @@ def cache_lines(table: ScheduleTable, load: Load, device: DeviceSpec, line_bytes
 def wavefronts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints) -> Floats:
     """Passes through shared memory that one warp needs per read instruction of ``load``, at least one.
 
-    ``width`` is the number of adjacent words a lane reads at once. A scalar read needs as many passes as the busiest
-    bank has different words; a vector read of distinct, contiguous pieces is limited by the bytes alone.
+    A read of one word per lane needs as many passes as the busiest bank has different words; a read of vectors, which
+    are distinct and contiguous, is limited by the bytes alone. ``width``: adjacent words that a lane reads at once.
     """
     banks = device.shared.bank_count or 32
     words = lane_words(table, load, device)
@@ -135,6 +143,9 @@ def busiest_bank(words: Ints, banks: int) -> Ints:
 
     Lanes that read one word are served together: two lanes wait for each other if they read different words of one
     bank.
+
+    >>> busiest_bank(np.array([[0, 1, 2, 3], [0, 4, 8, 8]]), banks=4).tolist()
+    [1, 3]
     """
     ordered = words.reshape(-1, words.shape[-1]).copy()
     ordered.sort(axis=1)

@@ -8,6 +8,7 @@ up to 16 bytes at once. What the 32 lanes of a warp read together then decides h
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,34 +44,34 @@ class OperandReads:
 
 
 def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
-    """Reads of ``load`` per thread (``passes``: per warp) and step."""
+    """Reads of ``load`` per step: of a thread, but for the passes, which are those of a warp."""
     # Whether merged or not: both ways at once are half the calls.
-    left = nest.left.any()
-    words, instructions, width = _instructions(table, load, nest.merged_and_separate if left else nest)
+    is_left = nest.left.any()
+    words, instructions, width = _instructions(table, load, nest.merged_and_separate if is_left else nest)
     lanes = lane_words(table, load, device) if table.cached[load.tensor].any() else None
     conflicts = _conflicts(table, load, device, width, lanes)
-    if not left:
+    if not is_left:
         return OperandReads(words, instructions, instructions * conflicts, width)
     merged, separate = instructions
     share = np.where(nest.left, MERGED_BY_COMPILER, 1.0)
-    apart = (1.0 - share) * separate
-    return OperandReads(
-        words[0], share * merged + apart, share * (merged * conflicts[0]) + apart * conflicts[1], width[0]
-    )
+    unmerged = (1.0 - share) * separate
+    passes = share * (merged * conflicts[0]) + unmerged * conflicts[1]
+    return OperandReads(words[0], share * merged + unmerged, passes, width[0])
 
 
 def _instructions(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Floats, Ints]:
-    """Words of a body, read instructions per step and elements per instruction, if every body is one piece of code."""
+    """Words of a body, read instructions per step, and elements per instruction, if every body is one piece of code."""
     bodies = np.maximum(1.0, table.thread_points / nest.unrolled_points)
-    words, run, alignment, rows_alignment = _footprint(table, load, nest)
+    part = _footprint(table, load, nest)
+    words, run = part.words, part.run
     element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
     widest = max(1, VECTOR_BYTES // element_bytes)
     fits = 1 << np.log2(np.maximum(1, run)).astype(np.int64)
     # What is read in place is read word by word: the compiler cannot prove alignment in a tensor it does not lay out.
-    first = np.where(table.cached[load.tensor], np.minimum(np.gcd(alignment, widest), fits), 1)
+    first = np.where(table.cached[load.tensor], np.minimum(np.gcd(part.alignment, widest), fits), 1)
     # A run of 15 with 4 at once: three wide reads and three single ones. Rows that an odd pitch pushes out of line
     # begin and end with single ones.
-    aligned = np.gcd(rows_alignment, first) / first
+    aligned = np.gcd(part.runs_alignment, first) / first
     wide, single = np.divmod(run, first)
     per_run = wide + single + np.where(single == 0, 2.0, 1.0) * (1.0 - aligned)
     return words, words / run * np.minimum(run, per_run) * bodies, first
@@ -85,46 +86,58 @@ def _conflicts(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints
     return np.where(staged, passes, np.maximum(1.0, LINE_WAVEFRONTS * cache_lines(table, load, device)))
 
 
-def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> tuple[Floats, Ints, Ints, Ints]:
-    """Different elements that a thread reads in an unrolled body, how many of them lie side by side in the staged tile,
-    and what divides every address where the first such run of a body may start, and where any of them does; 0 = any."""
-    words, run, alignment, rows_alignment = table.by_order(load, lambda order: _stored(table, load, nest, order))
-    return words, run, alignment, rows_alignment
+class _Footprint(NamedTuple):
+    """What a thread reads of a staged tile in an unrolled body.
+
+    Attributes:
+        words: different elements.
+        run: how many of them lie side by side.
+        alignment: greatest common divisor of the addresses where the first run of a body may start; 0 for any.
+        runs_alignment: that of the addresses where any run may start.
+    """
+
+    words: Floats
+    run: Ints
+    alignment: Ints
+    runs_alignment: Ints
 
 
-def _stored(
-    table: ScheduleTable, load: Load, nest: LoopNest, order: tuple[int, ...]
-) -> tuple[Floats, Ints, Ints, Ints]:
-    """:func:`_footprint` of tiles stored in ``order``."""
+def _footprint(table: ScheduleTable, load: Load, nest: LoopNest) -> _Footprint:
+    """What a thread reads of the tile of ``load``, as it is stored."""
+    return _Footprint(*table.by_order(load, lambda order: _stored(table, load, nest, order)))
+
+
+def _stored(table: ScheduleTable, load: Load, nest: LoopNest, order: tuple[int, ...]) -> _Footprint:
+    """:func:`_footprint` of tiles stored in ``order``: dimensions of the tensor, the innermost one last."""
     words: Floats = np.ones(nest.unrolled_points.shape)
     run = pitch = table.ones
-    alignment = rows_alignment = np.zeros_like(nest.unrolled_points)
+    alignment = runs_alignment = np.zeros_like(nest.unrolled_points)
     contiguous = run == pitch
     extents = table.extents(load)
     for position in reversed(order):
         dimension = data_dimension(load.indices[position])
-        together, apart = _reach(table, dimension, nest)
+        extent, pieces = _reach(table, dimension, nest)
         for axis, coefficient in dimension.terms:
             if axis in table.thread:
-                own, others = table.thread[axis], table.threads[axis] > 1
+                elements, others = table.thread[axis], table.threads[axis] > 1
             elif axis in table.step:
-                own, others = nest.unrolled[axis], nest.unrolled[axis] < table.step[axis]
+                elements, others = nest.unrolled[axis], nest.unrolled[axis] < table.step[axis]
             else:
                 continue
             # Where other threads or bodies start, and where runs of this one do.
             stride = pitch if coefficient == 1 else abs(coefficient) * pitch
-            alignment = np.gcd(alignment, others * (own * stride))
+            alignment = np.gcd(alignment, others * (elements * stride))
             if position != order[-1]:
-                rows_alignment = np.gcd(rows_alignment, ((own > 1) & ~contiguous) * stride)
-        span, different = together
+                runs_alignment = np.gcd(runs_alignment, ((elements > 1) & ~contiguous) * stride)
+        span, different = extent
         run = np.where(contiguous & (different == span), run * different, run)
-        words = words * (different * apart)
+        words = words * (different * pieces)
         stored = extents[position]
         if position == order[-1]:
             stored = stored + table.padding[load.tensor]
         contiguous = contiguous & (different == stored)
         pitch = pitch * stored
-    return words, run, alignment, np.gcd(alignment, rows_alignment)
+    return _Footprint(words, run, alignment, np.gcd(alignment, runs_alignment))
 
 
 def _reach(table: ScheduleTable, dimension: DataDimension, nest: LoopNest) -> tuple[tuple[Ints, Ints], Ints]:
@@ -163,9 +176,9 @@ def _passes(table: ScheduleTable, load: Load, device: DeviceSpec, width: Ints, l
         size = sizes.pop()
         return passes * busiest_bank(lanes // size, banks // size)
     for size in sizes:
-        here = wide == size
-        rows = here if here.ndim == 1 else here.any(axis=0)
-        found = np.zeros(table.count)
-        found[rows] = busiest_bank(lanes[rows] if size == 1 else lanes[rows] // size, banks // size)
-        np.copyto(passes, found, where=here)
+        reads_so_wide = wide == size
+        rows = reads_so_wide if reads_so_wide.ndim == 1 else reads_so_wide.any(axis=0)
+        row_passes = np.zeros(table.count)
+        row_passes[rows] = busiest_bank(lanes[rows] if size == 1 else lanes[rows] // size, banks // size)
+        np.copyto(passes, row_passes, where=reads_so_wide)
     return passes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -51,20 +52,22 @@ class RowWork:
 
 
 def row_work(form: KernelForm, reduce_threads: Ints) -> RowWork:
-    """What threads do that share rows, ``reduce_threads`` of them each."""
+    """What each of the threads does that share a row; ``reduce_threads``: how many share one, by schedule."""
     threads, inverse = np.unique(reduce_threads, return_inverse=True)
-    found = [_work(form, int(count)) for count in threads]
-    every = found[0].loads
+    works = [_work(form, int(count)) for count in threads]
 
     def column(of: Callable[[_Work], float]) -> Floats:
-        return np.array([of(work) for work in found])[inverse]
+        return np.array([of(work) for work in works])[inverse]
+
+    def columns(of: Callable[[_Work], Mapping[Load, float]]) -> dict[Load, Any]:
+        return {load: np.array([of(work)[load] for work in works])[inverse] for load in works[0].loads}
 
     return RowWork(
         arithmetic=column(lambda work: work.arithmetic),
         instructions=column(lambda work: work.instructions),
-        loads={load: np.array([work.loads[load] for work in found])[inverse] for load in every},
-        times={load: np.array([work.times[load] for work in found])[inverse] for load in every},
-        width={load: np.array([work.width[load] for work in found])[inverse] for load in every},
+        loads=columns(lambda work: work.loads),
+        times=columns(lambda work: work.times),
+        width=columns(lambda work: work.width),
         kept_registers=column(lambda work: work.kept_registers),
         batches=column(lambda work: work.batches),
     )

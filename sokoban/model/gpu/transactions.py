@@ -18,11 +18,18 @@ from sokoban.schedule.table import Floats, Ints, ScheduleTable, product
 def tile_transaction_bytes(
     table: ScheduleTable, load: Load, tile: Mapping[str, Ints], transaction_bytes: int, by_lane: bool = False
 ) -> Floats:
-    """Bytes moved when a block reads the data tile of ``load`` for ``tile`` once, rounded up to transactions.
+    """Bytes moved when a block reads the data tile of ``load`` once, rounded up to transactions.
 
     A row of the tile is contiguous; rows that span a whole tensor row continue into the next one. A row whose start
-    is not aligned touches one transaction more, as often as its offset demands. Never more than one transaction per
-    element. With ``by_lane`` every element is fetched on its own.
+    is not aligned touches one transaction more, as often as its offset demands. No element takes more than one
+    transaction.
+
+    Args:
+        table: the schedules.
+        load: of the tile.
+        tile: elements of a block by axis, those of the reduction included.
+        transaction_bytes: of the layer that is read.
+        by_lane: whether every element is fetched by itself.
     """
     tensor = table.form.expr.tensor_by_name[load.tensor]
     dimensions = [data_dimension(index) for index in load.indices]
@@ -74,7 +81,7 @@ class SuperTile:
 
     Attributes:
         tile: elements by axis; reduction axes in full.
-        rounds: how many such tiles cover the operator.
+        rounds: such tiles until the operator is covered.
     """
 
     tile: Mapping[str, Ints]
@@ -82,8 +89,13 @@ class SuperTile:
 
 
 def super_tile(table: ScheduleTable, resident_blocks: Ints, raster: Ints | None = None) -> SuperTile:
-    """The tile of ``resident_blocks`` consecutive blocks, which run along the last axis first, or down bands of it:
-    those of the schedules, or of the widths in ``raster``."""
+    """The tile of consecutive blocks, which run along the last axis first, or down bands of it.
+
+    Args:
+        table: the schedules.
+        resident_blocks: blocks that run at the same time on the whole device.
+        raster: width of the bands in blocks, 0 without; that of the schedules where it is left out.
+    """
     raster = table.raster if raster is None else raster
     if raster.any():
         return _banded_super_tile(table, resident_blocks, raster)
@@ -112,10 +124,10 @@ def _banded_super_tile(table: ScheduleTable, resident_blocks: Ints, raster: Ints
     rounds = np.ones(table.count)
     several = sum(((grid > 1).astype(np.int64) for grid in table.grid.values()), table.zeros)
     banded = (raster > 0) & (several > 1)
-    passed, bands, across = table.zeros, table.ones, dict.fromkeys(form.spatial, table.ones)
+    axes_behind, bands, across = table.zeros, table.ones, dict.fromkeys(form.spatial, table.ones)
     for axis in reversed(form.spatial):
         grid = table.grid[axis]
-        is_across, is_down = banded & (grid > 1) & (passed == 0), banded & (grid > 1) & (passed == 1)
+        is_across, is_down = banded & (grid > 1) & (axes_behind == 0), banded & (grid > 1) & (axes_behind == 1)
         width = np.where(is_across, np.minimum(grid, np.maximum(1, raster)), grid)
         bands = np.where(is_across, -(-grid // width), bands)
         cover = np.minimum(width, remaining)
@@ -129,7 +141,7 @@ def _banded_super_tile(table: ScheduleTable, resident_blocks: Ints, raster: Ints
         for other in form.spatial[form.spatial.index(axis) + 1 :]:
             is_band = is_down & (table.grid[other] > 1)
             across[other] = np.where(is_band, np.minimum(table.grid[other], across[other] * beside), across[other])
-        passed = passed + (grid > 1)
+        axes_behind = axes_behind + (grid > 1)
     for axis in form.spatial:
         tile[axis] = np.minimum(across[axis] * table.block[axis], form.sizes[axis])
     return SuperTile(tile, rounds)
@@ -156,7 +168,7 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
 
 
 def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:
-    """Bytes of a whole tensor that the operator touches, in transactions: every second row of a strided access."""
+    """Bytes of a whole tensor that the operator touches, in transactions: a strided access skips rows."""
     tensor = form.expr.tensor_by_name[load.tensor]
     elements, rows = 1, 1
     for position, (index, size) in enumerate(zip(load.indices, tensor.shape, strict=True)):
