@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import CycleError, Timeline, simulate
 from daydream.report.analysis import Analysis, analyse
 from daydream.report.breakdown import chosen_steps
 from daydream.tasks.build import read_graph
-from daydream.whatif import AppliedPass, PassRequest, apply_passes
 from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.whatif import AppliedPass, PassRequest
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,9 @@ def predict(before: Replay, passes: Sequence[PassRequest]) -> Prediction:
     Raises:
         InputError: a pass refuses its parameters or this graph, or ties tasks into a circle.
     """
+    # What only replays needs no passes.
+    from daydream.whatif import apply_passes
+
     changed, applied = apply_passes(before.graph, passes)
     return Prediction(before, Replay(_simulated(changed, "--pass"), before.steps), tuple(applied))
 

@@ -16,6 +16,7 @@ from daydream.tasks.lags import explain_late, join_branches, time_launches
 from daydream.tasks.waits import CallWaits, find_waits
 from daydream.trace.kineto import read_trace
 from daydream.trace.nesting import enclosing_events
+from daydream.trace.text import no_collection
 from daydream.trace.trace import NONE, Category, Flags, Trace
 
 
@@ -25,7 +26,9 @@ def read_graph(path: Path) -> TaskGraph:
     Raises:
         InputError: the file cannot be read, or is no trace.
     """
-    return build_graph(read_trace(path))
+    # A collection while the graph is built would walk all of the trace, for longer than the building takes.
+    with no_collection():
+        return build_graph(read_trace(path))
 
 
 def build_graph(trace: Trace) -> TaskGraph:
