@@ -283,6 +283,7 @@ KERNEL_KEYS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("opencl")
 def test_json_has_every_documented_key(here: Path) -> None:
     write("ops.json", [MATMUL, {"op": "softmax", "shape": [33, 17]}])
@@ -306,6 +307,7 @@ def test_json_has_every_documented_key(here: Path) -> None:
             assert f"__launch_bounds__({threads})" in Path(kernel["source"]).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device_compiler", "no_kept_kernels")
 def test_two_runs_give_the_same_bytes_whatever_the_number_of_processes(here: Path) -> None:
     write("ops.json", [MATMUL, {"op": "reduce", "function": "sum", "shape": [33, 170], "axes": [1]}])

@@ -103,16 +103,16 @@ def test_element_wise_expressions_run_function_by_function() -> None:
     ]  # fmt: skip
 
 
-def test_many_cost_what_each_costs() -> None:
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_many_cost_what_each_costs(direction: str) -> None:
     operators = [*SUITES, *OTHERS]
-    for direction in ("forward", "backward"):
-        together = library_times(operators, V100, direction)
-        for found, operator in zip(together, operators, strict=True):
-            alone = library_time(operator, V100, direction)
-            assert (found.kernel, found.bound, found.kernels) == (alone.kernel, alone.bound, alone.kernels)
-            assert (found.seconds, found.call_seconds) == pytest.approx((alone.seconds, alone.call_seconds))
-            assert found.seconds == pytest.approx(sum(part.seconds for part in found.parts))
-            assert found.call_seconds >= 0 and found.kernels >= 0
+    together = library_times(operators, V100, direction)
+    for found, operator in zip(together, operators, strict=True):
+        alone = library_time(operator, V100, direction)
+        assert (found.kernel, found.bound, found.kernels) == (alone.kernel, alone.bound, alone.kernels)
+        assert (found.seconds, found.call_seconds) == pytest.approx((alone.seconds, alone.call_seconds))
+        assert found.seconds == pytest.approx(sum(part.seconds for part in found.parts))
+        assert found.call_seconds >= 0 and found.kernels >= 0
 
 
 def test_a_batched_product_has_the_time_of_the_gemm_model() -> None:

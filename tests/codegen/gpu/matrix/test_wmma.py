@@ -49,18 +49,18 @@ def test_every_tiling_gives_the_same(block: tuple[int, int], warp: tuple[int, in
 
 
 @needs_emulator
-def test_the_scalar_twin_of_every_operator_computes_the_same() -> None:
-    for operator in OPERATORS.values():
-        form = form_of(**operator)
-        schedule = schedule_of(form)
-        twin = tile_twin(schedule, form)
-        assert twin.instruction == "fma"
-        assert twin.threads_per_block == schedule.threads_per_block
-        assert (twin.block, twin.step, twin.cached, twin.padding) == (
-            schedule.block, schedule.step, schedule.cached, schedule.padding,
-        )  # fmt: skip
-        assert all(block % twin.register_tile[axis] == 0 for axis, block in twin.block)
-        assert_right(form, twin.with_(vector=(*twin.vector, (form.expr.output.name, 4))))
+@pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+def test_the_scalar_twin_of_every_operator_computes_the_same(operator: dict[str, Any]) -> None:
+    form = form_of(**operator)
+    schedule = schedule_of(form)
+    twin = tile_twin(schedule, form)
+    assert twin.instruction == "fma"
+    assert twin.threads_per_block == schedule.threads_per_block
+    assert (twin.block, twin.step, twin.cached, twin.padding) == (
+        schedule.block, schedule.step, schedule.cached, schedule.padding,
+    )  # fmt: skip
+    assert all(block % twin.register_tile[axis] == 0 for axis, block in twin.block)
+    assert_right(form, twin.with_(vector=(*twin.vector, (form.expr.output.name, 4))))
 
 
 @pytest.mark.parametrize("warp", [(16, 16), (48, 16), (32, 64), (64, 64), (16, 48), (80, 16)])
