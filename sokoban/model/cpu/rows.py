@@ -26,6 +26,7 @@ from sokoban.model.cpu.work import (
     Work,
 )
 from sokoban.schedule.cpu_tiles import PARTIAL_SUMS, lane_axis
+from sokoban.schedule.table import Floats
 
 #: Turns that folding them waits for, one after the other: pairs of vectors, then pairs of lanes.
 FOLD_TURNS = 10.0
@@ -57,11 +58,20 @@ def row_work(form: KernelForm, lanes: int, count: int) -> Work:
         if reduces and not along:
             turns += FOLD_TURNS
             others += 2.0 * lanes
-    whole = [np.full(count, rows * each) for each in (arithmetic, accesses, arithmetic + accesses + others, turns)]
-    return Work(*whole)
+
+    def of_kernel(per_row: float) -> Floats:
+        return np.full(count, rows * per_row)
+
+    return Work(
+        arithmetic=of_kernel(arithmetic),
+        accesses=of_kernel(accesses),
+        instructions=of_kernel(arithmetic + accesses + others),
+        chain_turns=of_kernel(turns),
+    )
 
 
 def _reduced(statement: Statement) -> tuple[str, ...]:
+    """The axes of a reduction statement."""
     assert statement.reduction is not None
     return statement.reduction.axes
 
@@ -77,27 +87,28 @@ def _reads(form: KernelForm, value: Value, along: str, lanes: int) -> tuple[floa
         plain = load.indices[-1].coefficient(along) in (1, -1) and not any(
             index.coefficient(along) for index in load.indices[:-1]
         )
-        each = 1.0 if plain and load.pad is None else float(lanes)
-        requests += each
-        others += (
-            0.0 if each == 1.0 else lanes * (GATHERED_INSTRUCTIONS - 1.0 + (GUARD_INSTRUCTIONS if load.pad else 0.0))
-        )
+        if plain and load.pad is None:
+            requests += 1.0
+            continue
+        requests += lanes
+        if lanes > 1:
+            others += lanes * (GATHERED_INSTRUCTIONS - 1.0 + (GUARD_INSTRUCTIONS if load.pad else 0.0))
     return requests, others
 
 
 def row_bytes(form: KernelForm, layer: MemoryLayer, writes: float = WRITES) -> float:
     """Bytes that come into a cache, and go out of it, during the whole kernel: rows once, and once more for every
-    further walk where one does not stay."""
+    further walk where a row does not stay in the cache. What is written counts ``writes`` times."""
     produced = {statement.tensor for statement in form.reductions}
     tensors = form.expr.tensor_by_name
     rows = math.prod(form.sizes[axis] for axis in form.spatial)
-    read: dict[Load, int] = {}
+    walks: dict[Load, int] = {}
     for value in (*(statement.value for statement in form.reductions), form.final.value):
         for load in loads(value):
             if load.tensor not in produced and load.indices:
-                read[load] = read.get(load, 0) + 1
-    output = form.expr.output.size_bytes
-    own = sum(tensors[load.tensor].size_bytes for load in read) / max(1, rows) + output / max(1, rows)
-    stays = own <= USABLE * layer.capacity_bytes
-    total = sum(tensors[load.tensor].size_bytes * (1 if stays else times) for load, times in read.items())
-    return total + writes * output
+                walks[load] = walks.get(load, 0) + 1
+    output_bytes = form.expr.output.size_bytes
+    bytes_of_row = sum(tensors[load.tensor].size_bytes for load in walks) / max(1, rows) + output_bytes / max(1, rows)
+    stays = bytes_of_row <= USABLE * layer.capacity_bytes
+    read_bytes = sum(tensors[load.tensor].size_bytes * (1 if stays else count) for load, count in walks.items())
+    return read_bytes + writes * output_bytes

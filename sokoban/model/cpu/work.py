@@ -48,14 +48,14 @@ ROW_INSTRUCTIONS = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """Totals of a kernel.
+    """What all cores together execute for a kernel; one entry per schedule.
 
     Attributes:
         arithmetic: instructions of the arithmetic pipelines.
         accesses: requests of the first cache.
-        instructions: all of them, the others included; those of copies are not.
-        copying: instructions of copies.
+        instructions: of all kinds, but for those of copies.
         chain_turns: turns of the innermost loop, in each of which a sum waits for itself.
+        copying: instructions of copies.
     """
 
     arithmetic: Floats
@@ -68,9 +68,9 @@ class Work:
 def copies_of(tiles: CpuTiles) -> dict[Load, Ints]:
     """Tile loops around the copy of every load that some schedule stages; see
     `sokoban.schedule.cpu_tiles.place_of_copy`."""
-    found: dict[Load, Ints] = {}
+    depths: dict[Load, Ints] = {}
     if tiles.form.reduction is None:
-        return found
+        return depths
     loops, count = tiles.tile_loops, tiles.table.count
     for load in dict.fromkeys(tiles.form.body_loads):
         if not load.indices or not tiles.table.cached[load.tensor].any():
@@ -83,12 +83,12 @@ def copies_of(tiles: CpuTiles) -> dict[Load, Ints]:
         for place in range(len(loops), 0, -1):
             if loops[place - 1] not in used:
                 depth = np.where(depth == place, place - 1, depth)
-        found[load] = depth
-    return found
+        depths[load] = depth
+    return depths
 
 
 def tile_work(tiles: CpuTiles, copies: Mapping[Load, Ints]) -> Work:
-    """The work of schedules whose vectors lie along an output axis."""
+    """The work of schedules whose vectors lie along an output axis; ``copies``: see :func:`copies_of`."""
     form, count = tiles.form, tiles.table.count
     points = tiles.reduced_points
     other_sizes = float(np.prod([form.sizes[axis] for axis in form.final.axes if axis != tiles.axis]))
@@ -116,8 +116,8 @@ def tile_work(tiles: CpuTiles, copies: Mapping[Load, Ints]) -> Work:
             accesses, others = accesses + requests, others + more
         others = others + turns * TURN_INSTRUCTIONS + _loops_inside(tiles, register_tiles) * LOOP_INSTRUCTIONS
         # Partial sums of all steps but one rest in the output.
-        rests = 2.0 * vectors * (tiles.steps - 1) * _scattered(tiles)
-        accesses, others = accesses + rests, others + rests
+        partial_sums = 2.0 * vectors * (tiles.steps - 1) * _scattered(tiles)
+        accesses, others = accesses + partial_sums, others + partial_sums
     others = others + register_tiles * tiles.steps * TILE_INSTRUCTIONS
     return Work(arithmetic, accesses, arithmetic + accesses + others, turns, copying)
 
@@ -144,7 +144,14 @@ def _scattered(tiles: CpuTiles) -> Floats | float:
 
 
 def _reads(tiles: CpuTiles, load: Load, points: int, *, staged: bool) -> tuple[Floats, Floats]:
-    """Requests for an operand, and instructions besides: once per register tile for what its rows share."""
+    """Requests for an operand, and instructions besides: once per register tile for what its rows share.
+
+    Args:
+        tiles: the schedules.
+        load: of the operand.
+        points: of the reduction at which it is read.
+        staged: whether its copy is read.
+    """
     form = tiles.form
     if not load.indices:
         return np.zeros(tiles.table.count), np.zeros(tiles.table.count)
@@ -179,7 +186,7 @@ def _across_lines(tiles: CpuTiles, load: Load) -> Floats | float:
 
 
 def _loops_inside(tiles: CpuTiles, register_tiles: Floats) -> Floats:
-    """How often one of the sum's loops begins."""
+    """How often a loop of the sum begins, all such loops together."""
     begins: Floats = np.zeros(tiles.table.count)
     outside: Floats = register_tiles * tiles.steps
     for axis in sum_loops(tiles.form, tiles.axis):

@@ -39,22 +39,22 @@ class LoopNest:
     Attributes:
         unrolled: points of each reduction axis in the innermost unrolled body.
         unrolled_points: their product.
-        local: the accumulators live in local memory, since a loop that indexes them is not unrolled.
-        left: unrolling the reduction is left to the device compiler, which then merges the reads of different points
-            only at times.
+        local: whether the accumulators live in local memory, since a loop that indexes them is not unrolled.
+        is_left: whether unrolling the reduction is left to the device compiler, which then merges the reads of
+            different points only at times.
     """
 
     unrolled: Mapping[str, Ints]
     unrolled_points: Ints
     local: Bools
-    left: Bools
+    is_left: Bools
 
     @cached_property
     def merged_and_separate(self) -> LoopNest:
         """The nest as it is and, second along a new first dimension, with one point per body."""
         ones = np.ones_like(self.unrolled_points)
         unrolled = {axis: np.array([points, ones]) for axis, points in self.unrolled.items()}
-        return LoopNest(unrolled, np.array([self.unrolled_points, ones]), self.local, self.left)
+        return LoopNest(unrolled, np.array([self.unrolled_points, ones]), self.local, self.is_left)
 
 
 def loop_nest(table: ScheduleTable) -> LoopNest:
@@ -77,8 +77,8 @@ def loop_nest(table: ScheduleTable) -> LoopNest:
         by_generator = open_generated & fits
         open_generated = open_generated & (fits | single)
         generated = np.where(by_generator, whole, generated)
-        left = ~(by_generator | single)
-        by_compiler = left & (flat <= PROMOTED_STATEMENTS)
+        is_left = ~(by_generator | single)
+        by_compiler = is_left & (flat <= PROMOTED_STATEMENTS)
         compiled = np.where(by_generator | by_compiler, flat, compiled)
         inside = open_reused & ((used <= limit) | single)
         open_reused = inside
@@ -87,7 +87,7 @@ def loop_nest(table: ScheduleTable) -> LoopNest:
             unrolled[axis] = np.where(inside, unrolled[axis] * length, unrolled[axis])
             written_points = np.where(by_generator, written_points * length, written_points)
         else:
-            local = local | (left & ~by_compiler)
+            local = local | (is_left & ~by_compiler)
     local = local & (table.accumulators > PROMOTED_ACCUMULATORS) & ~table.warp_tile
     points = product(unrolled.values(), table.count)
     return LoopNest(unrolled, points, local, (written_points == 1) & (points > 1))

@@ -25,8 +25,8 @@ OPERAND_REGISTERS = 64
 
 
 def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> Ints:
-    """32-bit registers that one thread cannot do without: accumulators (none where they are ``local``), one operand
-    fragment each, and the compiler's overhead."""
+    """32-bit registers that one thread cannot do without: accumulators, one fragment of every operand, and the
+    compiler's overhead. ``local``: schedules whose accumulators live in local memory."""
     width = 2 if table.form.expr.accumulate == "float64" else 1
     held: Ints = table.accumulators if local is None else np.where(local, 0, table.accumulators)
     values: Ints = (held + (operand_registers(table) if table.form.reduction else 0)) * width
@@ -50,7 +50,7 @@ def operand_registers(table: ScheduleTable) -> Ints:
 
 
 def shared_bytes(table: ScheduleTable) -> Ints:
-    """Shared memory of one block: the staged data tiles with their padding, and the strip in which results
+    """Bytes of shared memory of one block: the staged data tiles with their padding, and the strip in which results
     leave matrix instructions."""
     total = table.zeros
     for load in table.form.body_loads:
@@ -58,17 +58,13 @@ def shared_bytes(table: ScheduleTable) -> Ints:
         if not extents or not table.cached[load.tensor].any():
             continue
         row = table.stored_row(load)
-        size = (
-            product(extents, table.count)
-            // row
-            * (row + table.padding[load.tensor])
-            * table.form.expr.tensor_by_name[load.tensor].element_bytes
-        )
+        element_bytes = table.form.expr.tensor_by_name[load.tensor].element_bytes
+        tile_bytes = product(extents, table.count) // row * (row + table.padding[load.tensor]) * element_bytes
         if table.has_stages:
             # Registers hold what multiply-adds fetch further ahead, unless they copy past them.
-            past = table.warp_tile | table.asynchronous
-            size = size * np.where(past, table.stages, np.minimum(table.stages, 2))
-        total = total + np.where(table.cached[load.tensor], size, 0)
+            past_registers = table.warp_tile | table.asynchronous
+            tile_bytes = tile_bytes * np.where(past_registers, table.stages, np.minimum(table.stages, 2))
+        total = total + np.where(table.cached[load.tensor], tile_bytes, 0)
     if table.has_warp_tiles:
         roles = table.form.roles
         if roles is not None:
@@ -94,7 +90,7 @@ def granted_registers(table: ScheduleTable, device: DeviceSpec, needed: Ints) ->
 def spilled_registers(device: DeviceSpec, needed: Ints, granted: Ints) -> Ints:
     """Values per thread that live in local memory, since the compiler has no register for them.
 
-    As in :func:`blocks_per_unit`, a device that plans with every register it counts counts none of the compiler's.
+    A device that plans with every register it counts (an IPU) counts none of the compiler's.
     """
     return np.maximum(0, needed - _uncounted_registers(device) - granted)
 
@@ -106,10 +102,17 @@ def _uncounted_registers(device: DeviceSpec) -> int:
 
 
 def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, shared: Ints) -> Ints:
-    """Resident blocks of one unit: the tightest of threads, registers, shared memory and the block limit; 0 = none.
+    """Resident blocks of one unit: the tightest of threads, registers, shared memory and the block limit; 0 where no
+    block fits.
 
-    ``registers`` are those of :func:`registers_per_thread`. A device that plans with every register it counts (an IPU,
-    whose register file is not public) counts none of the compiler's, and they are taken off again.
+    A device that plans with every register it counts (an IPU, whose register file is not public) counts none of the
+    compiler's, and they are taken off again.
+
+    Args:
+        table: the schedules.
+        device: of the unit.
+        registers: per thread; see :func:`registers_per_thread`.
+        shared: bytes per block; see :func:`shared_bytes`.
     """
     limits = device.limits
     registers = np.maximum(1, registers - _uncounted_registers(device))

@@ -46,14 +46,14 @@ class OperandReads:
 def operand_reads(table: ScheduleTable, load: Load, device: DeviceSpec, nest: LoopNest) -> OperandReads:
     """Reads of ``load`` per step: of a thread, but for the passes, which are those of a warp."""
     # Whether merged or not: both ways at once are half the calls.
-    is_left = nest.left.any()
+    is_left = nest.is_left.any()
     words, instructions, width = _instructions(table, load, nest.merged_and_separate if is_left else nest)
     lanes = lane_words(table, load, device) if table.cached[load.tensor].any() else None
     conflicts = _conflicts(table, load, device, width, lanes)
     if not is_left:
         return OperandReads(words, instructions, instructions * conflicts, width)
     merged, separate = instructions
-    share = np.where(nest.left, MERGED_BY_COMPILER, 1.0)
+    share = np.where(nest.is_left, MERGED_BY_COMPILER, 1.0)
     unmerged = (1.0 - share) * separate
     passes = share * (merged * conflicts[0]) + unmerged * conflicts[1]
     return OperandReads(words[0], share * merged + unmerged, passes, width[0])

@@ -36,7 +36,7 @@ class RowWork:
         arithmetic: instructions that compute, those by which threads combine their results included.
         instructions: all of them.
         loads: accesses of global memory, by load.
-        times: how often a row is read along, by load.
+        walks: how often a thread reads along a row, by load.
         width: elements per access, by load.
         kept_registers: 32-bit registers that hold the row.
         batches: how often a thread waits for memory.
@@ -45,7 +45,7 @@ class RowWork:
     arithmetic: Floats
     instructions: Floats
     loads: Mapping[Load, Floats]
-    times: Mapping[Load, Floats]
+    walks: Mapping[Load, Floats]
     width: Mapping[Load, Ints]
     kept_registers: Floats
     batches: Floats
@@ -66,7 +66,7 @@ def row_work(form: KernelForm, reduce_threads: Ints) -> RowWork:
         arithmetic=column(lambda work: work.arithmetic),
         instructions=column(lambda work: work.instructions),
         loads=columns(lambda work: work.loads),
-        times=columns(lambda work: work.times),
+        walks=columns(lambda work: work.walks),
         width=columns(lambda work: work.width),
         kept_registers=column(lambda work: work.kept_registers),
         batches=column(lambda work: work.batches),
@@ -80,17 +80,18 @@ class _Work:
     arithmetic: float
     instructions: float
     loads: Mapping[Load, float]
-    times: Mapping[Load, float]
+    walks: Mapping[Load, float]
     width: Mapping[Load, int]
     kept_registers: float
     batches: float
 
 
 def _work(form: KernelForm, threads: int) -> _Work:
+    """What a thread does for one row that ``threads`` threads share."""
     plan = row_plan(form, threads)
     columns = plan.turns * plan.vector
     loads: dict[Load, float] = dict.fromkeys((load for group in plan.reads for load in group), 0.0)
-    times = dict(loads)
+    walks = dict(loads)
     width = {load: plan.vector if load in plan.wide else 1 for load in loads}
     tensors, axes = form.expr.tensor_by_name, row_columns(form)
     arithmetic = others = batches = 0.0
@@ -102,13 +103,14 @@ def _work(form: KernelForm, threads: int) -> _Work:
         converted = sum(tensors[load.tensor].element_bytes < 4 for load in reads)
         arithmetic += walked * (varying + converted) + value_instructions(value) - varying
         accesses = 0.0
-        new = [load for load in reads if not (load in plan.kept and times[load])]
-        for load in new:
-            times[load] += 1.0
+        walked_loads = [load for load in reads if not (load in plan.kept and walks[load])]
+        for load in walked_loads:
+            walks[load] += 1.0
             loads[load] += columns / width[load]
             accesses += columns / width[load]
-        if new:
-            batches += max(1.0, accesses / (max(LEAST_LOADS, LEAST_COLUMNS // plan.vector) * len(new)))
+        if walked_loads:
+            loads_under_way = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector) * len(walked_loads)
+            batches += max(1.0, accesses / loads_under_way)
             others += accesses + TURN_INSTRUCTIONS * plan.turns
         if is_final:
             others += plan.turns if plan.stores_wide else walked
@@ -121,7 +123,7 @@ def _work(form: KernelForm, threads: int) -> _Work:
         arithmetic=arithmetic,
         instructions=arithmetic + others,
         loads=loads,
-        times=times,
+        walks=walks,
         width=width,
         kept_registers=registers,
         batches=batches,
@@ -130,7 +132,11 @@ def _work(form: KernelForm, threads: int) -> _Work:
 
 def _combining(threads: int) -> tuple[float, float]:
     """Arithmetic and other instructions by which threads combine a result: a shuffle and an operation for every halving
-    of a warp, and where there are several warps a pass through shared memory and the same once more."""
+    of a warp, and where there are several warps a pass through shared memory and the same once more.
+
+    >>> _combining(1), _combining(8), _combining(64)
+    ((0.0, 0.0), (3, 4.0), (6, 22.0))
+    """
     if threads == 1:
         return 0.0, 0.0
     inside = math.ceil(math.log2(min(threads, _WARP_LANES)))
@@ -141,32 +147,32 @@ def _combining(threads: int) -> tuple[float, float]:
 
 
 def row_passes(table: ScheduleTable, device: DeviceSpec, rows: RowWork) -> Floats:
-    """Lines of L1 per warp, as passes, that threads touch which share rows."""
+    """Passes through L1 of a warp whose threads share rows, by the lines that they touch."""
     passes: Floats = np.zeros(table.count)
     for load, accesses in rows.loads.items():
-        wide = rows.width[load]
-        bytes_ = device.warp_lanes * wide * table.form.expr.tensor_by_name[load.tensor].element_bytes
-        lines = np.where(wide > 1, bytes_ / 128, cache_lines(table, load, device))
+        width = rows.width[load]
+        access_bytes = device.warp_lanes * width * table.form.expr.tensor_by_name[load.tensor].element_bytes
+        lines = np.where(width > 1, access_bytes / 128, cache_lines(table, load, device))
         passes = passes + table.accumulators * accesses * np.maximum(1.0, LINE_WAVEFRONTS * lines)
     return passes
 
 
 def bytes_again(table: ScheduleTable, device: DeviceSpec, running: Ints, rows: RowWork) -> Floats:
-    """What DRAM delivers again of rows that are read along several times, where those that are worked on at a time do
-    not stay in L2."""
+    """Bytes that DRAM delivers again of rows that are walked several times, where the rows that all running blocks work
+    on do not stay in L2. ``running``: blocks that a unit runs at once."""
     again: Floats = np.zeros(table.count)
     room = 0.0 if device.l2 is None else device.l2.capacity_bytes / 2
-    for load, times in rows.times.items():
+    for load, walks in rows.walks.items():
         tensor = table.form.expr.tensor_by_name[load.tensor]
-        own = tile_transaction_bytes(table, load, table.block_tile, device.dram.transaction_bytes) / table.accumulators
-        at_a_time = own * np.minimum(running * device.unit_count, table.block_count)
-        again = again + np.where(at_a_time > room, (times - 1.0) * tensor.size_bytes, 0.0)
+        block_bytes = tile_transaction_bytes(table, load, table.block_tile, device.dram.transaction_bytes)
+        worked_on = block_bytes / table.accumulators * np.minimum(running * device.unit_count, table.block_count)
+        again = again + np.where(worked_on > room, (walks - 1.0) * tensor.size_bytes, 0.0)
     return again
 
 
 def row_bytes(table: ScheduleTable, transaction_bytes: int, rows: RowWork) -> Floats:
     """Bytes in transactions that a block reads of its rows, as often as it reads along them."""
     total: Floats = np.zeros(table.count)
-    for load, times in rows.times.items():
-        total = total + times * tile_transaction_bytes(table, load, table.block_tile, transaction_bytes)
+    for load, walks in rows.walks.items():
+        total = total + walks * tile_transaction_bytes(table, load, table.block_tile, transaction_bytes)
     return total

@@ -19,7 +19,7 @@ DIVISION_INSTRUCTIONS = 6.0
 
 
 def row_work_of(table: ScheduleTable) -> RowWork | None:
-    """What the threads do of those schedules; None where there are none."""
+    """What the threads do of schedules whose threads share rows; None where there are no such schedules."""
     if not shares_rows(table).any():
         return None
     return row_work(table.form, table.reduce_threads)
@@ -37,19 +37,19 @@ def arithmetic_instructions(table: ScheduleTable, rows: RowWork | None) -> Float
     value = form.reductions[0].value if form.reduction else form.final.value
     final = value_instructions(form.final.value) if form.reduction else 0.0
     points = table.thread_points * max(1.0, value_instructions(value)) + np.where(is_flat(table), final, 0.0)
-    alone = table.accumulators * points
-    return alone if rows is None else np.where(shares_rows(table), table.accumulators * rows.arithmetic, alone)
+    by_itself = table.accumulators * points
+    return by_itself if rows is None else np.where(shares_rows(table), table.accumulators * rows.arithmetic, by_itself)
 
 
 def is_flat(table: ScheduleTable) -> Bools:
-    """Schedules that stage nothing and walk no steps: what comes before and behind them is a part of the work."""
+    """Schedules that stage nothing and walk no steps: a thread's first and last instructions are a part of its work."""
     staged = [table.cached[load.tensor] for load in table.form.body_loads]
     return (table.step_count == 1) & ~np.logical_or.reduce(staged or [np.zeros(table.count, dtype=bool)])
 
 
 def flat_instructions(table: ScheduleTable) -> Floats:
-    """Instructions of a thread of those before its reads and behind its arithmetic: where its elements lie, and its
-    stores."""
+    """Instructions of a thread of a flat schedule (:func:`is_flat`) besides reads and arithmetic: where its elements
+    lie, and its stores."""
     form = table.form
     total: Floats = np.full(table.count, START_INSTRUCTIONS)
     for axis in [axis for axis in form.spatial if form.sizes[axis] > 1][1:]:
