@@ -173,14 +173,14 @@ def _chain(found: CpuAnatomy, seconds: float) -> str:
 
 def _latency(found: CpuAnatomy, seconds: float) -> str:
     """From where lines come that were not asked for ahead."""
-    return _lines_alone(found, {way.below.name: way.alone_bytes for way in found.ways})
+    return _lines_unprefetched(found, {way.below.name: way.unprefetched_bytes for way in found.ways})
 
 
-def _lines_alone(found: CpuAnatomy, alone_bytes: Mapping[str, float]) -> str:
+def _lines_unprefetched(found: CpuAnatomy, unprefetched_bytes: Mapping[str, float]) -> str:
     """From where lines come that were not asked for ahead, of so many bytes by layer."""
     texts = []
     for way in found.ways:
-        lines = alone_bytes[way.below.name] / way.below.transaction_bytes
+        lines = unprefetched_bytes[way.below.name] / way.below.transaction_bytes
         if lines >= 1.0 and way.moved_bytes > 0.0:
             longer = max(0.0, (way.below.latency_seconds or 0.0) - (way.above.latency_seconds or 0.0))
             above, below = layer_name(way.above.name), layer_name(way.below.name)
@@ -199,8 +199,8 @@ def _copying(found: CpuAnatomy, seconds: float) -> str:
     text = f"{_many(one(found.work.copying))} instructions to copy operands into scratch memory"
     if texts:
         text += f", {' and '.join(texts)} of which tiles before have no turns to ask for"
-    alone = {way.below.name: way.copied_alone_bytes for way in found.ways}
-    return f"{text}; {_lines_alone(found, alone)}" if any(alone.values()) else text
+    unprefetched = {way.below.name: way.copied_unprefetched_bytes for way in found.ways}
+    return f"{text}; {_lines_unprefetched(found, unprefetched)}" if any(unprefetched.values()) else text
 
 
 def _way(found: CpuAnatomy, way: Way) -> str:

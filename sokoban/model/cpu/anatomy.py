@@ -37,20 +37,21 @@ class Way:
     """The way from one layer into the cache above it, whole kernel and all units.
 
     Attributes:
-        read_bytes: that come in, by tensor; of the copy of a packed operand by its name with a ``'``.
-        moved_bytes: in and out, as often as the model counts them; 0 where all tensors stay in the cache above.
-        alone_bytes: of those that come in without having been asked for ahead, while a core computes.
-        copied_bytes: of those that come in while a core copies and does nothing else.
-        copied_alone_bytes: of those of copies that nobody asked for ahead.
+        read_bytes: that come in, by tensor; a packed operand's copy has the tensor's name with a ``'``.
+        moved_bytes: that come in and go out, as often as the model counts them; 0 where all tensors stay in the cache
+            above from call to call.
+        unprefetched_bytes: that come in without having been asked for ahead, while a core computes.
+        copied_bytes: that come in while a core copies and computes nothing.
+        copied_unprefetched_bytes: those of ``copied_bytes`` that nobody asked for ahead.
     """
 
     above: MemoryLayer
     below: MemoryLayer
     read_bytes: Mapping[str, float]
     moved_bytes: float
-    alone_bytes: float = 0.0
+    unprefetched_bytes: float = 0.0
     copied_bytes: float = 0.0
-    copied_alone_bytes: float = 0.0
+    copied_unprefetched_bytes: float = 0.0
 
     @property
     def traffic_bytes(self) -> float:
@@ -64,6 +65,8 @@ class CpuAnatomy:
 
     Attributes:
         tiles: how it is cut up; None where it works by rows.
+        placed: the operator on the device.
+        table: the schedule of the program, as a table of one row.
         lanes: elements of a vector of sums.
         work: what cores execute, all of them together.
         stages: seconds of every stage, and what they follow from.
@@ -136,19 +139,19 @@ def cpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> CpuAnatomy:
 
 def _tile_way(traffic: Traffic, above: MemoryLayer, below: MemoryLayer, stages: Stages) -> Way:
     read: dict[str, float] = {}
-    for stream, moved in zip(traffic.streams, traffic.streams_into(above), strict=True):
+    for stream, stream_bytes in zip(traffic.streams, traffic.streams_into(above), strict=True):
         if not stream.written:
-            read[stream.name] = read.get(stream.name, 0.0) + one(moved)
-    copied, alone = (one(part) for part in traffic.copied_into(above))
-    passing = _moved(stages, below) + stages.resident(above) * copied
+            read[stream.name] = read.get(stream.name, 0.0) + one(stream_bytes)
+    copied, copied_unprefetched = (one(part) for part in traffic.copied_into(above))
+    moved = _moved(stages, below) + stages.resident(above) * copied
     return Way(
         above=above,
         below=below,
         read_bytes=read,
-        moved_bytes=passing,
-        alone_bytes=one(traffic.alone_into(above)),
+        moved_bytes=moved,
+        unprefetched_bytes=one(traffic.unprefetched_into(above)),
         copied_bytes=copied,
-        copied_alone_bytes=alone,
+        copied_unprefetched_bytes=copied_unprefetched,
     )
 
 
@@ -162,13 +165,14 @@ def _row_way(form: KernelForm, above: MemoryLayer, below: MemoryLayer, stages: S
 
 
 def _moved(stages: Stages, below: MemoryLayer) -> float:
+    """Bytes that pass a layer in the seconds that its stage takes."""
     return one(stages.seconds[below.name]) * below.bandwidth_bytes_per_second
 
 
 def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     """The parts whose sum is the predicted time: what each adds to the time of those before it."""
     slowest = max(stages.seconds, key=lambda name: one(stages.seconds[name]))
-    own = one(stages.seconds[slowest])
+    slowest_seconds = one(stages.seconds[slowest])
     ends = {
         "block_launch": one(stages.blocks) * device.block_launch_seconds,
         "launch": device.launch_overhead_seconds,
@@ -178,9 +182,9 @@ def _parts(stages: Stages, device: DeviceSpec) -> dict[str, float]:
     together = _seconds_of(stages, device, {slowest, *STAGES}) - fixed
     whole = _seconds_of(stages, device, stages.seconds) - fixed
     beside = _seconds_of(stages, device, stages.seconds.keys() - {COPYING} | {slowest}) - fixed
-    added = (by_itself - own, together - by_itself, beside - together)
+    added = (by_itself - slowest_seconds, together - by_itself, beside - together)
     copying = {COPYING: whole - beside} if slowest != COPYING else {}
-    return {slowest: own, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
+    return {slowest: slowest_seconds, **dict(zip(REMAINDERS, added, strict=True)), **copying, **ends}
 
 
 def _seconds_of(stages: Stages, device: DeviceSpec, names: Collection[str]) -> float:
@@ -196,11 +200,11 @@ def lane_counts(extent: int, lanes: int) -> list[int]:
     >>> lane_counts(21, 8)
     [8, 8, 4, 1]
     """
-    rest = extent % lanes
-    bits = [1 << bit for bit in reversed(range(lanes.bit_length())) if rest >> bit & 1]
+    remainder = extent % lanes
+    bits = [1 << bit for bit in reversed(range(lanes.bit_length())) if remainder >> bit & 1]
     return [lanes] * (extent // lanes) + bits
 
 
-def is_resident(found: CpuAnatomy) -> bool:
+def is_resident(anatomy: CpuAnatomy) -> bool:
     """Whether all tensors of the operator stay in a cache of the whole device from one call to the next."""
-    return bool(np.isclose(found.ways[-1].moved_bytes, 0.0))
+    return bool(np.isclose(anatomy.ways[-1].moved_bytes, 0.0))

@@ -81,23 +81,24 @@ class Stages:
     # ---- kinds of kernels
 
     def _tile_kernels(self, where: Ints, tiles: CpuTiles) -> None:
+        """Seconds of schedules whose vectors lie along one output axis; ``where``: their rows."""
         copies = copies_of(tiles)
         work = tile_work(tiles, copies)
         self._core(where, work)
         traffic = Traffic(tiles, self.device, copies)
         passing: Floats = np.zeros(len(where))
         for above, below in self._pairs():
-            copied, alone = traffic.copied_into(above)
+            copied, copied_unprefetched = traffic.copied_into(above)
             moved = traffic.into(above, self._writes(below)) - copied
             self.seconds[below.name][where] = self._seconds(above, below, moved)
             longer = max(0.0, (below.latency_seconds or 0.0) - (above.latency_seconds or 0.0)) / self.device.unit_count
-            lines = self.resident(above) * traffic.alone_into(above) / below.transaction_bytes
+            lines = self.resident(above) * traffic.unprefetched_into(above) / below.transaction_bytes
             ahead = np.clip(WINDOW_INSTRUCTIONS * lines / work.instructions, 1.0, LINES_IN_FLIGHT)
             self.seconds[WAITING][where] += lines * longer / ahead
             # Copies are loads and stores alone, so that a core always waits for as many lines as it can.
-            lines = self.resident(above) * alone / below.transaction_bytes
+            lines = self.resident(above) * copied_unprefetched / below.transaction_bytes
             self.seconds[COPYING][where] += lines * longer / LINES_IN_FLIGHT
-            passing = np.maximum(passing, self._seconds(above, below, copied - alone))
+            passing = np.maximum(passing, self._seconds(above, below, copied - copied_unprefetched))
         # Instructions of copies are started while lines are on their way, but while nothing is computed all the same.
         self.seconds[COPYING][where] += np.maximum(passing, work.copying / self._starts())
         self.blocks[where] = product(tiles.blocks.values(), len(where))
@@ -108,6 +109,7 @@ class Stages:
         self.spilled[where] = np.maximum(0, held + operands - self._vector_registers())
 
     def _row_kernels(self, where: Ints, table: ScheduleTable) -> None:
+        """Seconds of schedules that work by rows; ``where``: their rows."""
         lanes = self.placed.vector_lanes
         self._core(where, row_work(self.form, lanes, table.count))
         for above, below in self._pairs():
@@ -117,10 +119,12 @@ class Stages:
         self.registers[where] = 16 * lanes
 
     def _pairs(self) -> list[tuple[MemoryLayer, MemoryLayer]]:
+        """Every cache with the layer below it, the first cache first."""
         layers = self.device.layers[1:]
         return list(itertools.pairwise(layers))
 
     def _seconds(self, above: MemoryLayer, below: MemoryLayer, moved: Floats | float) -> Floats | float:
+        """Time in which ``moved`` bytes pass from one layer into the cache above it."""
         return self.resident(above) * moved / below.bandwidth_bytes_per_second
 
     def _writes(self, below: MemoryLayer) -> float:
@@ -136,6 +140,7 @@ class Stages:
         return float(held > USABLE * cache.capacity_bytes)
 
     def _vector_registers(self) -> int:
+        """Registers of a core that hold a vector."""
         return self.device.limits.registers_per_thread_usable // self.device.teu.lanes
 
     def _starts(self) -> float:
@@ -157,18 +162,19 @@ class Stages:
 
 
 def arithmetic_flops(placed: PlacedForm) -> float:
-    """FLOP/s of all cores' arithmetic units: their peak, or what is left of it where others disturb them."""
+    """FLOP/s of the arithmetic units of all cores: their peak, or less where the device does not sustain it."""
     device, dtype = placed.device, placed.arithmetic_dtype
     return min(device.peak_flops(dtype), device.sustained_flops(dtype) / SUSTAINED)
 
 
 def _split(by_rows: np.ndarray) -> list[tuple[Ints, np.ndarray]]:
-    found = []
+    """The positions of tile kernels and those of row kernels, as far as there are any, with a truth value each."""
+    groups = []
     for kind in (False, True):
         where = np.flatnonzero(by_rows == kind)
         if len(where):
-            found.append((where, by_rows[where] == kind))
-    return found
+            groups.append((where, by_rows[where] == kind))
+    return groups
 
 
 def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
@@ -190,7 +196,8 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
 
 
 def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
-    """Stages to one time: in the core, then with the layers outside it, on the units that have blocks."""
+    """Seconds of the kernel: its stages added up inside a core, then with a core's own layers, then with shared ones,
+    on the units that have blocks."""
     blocks = stages.blocks
     units = device.unit_count
     # The busiest unit's share of the blocks, over what it would have if they could be divided. Layers that all share
@@ -198,8 +205,8 @@ def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
     uneven = -(-blocks // units) * units / blocks
     core = _together([stages.seconds[name] for name in STAGES], CORE_OVERLAP)
     core = core * _spill_factor(stages)
-    own = [layer.name for layer in device.layers[2:] if layer.shared_by != "device"]
-    seconds = _together([core, *(stages.seconds[name] for name in (WAITING, *own))], LAYER_OVERLAP)
+    private = [layer.name for layer in device.layers[2:] if layer.shared_by != "device"]
+    seconds = _together([core, *(stages.seconds[name] for name in (WAITING, *private))], LAYER_OVERLAP)
     shared = [layer.name for layer in device.layers[2:] if layer.shared_by == "device"]
     seconds = _together([seconds, *(stages.seconds[name] for name in shared)], SHARED_OVERLAP)
     seconds = seconds + stages.seconds[COPYING]
@@ -207,13 +214,14 @@ def whole_seconds(stages: Stages, device: DeviceSpec) -> Floats:
 
 
 def _spill_factor(stages: Stages) -> Floats:
-    """Accumulators without a register are read and written at every turn."""
+    """Factor of the time of a core: accumulators without a register are read and written at every turn."""
     held = np.maximum(1, stages.registers // max(1, stages.placed.vector_lanes))
     factor: Floats = 1.0 + 4.0 * stages.spilled / held
     return factor
 
 
 def _together(parts: list[Floats], exponent: float) -> Floats:
+    """``(sum of part ** exponent) ** (1 / exponent)``: the largest part, and more where others are close to it."""
     largest = np.maximum.reduce(parts)
     largest = np.where(largest > 0, largest, 1e-30)
     total = sum(((part / largest) ** exponent for part in parts), np.zeros(len(largest)))

@@ -29,7 +29,7 @@ from sokoban.schedule.table import Bools, Floats, Ints, product
 USABLE = 0.75
 
 #: Lines of a piece that come before a prefetcher knows that there are more.
-LINES_ALONE = 3.0
+LINES_UNPREFETCHED = 3.0
 #: Memory within which prefetchers look ahead, and pieces that they follow at a time.
 PAGE_BYTES = 4096
 PIECES_FOLLOWED = 16
@@ -89,19 +89,21 @@ class Stream:
 
     Attributes:
         name: of the tensor; the copy of one in scratch memory ends in ``'``.
-        footprints: what one turn of everything up to a loop touches, innermost first; one entry more than loops.
+        footprints: what one turn of all loops inside a loop touches, by loop, innermost first; the last entry is what
+            all loops together touch.
         start: loops that the accesses are outside of.
-        written: whether it is results.
-        alone: share of its transfers that nobody asked for ahead: of the lines of short pieces that lie apart.
+        written: whether the operand is the results.
+        unprefetched: share of its lines that nobody asked for ahead, as prefetchers do not follow short pieces that lie
+            on different pages.
         copied: whether it is read by copying it.
-        copying: share of its transfers that are made while nothing is computed: by copies not asked for ahead.
+        copying: share of its lines that come while a core copies and computes nothing.
     """
 
     name: str
     footprints: Sequence[Footprint]
     start: int = 0
     written: bool = False
-    alone: Floats | float = 0.0
+    unprefetched: Floats | float = 0.0
     copied: Bools | bool = False
     copying: Floats | float = 0.0
 
@@ -110,14 +112,15 @@ class Traffic:
     """The memory accesses of all schedules of one vector axis."""
 
     def __init__(self, tiles: CpuTiles, device: DeviceSpec, copies: Mapping[Load, Ints]) -> None:
-        """``copies``: tile loops around the copy of every load that some schedule stages."""
+        """``copies``: tile loops around the copy of every load that some schedule stages; see
+        :func:`sokoban.model.cpu.work.copies_of`."""
         self.tiles, self.device, self.copies = tiles, device, copies
         self.form = tiles.form
         self.count = tiles.table.count
 
     @cached_property
     def loops(self) -> list[Loop]:
-        """Innermost first."""
+        """The loops of a kernel, innermost first."""
         tiles, sizes = self.tiles, self.form.sizes
         inner = [Loop(axis, sizes[axis] / tiles.step_counts[axis], tiles.step[axis]) for axis in self.sum_axes[::-1]]
         middle = [
@@ -131,92 +134,100 @@ class Traffic:
 
     @cached_property
     def sum_axes(self) -> Sequence[str]:
+        """Axes of the loops of the sum, outermost first."""
         return sum_loops(self.form, self.tiles.axis)
 
     @cached_property
     def boxes(self) -> list[dict[str, Ints]]:
-        """The tile that one turn of everything up to a loop covers, by loop; one entry more than loops."""
+        """Elements by axis that one turn of all loops inside a loop covers, by loop, innermost first; the last entry is
+        what all loops together cover."""
         ones = np.ones(self.count, dtype=np.int64)
         box = {**self.tiles.tile, **dict.fromkeys(self.form.reduced, ones)}
-        found = [dict(box)]
+        boxes = [dict(box)]
         for loop in self.loops:
             box[loop.axis] = np.maximum(box[loop.axis], loop.covers)
-            found.append(dict(box))
-        return found
+            boxes.append(dict(box))
+        return boxes
 
     @cached_property
     def streams(self) -> list[Stream]:
         """All accesses of the kernel."""
         inner = len(self.sum_axes)
-        found: list[Stream] = []
+        streams: list[Stream] = []
         for load in (*self.form.body_loads, *(self.form.final_loads if self.form.reduction else ())):
             if load.indices:
-                found += self._of(load, 0 if load in self.form.body_loads else inner)
+                streams += self._of(load, 0 if load in self.form.body_loads else inner)
         output = self.form.expr.output
         extents = [[box[axis] for axis in self.form.final.axes] for box in self.boxes]
-        touched = [self._touched(own, output) for own in extents]
-        found.append(Stream(name=output.name, footprints=touched, start=inner, written=True))
-        return found
+        touched = [self._touched(box_extents, output) for box_extents in extents]
+        streams.append(Stream(name=output.name, footprints=touched, start=inner, written=True))
+        return streams
 
     def _of(self, load: Load, start: int) -> list[Stream]:
+        """The accesses of one operand, outside of the ``start`` innermost loops: its own, and those of its copy."""
         tensor = self.form.expr.tensor_by_name[load.tensor]
         direct = [self._touched(extents_of(load, box, tensor), tensor) for box in self.boxes]
         staged = self.tiles.table.cached[load.tensor] if load in self.copies else np.zeros(self.count, dtype=bool)
-        waited = self._alone(load, direct, start)
+        read_in_place = self._unprefetched(load, direct, start)
         if not staged.any():
-            return [Stream(name=load.tensor, footprints=direct, start=start, alone=waited)]
+            return [Stream(name=load.tensor, footprints=direct, start=start, unprefetched=read_in_place)]
         # Inside its copy a staged operand is read from scratch memory, which is dense and stays where it is.
         inner, panels = len(self.sum_axes), in_panels(load, self.tiles.axis)
         depth = inner + len(self.tiles.tile_loops) - self.copies[load]
         scratch: list[Footprint] = []
         source: list[Footprint] = []
-        for place, (box, own) in enumerate(zip(self.boxes, direct, strict=True)):
+        for place, (box, touched) in enumerate(zip(self.boxes, direct, strict=True)):
             held = self._held(load, box, tensor, panels)
             scratch.append(held.where(staged & (place <= depth), scratch[-1] if scratch else None))
-            source.append(own.where(~staged | (place >= depth)))
-        alone = np.where(staged, self._alone_in_copies(direct, depth), waited)
-        copying = np.where(staged, self._not_asked(load, tensor), 0.0)
+            source.append(touched.where(~staged | (place >= depth)))
         return [
-            Stream(name=load.tensor, footprints=source, start=start, alone=alone, copied=staged, copying=copying),
+            Stream(
+                name=load.tensor,
+                footprints=source,
+                start=start,
+                unprefetched=np.where(staged, self._unprefetched_in_copies(direct, depth), read_in_place),
+                copied=staged,
+                copying=np.where(staged, self._not_asked(load, tensor), 0.0),
+            ),
             Stream(name=f"{load.tensor}'", footprints=scratch, start=start),
         ]
 
-    def _alone_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:
-        """Share of its lines that come without having been asked for ahead, of an operand that is copied row by row:
-        every row is a piece by itself. ``places``: loops inside the copy, by schedule."""
-        found: Floats = np.zeros(self.count)
+    def _unprefetched_in_copies(self, footprints: Sequence[Footprint], places: Ints) -> Floats:
+        """Share of the lines of an operand that is copied row by row that nobody asked for ahead: every row is a piece
+        by itself. ``places``: loops inside the copy, by schedule."""
+        share: Floats = np.zeros(self.count)
         for place in np.unique(places).tolist():
             box = footprints[place]
-            found = np.where(places == place, self._alone_of_pieces(box.row, box.stride), found)
-        return found
+            share = np.where(places == place, self._unprefetched_of_pieces(box.row, box.stride), share)
+        return share
 
-    def _alone_of_pieces(self, run: Floats, stride: Floats | Ints) -> Floats:
-        """Share of the first lines of pieces of ``run`` bytes, where the next piece lies on another page."""
+    def _unprefetched_of_pieces(self, run: Floats, stride: Floats | Ints) -> Floats:
+        """Share of the first lines of pieces of ``run`` bytes that begin ``stride`` bytes apart, as far as the next
+        piece lies on another page."""
         lines = np.maximum(1.0, run / self.device.shared.transaction_bytes)
-        return np.minimum(1.0, LINES_ALONE / lines) * np.minimum(1.0, stride / PAGE_BYTES)
+        return np.minimum(1.0, LINES_UNPREFETCHED / lines) * np.minimum(1.0, stride / PAGE_BYTES)
 
-    def _alone(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
-        """Share of an operand's lines that come without having been asked for ahead: the first ones of every piece,
-        which goes as far as the loops go along a row, where the next piece lies on another page. A few pieces are
-        followed at the same time."""
+    def _unprefetched(self, load: Load, footprints: Sequence[Footprint], start: int) -> Floats:
+        """Share of an operand's lines that nobody asked for ahead: the first ones of every piece whose next piece lies
+        on another page. A piece goes as far as the loops go along a row; a few pieces are followed at the same time."""
         tensor = self.form.expr.tensor_by_name[load.tensor]
         rows = [math.prod(tensor.shape[place + 1 :]) * tensor.element_bytes for place in range(len(tensor.shape))]
         last = {axis for axis, _ in load.indices[-1].terms}
-        run, open_ = footprints[start].row, np.ones(self.count, dtype=bool)
+        run, is_followed = footprints[start].row, np.ones(self.count, dtype=bool)
         stride = np.zeros(self.count)
         followed = footprints[start].bytes / np.maximum(footprints[start].row, self.device.shared.transaction_bytes)
         for place, loop in enumerate(self.loops[start:], start=start):
             jump = sum(abs(i.coefficient(loop.axis)) * row for i, row in zip(load.indices, rows, strict=True))
             if jump == 0:
                 continue
-            turns = open_ & (loop.turns > 1)
+            turns = is_followed & (loop.turns > 1)
             if loop.axis in last:
                 run = np.where(turns, footprints[place + 1].row, run)
                 continue
             followed = np.where(turns, followed * loop.turns, followed)
             stride = np.where(turns & (stride == 0), jump, stride)
-            open_ = open_ & (followed <= PIECES_FOLLOWED)
-        return self._alone_of_pieces(run, np.where(open_, 0.0, stride))
+            is_followed = is_followed & (followed <= PIECES_FOLLOWED)
+        return self._unprefetched_of_pieces(run, np.where(is_followed, 0.0, stride))
 
     def _not_asked(self, load: Load, tensor: Tensor) -> Floats:
         """Share of what is copied that tiles do not ask for before: all, or what the first blocks begin with. What is
@@ -225,11 +236,11 @@ class Traffic:
         stepped = sum((tiles.step[axis] < sizes[axis] for axis in tiles.step), np.zeros(self.count, dtype=np.int64))
         asking = (tiles.rows * tiles.tile_pieces > LARGE_TILE) & (stepped <= 1) & (self.copies[load] == 0)
         held = {**tiles.block, **tiles.step}
-        each = product(tiles.tiles_per_block.values(), self.count)
+        block_tiles = product(tiles.tiles_per_block.values(), self.count)
         turns = product([tiles.step[axis] for axis in self.sum_axes[:-1]], self.count)
         turns = turns * (tiles.step[self.sum_axes[-1]] // WRITTEN_OUT)
         line = self.device.shared.transaction_bytes // tensor.element_bytes
-        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, True, each, turns, line) > 0)
+        asked = asking & (asked_ahead(load, tiles.axis, tensor.shape, held, True, block_tiles, turns, line) > 0)
         times = tiles.steps * product(tiles.blocks.values(), self.count)
         return np.where(asked, np.minimum(1.0, self.device.unit_count / times), 1.0)
 
@@ -245,24 +256,24 @@ class Traffic:
 
     def _touched(self, extents: Sequence[Ints], tensor: Tensor) -> Footprint:
         """The transactions that a box of a tensor lies in."""
-        size = tensor.element_bytes
-        line = self.device.shared.transaction_bytes / size
+        element_bytes = tensor.element_bytes
+        line = self.device.shared.transaction_bytes / element_bytes
         run: Floats = np.ones(self.count)
-        total: Floats = np.ones(self.count)
+        elements: Floats = np.ones(self.count)
         stride: Ints = np.ones(self.count, dtype=np.int64)
         joined = np.ones(self.count, dtype=bool)
         for extent, length in zip(extents[::-1], tensor.shape[::-1], strict=True):
             run = np.where(joined, run * extent, run)
             stride = np.where(joined, stride * length, stride)
-            total = total * extent
+            elements = elements * extent
             joined = joined & (extent >= length)
         lines = np.where(run % line == 0, run / line, run / line + 1.0 - 1.0 / line)
-        touched = total / run * np.maximum(lines, 1.0) * line * size
-        return Footprint(touched, run * size, np.where(joined, 0, stride * size))
+        touched = elements / run * np.maximum(lines, 1.0) * line * element_bytes
+        return Footprint(touched, run * element_bytes, np.where(joined, 0, stride * element_bytes))
 
     @cached_property
     def scratch_bytes(self) -> Ints:
-        """Scratch memory of a block: what all copies hold."""
+        """Bytes of scratch memory of a block, which holds all copies."""
         copies = [stream.footprints[-1].bytes for stream in self.streams if stream.name.endswith("'")]
         return np.ceil(sum(copies, np.zeros(self.count))).astype(np.int64)
 
@@ -271,25 +282,26 @@ class Traffic:
         ``writes`` times."""
         return self._share_into(layer, lambda stream: writes if stream.written else 1.0)
 
-    def alone_into(self, layer: MemoryLayer) -> Floats:
-        """Bytes of those that come in without having been asked for ahead, so that a core waits for them while it
+    def unprefetched_into(self, layer: MemoryLayer) -> Floats:
+        """Bytes that come into a cache without having been asked for ahead, so that a core waits for them while it
         computes."""
-        return self._share_into(layer, lambda stream: np.where(stream.copied, 0.0, stream.alone))
+        return self._share_into(layer, lambda stream: np.where(stream.copied, 0.0, stream.unprefetched))
 
     def copied_into(self, layer: MemoryLayer) -> tuple[Floats, Floats]:
-        """Bytes that come in while a core does nothing but copy; those of them that nobody asked for ahead."""
+        """Bytes that come into a cache while a core does nothing but copy, and those of them that nobody asked for
+        ahead."""
         return (
             self._share_into(layer, lambda stream: stream.copying),
-            self._share_into(layer, lambda stream: stream.copying * stream.alone),
+            self._share_into(layer, lambda stream: stream.copying * stream.unprefetched),
         )
 
     def _share_into(self, layer: MemoryLayer, share: Callable[[Stream], Floats | float]) -> Floats:
-        moved = self.streams_into(layer)
-        parts = (share(stream) * own for stream, own in zip(self.streams, moved, strict=True))
-        return sum(parts, np.zeros(self.count))
+        """A share of the bytes of every stream that come into a cache, summed up."""
+        moved = zip(self.streams, self.streams_into(layer), strict=True)
+        return sum((share(stream) * stream_bytes for stream, stream_bytes in moved), np.zeros(self.count))
 
     def streams_into(self, layer: MemoryLayer) -> list[Floats]:
-        """Bytes that come into a cache by stream, each counted once."""
+        """Bytes that come into a cache, by stream; what is written counts once."""
         known = self._known.get(layer.name)
         if known is None:
             shares = self._kept(layer)
@@ -301,12 +313,14 @@ class Traffic:
         return {}
 
     def _kept(self, layer: MemoryLayer) -> list[Floats]:
-        """How much of what one turn of everything up to a loop touches a cache still has in the next, by loop."""
+        """Share of what one turn of all loops inside a loop touches that a cache still has in the next turn, by
+        loop."""
         places = range(len(self.loops) + 1)
         held = (sum((s.footprints[place].bytes for s in self.streams), np.zeros(self.count)) for place in places)
-        return [kept(layer, each) for each in held]
+        return [kept(layer, held_bytes) for held_bytes in held]
 
     def _moved(self, stream: Stream, shares: Sequence[Floats], layer: MemoryLayer) -> Floats:
+        """Bytes of a stream that come into a cache during the whole kernel; ``shares``: see :meth:`_kept`."""
         moved = stream.footprints[stream.start].bytes
         for place, loop in enumerate(self.loops[stream.start :], start=stream.start):
             inside, outside = stream.footprints[place].bytes, stream.footprints[place + 1].bytes
@@ -322,20 +336,20 @@ class Traffic:
 def kept(layer: MemoryLayer, held: Floats) -> Floats:
     """Share of ``held`` bytes, read over and over in turn, that a cache still has when they come again.
 
-    One whose ways are larger than a page is filled by chance: where a page's lines go depends on where the system has
-    put it. Pages that want the same places are then about Poisson distributed, and where they are more than there are
-    ways, least recently used loses all of them.
+    A cache whose ways are larger than a page is filled by chance: where a page's lines go depends on where the system
+    has put it. Pages that want the same places are then about Poisson distributed, and where they are more than there
+    are ways, least recently used loses all of them.
     """
     ways = layer.associativity
     if ways is None or layer.shared_by == "device" or layer.capacity_bytes <= ways * PAGE_BYTES:
         return np.where(held <= USABLE * layer.capacity_bytes, 1.0, 0.0)
     others = held * (ways / layer.capacity_bytes)
     term: Floats = np.exp(-others)
-    found = term
+    share = term
     for number in range(1, ways):
         term = term * others / number
-        found = found + term
-    return found
+        share = share + term
+    return share
 
 
 def extents_of(load: Load, box: Mapping[str, Ints], tensor: Tensor | None) -> list[Ints]:

@@ -115,7 +115,8 @@ def test_copies_take_scratch_memory_and_keep_reads_dense() -> None:
     traffic = Traffic(tiles, DEVICE, copies_of(tiles))
     assert traffic.scratch_bytes[0] == 256 * 256 * 4
     direct = tiles_of(MATMUL, schedule.with_(cached=()))
-    assert traffic.alone_into(DEVICE.layer("l1"))[0] < Traffic(direct, DEVICE, {}).alone_into(DEVICE.layer("l1"))[0]
+    uncopied, first = Traffic(direct, DEVICE, {}), DEVICE.layer("l1")
+    assert traffic.unprefetched_into(first)[0] < uncopied.unprefetched_into(first)[0]
 
 
 def test_a_cache_indexed_within_pages_keeps_all_or_nothing() -> None:
