@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -73,7 +74,7 @@ def _linted(house: Path) -> str:
     done = subprocess.run(
         [sys.executable, "-c", command],
         cwd=house,
-        env={"PYTHONPATH": str(house), "PATH": ""},
+        env={**os.environ, "PYTHONPATH": str(house)},
         capture_output=True,
         text=True,
         check=False,

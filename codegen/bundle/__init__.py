@@ -1,1 +1,1 @@
-"""The folder that a compilation leaves: manifest, reader, operator read back, reference kernel."""
+"""The folder that a compilation leaves: its records, the manifest written and read, the reference kernel."""

@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 
 from hal.support.errors import InputError
 
+#: What Dask's documentation calls the resource of a worker that has a board to itself.
+_DASK_RESOURCE = "GPU"
+
 _DASK_SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
 
 
@@ -43,7 +46,8 @@ def _dask(url: str) -> Iterator[Executor]:
         raise _nobody(url, error) from None
     with client:
         workers = client.scheduler_info()["workers"].values()
-        limits = {"resources": {"GPU": 1}} if any("GPU" in worker.get("resources", {}) for worker in workers) else {}
+        resources = {name for worker in workers for name in worker.get("resources", {})}
+        limits = {"resources": {_DASK_RESOURCE: 1}} if _DASK_RESOURCE in resources else {}
         with client.get_executor(pure=False, **limits) as executor:
             yield executor
 

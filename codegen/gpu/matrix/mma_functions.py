@@ -2,8 +2,8 @@
 
 TVM has intrinsics for these instructions too, but prints them as blocks of assembly of its own, which only a GPU can
 execute. Here each is a function by name, so that a kernel's text stays readable and the CUDA emulator can put functions
-of the same meaning in their place (``codegen/emulator/mma_on_cpu.h``). Fragments that no single instruction loads have
-functions in plain C++ over those.
+of the same meaning in their place (``codegen/verify/emulator_headers/mma_on_cpu.h``). Fragments that no single
+instruction loads have functions in plain C++ over those.
 
 Offsets into shared memory are bytes, those into fragments are registers.
 """

@@ -4,7 +4,7 @@ As those of :mod:`codegen.gpu.matrix.mma_functions`, each is one PTX instruction
 multiply 64 rows by ``n`` columns together; operands are not in registers but described, by a 64-bit matrix descriptor
 each (PTX ISA, "Asynchronous warpgroup level matrix instructions", "Matrix descriptor format"). Descriptors are put
 together by ordinary arithmetic, which the CUDA emulator executes as it stands; what it has functions of its own for is
-in ``codegen/emulator/wgmma_on_cpu.h``.
+in ``codegen/verify/emulator_headers/wgmma_on_cpu.h``.
 """
 
 from __future__ import annotations

@@ -159,7 +159,9 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["resnet50_v100_nw0", "trace_diff_control_a100", "alexnet_a100"])
+@pytest.mark.parametrize(
+    "name", ["resnet50_v100_nw0", pytest.param("trace_diff_control_a100", marks=pytest.mark.slow), "alexnet_a100"]
+)
 def test_recorded_traces_come_back_whole(name: str, tmp_path: Path) -> None:
     path = recorded_trace(name)
     trace = read_trace(path)
