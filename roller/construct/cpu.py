@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 from roller.construct.performance import MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
@@ -65,6 +66,8 @@ class CpuScaleUp:
         rate = device.peak_flops(self.form.expr.accumulate)
         self.model = MicroModel(space, device, rate, float(max(1, self.form.body_operations)))
         self.sizes = self.form.sizes
+        #: Blocks that divide an axis evenly, by axis and register tile.
+        self._block_sizes: dict[tuple[str, int], tuple[int, ...]] = {}
 
     def candidates(self) -> Iterator[Candidate]:
         """All programs worth an estimate."""
@@ -142,7 +145,8 @@ class CpuScaleUp:
             yield from path[-REGISTER_TAIL:]
 
     def _shape(self, tile: Mapping[str, int]) -> Shape:
-        return tuple(tile.get(axis, 1) for axis in self.space.axes)
+        """The shape of a register tile at one point of the reduction."""
+        return tuple([tile.get(axis, 1) for axis in self.space.axes])
 
     def _best_row(
         self, tile: dict[str, int], axis: str, later: Sequence[str]
@@ -200,7 +204,9 @@ class CpuScaleUp:
         return math.prod([-(-whole[axis] // size) for axis, size in tile.items()])
 
     def _full(self, block: Mapping[str, int], step: Mapping[str, int]) -> Shape:
-        return tuple({**block, **step}[axis] for axis in self.space.axes)
+        """The shape of a block and a step together."""
+        sizes = {**block, **step}
+        return tuple([sizes[axis] for axis in self.space.axes])
 
     def _steps(self) -> Iterator[dict[str, int]]:
         """The whole reduction, its longest axis halved while that leaves enough to do, and very short steps."""
@@ -220,7 +226,7 @@ class CpuScaleUp:
     def _best_block(
         self, tile: Mapping[str, int], block: dict[str, int], step: Mapping[str, int]
     ) -> tuple[float, str, dict[str, int]] | None:
-        shape = self._full(block, step)
+        _, held_bytes, traffic = self.model.costs(self._full(block, step))
         capacity = self.device.limits.shared_bytes_per_block
         steps = []
         for position, axis in enumerate(block):
@@ -228,15 +234,10 @@ class CpuScaleUp:
             if size is None:
                 continue
             grown = {**block, axis: size}
-            grown_shape = self._full(grown, step)
-            if self.model.footprint("shared", grown_shape) > capacity:
+            _, grown_bytes, grown_traffic = self.model.costs(self._full(grown, step))
+            if grown_bytes > capacity:
                 continue
-            score = data_reuse_score(
-                self.model.traffic(shape),
-                self.model.traffic(grown_shape),
-                self.model.footprint("shared", shape),
-                self.model.footprint("shared", grown_shape),
-            )
+            score = data_reuse_score(traffic, grown_traffic, held_bytes, grown_bytes)
             if score > 0 or axis in self.form.batch_axes:
                 steps.append((score, position, axis, grown))
         if not steps:
@@ -246,8 +247,11 @@ class CpuScaleUp:
 
     def _next_block(self, axis: str, tile: int, block: int) -> int | None:
         """The next larger block that divides an axis evenly; None where it is all in one."""
-        tiles = -(-self.sizes[axis] // tile)
-        sizes = sorted({-(-tiles // parts) * tile for parts in PARTS if parts <= tiles})
+        sizes = self._block_sizes.get((axis, tile))
+        if sizes is None:
+            tiles = -(-self.sizes[axis] // tile)
+            sizes = tuple(sorted({-(-tiles // parts) * tile for parts in PARTS if parts <= tiles}))
+            self._block_sizes[axis, tile] = sizes
         return next((size for size in sizes if size >= 2 * block or (size > block and size == sizes[-1])), None)
 
     def _variants(
@@ -255,24 +259,21 @@ class CpuScaleUp:
     ) -> Iterator[Candidate]:
         """The tiles with every choice of packed operands: those copied into scratch memory in the order in which the
         innermost loop reads them."""
-        shared = [load.tensor for load in self.form.body_loads if load.indices and self._reused(load)]
-        names = tuple(dict.fromkeys(shared))
+        tiles = self._shape(tile), self._full(block, step)
+        sizes = tuple(block.items()), tuple(tile.items()), tuple(step.items())
+        for packed in self._packings:
+            schedule = TileSchedule(block=sizes[0], thread=sizes[1], step=sizes[2], cached=packed)
+            why = Reason("shared", f"pack {', '.join(packed)}" if packed else "pack nothing", tiles[1])
+            yield Candidate(schedule, "scale up", self.epsilon, (*reasons, why), tiles)
+
+    @cached_property
+    def _packings(self) -> tuple[tuple[str, ...], ...]:
+        """Every choice of operands that may be packed; those with a border always are."""
+        reused = [load.tensor for load in self.form.body_loads if load.indices and self._reused(load)]
+        names = tuple(dict.fromkeys(reused))
         padded = {load.tensor for load in self.form.body_loads if load.pad is not None}
-        for count in range(len(names) + 1):
-            for cached in itertools.combinations(names, count):
-                if padded - set(cached):
-                    continue
-                schedule = TileSchedule(
-                    block=tuple(block.items()),
-                    thread=tuple(tile.items()),
-                    step=tuple(step.items()),
-                    cached=cached,
-                )
-                why = Reason(
-                    "shared", f"pack {', '.join(cached)}" if cached else "pack nothing", self._full(block, step)
-                )
-                tiles = self._shape(tile), self._full(block, step)
-                yield Candidate(schedule, "scale up", self.epsilon, (*reasons, why), tiles)
+        choices = (packed for count in range(len(names) + 1) for packed in itertools.combinations(names, count))
+        return tuple(packed for packed in choices if not padded - set(packed))
 
     def _reused(self, load: Load) -> bool:
         """Whether outputs share elements of an operand, so that a copy may pay; or it has a border, which a copy has
