@@ -1,1 +1,1 @@
-"""One kernel in canonical form, and what follows from it alone: matrix roles, data tiles, patch transforms."""
+"""One kernel in canonical form, and what follows from it before it has a schedule: matrix roles, rates on a device."""

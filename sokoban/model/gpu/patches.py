@@ -34,21 +34,20 @@ _LINE_BYTES = 128
 def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device: DeviceSpec) -> Estimate:
     """The predicted time of one patch transform; it takes infinite time where no block fits."""
     limits, lanes = device.limits, device.warp_lanes
-    patch, made = transform.patch, transform.transformed
-    reads, writes = patch * patch, made * made / transform.store_width
-    extra = len(transform.value_loads)
+    patch, transformed = transform.patch, transform.transformed
+    reads, writes = patch * patch, transformed * transformed / transform.store_width
     # The compiler turns column by column into the first product, as the SASS of all transforms for sm_80 shows.
-    registers = min(patch + made * patch + OVERHEAD_REGISTERS, limits.registers_per_thread)
+    registers = min(patch + transformed * patch + OVERHEAD_REGISTERS, limits.registers_per_thread)
     resident = _resident(schedule.threads, registers, device)
     blocks = schedule.blocks(transform)
-    share = -(-blocks // device.unit_count)
-    running = max(1, min(resident, share))
-    rounds = share / running
+    busiest_blocks = -(-blocks // device.unit_count)
+    running = max(1, min(resident, busiest_blocks))
+    rounds = busiest_blocks / running
     warps = -(-schedule.threads // lanes)
-    busiest = -(-warps * running // device.teu.group_size)
-    arithmetic = transform.multiply_adds + made * made * operation_count(transform.value)
+    busiest_warps = -(-warps * running // device.teu.group_size)
+    arithmetic = transform.multiply_adds + transformed * transformed * operation_count(transform.value)
     guard = DIRECT_GUARD_INSTRUCTIONS if transform.is_padded else 0.0
-    issued = arithmetic + reads * (1.0 + guard) + writes + made * made * extra
+    issued = arithmetic + reads * (1.0 + guard) + writes + transformed * transformed * len(transform.value_loads)
     issued += STEP_INSTRUCTIONS + BODY_INSTRUCTIONS + PLACE_INSTRUCTIONS * (len(transform.axes) - 1)
     l2 = device.l2 or device.dram
     read_bytes, written_bytes = _read_bytes(transform, l2.transaction_bytes), _written_bytes(transform, device)
@@ -57,8 +56,12 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
     lines = _lines_per_load(transform, lanes) * reads + _lines_per_store(transform, lanes) * writes
     passes_per_second = device.shared.bandwidth_bytes_per_second / device.unit_count / _LINE_BYTES
     busy = {
-        "compute": arithmetic * 2.0 * lanes / (device.peak_flops(transform.accumulate) / device.teu_count) * busiest,
-        "issue": issued / device.clocks.boost_hz * busiest,
+        "compute": arithmetic
+        * 2.0
+        * lanes
+        / (device.peak_flops(transform.accumulate) / device.teu_count)
+        * busiest_warps,
+        "issue": issued / device.clocks.boost_hz * busiest_warps,
         "shared": warps * running * max(LINE_WAVEFRONTS * lines, reads + writes) / passes_per_second,
         "l2": moved_per_block * running / (l2.bandwidth_bytes_per_second / device.unit_count),
     }
@@ -90,7 +93,7 @@ def estimate_patches(transform: PatchTransform, schedule: PatchSchedule, device:
 
 
 def _resident(threads: int, registers: int, device: DeviceSpec) -> int:
-    """Blocks that fit on a unit, as :func:`sokoban.model.gpu.occupancy.blocks_per_unit` counts them."""
+    """Blocks that fit on a unit: the tightest of threads, registers and the block limit; 0 where none fits."""
     limits, lanes = device.limits, device.warp_lanes
     if threads > limits.threads_per_block:
         return 0
@@ -101,7 +104,8 @@ def _resident(threads: int, registers: int, device: DeviceSpec) -> int:
 
 
 def _dram_seconds(transform: PatchTransform, device: DeviceSpec) -> float:
-    """Every tensor once; a source of which each lane reads a row of DRAM of its own, at the rate of such reads."""
+    """Seconds in which DRAM moves every tensor once; a source of which each lane reads a row of DRAM of its own, at the
+    rate of such reads."""
     source = transform.tensor_by_name[transform.source.tensor]
     moved = float(transform.output.size_bytes + sum(tensor.size_bytes for tensor in transform.inputs))
     scattered = device.dram.scattered_bytes_per_second
@@ -122,41 +126,43 @@ def _stride(indices: tuple[AffineIndex, ...], transform: PatchTransform, shape: 
 def _read_bytes(transform: PatchTransform, sector: int) -> float:
     """Bytes from L2: rows of patches side by side as whole runs, patches by themselves in sectors of their own."""
     source = transform.tensor_by_name[transform.source.tensor]
-    size, patch, last = source.element_bytes, transform.patch, transform.source.indices[-1]
+    element_bytes, patch, last = source.element_bytes, transform.patch, transform.source.indices[-1]
     lane = transform.axes[-1]
-    apart = last.coefficient(lane.name)
+    stride = last.coefficient(lane.name)
     windowed = last.coefficient(COLUMN) != 0
-    if apart and not windowed:
+    if stride and not windowed:
         # An element of every patch lies beside the next patch's: each is read once.
-        return float(transform.points * patch * patch * size)
-    if apart:
-        run = min((lane.size - 1) * apart + patch, source.shape[-1]) * size
+        return float(transform.points * patch * patch * element_bytes)
+    if stride:
+        run = min((lane.size - 1) * stride + patch, source.shape[-1]) * element_bytes
         return transform.points / lane.size * patch * min(run + sector, (-(-run // sector) + 1) * sector)
     whole = _stride(transform.source.indices, transform, source.shape) == 1
     if whole:
-        return float(transform.points * patch * patch * size)
+        return float(transform.points * patch * patch * element_bytes)
     rows_adjoin = source.shape[-1] == patch and transform.source.indices[-2].coefficient(ROW) != 0
-    runs, length = (1, patch * patch * size) if rows_adjoin else (patch, patch * size)
-    return float(transform.points * runs * (length + sector - size) / sector * sector)
+    runs, length = (1, patch * patch * element_bytes) if rows_adjoin else (patch, patch * element_bytes)
+    return float(transform.points * runs * (length + sector - element_bytes) / sector * sector)
 
 
 def _written_bytes(transform: PatchTransform, device: DeviceSpec) -> float:
     """Bytes to L2: a store of a warp writes its sectors again where its lanes leave gaps for later ones."""
     sector = (device.l2 or device.dram).transaction_bytes
-    output, made, width = transform.output, transform.transformed, transform.store_width
+    output, transformed, width = transform.output, transform.transformed, transform.store_width
     stride = max(1, _stride(transform.target, transform, output.shape)) * output.element_bytes
-    held = width * output.element_bytes
-    per_store = device.warp_lanes * min(sector, max(held, stride))
-    stores = transform.points * made * made / width / device.warp_lanes
+    store_bytes = width * output.element_bytes
+    per_store = device.warp_lanes * min(sector, max(store_bytes, stride))
+    stores = transform.points * transformed * transformed / width / device.warp_lanes
     return max(float(output.size_bytes), stores * per_store)
 
 
 def _lines_per_load(transform: PatchTransform, lanes: int) -> float:
+    """Lines of L1 that a warp touches when it reads an element of every patch."""
     source = transform.tensor_by_name[transform.source.tensor]
     span = abs(_stride(transform.source.indices, transform, source.shape)) * source.element_bytes
     return max(1.0, min(lanes, lanes * span / _LINE_BYTES))
 
 
 def _lines_per_store(transform: PatchTransform, lanes: int) -> float:
+    """Lines of L1 that a warp touches when it writes an element of every transformed patch."""
     span = abs(_stride(transform.target, transform, transform.output.shape)) * transform.output.element_bytes
     return max(1.0, min(lanes, lanes * span / _LINE_BYTES))
