@@ -120,4 +120,4 @@ harvest-bundles: $(STAMP)
 
 ## clean: all of this gone
 clean:
-	@rm -rf $(VENV) out build *.egg-info .mypy_cache .pytest_cache .test-cache .ruff_cache .import_linter_cache .benchmarks
+	@rm -rf $(VENV) out build *.egg-info .mypy_cache .pytest_cache .test-cache .ruff_cache .import_linter_cache .benchmarks .hypothesis

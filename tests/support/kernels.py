@@ -27,7 +27,7 @@ SITE = Path(__file__).parent / "site"
 
 
 def _folder() -> Path:
-    """Where this session and its children keep kernels; processes of pytest below the first take that one's."""
+    """Where this process and its children keep kernels: processes of pytest below the first take that one's folder."""
     if VARIABLE in os.environ:
         return Path(os.environ[VARIABLE])
     if not os.environ.get("CI"):

@@ -19,7 +19,7 @@ ANN = Guard(["/home/ann", "/data/triton"], ["/home/ann/.venvs/roller", "/home/an
     [
         ("/home/ann/.cache", True),
         ("/home/ann/.cache/roller/pocl/x", True),
-        ("/home/ann/work/../.config/matplotlib", True),
+        ("/home/ann/project/../.config/matplotlib", True),
         ("/home/ann/.gitconfig", True),
         ("/data/triton", True),
         ("/data/triton/x", True),

@@ -114,7 +114,7 @@ def test_a_slow_schedule_holds_one_vector() -> None:
 def test_slow_kernels_compute_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Measuring the processor takes half a minute, and only a prediction depends on it.
     spec = load_device("xeon-platinum-8375c")
-    monkeypatch.setattr("hal.load_device", lambda name: spec)
+    monkeypatch.setattr("hal.catalog.load_device", lambda name: spec)
     for name, fields in {
         "product": {"op": "matmul", "m": 24, "n": 64, "k": 32, "epilogue": ["relu"]},
         "rows": {"op": "softmax", "shape": [6, 40]},

@@ -16,10 +16,13 @@ from roller.compile.workers import worker_pool
 ROOT = Path(__file__).resolve().parents[3]
 
 LOWER = """
+from dataclasses import replace
+
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
+from codegen.target import Target
 from hal.catalog import load_device
-from roller.construct.construct.construct import construct
+from roller.construct.construct import construct
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
 
@@ -27,10 +30,8 @@ def lower():
     device = load_device("v100")
     form = kernel_form(operator_from_data({"op": "matmul", "m": 256, "n": 128, "k": 64}))
     schedule = construct(form, device, 1).programs[0].schedule
-    return build_kernel(BuildRequest(
-        form=form, schedule=schedule, entry="f", generator="cuda-source", architecture=device.architecture,
-        lanes=32, verify=False
-    )).source
+    target = replace(Target.of(device), generator="cuda-source")
+    return build_kernel(BuildRequest(form=form, schedule=schedule, entry="f", target=target, verify=False)).source
 """
 
 

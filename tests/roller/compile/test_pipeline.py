@@ -74,7 +74,7 @@ def test_kernels_that_build_keep_the_order_of_construction() -> None:
     result, builder = compiled(lambda schedule, verify: {})
     assert order(result) == [0, 1, 2, 3]
     assert [request.verify for request in builder.requests] == [True, False, False, False]
-    assert {request.architecture for request in builder.requests} == {"sm_70"}
+    assert {request.target.architecture for request in builder.requests} == {"sm_70"}
     assert {request.entry for request in builder.requests} == {"roller_small"}
 
 

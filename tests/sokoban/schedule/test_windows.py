@@ -58,7 +58,7 @@ def test_reads_are_counted_per_element_of_the_patch() -> None:
     schedules = [patch(), patch(own=1)]
     parts = breakdown(ScheduleTable.of(DEPTHWISE, schedules), PlacedForm(DEPTHWISE, device))
     image = next(load for load in DEPTHWISE.body_loads if load.tensor == "X")
-    assert parts.reads[image].instructions.tolist() == [11 * 5, 25]
+    assert parts.step.reads[image].instructions.tolist() == [11 * 5, 25]
 
 
 def test_search_unrolls_what_fits() -> None:
