@@ -72,7 +72,7 @@ def test_a_row_that_is_too_long_for_registers_is_read_again() -> None:
     (x,) = form.body_loads
     work = row_work(form, np.array([64, 128]))
     # Maximum, sum and result; with twice the threads the row stays.
-    assert work.times[x].tolist() == [3.0, 1.0]
+    assert work.walks[x].tolist() == [3.0, 1.0]
     assert work.kept_registers[0] == 0 < work.kept_registers[1] <= KEPT_REGISTERS
     assert work.batches[0] > work.batches[1]
 

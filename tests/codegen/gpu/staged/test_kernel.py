@@ -71,6 +71,7 @@ def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
     return schedule
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("opencl")
 @pytest.mark.parametrize("stages", [1, 2, 3])
 @pytest.mark.parametrize("most", [8, 5])
