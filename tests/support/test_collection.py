@@ -22,6 +22,7 @@ def collecting(hash_seed: str, temporary: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("device_compiler")  # every file is collected, those that import TVM too
 def test_every_collection_finds_the_same_tests(tmp_path: Path) -> None:
     first = collecting("1", tmp_path / "one")
     time.sleep(1.1)  # gzip and others note the second
