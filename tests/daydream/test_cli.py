@@ -195,22 +195,24 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(here: Path, arguments: tuple[str, ...], message: str) -> None:
-    _check_refused(here, arguments, message)
+    assert _refusal(here, arguments).startswith(f"daydream: {message}")
 
 
 @pytest.mark.usefixtures("pytorch")
 def test_a_script_that_is_not_there_is_one_line(here: Path) -> None:
-    _check_refused(here, ("record", "--out", "t.json", "gone.py"), "gone.py: no such file; give a Python script")
+    refusal = _refusal(here, ("record", "--out", "t.json", "gone.py"))
+    assert refusal.startswith("daydream: gone.py: no such file; give a Python script")
 
 
-def _check_refused(here: Path, arguments: tuple[str, ...], message: str) -> None:
+def _refusal(here: Path, arguments: tuple[str, ...]) -> str:
+    """The one line on stderr of a command that is refused, with exit code 2 and no file written."""
     before = sorted(os.listdir(here))
     result = daydream(*arguments)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"daydream: {message}")
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
     assert sorted(name for name in os.listdir(here) if name != "__pycache__") == before
+    return result.stderr
 
 
 def test_a_pass_that_ties_a_knot_is_one_line(here: Path) -> None:
