@@ -43,8 +43,8 @@ class LibraryCall:
         label: what it computes, for people: ``matmul``, ``relu``, ``gradient of A``.
         sizes: in the order of :data:`KINDS`, in elements; ``moved`` is in bytes.
         dtype: element type of the tensors.
-        variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul`` or ``linear`` (with
-            bias); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name.
+        variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
+            ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -119,12 +119,13 @@ def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
 
     The kernels of a linear layer share k between blocks and read weights stored as [n, k], those of ``bmm`` [k, n].
     """
-    if first.variant != "matmul":
+    if first.variant in ("bmm", "linear"):
         return _chosen(first, sizes, labels, device, bias=first.variant == "linear")
-    # The host's work is that of a product without bias.
+    # Whichever kernels they have, the host's work is that of a product with a bias or without.
     calls = device.framework_calls
-    cheaper = msgspec.structs.replace(calls, linear_call_seconds=calls.matmul_call_seconds)
-    board = msgspec.structs.replace(device, framework=cheaper)
+    host = calls.linear_call_seconds if first.variant == "addmm" else calls.matmul_call_seconds
+    same = msgspec.structs.replace(calls, linear_call_seconds=host, matmul_call_seconds=host)
+    board = msgspec.structs.replace(device, framework=same)
     both = (_chosen(first, sizes, labels, board, bias=bias) for bias in (True, False))
     return [min(pair, key=lambda call: call.seconds) for pair in zip(*both, strict=True)]
 

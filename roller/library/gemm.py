@@ -73,8 +73,8 @@ class GemmTimes:
     """Predicted times.
 
     Attributes:
-        call_seconds: of the framework call, events around it.
-        kernel_seconds: of the kernels on the device.
+        call_seconds: of the framework call, events around it, repeated for as long as a benchmark does.
+        kernel_seconds: of the kernels on the device, within a step of a model.
         stage_seconds: per stage of ``STAGES``, each as if it were alone.
         bound: name of the longest stage of each call.
         launch: the kernels.
@@ -118,7 +118,7 @@ def gemm_seconds(
     calls = _Calls.of(b, m, n, k, device=device, bias=bias, dtype=dtype, constants=constants)
     index = tile_index(launch.tile_m, launch.tile_n, launch.tile_k)
     stages = calls.stages(index, launch.splits, launch.reduce, launch.threads)
-    return calls.times(stages, stages["kernel"], launch)
+    return calls.times(stages, stages["kernel"], stages["step"], launch)
 
 
 def choose_gemm(
@@ -145,15 +145,17 @@ def choose_gemm(
         for splits in (SPLITS if bias else SPLITS[:1])
     ]
     runs = [calls.candidate(index, splits) for index, splits in candidates]
-    seconds = np.stack([run["kernel"] for run in runs])
     rank = np.stack([run["rank"] for run in runs])
     for row, (_, splits) in enumerate(candidates):
         if splits > 1:
             rank[row] = np.where(calls.k / splits < _SHORTEST_SLICE, np.inf, rank[row])
     best = np.argmin(rank, axis=0)
     weight = (rank.min(axis=0) / rank) ** _CHOICE_POWER
-    expected = (weight * seconds).sum(axis=0) / weight.sum(axis=0)
-    expected = np.where(np.minimum(calls.m, calls.n) == 1, calls.vector_seconds(), expected)
+    expected = {}
+    for name in ("kernel", "step"):
+        seconds = np.stack([run[name] for run in runs])
+        mean = (weight * seconds).sum(axis=0) / weight.sum(axis=0)
+        expected[name] = np.where(np.minimum(calls.m, calls.n) == 1, calls.vector_seconds(), mean)
     rows = np.arange(len(best))
     stages = {name: np.stack([run[name] for run in runs])[best, rows] for name in runs[0] if name != "rank"}
     index = np.array([candidate[0] for candidate in candidates], dtype=np.int64)[best]
@@ -167,7 +169,7 @@ def choose_gemm(
         splits=splits,
         reduce=calls.reduces(splits),
     )
-    return calls.times(stages, expected, launch)
+    return calls.times(stages, expected["kernel"], expected["step"], launch)
 
 
 def flops_of(device: DeviceSpec, dtype: str) -> float:
@@ -255,8 +257,8 @@ class _Calls:
         flops = flops_of(self.device, self.dtype)
         return kernel_stages(launch, self.device, flops, DTYPE_BYTES[self.dtype], self.constants)
 
-    def times(self, stages: dict[str, Floats], kernel: Floats, launch: GemmLaunch) -> GemmTimes:
-        """The calls around kernels of ``kernel`` seconds."""
+    def times(self, stages: dict[str, Floats], kernel: Floats, step: Floats, launch: GemmLaunch) -> GemmTimes:
+        """The calls around kernels of ``kernel`` seconds, which take ``step`` seconds within a step of a model."""
         calls, constants = self.device.framework_calls, self.constants
         floor = calls.linear_call_seconds if self.bias else calls.matmul_call_seconds
         # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows
@@ -266,4 +268,4 @@ class _Calls:
         named = {name: stages[name] for name in STAGES if name in stages}
         named["launch"] = np.full_like(kernel, share * floor)
         bound = np.array(STAGES)[np.argmax(np.stack([named[name] for name in STAGES]), axis=0)]
-        return GemmTimes(call, kernel, named, bound, launch)
+        return GemmTimes(call, step, named, bound, launch)

@@ -36,7 +36,8 @@ def named_calls(data: Mapping[str, Any]) -> list[LibraryCall] | None:
     for step in operator.epilogue:
         if isinstance(step, BiasAdd):
             if len(calls) == 1 and calls[0].variant == "matmul" and step.axis == "n":
-                calls = [replace(calls[0], variant="linear", label="linear")]
+                variant = "linear" if operator.transpose_b else "addmm"
+                calls = [replace(calls[0], variant=variant, label="linear")]
                 continue
             calls.append(elementwise("add", outputs, dtype, 1))
         elif isinstance(step, ResidualAdd):

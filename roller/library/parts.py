@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from roller.library.calls import LibraryCall
-from roller.library.elementwise import Direction
+from roller.library.elementwise import OPERATORS, Direction
 from sokoban.language.expression import DTYPE_BYTES, FUNCTIONS
 
 #: Function of the expression language -> the modelled operator whose forward and whose backward kernels it has; ``u``
@@ -37,8 +37,7 @@ WITHOUT_GRADIENT = {1: ("copy", "add"), 2: ("add", "add")}
 def elementwise(function: str, elements: int, dtype: str, full_inputs: int, *, number: bool = False) -> LibraryCall:
     """A function of each element; ``full_inputs`` tensors have the size of the result, smaller ones do not count."""
     forward, _ = _variants(function, number)
-    usual = 2 if FUNCTIONS.get(function) == 2 and not number else 1
-    inputs = None if full_inputs == usual else full_inputs
+    inputs = None if full_inputs == OPERATORS[forward].inputs else full_inputs
     # The label carries the function (and whether a number took part) to the backward pass.
     label = f"{function} (number)" if number else function
     return LibraryCall(
@@ -99,7 +98,7 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
             replace(product(b, m, k, n, call.dtype, batched=batched), label="gradient of the first operand"),
             replace(product(b, k, n, m, call.dtype, batched=batched), label="gradient of the second operand"),
         ]
-        if call.variant == "linear":
+        if call.variant in ("linear", "addmm"):
             gradients.append(stream("gradient of the bias", "reduce_kernel", m * n, n, m * n, call.dtype))
         return gradients
     label = f"gradient of {call.label}"

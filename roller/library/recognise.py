@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from hal.support.errors import InputError
@@ -91,7 +92,12 @@ def _matrix_product(form: KernelForm, first: Load, second: Load) -> list[Library
     value, bias = form.final.value, False
     if not shared:
         value, bias = _without_bias(form, columns)
-    return [product(b, m, n, k, _dtype(form, first), batched=bool(shared), bias=bias), *_pointwise(form, value)]
+    call = product(b, m, n, k, _dtype(form, first), batched=bool(shared), bias=bias)
+    # Whichever operand came to be the one of the columns: are its elements contiguous along k?
+    weights = second if set(columns) <= set(in_second) else first
+    if bias and _axes(weights)[-1] not in form.reduced:
+        call = replace(call, variant="addmm")
+    return [call, *_pointwise(form, value)]
 
 
 def _without_bias(form: KernelForm, columns: list[str]) -> tuple[Value, bool]:

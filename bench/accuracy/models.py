@@ -1,0 +1,244 @@
+"""Whole float32 models, NeuSight's: device times of a step's calls summed against the measured step, board by board.
+
+The calls of one layer were recorded with their shapes; a model is its layers times those, and what is before and after.
+Views launch nothing. Backward passes are also compared call by call, each timed alone: what a call takes on the device,
+but never less than the framework's own work for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from bench.accuracy.library import boards
+from hal.spec.device import DeviceSpec
+from roller.library.calls import LibraryCall, price
+from roller.library.parts import directed, elementwise, product, stream
+from sokoban.language.expression import DTYPE_BYTES
+from sokoban.schedule.table import Floats
+
+Shape = tuple[int, ...]
+
+#: Largest mean errors asked for, in per cent: over all boards, and of the inference boards of little power.
+BAR, LENIENT_BAR = 8.0, 15.0
+LENIENT = ("p4", "t4")
+
+#: Largest median error asked for of backward calls, in per cent.
+BACKWARD_BAR = 10.0
+
+#: What autograd takes for a call whose backward pass launches nothing, in seconds: nothing measured is below.
+FLOOR_SECONDS = 11e-6
+
+#: Functions of tensors by the name at the end of a recorded target -> the function of the expression language.
+_ELEMENTWISE: Mapping[str, str] = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "mul", "tanh": "tanh", "gelu": "gelu",
+    "max": "max", "where": "select", "masked_fill": "select", "lt": "add", "activation": "tanh", "to": "neg", "bool": "neg",
+    "activation_fn": "relu", "contiguous": "neg", "reshape": "neg",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedCall:
+    """One recorded call.
+
+    Attributes:
+        target: function or module.
+        inputs: shapes of its tensors; numbers are ``(1,)``.
+        output: shape of its result.
+        times: how often a step makes it.
+        forward_seconds: measured, host included.
+        backward_seconds: likewise; 0 where there is none.
+    """
+
+    target: str
+    inputs: tuple[Shape, ...]
+    output: Shape
+    times: int
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A measured model.
+
+    Attributes:
+        board: name in the data.
+        label: model, direction and sizes.
+        training: whether a step is forward and backward.
+        measured: seconds of a step.
+        calls: what a step consists of.
+    """
+
+    board: str
+    label: str
+    training: bool
+    measured: float
+    calls: tuple[RecordedCall, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A run and its predicted step; ``alone`` is the sum of its calls as each was measured alone, forward only."""
+
+    device: str
+    label: str
+    measured: float
+    predicted: float
+    alone: float
+
+    @property
+    def error(self) -> float:
+        """Signed, a share."""
+        return self.predicted / self.measured - 1.0
+
+
+# The calls of a model
+
+
+def read_runs(data: Path) -> list[Run]:
+    """The runs whose calls were recorded, on one board."""
+    import pyarrow.csv as csv
+    import pyarrow.parquet as parquet
+
+    directory = data / "models"
+    recorded: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in parquet.read_table(directory / "neusight_operators.parquet").to_pylist():
+        recorded.setdefault(_key(row), []).append(row)
+    out = []
+    for row in csv.read_csv(directory / "neusight_models.csv").to_pylist():
+        rows = recorded.get(_key(row))
+        if rows is None:
+            continue
+        training = row["mode"] == "training"
+        label = f"{row['model']} {row['mode']} {row['batch']} x {row['sequence']}"
+        calls = tuple(_calls(rows, int(float(row["layers"]))))
+        out.append(Run(board=row["board"], label=label, training=training, measured=row["step_ms"] / 1e3, calls=calls))
+    return out
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] or "" for name in ("board", "model", "mode", "sequence", "batch", "option"))
+
+
+def _calls(rows: Sequence[Mapping[str, Any]], layers: int) -> Iterable[RecordedCall]:
+    """The recorded layer stands for all of them; it ends with the addition after its last module."""
+    inside = [position for position, row in enumerate(rows) if ".0." in row["target"]]
+    first, last = inside[0], inside[-1]
+    if rows[last + 1]["name"].startswith("add"):
+        last += 1
+    for position, row in enumerate(rows):
+        yield RecordedCall(
+            target=row["target"],
+            inputs=tuple(tuple(shape) for shape in json.loads(row["input_shapes"])),
+            output=tuple(int(size) for size in row["output_shape"].strip("()").split(",") if size.strip()),
+            times=layers if first <= position <= last else 1,
+            forward_seconds=row["forward_ms"] / 1e3,
+            backward_seconds=row["backward_ms"] / 1e3,
+        )
+
+
+def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> list[LibraryCall]:
+    """What a recorded call launches forward: one kernel, or none for views and whatever else moves no data."""
+    name, count = _name(call.target), prod(call.output)
+    inputs = call.inputs
+    if name in ("addmm", "linear", "lm_head"):
+        *rows, k = inputs[1] if name == "addmm" else inputs[0]
+        # Weights are [n, k] in modules, [k, n] in the function; the head of a language model has no bias.
+        return [replace(product(1, prod(rows), call.output[-1], k, "float32"), variant=_PRODUCTS.get(name, name))]
+    if name in ("matmul", "bmm"):
+        (*batch, m, k), n = inputs[0], inputs[1][-1]
+        call = product(prod(batch), m, n, k, "float32", batched=True)
+        # Products of four dimensions first copy what is a view of the projections: all operands but the scores.
+        views = [shape for shape in inputs if len(shape) == 4 and shape[-1] != shape[-2]]
+        return [*(elementwise("neg", prod(shape), "float32", 1) for shape in views), call]
+    if name == "softmax":
+        return [LibraryCall(kind="softmax", label=name, sizes=(count // call.output[-1], call.output[-1]))]
+    if name == "layer_norm":
+        return [LibraryCall(kind="layer_norm", label=name, sizes=(count // call.output[-1], call.output[-1]))]
+    if name == "embedding":
+        return [stream(name, "indexSelectLargeIndex", count, count, count, "float32")]
+    if name == "dropout":
+        # The mask is a byte per element.
+        return [stream(name, "fused_dropout_kernel_vec", count, 1.25 * count, count, "float32")] if training else []
+    function = _ELEMENTWISE.get(name)
+    if function is None or count < 2:
+        return []
+    tensors = [shape for shape in inputs if prod(shape) > 1]
+    # Masks are a byte per element.
+    tensors = tensors[name in ("where", "masked_fill") :]
+    full = sum(_reads_whole(shape, call.output, device) for shape in tensors)
+    return [elementwise(function, count, "float32", max(full, 1), number=len(tensors) < 2 and function in _NUMBERED)]
+
+
+_PRODUCTS = {"lm_head": "matmul"}
+_NUMBERED = ("add", "sub", "mul", "div", "pow", "max")
+
+
+def _reads_whole(shape: Shape, output: Shape, device: DeviceSpec) -> bool:
+    """Whether a tensor is read from memory for every element of the result: those that are repeated stay in L2 if the
+    repeated part is small."""
+    if prod(shape) == prod(output):
+        return True
+    padded = (1,) * (len(output) - len(shape)) + shape
+    repeated = [axis for axis, (mine, all_) in enumerate(zip(padded, output, strict=True)) if mine < all_]
+    if device.l2 is None:
+        return True
+    part = prod(padded[repeated[0] + 1 :]) * DTYPE_BYTES["float32"]
+    return part > device.l2.capacity_bytes / 2
+
+
+def _name(target: str) -> str:
+    """The kind of a module or function.
+
+    >>> _name("bert.encoder.layer.0.attention.self.query"), _name("<built-in method addmm of type object at 0x1>")
+    ('linear', 'addmm')
+    """
+    if target.startswith("<"):
+        return target.split()[2 if target.startswith("<built-in") else 1].rstrip(">")
+    last = target.rpartition(".")[2]
+    kinds = {
+        "layer_norm": ("norm", "ln_1", "ln_2", "ln_f"),
+        "embedding": ("embed", "wte", "wpe"),
+        "dropout": ("drop",),
+        "linear": ("query", "key", "value", "dense", "classifier", "decoder", "relationship", "_proj", "fc1", "fc2"),
+    }  # fmt: skip
+    lowered = last.lower()
+    return next((kind for kind, parts in kinds.items() if any(part in lowered for part in parts)), last)
+
+
+# Predictions
+
+
+def evaluate(data: Path) -> list[Score]:
+    """Every run on a board that has a spec."""
+    runs = read_runs(data)
+    devices = boards(dict.fromkeys(name.replace("_", " ") for name in (run.board for run in runs)))
+    out = []
+    for run in runs:
+        device = devices.get(run.board.replace("_", " "))
+        if device is not None:
+            predicted = sum(seconds * call.times for call, seconds in priced(run, device))
+            alone = sum((call.forward_seconds + run.training * call.backward_seconds) * call.times for call in run.calls)
+            out.append(
+                Score(device=device.name, label=run.label, measured=run.measured, predicted=predicted, alone=alone)
+            )
+    return out
+
+
+def priced(run: Run, device: DeviceSpec) -> list[tuple[RecordedCall, float]]:
+    """Device seconds of every call of a run that launches something, backward included where it trains."""
+    out = []
+    for call in run.calls:
+        calls = library_calls(call, device, training=run.training)
+        calls = [*calls, *(directed(calls, "backward") if run.training else ())]
+        if calls:
+            out.append((call, sum(each.seconds for each in price(calls, device))))
+    return out
