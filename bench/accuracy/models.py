@@ -38,9 +38,9 @@ FLOOR_SECONDS = 11e-6
 
 #: Functions of tensors by the name at the end of a recorded target -> the function of the expression language.
 _ELEMENTWISE: Mapping[str, str] = {
-    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "pow": "mul", "tanh": "tanh", "gelu": "gelu",
-    "max": "max", "where": "select", "masked_fill": "select", "lt": "add", "activation": "tanh", "to": "neg", "bool": "neg",
-    "activation_fn": "relu", "contiguous": "neg", "reshape": "neg",
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "div", "tanh": "tanh", "gelu": "gelu", "max": "max",
+    "where": "select", "masked_fill": "select", "lt": "add", "to": "neg", "bool": "neg", "contiguous": "neg",
+    "reshape": "neg", "activation": "tanh", "activation_fn": "relu",
 }  # fmt: skip
 
 
@@ -155,10 +155,10 @@ def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> 
         return [replace(product(1, prod(rows), call.output[-1], k, "float32"), variant=_PRODUCTS.get(name, name))]
     if name in ("matmul", "bmm"):
         (*batch, m, k), n = inputs[0], inputs[1][-1]
-        call = product(prod(batch), m, n, k, "float32", batched=True)
+        multiplied = product(prod(batch), m, n, k, "float32", batched=True)
         # Products of four dimensions first copy what is a view of the projections: all operands but the scores.
         views = [shape for shape in inputs if len(shape) == 4 and shape[-1] != shape[-2]]
-        return [*(elementwise("neg", prod(shape), "float32", 1) for shape in views), call]
+        return [*(elementwise("neg", prod(shape), "float32", 1) for shape in views), multiplied]
     if name == "softmax":
         return [LibraryCall(kind="softmax", label=name, sizes=(count // call.output[-1], call.output[-1]))]
     if name == "layer_norm":
@@ -167,7 +167,10 @@ def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> 
         return [stream(name, "indexSelectLargeIndex", count, count, count, "float32")]
     if name == "dropout":
         # The mask is a byte per element.
-        return [stream(name, "fused_dropout_kernel_vec", count, 1.25 * count, count, "float32")] if training else []
+        return [stream(name, "fused_dropout_kernel_vec", 1.25 * count, count, count, "float32")] if training else []
+    if name == "pow":
+        # The cube of a tensor is two products; only its gradient takes powers.
+        return [replace(elementwise("mul", count, "float32", 1, number=True), label="pow (number)")]
     function = _ELEMENTWISE.get(name)
     if function is None or count < 2:
         return []
@@ -179,7 +182,18 @@ def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> 
 
 
 _PRODUCTS = {"lm_head": "matmul"}
-_NUMBERED = ("add", "sub", "mul", "div", "pow", "max")
+_NUMBERED = ("add", "sub", "mul", "div", "max", "select")
+
+
+def backward_calls(call: RecordedCall, device: DeviceSpec) -> list[LibraryCall]:
+    """What the backward pass of a recorded call launches."""
+    calls = directed(library_calls(call, device, training=True), "backward")
+    if _name(call.target) != "dropout":
+        return calls
+    # The mask becomes floats, is scaled, and multiplies the gradient.
+    count = prod(call.output)
+    kernels = ((0.25 * count, "copy"), (count, "mul"), (2 * count, "mul"))
+    return [stream(label, "vectorized_elementwise_kernel", read, count, count, "float32") for read, label in kernels]
 
 
 def _reads_whole(shape: Shape, output: Shape, device: DeviceSpec) -> bool:
@@ -217,28 +231,118 @@ def _name(target: str) -> str:
 # Predictions
 
 
-def evaluate(data: Path) -> list[Score]:
+def evaluate(runs: Sequence[Run]) -> list[Score]:
     """Every run on a board that has a spec."""
-    runs = read_runs(data)
-    devices = boards(dict.fromkeys(name.replace("_", " ") for name in (run.board for run in runs)))
-    out = []
+    devices = _devices(runs)
+    return [_score(run, devices[run.board]) for run in runs if run.board in devices]
+
+
+def _score(run: Run, device: DeviceSpec) -> Score:
+    forward = [library_calls(call, device, training=run.training) for call in run.calls]
+    backward = [backward_calls(call, device) if run.training else [] for call in run.calls]
+    seconds = _seconds(forward, device) + _seconds(backward, device)
+    predicted = float(seconds @ [call.times for call in run.calls])
+    alone = sum(call.times * (call.forward_seconds + call.backward_seconds) for call in run.calls)
+    return Score(device=device.name, label=run.label, measured=run.measured, predicted=predicted, alone=alone)
+
+
+def _seconds(called: Sequence[Sequence[LibraryCall]], device: DeviceSpec) -> Floats:
+    """Device time of recorded calls, whose library calls these are, priced together."""
+    which = np.repeat(np.arange(len(called)), [len(calls) for calls in called])
+    prices = price([call for calls in called for call in calls], device)
+    return np.asarray(np.bincount(which, [each.seconds for each in prices], len(called)), dtype=np.float64)
+
+
+def backward_times(runs: Sequence[Run]) -> dict[str, tuple[Floats, Floats]]:
+    """Predicted and measured seconds of the calls whose backward pass was timed alone, by kind of call."""
+    devices = _devices(runs)
+    found: dict[str, list[tuple[float, float]]] = {}
     for run in runs:
-        device = devices.get(run.board.replace("_", " "))
-        if device is not None:
-            predicted = sum(seconds * call.times for call, seconds in priced(run, device))
-            alone = sum((call.forward_seconds + run.training * call.backward_seconds) * call.times for call in run.calls)
-            out.append(
-                Score(device=device.name, label=run.label, measured=run.measured, predicted=predicted, alone=alone)
-            )
-    return out
+        timed = [call for call in run.calls if call.backward_seconds > 0] if run.board in devices else []
+        if timed:
+            device = devices[run.board]
+            predicted = FLOOR_SECONDS + _seconds([backward_calls(call, device) for call in timed], device)
+            for call, seconds in zip(timed, predicted.tolist(), strict=True):
+                found.setdefault(_name(call.target), []).append((seconds, call.backward_seconds))
+    return {name: tuple(np.array(pairs).T) for name, pairs in found.items()}
 
 
-def priced(run: Run, device: DeviceSpec) -> list[tuple[RecordedCall, float]]:
-    """Device seconds of every call of a run that launches something, backward included where it trains."""
-    out = []
-    for call in run.calls:
-        calls = library_calls(call, device, training=run.training)
-        calls = [*calls, *(directed(calls, "backward") if run.training else ())]
-        if calls:
-            out.append((call, sum(each.seconds for each in price(calls, device))))
-    return out
+def _devices(runs: Sequence[Run]) -> dict[str, DeviceSpec]:
+    """Boards with a spec, by the name in the data."""
+    names = {run.board.replace("_", " "): run.board for run in runs}
+    return {names[name]: device for name, device in boards(names).items()}
+
+
+# Tables
+
+
+def table(data: Path, out: Path) -> Iterable[Table]:
+    """Both tables, and a picture of the models in ``out``; none where the recorded models are missing."""
+    if not (data / "models" / "neusight_operators.parquet").is_file():
+        return []
+    runs = read_runs(data)
+    scores = evaluate(runs)
+    chart(scores, out / "models.png")
+    return [score_table(scores), backward_table(backward_times(runs))]
+
+
+def score_table(scores: Sequence[Score]) -> Table:
+    """A row per run, the mean error per board and over all boards, each board counting once."""
+    view = Table(box=None, pad_edge=False, title="Whole models in float32, device time of a step", title_justify="left")
+    for column in ("board", "model"):
+        view.add_column(column)
+    for column in ("measured", "predicted", "error", "its calls measured one by one", "asked"):
+        view.add_column(column, justify="right")
+    means = []
+    for device in dict.fromkeys(score.device for score in scores):
+        mine = [score for score in scores if score.device == device]
+        for each in mine:
+            times = (f"{1e3 * each.measured:.1f} ms", f"{1e3 * each.predicted:.1f} ms")
+            view.add_row(device, each.label, *times, f"{each.error:+.1%}", f"{each.alone / each.measured - 1:+.1%}", "")
+        means.append(float(np.mean([abs(each.error) for each in mine])))
+        bar = f"{LENIENT_BAR:g}%" if device in LENIENT else ""
+        view.add_row(device, "mean", "", "", f"{means[-1]:.1%}", "", bar, style="bold", end_section=True)
+    if means:
+        view.add_row("mean", "all boards", "", "", f"{np.mean(means):.1%}", "", f"{BAR:g}%", style="bold")
+    return view
+
+
+def backward_table(times: Mapping[str, tuple[Floats, Floats]]) -> Table:
+    """A row per kind of call, and all together."""
+    view = Table(box=None, pad_edge=False, title="Backward passes of single calls", title_justify="left")
+    view.add_column("call")
+    for column in ("calls", "median error", "mean error", "predicted/measured", "asked"):
+        view.add_column(column, justify="right")
+    everything = tuple(np.concatenate([pair[side] for pair in times.values()] or [np.ones(0)]) for side in (0, 1))
+    rows = {**times, "all": everything}
+    for name, (predicted, measured) in rows.items():
+        if not len(measured):
+            continue
+        errors = np.abs(predicted / measured - 1)
+        ratio = np.exp(np.log(predicted / measured).mean())
+        figures = (f"{np.median(errors):.1%}", f"{errors.mean():.1%}", f"{ratio:.2f}")
+        asked = f"{BACKWARD_BAR:g}%" if name == "all" else ""
+        view.add_row(name, str(len(measured)), *figures, asked, style="bold" if name == "all" else None)
+    return view
+
+
+def chart(scores: Sequence[Score], path: Path) -> None:
+    """Signed errors as bars, a colour per board, as a PNG."""
+    from matplotlib.figure import Figure
+
+    devices = list(dict.fromkeys(score.device for score in scores))
+    figure = Figure(figsize=(9, 0.24 * len(scores) + 1.4))
+    figure.set_layout_engine("constrained")
+    panel: Any = figure.subplots()
+    for number, device in enumerate(devices):
+        rows = [position for position, score in enumerate(scores) if score.device == device]
+        panel.barh(rows, [100 * scores[row].error for row in rows], color=f"C{number}", label=device)
+    panel.set_yticks(range(len(scores)), [score.label for score in scores], fontsize=8)
+    panel.invert_yaxis()
+    panel.axvline(0, color="black", linewidth=0.8)
+    panel.set_xlabel("predicted step over the measured one, % more or less")
+    panel.grid(axis="x", alpha=0.25)
+    panel.legend(fontsize=8)
+    panel.set_title("Whole models in float32")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)

@@ -44,7 +44,8 @@ class LibraryCall:
         sizes: in the order of :data:`KINDS`, in elements; ``moved`` is in bytes.
         dtype: element type of the tensors.
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
-            ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name.
+            ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
+            ``elementwise.OPERATORS``; ``stream``: the kernel's name.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """

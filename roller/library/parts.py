@@ -27,7 +27,7 @@ ELEMENTWISE: Mapping[str, tuple[str, str]] = {
 #: Function of a tensor and a number -> the modelled operator whose forward and whose backward kernels it has.
 WITH_NUMBER: Mapping[str, tuple[str, str]] = {
     "add": ("addu", "addu"), "sub": ("addu", "addu"), "mul": ("mulu", "mulu"), "div": ("divu", "divu"),
-    "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"),
+    "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"), "select": ("addu", "mulu"),
 }  # fmt: skip
 
 #: What has no gradient, comparisons and rounding, by its number of operands.

@@ -258,7 +258,7 @@ def _pointwise(form: KernelForm, value: Value, elements: int | None = None) -> l
 def _applied(form: KernelForm, node: Call, count: int, dtype: str) -> LibraryCall:
     tensors = [argument for argument in node.arguments if loads(argument)]
     full = sum(not isinstance(each, Load) or _is_full(form, each, count) for each in tensors)
-    number = len(node.arguments) == 2 and any(isinstance(each, Constant) for each in node.arguments)
+    number = len(node.arguments) > 1 and any(isinstance(each, Constant) for each in node.arguments)
     return elementwise(node.function, count, dtype, full, number=number)
 
 

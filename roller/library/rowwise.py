@@ -27,6 +27,7 @@ from roller.library.elementwise import (
     kernel_seconds_floor,
     library_time,
     reuse,
+    stream_seconds,
 )
 
 #: Host time in units of ``framework.call_seconds``: layer norm allocates three results and is called as a module.
@@ -66,7 +67,8 @@ def softmax_seconds(
 ) -> LibraryTime:
     """Time of softmax (or log-softmax) calls over the last axis of row-major ``[rows, columns]`` tensors.
 
-    The backward pass reads the result and its gradient; its long-row kernel sums first and reads both again.
+    The backward pass of softmax first multiplies the result and its gradient; then a kernel of the same kind reads the
+    products and the result, that of long rows twice.
     """
     high, wide = np.broadcast_arrays(np.asarray(rows, dtype=np.float64), np.asarray(columns, dtype=np.float64))
     backward = direction == "backward"
@@ -80,15 +82,21 @@ def softmax_seconds(
     instructions = high * np.where(warp, WARP_INSTRUCTIONS * padded, BLOCK_INSTRUCTIONS * wide)
     resident = _resident_rows(device, high, threads, rows_per_block)
     host = _host_units(device, device.framework_calls.softmax_call_seconds, SOFTMAX_HOST)
+    kernels = np.full(wide.shape, 2.0 if backward else 1.0)
+    memory = _memory(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes)
+    if backward:
+        product = stream_seconds(device, 3 * high * wide * dtype_bytes)
+        memory = {name: seconds + product[name] for name, seconds in memory.items()}
     stages = {
-        "host": host_seconds(device, np.full(wide.shape, host)),
+        "host": host_seconds(device, np.full(wide.shape, host), kernels),
         "launch": block_seconds(device, np.ceil(high / rows_per_block)),
-        **_memory(device, moved * np.where(aligned, 1.0, 1 + UNALIGNED), again, resident, wide * dtype_bytes),
+        **memory,
         "arithmetic": instruction_seconds(device, instructions),
     }
-    suffix = "backward" if backward else "forward"
-    long_row = "cunn_SoftMaxBackward" if backward else "cunn_SoftMaxForward"
-    return _together(device, stages, np.ones(wide.shape), np.where(warp, f"softmax_warp_{suffix}", long_row))
+    short_row, long_row = ("softmax_warp_forward", "cunn_SoftMaxForward")
+    if backward:
+        short_row, long_row = ("mul+softmax_warp_backward", "mul+cunn_SoftMaxBackward")
+    return _together(device, stages, kernels, np.where(warp, short_row, long_row))
 
 
 def layer_norm_seconds(

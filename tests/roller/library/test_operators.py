@@ -56,7 +56,9 @@ def test_a_product_is_recognised_however_it_is_written() -> None:
     plain = {"expr": "D[i,j] = sum(k, Q[i,k] * R[j,k])", "sizes": sizes}
     assert kinds(plain) == [("gemm", "matmul", (1, 4, 5, 6))]
     linear = {"expr": "T[i,j] = sum(k, Q[i,k] * R[k,j]); D[i,j] = relu(T[i,j] + bias[j])", "sizes": sizes}
-    assert kinds(linear) == [("gemm", "linear", (1, 4, 5, 6)), ("elementwise", "relu", (20,))]
+    assert kinds(linear) == [("gemm", "addmm", (1, 4, 5, 6)), ("elementwise", "relu", (20,))]
+    text = "T[i,j] = sum(k, Q[i,k] * R[j,k]); D[i,j] = relu(T[i,j] + bias[j])"
+    assert kinds({"expr": text, "sizes": sizes})[0] == ("gemm", "linear", (1, 4, 5, 6)), "as modules store weights"
     batched = {"expr": "D[b,i,j] = sum(k, Q[b,k,i] * R[b,k,j])", "sizes": sizes | {"b": 3}}
     assert kinds(batched) == [("gemm", "bmm", (3, 4, 5, 6))]
     vector = {"expr": "D[i] = sum(k, Q[i,k] * R[k])", "sizes": {"i": 4, "k": 6}}
