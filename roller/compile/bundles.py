@@ -110,7 +110,7 @@ def _record(rank: int, kernel: RankedKernel, device: DeviceSpec) -> KernelRecord
     return KernelRecord(
         rank=rank,
         **_built(built, file),
-        seconds=_rounded(program.estimate.seconds),
+        seconds=_rounded(kernel.seconds),
         bound=program.estimate.bound,
         stage_seconds={name: _rounded(value) for name, value in program.estimate.stage_seconds.items()},
         tiles=_tiles(part.schedule, device),

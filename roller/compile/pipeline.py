@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
@@ -21,7 +22,10 @@ from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders
 from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
+from sokoban.model.rational import estimate_compiled
+from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
 #: Programs constructed beyond those asked for, built only where some of those fail or spill.
@@ -30,10 +34,17 @@ SPARES = 4
 
 @dataclass(frozen=True)
 class RankedKernel:
-    """A program and what was built of it, kernel by kernel."""
+    """A program, what was built of it, kernel by kernel, and for what."""
 
     program: Program
     built: BuiltProgram
+    device: DeviceSpec
+
+    @cached_property
+    def seconds(self) -> float:
+        """What the kernels are expected to take as they were compiled, launches included."""
+        more = (_compiled_seconds(part, built, self.device) - part.estimate.seconds for part, built in self.parts)
+        return self.program.estimate.seconds + sum(more)
 
     @property
     def parts(self) -> tuple[tuple[ProgramPart, BuiltKernel], ...]:
@@ -206,7 +217,7 @@ class _Job:
             missing = max(1, self.top_k - _good(built))
             more = programs[len(built) : len(built) + missing]
             built += [building.result() for building in [self._submit(program, False) for program in more]]
-        kernels = [RankedKernel(p, b) for p, b in zip(programs, built, strict=False) if not b.error]
+        kernels = [RankedKernel(p, b, self.device) for p, b in zip(programs, built, strict=False) if not b.error]
         kernels.sort(key=_order)
         kernels = kernels[: self.top_k]
         kernels = self._verify_ranked(kernels)
@@ -233,7 +244,7 @@ class _Job:
                 break
             again = [self._submit(kernels[i].program, True) for i in due]
             for i, building in zip(due, again, strict=True):
-                kernels[i] = RankedKernel(kernels[i].program, building.result())
+                kernels[i] = RankedKernel(kernels[i].program, building.result(), self.device)
         return sorted(kernels, key=lambda kernel: _wrong(kernel.built.verification))
 
 
@@ -247,8 +258,19 @@ def _good(built: Sequence[BuiltProgram]) -> int:
 
 
 def _order(kernel: RankedKernel) -> tuple[bool, bool, float]:
-    """Spilling kernels rank below those that do not; then by predicted time."""
-    return (_wrong(kernel.built.verification), bool(kernel.built.spill_bytes), kernel.program.estimate.seconds)
+    """Spilling kernels rank below those that do not; then by predicted time, with the registers that they got."""
+    return (_wrong(kernel.built.verification), bool(kernel.built.spill_bytes), kernel.seconds)
+
+
+def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec) -> float:
+    """A kernel's expected time by the registers that the compiler gave it; the estimate where it told none."""
+    form, schedule, registers = part.problem, part.schedule, built.registers
+    if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
+        return part.estimate.seconds
+    if registers is None or schedule.instruction is not Instruction.FMA:
+        return part.estimate.seconds
+    spilled = built.spill_bytes or 0
+    return estimate_compiled(form, device, schedule, registers=registers, spill_bytes=spilled).seconds
 
 
 def _wrong(verification: Verification | None) -> bool:

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.cpu import stages as cpu
-from sokoban.model.estimates import EstimateTable
+from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.gpu import breakdown as gpu
+from sokoban.model.gpu.occupancy import CompilerReport
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 
@@ -40,6 +43,22 @@ def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
     return EstimateTable.join(
         [model(table.candidates(slice(i, i + _CHUNK)), placed) for i in range(0, table.count, _CHUNK)]
     )
+
+
+def estimate_compiled(
+    form: KernelForm, device: DeviceSpec, schedule: TileSchedule, *, registers: int, spill_bytes: int
+) -> Estimate:
+    """Predict a schedule again, now that the device compiler has said what it takes.
+
+    Args:
+        form: the operator.
+        device: one whose lanes are threads.
+        schedule: how the kernel computes it.
+        registers: per thread.
+        spill_bytes: of spill stores and loads per thread; a value is stored and loaded once at least.
+    """
+    report = CompilerReport(np.array([registers]), np.array([-(-spill_bytes // 8)]))
+    return gpu.estimate(ScheduleTable.of(form, [schedule]), PlacedForm(form, device), report).row(0)
 
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.

@@ -10,7 +10,7 @@ import numpy as np
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import EstimateTable
 from sokoban.model.gpu.issue import issue_seconds
-from sokoban.model.gpu.occupancy import granted_registers, operand_registers
+from sokoban.model.gpu.occupancy import CompilerReport, granted_registers, operand_registers
 from sokoban.model.gpu.stages import (
     compute_seconds,
     dram_seconds,
@@ -50,10 +50,15 @@ DRAM_OVERLAP = 4.0
 POWER_SOFTNESS = 12.0
 
 #: Operand words of an unrolled body per free register from which on the compiler may hoist more reads than it has room
-#: for, from which on it is as likely as it gets, and what that costs on average over the programs it hits or spares.
-HOISTED_WORDS = (5.0, 7.0)
+#: for, from which on that is likely, and what it then costs on average over the programs it hits or spares; beyond, the
+#: cost grows on, to three times as much at most.
+HOISTED_WORDS = (4.0, 7.0)
 HOISTING_RISK = 0.25
+MOST_RISK = 3.0
 
+#: Free registers below which a compiler knows that it is short of them and hoists with care, as large blocks make it:
+#: their bodies are no more at risk than those with so much room.
+HOISTING_ROOM = 100.0
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Breakdown:
@@ -88,9 +93,9 @@ class Breakdown:
     filling: Floats
 
 
-def breakdown(table: ScheduleTable, placed: PlacedForm) -> Breakdown:
+def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> Breakdown:
     """Every quantity from which :func:`estimate` makes its times."""
-    step = BlockStep.of(table, placed)
+    step = BlockStep.of(table, placed, report)
     occupancy = step.occupancy
     busy = {
         "compute": compute_seconds(step),
@@ -126,9 +131,12 @@ def breakdown(table: ScheduleTable, placed: PlacedForm) -> Breakdown:
     )
 
 
-def estimate(table: ScheduleTable, placed: PlacedForm) -> EstimateTable:
-    """Predict every row of a table of ``placed.form``, on a device whose lanes are threads."""
-    parts, device = breakdown(table, placed), placed.device
+def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> EstimateTable:
+    """Predict every row of a table of ``placed.form``, on a device whose lanes are threads.
+
+    ``report`` is what the compiler made of the rows, where they have been compiled.
+    """
+    parts, device = breakdown(table, placed, report), placed.device
     occupancy, steps = parts.step.occupancy, table.step_count
     stages: dict[str, Floats] = {name: occupancy.rounds * steps * seconds for name, seconds in parts.busy.items()}
     stages["compute"] = np.maximum(stages["compute"], parts.power)
@@ -170,16 +178,17 @@ def hoisting_factor(step: BlockStep) -> Floats | float:
     """Expected cost of operand reads that the compiler hoists without having registers for them.
 
     A large unrolled body over a full register file is where compilers spill without need, at times by a factor of ten.
+    Once compiled, a program either has or has not.
     """
     table = step.table
-    if not step.reads:
+    if not step.reads or step.report is not None:
         return 1.0
     most = granted_registers(table, step.device, np.full(table.count, 1 << 16))
-    room = np.maximum(4, most - table.accumulators - operand_registers(table))
+    room = np.maximum(HOISTING_ROOM, most - table.accumulators - operand_registers(table))
     words = sum(part.words for part in step.reads.values())
     risky = (step.occupancy.spilled == 0) & ~table.warp_tile
-    least, most_words = HOISTED_WORDS
-    risk = HOISTING_RISK * np.clip((words / room - least) / (most_words - least), 0.0, 1.0)
+    least, likely = HOISTED_WORDS
+    risk = HOISTING_RISK * np.clip((words / room - least) / (likely - least), 0.0, MOST_RISK)
     return 1.0 + np.where(risky, risk, 0.0)
 
 

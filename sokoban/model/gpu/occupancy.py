@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from hal.spec.device import DeviceSpec
@@ -22,6 +24,19 @@ FETCHED_REGISTERS = 24
 
 #: Operands of a register tile beyond this many are read when they are needed.
 OPERAND_REGISTERS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class CompilerReport:
+    """What the device compiler says of every schedule once it has compiled it, in place of what the model expects.
+
+    Attributes:
+        registers: 32-bit registers per thread.
+        spilled: values per thread that got none.
+    """
+
+    registers: Ints
+    spilled: Ints
 
 
 def registers_per_thread(table: ScheduleTable, local: Bools | None = None) -> Ints:

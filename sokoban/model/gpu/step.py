@@ -21,6 +21,7 @@ from sokoban.model.gpu.fetch import Fetch, fetch
 from sokoban.model.gpu.loops import LoopNest, loop_nest
 from sokoban.model.gpu.occupancy import (
     FETCHED_REGISTERS,
+    CompilerReport,
     blocks_per_unit,
     granted_registers,
     registers_per_thread,
@@ -66,6 +67,7 @@ class BlockStep:
         nest: the inner loops of a thread.
         fetches: copies of data tiles to shared memory, by load of the body.
         reads: operands of the reduction as threads read them, by load of the body; empty where nothing is reduced.
+        report: registers and spills as compiled; None before that.
     """
 
     table: ScheduleTable
@@ -73,9 +75,10 @@ class BlockStep:
     nest: LoopNest
     fetches: Mapping[Load, Fetch]
     reads: Mapping[Load, OperandReads]
+    report: CompilerReport | None = None
 
     @staticmethod
-    def of(table: ScheduleTable, placed: PlacedForm) -> BlockStep:
+    def of(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> BlockStep:
         """The step of every schedule of a table of ``placed.form``."""
         form, device = placed.form, placed.device
         nest = loop_nest(table)
@@ -83,7 +86,7 @@ class BlockStep:
         fetches = {load: fetch(table, load, device) for load in form.body_loads}
         if form.reduction is not None:
             reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads}
-        return BlockStep(table=table, placed=placed, nest=nest, fetches=fetches, reads=reads)
+        return BlockStep(table=table, placed=placed, nest=nest, fetches=fetches, reads=reads, report=report)
 
     @property
     def form(self) -> KernelForm:
@@ -139,6 +142,8 @@ def occupancy_of(step: BlockStep) -> Occupancy:
     spilled = spilled_registers(device, needed, registers)
     if table.has_warp_tiles:
         spilled = np.where(table.warp_tile & ~table.mma, 0, spilled)
+    if step.report is not None:
+        registers, spilled = step.report.registers, step.report.spilled
     shared = shared_bytes(table)
     resident = blocks_per_unit(table, device, registers, shared)
     busiest_blocks = -(-table.block_count // device.unit_count)

@@ -85,9 +85,19 @@ def test_a_kernel_that_spills_gives_way_to_a_spare_that_does_not() -> None:
     assert [kernel.built.verification is not None for kernel in result.kernels] == [True, False, False, False]
 
 
+def test_a_kernel_that_took_many_registers_is_priced_and_ranked_by_them() -> None:
+    result, _ = compiled(lambda schedule, verify: {"registers": 255 if rank_of(schedule) == 0 else 32})
+    seconds = [kernel.seconds for kernel in result.kernels]
+    assert seconds == sorted(seconds)
+    first = next(kernel for kernel in result.kernels if rank_of(kernel.program.schedule) == 0)
+    assert first.seconds >= first.program.estimate.seconds
+    assert manifest(result, V100, None).kernels[0].seconds == pytest.approx(seconds[0], rel=1e-5)
+
+
 def test_where_all_spill_the_fastest_still_leads() -> None:
     result, builder = compiled(lambda schedule, verify: {"spill_bytes": 8})
-    assert order(result) == [0, 1, 2, 3]
+    assert order(result)[0] == 0
+    assert [kernel.seconds for kernel in result.kernels] == sorted(kernel.seconds for kernel in result.kernels)
     assert len({request.schedule for request in builder.requests}) == 4 + SPARES
 
 

@@ -16,9 +16,9 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
-from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, STAGES, UNHIDDEN, breakdown
+from sokoban.model.gpu.breakdown import HIDING, HOISTING_RISK, MOST_RISK, STAGES, UNHIDDEN, breakdown
 from sokoban.model.gpu.step import Occupancy
-from sokoban.model.rational import estimate_schedules
+from sokoban.model.rational import estimate_compiled, estimate_schedules
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from tests.sokoban.schedules import form_of, matmul_schedule, schedules
@@ -267,7 +267,7 @@ def test_the_slowest_stage_bounds_the_time_from_below(data: st.DataObject, name:
             slowest = row.stage_seconds[row.bound]
             assert slowest == max(row.stage_seconds.values())
             assert slowest + V100.launch_overhead_seconds <= row.seconds
-            most = (1 + HOISTING_RISK) * sum(row.stage_seconds.values())
+            most = (1 + MOST_RISK * HOISTING_RISK) * sum(row.stage_seconds.values())
             assert row.seconds <= most + V100.launch_overhead_seconds
 
 
@@ -314,3 +314,19 @@ def test_waves_count_the_last_round() -> None:
     assert row.shared_bytes == 4 * (64 * (8 + 184) + 8 * 64)
     assert row.blocks_per_unit == 98304 // row.shared_bytes == 1
     assert row.wave_count == 3  # 161 blocks on 80 units
+
+
+# Programs that have been compiled
+
+
+def test_a_compiled_program_is_priced_by_the_registers_that_it_got() -> None:
+    schedule = matmul_schedule((64, 64), (8, 4), 8)
+    form = form_of(op="matmul", m=4096, n=4096, k=1024)
+    expected = estimate_schedules(form, V100, [schedule]).row(0)
+    same, more, spilling = (
+        estimate_compiled(form, V100, schedule, registers=registers, spill_bytes=spilled)
+        for registers, spilled in ((expected.registers, 0), (2 * expected.registers, 0), (expected.registers, 400))
+    )
+    assert same.seconds == pytest.approx(expected.seconds)
+    assert more.blocks_per_unit < expected.blocks_per_unit and more.seconds > expected.seconds
+    assert spilling.stage_seconds["shared"] > expected.stage_seconds["shared"]
