@@ -60,6 +60,7 @@ MOST_RISK = 3.0
 #: their bodies are no more at risk than those with so much room.
 HOISTING_ROOM = 100.0
 
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Breakdown:
     """What a predicted time is made of; one entry per schedule, seconds of one step of all blocks that a unit runs
