@@ -140,7 +140,8 @@ def kernel_stages(
     busy = (compute**p + dram**p) ** (1 / p)
     power = _power_seconds(launch, device, steps, flops, dram, constants)
     kernel = _limited_seconds(busy, power, constants)
-    step = _limited_seconds(busy, _cooler_seconds(busy, power, constants), constants)
+    is_limited = device.power_limited_flops("float32") is not None
+    step = _limited_seconds(busy, _cooler_seconds(busy, power, constants), constants) if is_limited else kernel
     result_bytes = launch.m * launch.n * bytes_per_element
     reduce = np.where(
         launch.reduce,
