@@ -41,7 +41,7 @@ def device_list() -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "board", "aliases"):
         table.add_column(column, overflow="fold")
-    for column in ("units", "fp32 TFLOP/s", "16-bit matrix", "DRAM GB/s", "shared KiB", "kernels"):
+    for column in ("units", "fp32 TFLOP/s", "16-bit TFLOP/s", "DRAM GB/s", "shared KiB", "kernels"):
         table.add_column(column, justify="right")
     for device in all_devices():
         table.add_row(
