@@ -31,6 +31,9 @@ LENGTH_NAMES = ("< 5 µs", "5 to 20 µs", "20 to 200 µs", "0.2 to 2 ms", "> 2 m
 #: Between these quantiles lie four of five predictions.
 FEW, MOST = 0.1, 0.9
 
+#: Calls from this length on have an error of their own: below it the gaps between kernels decide.
+LONG = 20e-6
+
 #: Points of a panel; more only blacken it.
 MOST_POINTS = 3000
 
@@ -59,6 +62,14 @@ class Comparison:
     def mean_error(self, seconds: Floats | None) -> float | None:
         """The mean of the errors without their signs; None without predictions."""
         return None if seconds is None else float(np.abs(self.errors(seconds)).mean())
+
+    @property
+    def long_error(self) -> float | None:
+        """The mean error of calls of :data:`LONG` and more; None without such, or without predictions."""
+        long = self.measured >= LONG
+        if self.predicted is None or not long.any():
+            return None
+        return float(np.abs(self.errors(self.predicted))[long].mean())
 
     def signed_by_length(self, seconds: Floats) -> list[float | None]:
         """The mean error of every class of lengths; None where it has no calls."""
@@ -128,9 +139,7 @@ def ranges(comparisons: Sequence[Comparison], devices: Iterable[DeviceSpec] | No
             if seconds is not None:
                 low, high = np.quantile(known[like].measured / seconds, (FEW, MOST))
                 left_out = known[like].left_out is not None
-                out.append(
-                    Range(device=device.name, kind=kind, like=like, low=low, high=high, left_out=left_out)
-                )
+                out.append(Range(device=device.name, kind=kind, like=like, low=low, high=high, left_out=left_out))
     return out
 
 
@@ -178,9 +187,18 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 def kind_table(comparisons: Sequence[Comparison]) -> Table:
     """A row per board: mean and median errors, the roofline's beside them, signed means by length."""
     kind = comparisons[0].kind
-    view = Table(box=None, pad_edge=False, title=f"16-bit {kind.title}", title_justify="left")
+    view = Table(box=None, pad_edge=False, title=kind.title, title_justify="left")
     view.add_column("board")
-    for column in ("calls", "mean error", "asked", "median error", "two numbers", "without it", *LENGTH_NAMES):
+    for column in (
+        "calls",
+        "mean error",
+        "asked",
+        "from 20 µs",
+        "median error",
+        "two numbers",
+        "without it",
+        *LENGTH_NAMES,
+    ):
         view.add_column(column, justify="right")
     for each in comparisons:
         median = None if each.predicted is None else float(np.median(np.abs(each.errors(each.predicted))))
@@ -190,6 +208,7 @@ def kind_table(comparisons: Sequence[Comparison]) -> Table:
             str(len(each.measured)),
             _percent(each.mean_error(each.predicted)),
             _percent(kind.bar),
+            _percent(each.long_error),
             _percent(median),
             _percent(each.mean_error(each.roofline)),
             _percent(each.mean_error(each.left_out)),
@@ -203,23 +222,22 @@ def _percent(share: float | None) -> str:
 
 
 def range_table(bars: Sequence[Range]) -> Table:
-    """A row per board and kind."""
+    """A row per board, a column per kind of call; a star where constants were chosen with the board it is like."""
     view = Table(box=None, pad_edge=False, title="Boards that nobody measured", title_justify="left")
-    for column in ("board", "calls", "as on"):
-        view.add_column(column)
-    view.add_column("four of five within", justify="right")
-    view.add_column("constants chosen")
-    titles = {kind.name: kind.title for kind in KINDS}
-    for position, bar in enumerate(bars):
-        last = position + 1 == len(bars) or bars[position + 1].device != bar.device
-        view.add_row(
-            bar.device,
-            titles[bar.kind],
-            bar.like,
-            f"{bar.low:.2f} to {bar.high:.2f}",
-            f"without {bar.like}" if bar.left_out else f"with {bar.like}",
-            end_section=last,
-        )
+    view.add_column("board")
+    view.add_column("as on")
+    kinds = [kind for kind in KINDS if any(bar.kind == kind.name for bar in bars)]
+    for kind in kinds:
+        view.add_column(kind.title, justify="right")
+    for device in dict.fromkeys(bar.device for bar in bars):
+        mine = {bar.kind: bar for bar in bars if bar.device == device}
+        cells = [
+            f"{mine[kind.name].low:.2f} to {mine[kind.name].high:.2f}{'' if mine[kind.name].left_out else '*'}"
+            if kind.name in mine
+            else "-"
+            for kind in kinds
+        ]
+        view.add_row(device, " or ".join(dict.fromkeys(bar.like for bar in mine.values())), *cells)
     return view
 
 
@@ -233,10 +251,10 @@ def chart(comparisons: Sequence[Comparison], path: Path) -> None:
     for panel, each in zip(panels, comparisons, strict=True):
         _panel(panel, each)
     panels[0].set_ylabel("predicted over measured")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    lines = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=9)
     kind = comparisons[0].kind
-    figure.suptitle(f"16-bit {kind.title}: predictions by length of the call (band: four of five calls)", fontsize=12)
+    figure.suptitle(f"{kind.title}: predictions by length of the call (band: four of five calls)", fontsize=12)
     save(figure, path)
 
 
@@ -244,7 +262,7 @@ def _panel(panel: Any, each: Comparison) -> None:
     shown = np.random.default_rng(0).permutation(len(each.measured))[:MOST_POINTS]
     lines: Mapping[str, tuple[Floats | None, str, str]] = {
         "model": (each.predicted, "C0", "-"),
-        "model, chosen without the board": (each.left_out, "C1", "-"),
+        "constants chosen without the board": (each.left_out, "C1", "-"),
         "two numbers": (each.roofline, "C3", "--"),
     }
     microseconds = 1e6 * each.measured
@@ -252,8 +270,9 @@ def _panel(panel: Any, each: Comparison) -> None:
         ratio = np.clip(each.predicted / each.measured, 0.2, 5)
         panel.plot(microseconds[shown], ratio[shown], ".", color="0.75", markersize=2, rasterized=True, zorder=1)
     for name, (seconds, colour, style) in lines.items():
-        # Names of all lines, those without figures too: one legend serves all panels.
-        centres, low, middle, high = _quantiles(microseconds, np.ones(0) if seconds is None else seconds / each.measured)
+        if seconds is None:
+            continue
+        centres, low, middle, high = _quantiles(microseconds, seconds / each.measured)
         panel.plot(centres, middle, style, color=colour, linewidth=1.8, label=name, zorder=3)
         if name == "model":
             panel.fill_between(centres, low, high, color=colour, alpha=0.25, linewidth=0, zorder=2)
@@ -261,20 +280,14 @@ def _panel(panel: Any, each: Comparison) -> None:
     panel.set(xscale="log", yscale="log", ylim=(0.2, 5), xlabel="measured, µs")
     panel.set_yticks([0.25, 0.5, 0.8, 1.25, 2, 4], ["0.25", "0.5", "0.8", "1.25", "2", "4"])
     panel.set_yticks([], minor=True)
-    errors = [each.mean_error(seconds) for seconds, _, _ in lines.values()]
-    panel.set_title(
-        f"{each.board}: {len(each.measured):,} calls\nmean error "
-        + " / ".join("-" if error is None else f"{error:.0%}" for error in errors),
-        fontsize=10,
-    )
+    errors = {"model": each.predicted, "left out": each.left_out, "two numbers": each.roofline}
+    means = [f"{name} {each.mean_error(seconds):.0%}" for name, seconds in errors.items() if seconds is not None]
+    panel.set_title(f"{each.board}: {len(each.measured):,} calls\nmean error: {', '.join(means)}", fontsize=10)
     panel.grid(alpha=0.25)
 
 
 def _quantiles(lengths: Floats, ratio: Floats) -> tuple[Floats, Floats, Floats, Floats]:
     """The middles of thirds of decades with ten calls and more, and three quantiles of ``ratio`` in each."""
-    if not ratio.size:
-        nothing = np.ones(0)
-        return nothing, nothing, nothing, nothing
     classes = np.floor(3 * np.log10(lengths))
     kept = [each for each in np.unique(classes) if (classes == each).sum() >= 10]
     found = np.array([np.quantile(ratio[classes == each], (FEW, 0.5, MOST)) for each in kept]).reshape(-1, 3)
