@@ -142,8 +142,9 @@ def test_errors_are_signed_by_length_of_the_call() -> None:
 def test_a_table_has_dashes_where_there_is_no_model() -> None:
     view = kind_table([comparison("l40s", [1.0, 1.0, 1.1, 1.1]), comparison("b200_sxm", None)])
     cells = [list(column.cells) for column in view.columns]
-    assert [row[0] for row in cells] == ["l40s", "4", "5.0%", "8.0%", "10.0%", "5.0%", "100.0%", "-", "+0.0%", "+0.0%", "+10.0%",
-                                         "-", "+10.0%"]  # fmt: skip
+    assert [row[0] for row in cells] == [
+        "l40s", "4", "5.0%", "8.0%", "10.0%", "5.0%", "100.0%", "-", "+0.0%", "+0.0%", "+10.0%", "-", "+10.0%",
+    ]  # fmt: skip
     assert [row[1] for row in cells] == ["b200_sxm", "4", "-", "8.0%", "-", "-", "100.0%", "-"] + ["-"] * 5
 
 
