@@ -90,6 +90,25 @@ class PricedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     splits: int | None = None
 
 
+def check_call(call: LibraryCall, device: DeviceSpec) -> None:
+    """Refuses attention on boards that have no kernels for it.
+
+    Raises:
+        InputError: the board's Tensor Cores are too old, or it has none.
+    """
+    capability = device.compute_capability
+    if call.kind != "attention" or capability is None:
+        return
+    is_narrow = call.dtype in FLOAT8_DTYPES
+    needed = FLASH_FLOAT8_CAPABILITY if is_narrow else FLASH_CAPABILITY
+    if capability < needed:
+        what = f"FlashAttention for {call.dtype}" if is_narrow else "FlashAttention"
+        problem = f"{device.name} has no {what}, which takes Tensor Cores of sm_{needed[0]}{needed[1]} or newer"
+        wider = '"dtype": "bfloat16"' if is_narrow else ""
+        eager = '"algorithm": "eager"' if capability < FLASH_CAPABILITY else ""
+        raise InputError("--device", problem, f"use {' and '.join(word for word in (wider, eager) if word)}")
+
+
 def price(calls: Sequence[LibraryCall], device: DeviceSpec) -> list[PricedCall]:
     """The price of every call, in order.
 
@@ -183,14 +202,7 @@ def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
 
 
 def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
-    needed = FLASH_FLOAT8_CAPABILITY if first.dtype in FLOAT8_DTYPES else FLASH_CAPABILITY
-    capability = device.compute_capability
-    assert capability is not None  # which price() has asked for
-    if capability < needed:
-        kind = f"FlashAttention for {first.dtype}" if first.dtype in FLOAT8_DTYPES else "FlashAttention"
-        problem = f"{device.name} has no {kind}, which takes Tensor Cores of sm_{needed[0]}{needed[1]} or newer"
-        remedy = 'use "dtype": "bfloat16"' if capability >= FLASH_CAPABILITY else 'use "algorithm": "eager"'
-        raise InputError("--device", problem, remedy)
+    check_call(first, device)
     times = attention_seconds(AttentionSizes(**dict(sizes)), device, dtype=first.dtype, direction=first.direction)
     return _listed(times, labels)
 
