@@ -70,6 +70,11 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         return self.value_dim or self.head_dim
 
     @property
+    def window_size(self) -> int:
+        """Keys that a query sees at most; 0 where the window leaves none out."""
+        return self.window if self.window < self.key_count else 0
+
+    @property
     def output_dtype(self) -> str:
         """Element type of the result."""
         return "bfloat16" if self.dtype in FLOAT8_DTYPES else self.dtype
@@ -132,7 +137,7 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         """Whether query i sees key j, both counted from 0."""
         last = self.key_count - self.queries
         end = f"j <= i + {last}"
-        return f"{end} and j > i + {last - self.window}" if self.window else end
+        return f"{end} and j > i + {last - self.window_size}" if self.window_size else end
 
     def _stem(self) -> str:
         parts = [f"attention_{self.b}x{self.heads}x{self.queries}x{self.key_count}x{self.head_dim}"]
