@@ -14,13 +14,14 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from roller.library.attention import AttentionSizes, attention_seconds
 from roller.library.convolution import ConvolutionSizes, convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.gemm import choose_gemm
 from roller.library.gemm_tiles import generation
 from roller.library.rowwise import layer_norm_seconds, softmax_seconds
 from roller.library.streams import streamed_seconds
-from sokoban.language.expression import DTYPE_BYTES
+from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 
 #: Kind -> names of its sizes.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -29,9 +30,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("elements",),
     "softmax": ("rows", "columns"),
     "layer_norm": ("rows", "columns"),
+    "attention": (
+        "b", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "causal", "window", "page",
+    ),
     "stream": ("moved", "outputs", "points"),
     "roofline": ("moved", "outputs", "flops"),
-}
+}  # fmt: skip
+
+#: The first boards that FlashAttention runs on, and those whose generation of it multiplies eight-bit floats.
+FLASH_CAPABILITY, FLASH_FLOAT8_CAPABILITY = (8, 0), (9, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +88,25 @@ class PricedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kernels: int
     tile: str | None = None
     splits: int | None = None
+
+
+def check_call(call: LibraryCall, device: DeviceSpec) -> None:
+    """Refuses attention on boards that have no kernels for it.
+
+    Raises:
+        InputError: the board's Tensor Cores are too old, or it has none.
+    """
+    capability = device.compute_capability
+    if call.kind != "attention" or capability is None:
+        return
+    is_narrow = call.dtype in FLOAT8_DTYPES
+    needed = FLASH_FLOAT8_CAPABILITY if is_narrow else FLASH_CAPABILITY
+    if capability < needed:
+        what = f"FlashAttention for {call.dtype}" if is_narrow else "FlashAttention"
+        problem = f"{device.name} has no {what}, which takes Tensor Cores of sm_{needed[0]}{needed[1]} or newer"
+        wider = '"dtype": "bfloat16"' if is_narrow else ""
+        eager = '"algorithm": "eager"' if capability < FLASH_CAPABILITY else ""
+        raise InputError("--device", problem, f"use {' and '.join(word for word in (wider, eager) if word)}")
 
 
 def price(calls: Sequence[LibraryCall], device: DeviceSpec) -> list[PricedCall]:
@@ -177,6 +203,12 @@ def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
     return _listed(model(sizes["rows"], sizes["columns"], device, first.direction, DTYPE_BYTES[first.dtype]), labels)
 
 
+def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    check_call(first, device)
+    times = attention_seconds(AttentionSizes(**dict(sizes)), device, dtype=first.dtype, direction=first.direction)
+    return _listed(times, labels)
+
+
 def _streams(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = streamed_seconds(sizes["moved"], sizes["outputs"], sizes["points"], device, first.variant)
     return _listed(times, labels)
@@ -195,6 +227,7 @@ _MODELS: Mapping[str, _Model] = {
     "elementwise": _elementwise,
     "softmax": _softmax,
     "layer_norm": _softmax,
+    "attention": _attentions,
     "stream": _streams,
     "roofline": _rooflines,
 }
