@@ -14,15 +14,15 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import MatrixInstruction
 from hal.support.errors import InputError
-from roller.library.attention_cost import CONSTANTS, AttentionConstants, AttentionStages, kernel_stages
-from roller.library.attention_tiles import AttentionSizes, Calls, Family, family, tiles, walk
+from roller.library.attention_constants import CONSTANTS, AttentionConstants
+from roller.library.attention_cost import AttentionStages, Setting, kernel_stages
+from roller.library.attention_tiles import AttentionSizes, Calls, attention_launch, family
 from roller.library.elementwise import Direction, LibraryTime, host_seconds, library_time
 
 __all__ = ["AttentionSizes", "attention_seconds"]
 
 #: The first boards that have matrix instructions which these kernels are written for.
 CAPABILITY = (8, 0)
-FAMILIES: tuple[Family, ...] = ("FlashAttention 2", "FlashAttention 3", "FlashAttention 4", "TensorRT-LLM")
 
 
 def attention_seconds(
@@ -38,25 +38,18 @@ def attention_seconds(
     Raises:
         InputError: the board has no Tensor Cores for the type, or is older than the kernels.
     """
-    instruction = _instruction(device, dtype)
-    calls = Calls.of(sizes)
-    kinds = family(calls, device)
     backward = direction == "backward"
-    if backward:
-        # Blocks own keys there, and walk the queries of every head; nothing is paged.
-        kinds = np.where(kinds == "TensorRT-LLM", "FlashAttention 4", kinds)
+    setting = Setting(device=device, instruction=_instruction(device, dtype), backward=backward, constants=constants)
+    calls = Calls.of(sizes)
+    kinds = family(calls, device, backward=backward)
     found = {each.name: np.zeros(calls.b.shape) for each in fields(AttentionStages)}
-    for kind in FAMILIES:
+    for kind in constants.kernels:
         chosen = kinds == kind
-        if not chosen.any():
-            continue
-        some = calls.take(chosen)
-        tile = tiles(some, kind, device)
-        stages = kernel_stages(
-            some, tile, walk(some, tile, kind, device), kind, device, instruction, backward=backward, constants=constants
-        )
-        for name, seconds in found.items():
-            seconds[chosen] = getattr(stages, name)
+        if chosen.any():
+            some = calls.take(chosen)
+            stages = kernel_stages(some, attention_launch(some, kind, device), setting)
+            for name, seconds in found.items():
+                seconds[chosen] = getattr(stages, name)
     shape = np.broadcast_shapes(*(np.shape(getattr(sizes, each.name)) for each in fields(sizes)))
     shaped = {name: seconds.reshape(shape) for name, seconds in found.items()}
     kernel, kernels = shaped.pop("kernel"), shaped.pop("kernels")

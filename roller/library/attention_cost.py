@@ -7,116 +7,24 @@ products. Latencies are in cycles of the boost clock: the same code takes them o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
-from roller.library.attention_tiles import Calls, Family, Tiles, Walk
+from roller.library.attention_constants import AttentionConstants, KernelConstants
+from roller.library.attention_tiles import PLANNED_SEQUENCES, AttentionLaunch, Calls
 from roller.library.gemm_types import Floats
 
-
-@dataclass(frozen=True, kw_only=True)
-class KernelConstants:
-    """What one family of kernels takes, whatever the board."""
-
-    # Share of the shorter of products and softmax that is not hidden beside the longer, with a full unit.
-    exposed: float
-    # float32 instructions per score beside its exponential: scale, maximum, sum, conversion, rescaling of the output.
-    score_instructions: float
-    # Further ones per score of a tile that is masked element by element.
-    mask_instructions: float
-    # Bytes per cycle that one unit takes out of L2 at most.
-    unit_bytes: float
-    # Cycles of a step in which the block waits for its own loads and products; other blocks of the unit do not.
-    step_cycles: float = 0.0
-    # Cycles of a block around its steps: alone on its unit (first loads to the last store), and what it takes of the
-    # unit's time beside others.
-    block_cycles: float = 0.0
-    block_busy_cycles: float
-    # Rest of the longest block that is still running when the others have ended, where blocks differ in length: little
-    # if the longest start first.
-    tail: float
-    # Cycles before the first block of a call starts: the graph's start, reading the call's arguments.
-    start_cycles: float
-    # The kernel that combines splits, and each split of a row in it.
-    combine_cycles: float = 0.0
-    split_cycles: float = 0.0
-    # A kernel that copies queries or results into another order of heads.
-    copy_cycles: float = 0.0
-    # Sorting the sequences of a call by length, per sequence.
-    sequence_cycles: float = 0.0
-    # Share of the matrix rate that the five products of a backward pass reach of that of the forward pass: operands of
-    # three of them go through shared memory twice. The papers' figures for 128 elements per head; no measured rows.
-    backward_share: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttentionConstants:
-    """The numbers of the model that belong to kernels rather than to a board; see the comments.
-
-    Chosen on a random half of the heads' shapes of the tensor_core data set (A100 SXM, L40S, H100 SXM, B200); none
-    belongs to a shape.
-    """
-
-    # Exponentials that a unit computes per cycle: 16 since 2010, whatever the rate of its Tensor Cores.
-    exponentials: float = 16.0
-    # Cycles per step for looking up where a page lies.
-    page_cycles: float = 122.0
-    # Bytes of a call over the L2 capacity: repeated calls find everything in L2 below the first, nothing above the
-    # second.
-    reuse_full: float = 0.955
-    reuse_none: float = 1.18
-    # Bytes per cycle and unit that L2 delivers with all units reading.
-    l2_bytes: float = 33.9
-    # Exponent of the sum of arithmetic and memory; infinity is a perfect overlap.
-    overlap: float = 2.73
-    # How soon blocks count as different in length: the inverse of the share by which the longest exceeds the mean.
-    uneven: float = 20.0
-    # Power of a FLOP beside that of one of a large matrix product: exponentials and registers draw some too. And the
-    # length of a call after which half of the fall of the clock has come.
-    power: float = 1.20
-    power_seconds: float = 7.2e-3
-    # The kernel that writes new keys and values into their pages: its own cycles, those of a round of its blocks (one
-    # per token), and bytes moved per byte written.
-    update_cycles: float = 997.0
-    update_round_cycles: float = 4401.0
-    update_traffic: float = 2.66
-    # Threads of a block of it at most: one per element of a token's keys.
-    update_threads: float = 512.0
-    kernels: Mapping[Family, KernelConstants] = field(
-        default_factory=lambda: {
-            "FlashAttention 2": KernelConstants(
-                exposed=0.768, score_instructions=6.03, mask_instructions=2.08, unit_bytes=29.9, step_cycles=860,
-                block_cycles=3922, block_busy_cycles=1399, tail=0.573, start_cycles=1767, combine_cycles=4250,
-                split_cycles=336, copy_cycles=1240, backward_share=0.85,
-            ),
-            "FlashAttention 3": KernelConstants(
-                exposed=0.355, score_instructions=3.52, mask_instructions=8.99, unit_bytes=26.9,
-                block_busy_cycles=3476, tail=0.261, start_cycles=6567, split_cycles=71, sequence_cycles=33,
-                backward_share=0.75,
-            ),
-            "FlashAttention 4": KernelConstants(
-                exposed=0.565, score_instructions=0.696, mask_instructions=6.18, unit_bytes=17.7,
-                block_busy_cycles=6323, tail=0.2, start_cycles=3445, backward_share=0.7,
-            ),
-            "TensorRT-LLM": KernelConstants(
-                exposed=0.142, score_instructions=1.84, mask_instructions=6.18, unit_bytes=64.0,
-                block_busy_cycles=2563, tail=0.646, start_cycles=7578, split_cycles=190, backward_share=0.7,
-            ),
-        }
-    )  # fmt: skip
-
-
-CONSTANTS = AttentionConstants()
-
-#: Products of the backward pass over those of the forward pass, and its other arithmetic and traffic likewise: scores
-#: are computed again, then gradients of scores, queries, keys and values.
+#: Work of a backward pass over that of the forward pass: matrix products (scores again, then the gradients of scores,
+#: queries, keys and values), the rest of the arithmetic, and bytes.
 BACKWARD_PRODUCTS, BACKWARD_SOFTMAX, BACKWARD_TRAFFIC = 2.5, 1.5, 2.0
-#: Kernels of a backward pass: row sums before, gradients, and the conversion of the queries' gradient after.
-BACKWARD_KERNELS = 3
+#: Kernels of a backward pass: sums of rows before, gradients, and the conversion of the queries' gradient after. The
+#: first and the last read and write about so many bytes per byte of queries and results.
+BACKWARD_KERNELS, BACKWARD_ENDS = 3, 3.0
+#: Bytes of a partial result.
+PARTIAL_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +33,7 @@ class AttentionStages:
 
     Attributes:
         kernel: all kernels of the call.
+        compute: units with all that their blocks do, were memory infinitely fast.
         products: matrix products, all units busy with nothing else.
         softmax: exponentials and the rest of the softmax, likewise.
         dram: DRAM delivering what L2 does not keep.
@@ -136,6 +45,7 @@ class AttentionStages:
     """
 
     kernel: Floats
+    compute: Floats
     products: Floats
     softmax: Floats
     dram: Floats
@@ -147,140 +57,178 @@ class AttentionStages:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all calls have in common: the board, the matrix instruction of their type, the direction, the constants."""
+
+    device: DeviceSpec
+    instruction: MatrixInstruction
+    backward: bool
+    constants: AttentionConstants
+
+    @property
+    def cycle(self) -> float:
+        """Seconds of a cycle of the boost clock."""
+        return 1 / self.device.clocks.boost_hz
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two dependent kernels."""
+        return self.device.launch_overhead_seconds
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of an element."""
+        return DTYPE_BYTES[self.instruction.input_dtype]
+
+    @property
+    def best_flops(self) -> float:
+        """FLOP/s that a library's matrix product of the type reaches before the clock has fallen."""
+        return self.instruction.best_flops or self.instruction.sustained_flops
+
+    def move_seconds(self, moved: Floats, kept: Floats) -> Floats:
+        """Seconds of bytes that L2 keeps a share of, the others going through DRAM."""
+        dram = self.device.dram.bandwidth_bytes_per_second
+        return moved * (1 - kept) / dram + moved * kept / self.l2_rate
+
+    @property
+    def l2_rate(self) -> float:
+        """Bytes per second of L2; of DRAM where there is none."""
+        return (self.device.l2 or self.device.dram).bandwidth_bytes_per_second
+
+    def kept(self, footprint: Floats) -> Floats:
+        """Share of so many bytes that L2 still holds when they are used again."""
+        if self.device.l2 is None:
+            return np.zeros(footprint.shape)
+        full, none = self.constants.reuse_full, self.constants.reuse_none
+        return np.clip((none - footprint / self.device.l2.capacity_bytes) / (none - full), 0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Step:
-    """One step of a block: a tile of queries by a tile of keys.
+    """Seconds of one step of a block, a tile of queries by a tile of keys.
 
     Attributes:
-        products: seconds of the matrix unit.
-        softmax: seconds of special function units and float32 lanes.
-        mask: further seconds of the lanes, of a masked tile.
-        load: seconds in which the unit takes the tile's keys and values out of L2.
-        bytes: bytes of these.
+        products: of the matrix unit.
+        softmax: of special function units and float32 lanes.
+        mask: further ones of the lanes, of a masked tile.
+        load: in which the unit takes the tile's keys and values out of L2.
     """
 
     products: Floats
     softmax: Floats
     mask: Floats
     load: Floats
-    bytes: Floats
 
 
-def kernel_stages(
-    calls: Calls,
-    tile: Tiles,
-    walk: Walk,
-    kind: Family,
-    device: DeviceSpec,
-    instruction: MatrixInstruction,
-    *,
-    backward: bool = False,
-    constants: AttentionConstants = CONSTANTS,
-) -> AttentionStages:
-    """Times of calls that are all of one family, direction and element type (that of ``instruction``)."""
-    kernel = constants.kernels[kind]
-    units, cycle = device.unit_count, 1 / device.clocks.boost_hz
-    gap = device.launch_overhead_seconds
-    width = DTYPE_BYTES[instruction.input_dtype]
-    step = _step(tile, calls, device, instruction, kernel, constants, backward)
-    busy = _busy_seconds(calls, tile, walk, step, device, kernel, constants)
+@dataclass(frozen=True, kw_only=True)
+class _Traffic:
+    """Bytes of calls.
 
-    query_bytes = calls.b * calls.queries * calls.heads * (calls.head_dim + calls.value_dim) * width
-    seen = np.where(calls.local, np.minimum(calls.keys, calls.window + calls.queries), calls.keys)
-    token_bytes = calls.b * calls.kv_heads * (calls.head_dim + calls.value_dim) * width
-    new_bytes = np.where(calls.paged, token_bytes * calls.queries, 0.0)
-    moved = (query_bytes + token_bytes * seen) * (BACKWARD_TRAFFIC if backward else 1.0)
-    hit = _reuse(device, moved + new_bytes, constants)
-    l2_rate = units * constants.l2_bytes / cycle
-    dram_seconds = moved * (1 - hit) / device.dram.bandwidth_bytes_per_second
-    l2_seconds = (walk.blocks * walk.steps * step.bytes * (BACKWARD_TRAFFIC if backward else 1.0) + query_bytes) / l2_rate
-    memory = np.maximum(dram_seconds, l2_seconds)
-    body = (busy**constants.overlap + memory**constants.overlap) ** (1 / constants.overlap)
-    work = walk.blocks * walk.steps / units
-    body = _power_limited(body, work * step.products, instruction, constants)
+    Attributes:
+        queries: queries read and results written.
+        new: new keys and values, written into pages.
+        dram: what moves between DRAM and L2 if L2 keeps nothing from the previous call.
+        l2: what units take out of L2 and store.
+        kept: share of the bytes that the previous identical call left in L2.
+    """
 
-    update = _update_seconds(calls, new_bytes, hit, l2_rate, device, constants)
-    rows = np.minimum(tile.rows, calls.queries * np.where(tile.packed, calls.group, 1))
-    combine = walk.splits * kernel.split_cycles * cycle + walk.blocks * rows * tile.value_depth * 8 / l2_rate
-    second = walk.combined & (kind != "TensorRT-LLM")  # whose last block of a row combines its splits
-    combine = np.where(walk.combined, combine + np.where(second, gap + kernel.combine_cycles * cycle, 0.0), 0.0)
-    # FlashAttention 2 takes the heads of a group apart and puts them together again.
-    copies = np.where((kind == "FlashAttention 2") & tile.packed & (calls.b > 1) & (calls.kv_heads > 1), 2.0, 0.0)
-    copying = copies * (gap + kernel.copy_cycles * cycle) + np.where(copies > 0, 2 * query_bytes / l2_rate, 0.0)
-    planned = np.where(calls.b <= 992, calls.b, 0.0)
-    launch = gap + (kernel.start_cycles + kernel.sequence_cycles * planned) * cycle + copying
-    kernels = 1 + calls.paged + second + copies
-    if backward:
-        # Row sums read results and their gradients; the conversion reads float32 and writes.
-        ends = 3 * query_bytes * (1 - hit) / device.dram.bandwidth_bytes_per_second + 3 * query_bytes * hit / l2_rate
-        launch = launch + (BACKWARD_KERNELS - 1) * gap + ends
-        kernels = kernels + BACKWARD_KERNELS - 1
+    queries: Floats
+    new: Floats
+    dram: Floats
+    l2: Floats
+    kept: Floats
+
+
+def kernel_stages(calls: Calls, launch: AttentionLaunch, setting: Setting) -> AttentionStages:
+    """Times of calls of one family of kernels."""
+    kernel = setting.constants.kernels[launch.kind]
+    walk = launch.walk
+    step = _step(calls, launch, kernel, setting)
+    traffic = _traffic(calls, launch, setting)
+    busy = _busy_seconds(calls, launch, step, kernel, setting)
+    steps = walk.blocks * walk.steps / setting.device.unit_count
+    dram = traffic.dram * (1 - traffic.kept) / setting.device.dram.bandwidth_bytes_per_second
+    l2 = traffic.l2 / setting.l2_rate
+    exposed = np.minimum(busy, dram) / (1 + steps / setting.constants.hidden_steps)
+    body = _power_limited(np.maximum(np.maximum(busy, dram) + exposed, l2), steps * step.products, setting)
+
+    start, kernels = _start(calls, launch, traffic, kernel, setting)
+    combine, second = _combine_seconds(calls, launch, kernel, setting)
+    update = _update_seconds(calls, traffic, setting)
     return AttentionStages(
-        kernel=launch + update + body + combine,
-        products=work * step.products,
-        softmax=work * step.softmax,
-        dram=dram_seconds,
-        l2=l2_seconds,
-        launch=launch,
+        kernel=start + update + body + combine,
+        compute=busy,
+        products=steps * step.products,
+        softmax=steps * step.softmax,
+        dram=dram,
+        l2=l2,
+        launch=start,
         update=update,
         combine=combine,
-        kernels=kernels,
+        kernels=kernels + calls.paged + second,
     )
 
 
-def _step(
-    tile: Tiles,
-    calls: Calls,
-    device: DeviceSpec,
-    instruction: MatrixInstruction,
-    kernel: KernelConstants,
-    constants: AttentionConstants,
-    backward: bool,
-) -> _Step:
-    """One step of a block. Products run at the best rate that a library's matrix product of the type reaches."""
-    units, clock = device.unit_count, device.clocks.boost_hz
-    rate = instruction.best_flops or instruction.sustained_flops
-    lanes = device.peak_flops("float32") / 2 / units
+def _step(calls: Calls, launch: AttentionLaunch, kernel: KernelConstants, setting: Setting) -> _Step:
+    """One step of a block."""
+    device, constants, tile = setting.device, setting.constants, launch.tile
+    issue = np.where(tile.lone_warps, constants.lone_warp, 1.0)
+    lanes = device.peak_flops("float32") / 2 / device.unit_count / issue
     scores = tile.rows * tile.keys
-    products = 2 * scores * (tile.depth + tile.value_depth) / (rate / units)
-    softmax = scores / (constants.exponentials * clock) + scores * kernel.score_instructions / lanes
-    if backward:
-        products = products * BACKWARD_PRODUCTS / kernel.backward_share
-        softmax = softmax * BACKWARD_SOFTMAX
-    width = DTYPE_BYTES[instruction.input_dtype]
-    loaded = np.minimum(tile.keys, calls.keys) * (tile.depth + tile.value_depth) * width
+    width = tile.depth + tile.value_depth
+    products = 2 * scores * width / (setting.best_flops / device.unit_count)
+    softmax = scores / constants.exponentials * setting.cycle + scores * kernel.score_instructions / lanes
+    loaded = tile.keys if tile.whole else np.minimum(tile.keys, calls.keys)
     return _Step(
-        products=products,
-        softmax=softmax,
+        products=products * (BACKWARD_PRODUCTS / kernel.backward_share if setting.backward else 1.0),
+        softmax=softmax * (BACKWARD_SOFTMAX if setting.backward else 1.0),
         mask=scores * kernel.mask_instructions / lanes,
-        load=loaded / (kernel.unit_bytes * clock),
-        bytes=tile.keys * (tile.depth + tile.value_depth) * width,
+        load=loaded * width * setting.dtype_bytes / kernel.unit_bytes * setting.cycle,
+    )
+
+
+def _traffic(calls: Calls, launch: AttentionLaunch, setting: Setting) -> _Traffic:
+    """Bytes that calls move."""
+    tile, walk = launch.tile, launch.walk
+    width = (calls.head_dim + calls.value_dim) * setting.dtype_bytes
+    queries = calls.b * calls.queries * calls.heads * width
+    seen = np.where(calls.local, np.minimum(calls.keys, calls.window + calls.queries), calls.keys)
+    keys = calls.b * seen * calls.kv_heads * width
+    new = np.where(calls.paged, calls.b * calls.queries * calls.kv_heads * width, 0.0)
+    footprint = queries + keys + new
+    if launch.kind == "FlashAttention 2":
+        # All sequences' blocks of one query head run before those of the next: heads that share keys find them in L2
+        # only if it holds what one head reads and writes of all sequences.
+        shared = setting.kept(queries / calls.heads + keys / calls.kv_heads)
+        keys = keys * np.where(tile.packed, 1.0, 1 + (calls.group - 1) * (1 - shared))
+    tiles_bytes = walk.blocks * walk.steps * tile.keys * (tile.depth + tile.value_depth) * setting.dtype_bytes
+    times = BACKWARD_TRAFFIC if setting.backward else 1.0
+    return _Traffic(
+        queries=queries,
+        new=new,
+        dram=(queries + keys) * times,
+        l2=(queries + tiles_bytes) * times,
+        kept=setting.kept(footprint * times),
     )
 
 
 def _busy_seconds(
-    calls: Calls,
-    tile: Tiles,
-    walk: Walk,
-    step: _Step,
-    device: DeviceSpec,
-    kernel: KernelConstants,
-    constants: AttentionConstants,
+    calls: Calls, launch: AttentionLaunch, step: _Step, kernel: KernelConstants, setting: Setting
 ) -> Floats:
     """Seconds until the last block has ended, were memory infinitely fast."""
-    units, cycle = device.unit_count, 1 / device.clocks.boost_hz
+    tile, walk, cycle, constants = launch.tile, launch.walk, setting.cycle, setting.constants
     longer, shorter = np.maximum(step.products, step.softmax), np.minimum(step.products, step.softmax)
     shared = np.maximum(longer + kernel.exposed * shorter, step.load)
-    # A block that has nobody to hide behind does one after the other, unless its warps take turns by design.
-    alone = np.where(tile.resident > 1, np.maximum(longer + shorter, step.load), shared)
-    alone = alone + (kernel.step_cycles + np.where(calls.paged, constants.page_cycles, 0.0)) * cycle
-    around = step.mask * walk.edges
-    store = tile.rows * (tile.depth + tile.value_depth) * 2 * cycle / kernel.unit_bytes
+    waiting = (kernel.step_cycles + np.where(calls.paged, constants.page_cycles, 0.0)) * cycle
+    masked = step.mask * walk.edges
+    ends = tile.stored * (tile.depth + tile.value_depth) * setting.dtype_bytes / kernel.unit_bytes * cycle
 
     def unit_seconds(steps: Floats, resident: Floats) -> Floats:
-        """Blocks of so many steps, side by side on a unit."""
-        lone = kernel.block_cycles * cycle + around + steps * alone
-        return np.maximum(lone, resident * (kernel.block_busy_cycles * cycle + store + around + steps * shared))
+        """Blocks of so many steps side by side on a unit: each waits for itself, and all share what the unit has."""
+        alone = kernel.block_cycles * cycle + masked + steps * (shared + waiting)
+        return np.maximum(alone, resident * (kernel.block_busy_cycles * cycle + ends + masked + steps * shared))
 
+    units = setting.device.unit_count
     blocks = np.ceil(walk.blocks / units)
     rounds = np.floor(blocks / tile.resident)
     rest = blocks - rounds * tile.resident
@@ -292,36 +240,57 @@ def _busy_seconds(
     return equal * (1 - unequal) + np.maximum(longest, filled) * unequal
 
 
-def _power_limited(
-    seconds: Floats, products: Floats, instruction: MatrixInstruction, constants: AttentionConstants
-) -> Floats:
+def _power_limited(seconds: Floats, products: Floats, setting: Setting) -> Floats:
     """Seconds with the clock that the board's power limit leaves, the longer the call the lower."""
-    best = instruction.best_flops or instruction.sustained_flops
-    limited = instruction.power_limited_flops
+    limited = setting.instruction.power_limited_flops
     if limited is None:
         return seconds
-    sustained = np.maximum(seconds, products * constants.power * best / limited)
-    return seconds + (sustained - seconds) * seconds / (seconds + constants.power_seconds)
+    sustained = np.maximum(seconds, products * setting.constants.power * setting.best_flops / limited)
+    return seconds + (sustained - seconds) * seconds / (seconds + setting.constants.power_seconds)
 
 
-def _update_seconds(
-    calls: Calls, new_bytes: Floats, hit: Floats, l2_rate: float, device: DeviceSpec, constants: AttentionConstants
-) -> Floats:
-    """Seconds of the kernel that writes the new keys and values into pages: a block per token, then its bytes."""
-    limits, cycle = device.limits, 1 / device.clocks.boost_hz
+def _start(
+    calls: Calls, launch: AttentionLaunch, traffic: _Traffic, kernel: KernelConstants, setting: Setting
+) -> tuple[Floats, Floats]:
+    """Seconds before and between the kernels of a call, and how many kernels there are."""
+    cycle, gap = setting.cycle, setting.gap
+    planned = np.where(calls.b <= PLANNED_SEQUENCES, calls.b, 0.0)
+    seconds = gap + (kernel.start_cycles + kernel.sequence_cycles * planned) * cycle
+    # FlashAttention 2 copies queries and results when it takes the heads of a group for queries of a sequence; of one
+    # sequence or one key head they lie in the right order.
+    regrouped = launch.tile.packed & (launch.kind == "FlashAttention 2") & (calls.b > 1) & (calls.kv_heads > 1)
+    copying = 2 * (gap + kernel.copy_cycles * cycle) + 2 * traffic.queries / setting.l2_rate
+    seconds = seconds + np.where(regrouped, copying, 0.0)
+    kernels = np.where(regrouped, 3.0, 1.0)
+    if setting.backward:
+        seconds = seconds + (BACKWARD_KERNELS - 1) * gap
+        seconds = seconds + setting.move_seconds(BACKWARD_ENDS * traffic.queries, traffic.kept)
+        kernels = kernels + BACKWARD_KERNELS - 1
+    return seconds, kernels
+
+
+def _combine_seconds(
+    calls: Calls, launch: AttentionLaunch, kernel: KernelConstants, setting: Setting
+) -> tuple[Floats, Floats]:
+    """Seconds of adding the results of splits, and whether it takes a kernel of its own."""
+    tile, walk = launch.tile, launch.walk
+    rows = np.minimum(tile.rows, calls.queries * np.where(tile.packed, calls.group, 1))
+    partial = walk.blocks * rows * tile.value_depth * PARTIAL_BYTES
+    crossing = np.where(walk.splits > 1, setting.move_seconds(2 * partial, setting.kept(partial)), 0.0)
+    # TensorRT-LLM's last block of a row combines its splits.
+    own_kernel = launch.kind != "TensorRT-LLM"
+    starting = setting.gap + kernel.combine_cycles * setting.cycle if own_kernel else 0.0
+    seconds = starting + walk.splits * kernel.split_cycles * setting.cycle + crossing
+    return np.where(walk.combined, seconds, 0.0), np.where(walk.combined & own_kernel, 1.0, 0.0)
+
+
+def _update_seconds(calls: Calls, traffic: _Traffic, setting: Setting) -> Floats:
+    """Seconds of the kernel that writes new keys and values into pages: rounds of a block per token, or its bytes."""
+    device, constants, limits = setting.device, setting.constants, setting.device.limits
     warps = np.ceil(np.minimum(calls.kv_heads * calls.head_dim, constants.update_threads) / device.warp_lanes)
-    per_unit = np.minimum(np.floor(limits.threads_per_unit / (warps * device.warp_lanes)), limits.blocks_per_unit)
-    rounds = calls.b * calls.queries / (device.unit_count * per_unit)
-    waiting = np.maximum(rounds - 1, 0) * constants.update_round_cycles * cycle
-    rate = device.dram.bandwidth_bytes_per_second
-    moving = new_bytes * constants.update_traffic * ((1 - hit) / rate + hit / l2_rate)
-    seconds = device.launch_overhead_seconds + constants.update_cycles * cycle + np.maximum(waiting, moving)
+    resident = np.minimum(np.floor(limits.threads_per_unit / (warps * device.warp_lanes)), limits.blocks_per_unit)
+    rounds = calls.b * calls.queries / (device.unit_count * resident)
+    waiting = np.maximum(rounds - 1, 0) * constants.update_round_cycles * setting.cycle
+    moving = setting.move_seconds(traffic.new * constants.update_traffic, traffic.kept)
+    seconds = setting.gap + constants.update_cycles * setting.cycle + np.maximum(waiting, moving)
     return np.where(calls.paged, seconds, 0.0)
-
-
-def _reuse(device: DeviceSpec, footprint: Floats, constants: AttentionConstants) -> Floats:
-    """Share of a call's bytes that the previous identical call left in L2."""
-    if device.l2 is None:
-        return np.zeros(footprint.shape)
-    filled = footprint / device.l2.capacity_bytes
-    return np.clip((constants.reuse_none - filled) / (constants.reuse_none - constants.reuse_full), 0.0, 1.0)

@@ -92,8 +92,8 @@ class Calls:
 
     @property
     def decoding(self) -> Bools:
-        """Whether a sequence has one query."""
-        return self.queries == 1
+        """Whether a sequence has one query for keys that were there before."""
+        return (self.queries == 1) & (self.paged | (self.keys > 1))
 
     @property
     def paged(self) -> Bools:
@@ -115,6 +115,9 @@ class Tiles:
         keys: keys of a step.
         depth: elements of a query row, padded to what the kernel is compiled for.
         value_depth: likewise of a value.
+        stored: rows that loading queries and storing results takes the time of.
+        whole: whether a tile of keys is loaded whole, even where fewer are left.
+        lone_warps: whether a unit's schedulers have one warp each that computes.
         packed: whether the query heads of a key head are rows of one block.
         resident: blocks on a unit at a time.
     """
@@ -123,6 +126,9 @@ class Tiles:
     keys: Floats
     depth: Floats
     value_depth: Floats
+    stored: Floats
+    whole: bool
+    lone_warps: Bools
     packed: Bools
     resident: Floats
 
@@ -148,15 +154,32 @@ class Walk:
     combined: Bools
 
 
-def family(calls: Calls, device: DeviceSpec) -> NDArray[np.str_]:
+@dataclass(frozen=True, kw_only=True)
+class AttentionLaunch:
+    """The kernel of calls that are all of one family: its tiles, and how its blocks walk the keys."""
+
+    kind: Family
+    tile: Tiles
+    walk: Walk
+
+
+def attention_launch(calls: Calls, kind: Family, device: DeviceSpec) -> AttentionLaunch:
+    """The kernel of calls that are all of one family."""
+    tile = tiles(calls, kind, device)
+    return AttentionLaunch(kind=kind, tile=tile, walk=walk(calls, tile, kind, device))
+
+
+def family(calls: Calls, device: DeviceSpec, *, backward: bool = False) -> NDArray[np.str_]:
     """The family of kernels of each call.
 
-    PyTorch and vLLM run FlashAttention 3 on Hopper, TensorRT-LLM's kernels (through FlashInfer) for paged and decoding
-    calls on data-centre Blackwell, FlashAttention 4 for the others there, and FlashAttention 2 everywhere else.
+    The defaults of vLLM and FlashAttention: FlashAttention 3 on Hopper; on data-centre Blackwell TensorRT-LLM's
+    kernels (through FlashInfer) for paged and decoding calls, FlashAttention 4 for others and for backward passes;
+    FlashAttention 2 on every other board.
     """
     major = (device.compute_capability or (0, 0))[0]
     if major == 10:
-        return np.where(calls.paged | calls.decoding, "TensorRT-LLM", "FlashAttention 4")
+        serving = (calls.paged | calls.decoding) & (not backward)
+        return np.where(serving, "TensorRT-LLM", "FlashAttention 4")
     return np.full(calls.b.shape, "FlashAttention 3" if major == 9 else "FlashAttention 2")
 
 
@@ -197,7 +220,17 @@ def _tiles_of_two(calls: Calls, needed: Floats, device: DeviceSpec) -> Tiles:
     resident = np.clip(np.floor(device.limits.shared_bytes_per_unit / shared_bytes), 1, 8 / warps)
     # One query of a group of heads becomes a sequence of so many queries of the one key head.
     packed = calls.decoding & (calls.group > 1) & ~calls.local
-    return Tiles(rows=rows, keys=keys, depth=depth, value_depth=depth, packed=packed, resident=resident)
+    return Tiles(
+        rows=rows,
+        keys=keys,
+        depth=depth,
+        value_depth=depth,
+        stored=rows,
+        whole=False,
+        lone_warps=np.zeros(depth.shape, dtype=bool),
+        packed=packed,
+        resident=resident,
+    )
 
 
 def _tiles_of_three(calls: Calls, needed: Floats) -> Tiles:
@@ -209,7 +242,7 @@ def _tiles_of_three(calls: Calls, needed: Floats) -> Tiles:
     packed = (calls.paged | calls.decoding) & (calls.group > 1)
     masked = (calls.causal > 0) | calls.local | calls.paged
     loose = calls.local | calls.paged  # keys come by single copies instead of TMA, or the window takes registers
-    few = ((depth == 64) | (depth == 128)) & (calls.queries * np.where(packed, calls.group, 1) <= 64)
+    few = (depth != 96) & (calls.queries * np.where(packed, calls.group, 1) <= 64)
     rows = _select((few, 64), (depth <= 96, 192), (depth <= 256, 128), (True, 64))
     keys = _select(
         ((depth <= 64) & few, 192), ((depth <= 64) & calls.local, 160), ((depth <= 64) & masked, 128),
@@ -219,23 +252,45 @@ def _tiles_of_three(calls: Calls, needed: Floats) -> Tiles:
     )  # fmt: skip
     value_depth = np.minimum(depth, np.maximum(64, np.ceil(calls.value_dim / 16) * 16))
     ones = np.ones(depth.shape)
-    return Tiles(rows=rows, keys=keys, depth=depth, value_depth=value_depth, packed=packed, resident=ones)
+    return Tiles(
+        rows=rows,
+        keys=keys,
+        depth=depth,
+        value_depth=value_depth,
+        stored=rows,
+        whole=False,
+        lone_warps=rows == 64,
+        packed=packed,
+        resident=ones,
+    )
 
 
 def _tiles_of_blackwell(calls: Calls, needed: Floats, kind: Family) -> Tiles:
     """FlashAttention 4 and TensorRT-LLM: two tiles of 128 rows, one for few queries or where tensor memory is full."""
-    depth = _select(
-        (needed <= 64, 64), (needed <= 96, np.ceil(needed / 16) * 16), (needed <= 128, 128), (needed <= 256, 256),
-        (True, 512),
-    )  # fmt: skip
-    rows = np.where((depth <= 128) & (calls.queries > 128), 256.0, 128.0)
+    # Shared memory feeds the instruction in rows of 128 bytes: lengths between 64 and 128 elements cost what 128 do.
+    depth = _select((needed <= 64, 64), (needed <= 128, 128), (needed <= 256, 256), (True, 512))
     packed = np.zeros(depth.shape, dtype=bool)
-    if kind == "TensorRT-LLM":
+    rows = np.where(depth <= 128, 256.0, 128.0)
+    if kind == "FlashAttention 4":
+        rows = np.where(calls.queries > 128, rows, 128.0)
+    else:
         # A decoding kernel multiplies keys by queries: the heads of a group are the short side of the instruction.
         packed = calls.decoding
         rows = np.where(packed, np.maximum(16, 2 ** np.ceil(np.log2(calls.group))), rows)
     keys, ones = np.full(depth.shape, 128.0), np.ones(depth.shape)
-    return Tiles(rows=rows, keys=keys, depth=depth, value_depth=depth, packed=packed, resident=ones)
+    # Tensor memory accelerators move the rows that there are, not those of the tile.
+    stored = np.minimum(rows, calls.queries * np.where(packed, calls.group, 1))
+    return Tiles(
+        rows=rows,
+        keys=keys,
+        depth=depth,
+        value_depth=depth,
+        stored=stored,
+        whole=True,
+        lone_warps=np.zeros(depth.shape, dtype=bool),
+        packed=packed,
+        resident=ones,
+    )
 
 
 def walk(calls: Calls, tile: Tiles, kind: Family, device: DeviceSpec) -> Walk:
@@ -277,7 +332,7 @@ def _steps(calls: Calls, tile: Tiles, heads_per_block: Floats, row_blocks: Float
     window = calls.window[:, None]
     first = np.where(window > 0, np.maximum(before + first_query - window + 1, 0), 0)
     width = tile.keys[:, None]
-    visited = np.ceil(last / width) - np.floor(first / width)
+    visited = np.maximum(np.ceil(last / width) - np.floor(first / width), 1)  # blocks that see nothing still run
     counted = np.arange(SAMPLED_BLOCKS) < sampled
     return (visited * counted).sum(axis=1) / sampled[:, 0], np.where(counted, visited, 0).max(axis=1)
 
@@ -294,18 +349,25 @@ def _splits(
         return splits, splits > 1
     if kind == "FlashAttention 4":
         return np.ones(steps.shape), np.zeros(steps.shape, dtype=bool)
-    # Enough steps per block that one round of blocks, and a tenth more, has room for all.
-    per_block = np.ceil(1.1 * blocks * steps / units)
     if kind == "TensorRT-LLM":
-        per_block = np.maximum(per_block, KEYS_LEAST / tile.keys)
-        splits = np.where(calls.decoding, np.maximum(np.ceil(steps / per_block), 1), 1.0)
+        # As many blocks as one round has room for.
+        splits = np.minimum(np.floor(units / blocks), np.ceil(steps * tile.keys / KEYS_LEAST))
+        splits = np.where(calls.decoding, np.maximum(splits, 1), 1.0)
         return splits, splits > 1
-    planned = calls.decoding & (calls.b <= PLANNED_SEQUENCES)
-    splits = np.where(planned & (steps > 4), np.maximum(np.ceil(steps / per_block), 1), 1.0)
-    fixed = planned & (tile.depth > 256)
+    # FlashAttention 3 compiles for splits when the rows of one sequence leave units idle and the keys are many; the
+    # plan then splits by what all sequences need.
+    seen = np.where(calls.local, np.minimum(calls.keys, calls.window + tile.rows), calls.keys)
+    tiles_seen = np.ceil(seen / tile.keys)
+    rows_of_one = blocks / calls.b
+    split_kernel = (rows_of_one < 0.8 * units) & (tiles_seen > 4) & ~((tiles_seen <= 8) & (rows_of_one >= 32))
+    # Enough steps per block that one round of blocks, and a tenth more, has room for all.
+    per_block = np.ceil(1.1 * blocks * tiles_seen / units)
+    splits = np.maximum(np.ceil(tiles_seen / per_block), 1)
+    fixed = calls.decoding & (tile.depth > 256)
     splits = np.where(fixed, HOPPER_FIXED_SPLITS, splits)
-    # The split kernel and its second kernel run for every longer cache, even if the plan comes to one split.
-    return splits, (calls.decoding & (steps > 4)) | fixed
+    # The split kernel and its second kernel run even if the plan comes to one split.
+    used = split_kernel | fixed
+    return np.where(used & (calls.b <= PLANNED_SEQUENCES), splits, 1.0), used
 
 
 def _efficient_splits(blocks: Floats, steps: Floats, slots: int) -> Floats:
