@@ -1,81 +1,70 @@
 """How long the attention kernels of libraries take: FlashAttention and its successors.
 
-A stand-in: arithmetic at the matrix units' sustained rate against moving every tensor once, and the launch.
+Which kernel runs follows from the board and the call (``attention_tiles``), its time from its tiles
+(``attention_cost``). A call of pages is one of a serving engine: it writes its new keys and values into their pages
+first. Times are those of a call in a CUDA graph, the start of the graph included.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from hal.spec.device import DeviceSpec
+from hal.spec.parts import MatrixInstruction
+from hal.support.errors import InputError
+from roller.library.attention_constants import CONSTANTS, AttentionConstants
+from roller.library.attention_cost import AttentionStages, Setting, kernel_stages
+from roller.library.attention_tiles import AttentionSizes, Calls, attention_launch, family
 from roller.library.elementwise import Direction, LibraryTime, host_seconds, library_time
-from sokoban.language.expression import DTYPE_BYTES
 
+__all__ = ["AttentionSizes", "attention_seconds"]
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionSizes:
-    """Sizes of attention calls, one entry per call each, or one number for all.
-
-    Attributes:
-        b: sequences.
-        heads: heads of queries.
-        kv_heads: heads of keys and values.
-        queries: queries of a sequence.
-        keys: keys of a sequence.
-        head_dim: elements of a query and of a key.
-        value_dim: elements of a value.
-        causal: 1 where query i sees the keys up to ``i + keys - queries`` alone, else 0.
-        window: how many of these it sees, 0 for all.
-        page: tokens of a page of keys and values, 0 where they are contiguous.
-    """
-
-    b: ArrayLike
-    heads: ArrayLike
-    kv_heads: ArrayLike
-    queries: ArrayLike
-    keys: ArrayLike
-    head_dim: ArrayLike
-    value_dim: ArrayLike
-    causal: ArrayLike
-    window: ArrayLike
-    page: ArrayLike
+#: The first boards that have matrix instructions which these kernels are written for.
+CAPABILITY = (8, 0)
 
 
 def attention_seconds(
-    sizes: AttentionSizes, device: DeviceSpec, *, dtype: str = "bfloat16", direction: Direction = "forward"
+    sizes: AttentionSizes,
+    device: DeviceSpec,
+    *,
+    dtype: str = "bfloat16",
+    direction: Direction = "forward",
+    constants: AttentionConstants = CONSTANTS,
 ) -> LibraryTime:
-    """Time of attention calls, all of one type and direction."""
-    columns = np.broadcast_arrays(*(np.asarray(getattr(sizes, field.name), np.float64) for field in fields(sizes)))
-    b, heads, kv_heads, queries, keys, head_dim, value_dim, causal, window, _ = columns
-    length = np.where(window > 0, np.minimum(window, keys), keys)
-    # The sum over the queries of min(keys up to its own, window), the first of which sees keys - queries + 1.
-    growing = np.clip(length - (keys - queries), 0, queries)
-    masked = queries * length - growing * (growing - 1) / 2
-    pairs = b * heads * np.where(causal > 0, masked, queries * keys)
+    """Time of attention calls, all of one type and direction; arrays have the shape of the broadcast sizes.
+
+    Raises:
+        InputError: the board has no Tensor Cores for the type, or is older than the kernels.
+    """
     backward = direction == "backward"
-    operations = 2 * pairs * (head_dim + value_dim) * (2.5 if backward else 1.0)
-    moved = (
-        b * (heads * queries + kv_heads * keys) * (head_dim + value_dim) * DTYPE_BYTES[dtype] * (3 if backward else 1)
-    )
+    setting = Setting(device=device, instruction=_instruction(device, dtype), backward=backward, constants=constants)
+    calls = Calls.of(sizes)
+    kinds = family(calls, device, backward=backward)
+    found = {each.name: np.zeros(calls.b.shape) for each in fields(AttentionStages)}
+    for kind in constants.kernels:
+        chosen = kinds == kind
+        if chosen.any():
+            some = calls.take(chosen)
+            stages = kernel_stages(some, attention_launch(some, kind, device), setting)
+            for name, seconds in found.items():
+                seconds[chosen] = getattr(stages, name)
+    shape = np.broadcast_shapes(*(np.shape(getattr(sizes, each.name)) for each in fields(sizes)))
+    shaped = {name: seconds.reshape(shape) for name, seconds in found.items()}
+    kernel, kernels = shaped.pop("kernel"), shaped.pop("kernels")
+    host = {"host": host_seconds(device, np.ones(shape), kernels)}
+    return library_time(device, {**host, **shaped}, kernel, kernels, kinds.reshape(shape))
+
+
+def _instruction(device: DeviceSpec, dtype: str) -> MatrixInstruction:
+    """The matrix instruction that the kernels multiply with."""
     instruction = device.best_matrix_instruction(dtype)
-    rate = instruction.sustained_flops if instruction is not None else device.sustained_flops("float32")
-    kernels = np.full(pairs.shape, 3.0 if backward else 1.0)
-    launch = kernels * device.launch_overhead_seconds
-    stages = {
-        "host": host_seconds(device, np.ones(pairs.shape), kernels),
-        "compute": operations / rate,
-        "dram": moved / device.dram.bandwidth_bytes_per_second,
-    }
-    capability = device.compute_capability or (0, 0)
-    name = (
-        "FlashAttention 3"
-        if capability == (9, 0)
-        else "FlashAttention 4"
-        if capability[0] == 10
-        else "FlashAttention 2"
-    )
-    kernel = np.maximum(stages["compute"], stages["dram"]) + launch
-    return library_time(device, stages, kernel, kernels, name)
+    if instruction is None or (device.compute_capability or (0, 0)) < CAPABILITY:
+        major, minor = CAPABILITY
+        raise InputError(
+            "device",
+            f"{device.name} has no FlashAttention for {dtype}, which takes Tensor Cores of sm_{major}{minor} or newer",
+            'use "algorithm": "eager"',
+        )
+    return instruction

@@ -99,7 +99,7 @@ def attention(operator: Attention) -> list[LibraryCall]:
         raise InputError("dtype", f"FlashAttention has no kernel for {dtype}", remedy)
     sizes = (
         operator.b, operator.heads, operator.key_heads, operator.queries, operator.key_count, operator.head_dim,
-        operator.value_size, int(operator.causal), operator.window_size, operator.page,
+        operator.value_size, int(operator.causal), operator.window, operator.page,
     )  # fmt: skip
     return [LibraryCall(kind="attention", label="attention", sizes=sizes, dtype=dtype)]
 
