@@ -14,7 +14,6 @@ from pathlib import Path
 from hal.spec.device import DeviceSpec
 from hal.spec.file import DEVICE_SUFFIXES, file_bytes
 from hal.spec.node import NodeSpec, node_from_text
-from hal.spec.numbers import source_of
 from hal.support.errors import InputError, listed
 
 
@@ -29,14 +28,23 @@ def load_node(name_or_path: str | os.PathLike[str]) -> NodeSpec:
     text = os.fspath(name_or_path)
     if isinstance(name_or_path, os.PathLike) or text.lower().endswith(DEVICE_SUFFIXES):
         return node_from_text(file_bytes(Path(text), "node"), text)
-    wanted = text.strip().casefold()
-    for node in all_nodes():
-        if wanted == node.name or wanted in (alias.casefold() for alias in node.aliases):
-            return node
+    node = _by_name(text)
+    if node is not None:
+        return node
     names = node_names()
-    close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(text.strip().casefold(), names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}? " if close else ""
     raise InputError("node", f"no node is called {text!r}", f"{hint}the nodes are {listed(names)}")
+
+
+def is_node(name: str) -> bool:
+    """Whether a shipped node has this name or alias."""
+    return _by_name(name) is not None
+
+
+def _by_name(name: str) -> NodeSpec | None:
+    wanted = name.strip().casefold()
+    return next((node for node in all_nodes() if wanted in (node.name, *map(str.casefold, node.aliases))), None)
 
 
 @functools.cache
@@ -57,11 +65,6 @@ def all_nodes() -> tuple[NodeSpec, ...]:
 def usual_node(device: DeviceSpec) -> NodeSpec | None:
     """The shipped node that comes with this board, or None."""
     return next((node for node in all_nodes() if device.name in node.devices), None)
-
-
-def node_source_of(node: NodeSpec, key_path: str) -> str:
-    """Where a number of the node comes from, in words."""
-    return source_of(node.provenance, key_path) or ""
 
 
 def _shipped(name: str) -> NodeSpec:

@@ -4,7 +4,7 @@ A collective is one kernel on every board, whose blocks (channels) each pass a s
 ``n`` ranks does, S being the bytes that nccl-tests reports:
 
 - *Rings.* All-gather and reduce-scatter take ``n - 1`` steps of ``S / n`` bytes, an all-reduce ``2 (n - 1)``. By **LL**
-  every 8 bytes carry 4 of flags, so that they are seen as soon as they are there; by **LL128** 8 bytes in 128 are flags;
+  every 8 bytes carry 4 of flags and are seen as soon as they are there; by **LL128** 8 bytes in 128 are flags;
   by **Simple** bytes travel bare and a flag follows them, which takes longer than many a message.
 - *NVLS.* From NVSwitch 3 on the switch adds up what all boards of the node hold and sends the sum to all of them.
 - *Peers.* In all-to-all every rank sends to all others at once.
@@ -23,9 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from hal.node_catalog import load_node, usual_node
+from hal.spec.device import DeviceSpec
 from hal.spec.node import LinkKind, Network, NodeSpec
 from hal.spec.parts import DTYPE_BYTES
-from hal.support.errors import InputError
+from hal.support.errors import InputError, listed
 from roller.library.elementwise import Floats, LibraryTime
 from sokoban.language.collectives import COLLECTIVES
 
@@ -99,18 +101,18 @@ class Timing:
     #: Blocks of a ring by LL, at most.
     blocks: float = 24
     #: LL, all threads of a block at work instead of a few: steps of the first, and the share of every further step.
-    ll_full: float = 0.76
+    ll_full: float = 0.75
     ll_full_step: float = 0.22
     #: LL, share of ``rate`` on links (flags are half of it), and of a rank's own part in memory.
     ll_rate: float = 0.45
     ll_own: float = 0.50
     #: LL128, steps before the first, step, and shares of ``rate`` likewise (15 of 16 bytes at best).
-    ll128_call: float = 13.9
+    ll128_call: float = 14.0
     ll128_step: float = 1.0
     ll128_rate: float = 0.93
-    ll128_own: float = 1.56
+    ll128_own: float = 1.7
     #: Simple, steps before the first; of a step what nothing hides, and what the second half of a slice hides.
-    simple_call: float = 10.2
+    simple_call: float = 10.3
     simple_step: float = 3.4
     simple_flag: float = 3.9
     #: Simple, share of ``rate`` at which a rank's own part is copied, or added to what has come in.
@@ -119,12 +121,12 @@ class Timing:
     narrow: float = 0.2
     #: The switch: steps before the first byte, and share of ``rate`` (every byte goes out once, every sum comes back).
     switch_call: float = 35.0
-    switch_rate: float = 0.715
+    switch_rate: float = 0.71
     #: Peers: steps of a call between two, and for every doubling of the ranks.
     peer_call: float = 2.0
-    peer_ranks: float = 0.86
+    peer_ranks: float = 0.85
     #: Peers by LL: steps for every :data:`LL_BLOCK_BYTES`.
-    peer_ll: float = 0.69
+    peer_ll: float = 0.70
     #: Peers by Simple: steps of a flag, and for every doubling of a message above 32 KiB, six at most.
     peer_flag: float = 4.0
     peer_ramp: float = 0.7
@@ -199,6 +201,26 @@ def collective_seconds(
         algorithm=algorithm,
         kernels=np.ones(kernel.shape, np.int64),
     )
+
+
+def node_for(device: DeviceSpec, name: str | None = None) -> NodeSpec:
+    """The node in which collectives of a board run: the one of that name or file, or the board's usual one.
+
+    Raises:
+        InputError: there is no such node, it holds other boards, or the board has no usual one.
+    """
+    if name is None:
+        usual = usual_node(device)
+        if usual is None:
+            raise InputError(
+                "node", f"{device.name} has no usual node", "name one with --node, or describe one in a file"
+            )
+        return usual
+    node = load_node(name)
+    if device.name not in node.devices:
+        boards = listed(node.devices)
+        raise InputError("node", f"{node.name} holds {boards}, not {device.name}", "choose a node with this board")
+    return node
 
 
 def check_ranks(ranks: ArrayLike, node: NodeSpec) -> None:
@@ -342,7 +364,8 @@ def _peers(
     step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
     part = size if is_send else size / ranks
     others = np.ones_like(ranks) if is_send else ranks - 1
-    start = node.collectives.call_seconds + step * (timing.peer_call + timing.peer_ranks * np.log2(others + 1) - timing.peer_ranks)
+    # One doubling is in what a call between two takes.
+    start = node.collectives.call_seconds + step * (timing.peer_call + timing.peer_ranks * (np.log2(others + 1) - 1))
     is_low = part <= PEER_LL_BYTES
     doublings = np.clip(np.log2(part / (2 * PEER_LL_BYTES)), 0, 6)
     flag = np.where(is_low, timing.peer_ll * part / LL_BLOCK_BYTES, timing.peer_flag + timing.peer_ramp * doublings)
@@ -355,9 +378,7 @@ def _peers(
 # Between nodes
 
 
-def _between(
-    collective: str, size: Floats, inside: Floats, nodes: Floats, network: Network
-) -> tuple[Floats, Floats]:
+def _between(collective: str, size: Floats, inside: Floats, nodes: Floats, network: Network) -> tuple[Floats, Floats]:
     """What the network between nodes adds: seconds that wait, and seconds in which it carries bytes.
 
     Every board has an adapter of its own and exchanges its part of the message with the boards in its place in other

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -61,8 +61,10 @@ def collective_from_data(data: Mapping[str, Any]) -> Collective:
         found = msgspec.convert(dict(data), Collective)
     except msgspec.ValidationError as error:
         problem, _, path = str(error).partition(" - at `$.")
-        field, known = path.removesuffix("`"), ", ".join(Collective.__struct_fields__)
-        raise InputError(field, problem.replace("`", ""), f"the keys of a collective are {known}") from None
+        field = path.removesuffix("`")
+        known = ", ".join(get_args(Dtype) if field == "dtype" else Collective.__struct_fields__)
+        remedy = f"use one of {known}" if field == "dtype" else f"the keys of a collective are {known}"
+        raise InputError(field, problem.replace("`", ""), remedy) from None
     if found.bytes < 1:
         raise InputError("bytes", f"got {found.bytes}, expected 1 or more", "write the size of a message")
     if found.ranks < 2:
