@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hal.spec.device import DeviceSpec
-from hal.spec.parts import WARP_GROUPS
+from hal.spec.parts import rate_key
 from hal.support.errors import InputError, listed
 
 #: Device files are a few KiB; anything above this is some other file.
@@ -169,8 +169,7 @@ def _entry_name(entry: Any) -> str:
     if not isinstance(entry, dict):
         return ""
     if "input_dtype" in entry:
-        groups = f"-{WARP_GROUPS}" if entry.get("name") == WARP_GROUPS else ""
-        return f"{entry['input_dtype']}-{entry.get('accumulate_dtype', '?')}{groups}"
+        return rate_key(str(entry.get("name")), str(entry["input_dtype"]), str(entry.get("accumulate_dtype", "?")))
     return str(entry.get("dtype") or (entry.get("name") if "capacity_bytes" in entry or "shared_by" in entry else ""))
 
 

@@ -43,7 +43,7 @@ def device_list() -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "board", "aliases"):
         table.add_column(column, overflow="fold")
-    for column in ("units", "fp32 TFLOP/s", "DRAM GB/s", "shared KiB", "kernels"):
+    for column in ("units", "fp32 TFLOP/s", "16-bit TFLOP/s", "DRAM GB/s", "shared KiB", "kernels"):
         table.add_column(column, justify="right")
     for device in all_devices():
         table.add_row(
@@ -52,11 +52,18 @@ def device_list() -> Table:
             ", ".join(alias for alias in device.aliases if alias == alias.lower()),
             f"{device.unit_count} {device.unit_name}",
             f"{device.peak_flops('float32') / 1e12:.1f}",
+            _matrix_rate(device),
             f"{device.dram.bandwidth_bytes_per_second / 1e9:.0f}",
             f"{device.limits.shared_bytes_per_unit / 1024:.0f}",
             device.code_generator or "none",
         )
     return table
+
+
+def _matrix_rate(device: DeviceSpec) -> str:
+    """Peak TFLOP/s for 16-bit floats and the instruction that reaches it: ``989 wgmma``; ``-`` where there is none."""
+    rates = device.best_matrix_instruction("bfloat16") or device.best_matrix_instruction("float16")
+    return "-" if rates is None else f"{rates.peak_flops / 1e12:.0f} {rates.name}"
 
 
 def device_page(device: DeviceSpec) -> None:

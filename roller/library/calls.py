@@ -127,7 +127,9 @@ def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
     # The host's work is that of a product without bias.
     calls = device.framework_calls
     cheaper = msgspec.structs.replace(calls, linear_call_seconds=calls.matmul_call_seconds)
-    board = msgspec.structs.replace(device, framework=cheaper)
+    # A board that nobody measured has no source for what its framework calls cost.
+    sources = {"framework": "typical", **device.provenance}
+    board = msgspec.structs.replace(device, framework=cheaper, provenance=sources)
     both = (_chosen(first, sizes, labels, board, bias=bias) for bias in (True, False))
     return [min(pair, key=lambda call: call.seconds) for pair in zip(*both, strict=True)]
 
