@@ -92,45 +92,44 @@ PCIE_RATES = PlannedRates(ll=87.7e9, ll128=0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What the steps of collectives take, in units of a node's numbers: one set of constants for all nodes.
+    """What the steps of collectives take: one set of constants for all nodes.
 
-    ``step`` is the node's ``step_seconds``. ``rate`` is what a board's links carry in the middle of long messages: the
-    node's ``bus_bytes_per_second`` without the copy of a rank's own part (:func:`link_rate`).
+    What a kernel does before its first step is seconds. Steps are multiples of the node's ``step_seconds``, and rates
+    shares of what a board's links carry in the middle of long messages (:func:`link_rate`).
     """
 
     #: Blocks of a ring by LL, at most.
     blocks: float = 24
-    #: LL, all threads of a block at work instead of a few: steps of the first, and the share of every further step.
-    ll_full: float = 0.75
-    ll_full_step: float = 0.22
-    #: LL, share of ``rate`` on links (flags are half of it), and of a rank's own part in memory.
+    #: LL, once all threads of a block are at work instead of a few: seconds, and the share of every step that comes on.
+    ll_full_seconds: float = 0.87e-6
+    ll_full_step: float = 0.21
+    #: LL, rate on links (flags are half of what they carry), and of a rank's own part in memory.
     ll_rate: float = 0.45
-    ll_own: float = 0.50
-    #: LL128, steps before the first, step, and shares of ``rate`` likewise (15 of 16 bytes at best).
-    ll128_call: float = 14.0
-    ll128_step: float = 1.0
-    ll128_rate: float = 0.93
-    ll128_own: float = 1.7
-    #: Simple, steps before the first; of a step what nothing hides, and what the second half of a slice hides.
-    simple_call: float = 10.3
-    simple_step: float = 3.4
-    simple_flag: float = 3.9
-    #: Simple, share of ``rate`` at which a rank's own part is copied, or added to what has come in.
+    ll_own: float = 0.54
+    #: LL128: seconds before the first step, the step, the rate on links (15 of 16 bytes at best).
+    ll128_call_seconds: float = 9.8e-6
+    ll128_step: float = 1.6
+    ll128_rate: float = 0.935
+    #: Simple: seconds before the first step; of a step what nothing hides, and what the second half of a slice hides.
+    simple_call_seconds: float = 10.6e-6
+    simple_step: float = 3.3
+    simple_flag: float = 4.2
+    #: LL128 and Simple: rate at which a rank's own part is copied, or added to what has come in.
     own: float = 2.2
-    #: How much longer the own part takes where elements of one byte are added up.
+    #: How much longer Simple's own part takes where elements of one byte are added up.
     narrow: float = 0.2
-    #: The switch: steps before the first byte, and share of ``rate`` (every byte goes out once, every sum comes back).
-    switch_call: float = 35.0
+    #: The switch: seconds before the first byte, and rate (every byte goes out once, every sum comes back).
+    switch_call_seconds: float = 35.6e-6
     switch_rate: float = 0.71
-    #: Peers: steps of a call between two, and for every doubling of the ranks.
-    peer_call: float = 2.0
-    peer_ranks: float = 0.85
+    #: Peers: seconds of a call between two over a ring's, and steps for every further doubling of the ranks.
+    peer_call_seconds: float = 1.9e-6
+    peer_ranks: float = 0.9
     #: Peers by LL: steps for every :data:`LL_BLOCK_BYTES`.
-    peer_ll: float = 0.70
+    peer_ll: float = 0.66
     #: Peers by Simple: steps of a flag, and for every doubling of a message above 32 KiB, six at most.
-    peer_flag: float = 4.0
+    peer_flag: float = 4.3
     peer_ramp: float = 0.7
-    #: Peers, shares of ``rate`` on links and of the own part.
+    #: Peers, rate on links and of the own part.
     peer_rate: float = 0.85
     peer_own: float = 3.5
 
@@ -308,7 +307,8 @@ def _low_latency(size: Floats, ranks: Floats, steps: Floats, node: NodeSpec, tim
     beyond = np.maximum(part - LL_BLOCK_BYTES * blocks, 0)
     return _Parts(
         latency=node.collectives.call_seconds
-        + step * (steps * (1 + timing.ll_full_step * full) + timing.ll_full * full),
+        + timing.ll_full_seconds * full
+        + step * steps * (1 + timing.ll_full_step * full),
         links=steps * beyond / (timing.ll_rate * rate),
         copy=beyond / (timing.ll_own * rate),
     )
@@ -319,9 +319,9 @@ def _low_latency_128(size: Floats, ranks: Floats, steps: Floats, node: NodeSpec,
     step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
     part = size / ranks
     return _Parts(
-        latency=node.collectives.call_seconds + step * (timing.ll128_call + steps * timing.ll128_step),
+        latency=node.collectives.call_seconds + timing.ll128_call_seconds + steps * step * timing.ll128_step,
         links=steps * part / (timing.ll128_rate * rate),
-        copy=part / (timing.ll128_own * rate),
+        copy=part / (timing.own * rate),
     )
 
 
@@ -330,7 +330,7 @@ def _simple(
 ) -> _Parts:
     """A ring by Simple; ``slower``: how much longer a rank's own part takes than a copy of it."""
     step, rate = node.collectives.step_seconds, link_rate(node, ranks, timing)
-    start = node.collectives.call_seconds + step * timing.simple_call
+    start = node.collectives.call_seconds + timing.simple_call_seconds
     if collective == "broadcast":
         # Slices follow each other down the chain; nothing is added and nothing stays.
         wait = start + steps * step * (timing.simple_step + timing.simple_flag)
@@ -348,7 +348,7 @@ def _simple(
 
 def _switch(size: Floats, ranks: Floats, node: NodeSpec, timing: Timing) -> _Parts:
     """An all-reduce by the switch: every board sends all of its bytes and a part of the sums."""
-    wait = node.collectives.call_seconds + node.collectives.step_seconds * timing.switch_call
+    wait = node.collectives.call_seconds + timing.switch_call_seconds
     moved = size * (1 + 1 / ranks)
     links = moved / (timing.switch_rate * link_rate(node, ranks, timing))
     return _Parts(latency=np.full(size.shape, wait), links=links, copy=np.zeros(size.shape))
@@ -365,7 +365,9 @@ def _peers(
     part = size if is_send else size / ranks
     others = np.ones_like(ranks) if is_send else ranks - 1
     # One doubling is in what a call between two takes.
-    start = node.collectives.call_seconds + step * (timing.peer_call + timing.peer_ranks * (np.log2(others + 1) - 1))
+    start = (
+        node.collectives.call_seconds + timing.peer_call_seconds + step * timing.peer_ranks * (np.log2(others + 1) - 1)
+    )
     is_low = part <= PEER_LL_BYTES
     doublings = np.clip(np.log2(part / (2 * PEER_LL_BYTES)), 0, 6)
     flag = np.where(is_low, timing.peer_ll * part / LL_BLOCK_BYTES, timing.peer_flag + timing.peer_ramp * doublings)
