@@ -16,7 +16,7 @@ import numpy as np
 from rich.table import Table
 
 from bench.accuracy.left_out import fitted_without
-from bench.accuracy.tensor_core_rows import BOARDS, KINDS, Calls, Kind, read_calls
+from bench.accuracy.tensor_core_rows import BOARDS, KINDS, Calls, Kind, Operator, read_calls
 from bench.pictures import new_figure, save
 from hal.catalog import all_devices, load_device
 from hal.spec.device import DeviceSpec
@@ -43,6 +43,7 @@ class Comparison:
     """The calls of one kind on one board, in seconds, an entry per call.
 
     Attributes:
+        example: the first of the calls as an operator.
         predicted: by the model; None where it has no such operator.
         roofline: by two numbers of the board.
         left_out: by the model with constants chosen without this board; None where nobody chose any.
@@ -50,10 +51,16 @@ class Comparison:
 
     kind: Kind
     board: str
+    example: Operator
     measured: Floats
     predicted: Floats | None
     roofline: Floats
     left_out: Floats | None
+
+    @property
+    def device(self) -> DeviceSpec:
+        """The board's spec."""
+        return load_device(BOARDS[self.board])
 
     def errors(self, seconds: Floats) -> Floats:
         """Relative errors of predictions, too long ones positive."""
@@ -88,6 +95,7 @@ def compare(calls: Calls) -> Comparison:
     return Comparison(
         kind=calls.kind,
         board=calls.board,
+        example=calls.operators[0],
         measured=calls.seconds,
         predicted=_predicted(calls),
         roofline=calls.roofline(),
@@ -99,11 +107,18 @@ def _predicted(calls: Calls, inside: Any = None) -> Floats | None:
     """Device time of every call; None where the operator is not known."""
     operators = calls.operators
     with inside or nullcontext():
-        try:
-            library_times(operators[:1], calls.device)
-        except InputError:
+        if not _is_priced(operators[0], calls.device):
             return None
         return np.array([each.seconds for each in library_times(operators, calls.device)])
+
+
+def _is_priced(operator: Operator, device: DeviceSpec) -> bool:
+    """Whether the library models know the operator, and the board what it needs."""
+    try:
+        library_times([operator], device)
+    except InputError:
+        return False
+    return True
 
 
 # Boards that nobody measured
@@ -135,8 +150,11 @@ def ranges(comparisons: Sequence[Comparison], devices: Iterable[DeviceSpec] | No
         for kind in dict.fromkeys(each.kind.name for each in comparisons):
             known = {each.board: each for each in comparisons if each.kind.name == kind}
             like = _nearest(device, known)
+            # What a node's links do is told by no board of another generation.
+            if known[like].kind.over_links and known[like].device.compute_capability != device.compute_capability:
+                continue
             seconds = known[like].best_known
-            if seconds is not None:
+            if seconds is not None and _is_priced(known[like].example, device):
                 low, high = np.quantile(known[like].measured / seconds, (FEW, MOST))
                 left_out = known[like].left_out is not None
                 out.append(Range(device=device.name, kind=kind, like=like, low=low, high=high, left_out=left_out))

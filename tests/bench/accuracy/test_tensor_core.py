@@ -23,6 +23,7 @@ measured_data = pytest.mark.skipif(
 )
 
 GEMM, PREFILL, DECODE, ENCODER, COLLECTIVES = KINDS
+SMALL = {"op": "matmul", "m": 7, "n": 48, "k": 96, "dtype": "bfloat16"}
 
 
 def write_rows(directory: Path, file: str, **columns: list[Any]) -> None:
@@ -124,6 +125,7 @@ def comparison(
     return Comparison(
         kind=kind,
         board=board,
+        example=SMALL,
         measured=measured,
         predicted=None if predicted is None else np.array(predicted) * measured,
         roofline=measured * 2,
@@ -142,8 +144,9 @@ def test_errors_are_signed_by_length_of_the_call() -> None:
 def test_a_table_has_dashes_where_there_is_no_model() -> None:
     view = kind_table([comparison("l40s", [1.0, 1.0, 1.1, 1.1]), comparison("b200_sxm", None)])
     cells = [list(column.cells) for column in view.columns]
-    assert [row[0] for row in cells] == ["l40s", "4", "5.0%", "8.0%", "10.0%", "5.0%", "100.0%", "-", "+0.0%", "+0.0%", "+10.0%",
-                                         "-", "+10.0%"]  # fmt: skip
+    assert [row[0] for row in cells] == [
+        "l40s", "4", "5.0%", "8.0%", "10.0%", "5.0%", "100.0%", "-", "+0.0%", "+0.0%", "+10.0%", "-", "+10.0%",
+    ]  # fmt: skip
     assert [row[1] for row in cells] == ["b200_sxm", "4", "-", "8.0%", "-", "-", "100.0%", "-"] + ["-"] * 5
 
 
@@ -160,6 +163,12 @@ def test_error_bars_are_those_of_the_nearest_board_with_the_same_sort_of_instruc
         ("rtx-pro-6000", "l40s", False),
     ]  # fmt: skip
     assert [bar.low for bar in bars] == [bar.high for bar in bars] == pytest.approx([1, 2, 0.8, 0.8])
+
+
+def test_links_are_told_by_no_board_of_another_generation() -> None:
+    found = [comparison("a100_sxm", [1.0, 1.0, 1.0, 1.0], kind=COLLECTIVES)]
+    bars = ranges(found, [load_device(name) for name in ("a100-sxm-40gb", "rtx-3090")])
+    assert [bar.device for bar in bars] == ["a100-sxm-40gb"]
 
 
 def test_error_bars_are_a_row_per_board_starred_where_constants_have_seen_its_like() -> None:
@@ -179,7 +188,15 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     lengths = np.geomspace(1e-6, 1e-2, 200)
     found = [
-        Comparison(kind=GEMM, board=board, measured=lengths, predicted=1.1 * lengths, roofline=lengths, left_out=None)
+        Comparison(
+            kind=GEMM,
+            board=board,
+            example=SMALL,
+            measured=lengths,
+            predicted=1.1 * lengths,
+            roofline=lengths,
+            left_out=None,
+        )
         for board in BOARDS
     ]
     tensor_core.chart(found, tmp_path / "kind.png")
