@@ -101,11 +101,11 @@ class Timing:
     #: Blocks of a ring by LL, at most.
     blocks: float = 24
     #: LL, once all threads of a block are at work instead of a few: seconds, and the share of every step that comes on.
-    ll_full_seconds: float = 0.87e-6
-    ll_full_step: float = 0.21
+    ll_full_seconds: float = 0.80e-6
+    ll_full_step: float = 0.205
     #: LL, rate on links (flags are half of what they carry), and of a rank's own part in memory.
-    ll_rate: float = 0.45
-    ll_own: float = 0.54
+    ll_rate: float = 0.51
+    ll_own: float = 0.53
     #: LL128: seconds before the first step, the step, the rate on links (15 of 16 bytes at best).
     ll128_call_seconds: float = 9.8e-6
     ll128_step: float = 1.6
@@ -304,7 +304,9 @@ def _low_latency(size: Floats, ranks: Floats, steps: Floats, node: NodeSpec, tim
     blocks = np.clip(part / LL_BLOCK_BYTES, 1, timing.blocks)
     # One block with few threads grows to 512 of them over three doublings; then come more blocks, at no cost in time.
     full = np.clip(np.log2(np.maximum(part / blocks, 1) / (LL_BLOCK_BYTES / 8)) / 3, 0, 1)
-    beyond = np.maximum(part - LL_BLOCK_BYTES * blocks, 0)
+    # A block moves its part in whole turns of all threads; those behind the first take as long as their bytes.
+    turns = np.maximum(np.ceil(part / blocks / LL_BLOCK_BYTES - 1e-9), 1)
+    beyond = (turns - 1) * LL_BLOCK_BYTES * blocks
     return _Parts(
         latency=node.collectives.call_seconds
         + timing.ll_full_seconds * full
