@@ -13,8 +13,10 @@ from codegen.bundle.manifest import json_of
 from codegen.bundle.records import Bundle, KernelRecord
 from codegen.verify.result import Verification
 from hal.catalog import all_devices, provenance_of
+from hal.node_catalog import all_nodes
 from hal.spec.device import DeviceSpec
-from hal.spec.numbers import leaves
+from hal.spec.node import NodeSpec, node_leaves
+from hal.spec.numbers import leaves, source_of
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
@@ -66,17 +68,51 @@ def _matrix_rate(device: DeviceSpec) -> str:
 
 def device_page(device: DeviceSpec) -> None:
     """One board: every number of its spec with where it comes from."""
-    table = Table(
-        box=None, pad_edge=False, title=f"{device.title} ({device.name}, {device.architecture})", title_justify="left"
-    )
+    rows = [(key, value, provenance_of(device, key)) for key, value in leaves(device)]
+    print_table(_numbers(f"{device.title} ({device.name}, {device.architecture})", rows))
+    if device.code_generator_reason:
+        print_line(device.code_generator_reason)
+
+
+def node_list() -> Table:
+    """All nodes, one a line."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("node", "boards", "links", "joined by"):
+        table.add_column(column, overflow="fold")
+    for column in ("GB/s a board", "bus GB/s", "step µs"):
+        table.add_column(column, justify="right")
+    table.add_column("network", overflow="fold")
+    for node in all_nodes():
+        link, network = node.link, node.network
+        joined = f"{link.topology} that reduces" if link.reduces else link.topology
+        table.add_row(
+            node.name,
+            f"{node.boards} {' or '.join(node.devices)}",
+            f"{link.count} {'lanes of PCIe' if link.kind == 'pcie' else 'NVLink'} {link.generation}",
+            joined,
+            f"{node.peak_bytes_per_second / 1e9:.0f}",
+            f"{node.collectives.bus_bytes_per_second / 1e9:.0f}",
+            f"{node.collectives.step_seconds * 1e6:.2f}",
+            f"{network.title}, {network.bandwidth_bytes_per_second / 1e9:g} GB/s a board" if network else "none",
+        )
+    return table
+
+
+def node_page(node: NodeSpec) -> None:
+    """One node: every number of its spec with where it comes from."""
+    rows = [(key, value, source_of(node.provenance, key) or "") for key, value in node_leaves(node)]
+    print_table(_numbers(f"{node.title} ({node.name}: {', '.join(node.devices)})", rows))
+
+
+def _numbers(title: str, rows: Sequence[tuple[str, int | float, str]]) -> Table:
+    """Numbers of a spec by their key paths, with where they come from."""
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     table.add_column("field")
     table.add_column("value", justify="right")
     table.add_column("provenance", overflow="fold")
-    for key, value in leaves(device):
-        table.add_row(key, f"{value:g}" if isinstance(value, float) else str(value), provenance_of(device, key))
-    print_table(table)
-    if device.code_generator_reason:
-        print_line(device.code_generator_reason)
+    for key, value, source in rows:
+        table.add_row(key, f"{value:g}" if isinstance(value, float) else str(value), source)
+    return table
 
 
 def print_line(text: str) -> None:

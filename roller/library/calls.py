@@ -15,6 +15,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.library.attention import AttentionSizes, attention_seconds
+from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolution import ConvolutionSizes, convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.gemm import choose_gemm
@@ -35,6 +36,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     ),
     "stream": ("moved", "outputs", "points"),
     "roofline": ("moved", "outputs", "flops"),
+    "collective": ("bytes", "ranks"),
 }  # fmt: skip
 
 #: The first boards that FlashAttention runs on, and those whose generation of it multiplies eight-bit floats.
@@ -51,7 +53,8 @@ class LibraryCall:
         sizes: in the order of :data:`KINDS`, in elements; ``moved`` is in bytes.
         dtype: element type of the tensors.
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul`` or ``linear`` (with
-            bias); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name.
+            bias); ``elementwise``: its name in ``elementwise.OPERATORS``; ``stream``: the kernel's name;
+            ``collective``: its name, and after an ``@`` that of a node which is not the board's usual one.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -221,6 +224,12 @@ def _rooflines(first: LibraryCall, sizes: _Columns, labels: Sequence[str], devic
     return _listed(times, labels)
 
 
+def _collectives(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    name, _, node = first.variant.partition("@")
+    where = node_for(device, node or None)
+    return _listed(collective_seconds(name, sizes["bytes"], sizes["ranks"], where, dtype=first.dtype), labels)
+
+
 _MODELS: Mapping[str, _Model] = {
     "gemm": _gemms,
     "convolution": _convolutions,
@@ -230,6 +239,7 @@ _MODELS: Mapping[str, _Model] = {
     "attention": _attentions,
     "stream": _streams,
     "roofline": _rooflines,
+    "collective": _collectives,
 }
 
 
