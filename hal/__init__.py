@@ -11,8 +11,10 @@ from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
     from hal.catalog import all_devices, device_aliases, device_names, load_device, provenance_of
+    from hal.node_catalog import all_nodes, load_node, node_names, usual_node
     from hal.spec.device import DeviceSpec
     from hal.spec.file import device_schema
+    from hal.spec.node import NodeSpec
     from hal.spec.numbers import leaves
     from hal.spec.parts import (
         Clocks,
@@ -38,8 +40,10 @@ _HOMES = {
         "load_device",
         "provenance_of",
     ),
+    "hal.node_catalog": ("all_nodes", "load_node", "node_names", "usual_node"),
     "hal.spec.device": ("DeviceSpec",),
     "hal.spec.file": ("device_schema",),
+    "hal.spec.node": ("NodeSpec",),
     "hal.spec.numbers": ("leaves",),
     "hal.spec.parts": (
         "Clocks",
@@ -70,14 +74,19 @@ __all__ = [
     "Limits",
     "MatrixInstruction",
     "MemoryLayer",
+    "NodeSpec",
     "SharedBy",
     "Teu",
     "Throughput",
     "all_devices",
+    "all_nodes",
     "device_aliases",
     "device_names",
     "device_schema",
     "leaves",
     "load_device",
+    "load_node",
+    "node_names",
     "provenance_of",
+    "usual_node",
 ]

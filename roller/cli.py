@@ -35,21 +35,27 @@ def main() -> None:
 @click.argument("name", required=False)
 @click.option("--json/--no-json", "as_json", default=False, help="The spec as JSON.")
 def devices_command(name: str | None, as_json: bool) -> None:
-    """List the known boards, or show one of them (a name or a spec file)."""
-    from roller.command.tables import device_list, device_page, print_table
+    """List the known boards and nodes of several, or show one of them (a name, or a board's spec file)."""
+    from roller.command.tables import device_list, device_page, node_list, node_page, print_line, print_table
 
     if name is None:
         print_table(device_list())
+        print_line("")
+        print_table(node_list())
         return
     from hal.catalog import load_device
+    from hal.node_catalog import is_node, load_node
 
-    device = load_device(name)
+    node = load_node(name) if is_node(name) else None
+    spec = node or load_device(name)
     if as_json:
         import msgspec
 
-        click.echo(msgspec.json.format(msgspec.json.encode(device), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(spec), indent=2))
+    elif node is not None:
+        node_page(node)
     else:
-        device_page(device)
+        device_page(load_device(name))
 
 
 @main.command("compile")
@@ -297,14 +303,17 @@ def score_command(
     help="Who finds the best kernel: construction (some ms per operator), exhaustive search (some 100 ms), or both.",
 )
 @algorithms_option
+@click.option("--node", default=None, metavar="NAME|FILE", help="Where collectives run.  [default: the board's usual]")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def estimate_command(
     file: Path,
     device_name: str,
+    *,
     implementation: Any,
     direction: Any,
     method: str,
     algorithms: str | None,
+    node: str | None,
     as_json: bool,
 ) -> None:
     """Predict how long the operators of FILE take: one a line, a JSON list, or a single one."""
@@ -314,7 +323,7 @@ def estimate_command(
 
     device, kinds = load_device(device_name), parse_algorithms(algorithms)
     check_readable(file)
-    results = estimate_items(load_items(file, direction), device, implementation, method, kinds)
+    results = estimate_items(load_items(file, direction), device, implementation, method, kinds, node)
     if as_json:
         click.echo(json_lines(results), nl=False)
         return

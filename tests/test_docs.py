@@ -24,6 +24,7 @@ from codegen.bundle.records import Argument, KernelRecord, Manifest, Verificatio
 from hal.catalog import all_devices
 from roller.cli import main
 from roller.command.schemas import schema, schema_text
+from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.operators import load_operators, operators_from_json
 from sokoban.schedule.files import load_schedules
 
@@ -107,7 +108,8 @@ def operator_blocks() -> list[Any]:
 
 @pytest.mark.parametrize("text", operator_blocks())
 def test_an_operator_in_the_pages_loads(text: str) -> None:
-    assert operators_from_json(text.encode(), "page.json")
+    data = json.loads(text)
+    assert collective_from_data(data) if is_collective(data) else operators_from_json(text.encode(), "page.json")
 
 
 def test_the_walkthrough_shows_the_example_file() -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import click
+from rich.table import Table
 
 from bench.accuracy.data import data_directory
+from bench.accuracy.page import write_page
 from hal.support.errors import InputError
 
 #: Modules of this package with a function ``table(data: Path, out: Path)`` that returns tables of rich and may write
 #: pictures to ``out``; another table is another name here.
-TABLES = ("schedules", "published", "library", "models", "thesis", "ablation")
+TABLES = ("schedules", "published", "library", "models", "tensor_core", "thesis", "ablation")
 
 
 @click.command()
@@ -31,14 +35,24 @@ TABLES = ("schedules", "published", "library", "models", "thesis", "ablation")
     help="Where the pictures go.",
 )
 @click.option("--only", type=click.Choice(TABLES), multiple=True, help="Some tables only.")
-def main(data: Path | None, out: Path, only: tuple[str, ...]) -> None:
+@click.option(
+    "--page",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Write tables and pictures into this page (docs/accuracy.md) instead of printing them.",
+)
+def main(data: Path | None, out: Path, only: tuple[str, ...], page: Path | None) -> None:
     """Compare what the cost model predicts with what others measured."""
     from roller.command.tables import print_line, print_table
 
     try:
         directory = data_directory(data)
+        if page is not None:
+            for picture in write_page(page, {name: partial(_tables, name, directory) for name in TABLES}, only):
+                print_line(str(picture))
+            return
         for name in only or TABLES:
-            for view in importlib.import_module(f"bench.accuracy.{name}").table(directory, out):
+            for view in _tables(name, directory, out):
                 print_table(view)
                 print_line("")
     except InputError as error:
@@ -48,6 +62,12 @@ def main(data: Path | None, out: Path, only: tuple[str, ...]) -> None:
         click.echo(f"bench.accuracy: {error}; install what it needs with pip install -e '.[accuracy]'", err=True)
         sys.exit(1)
     print_line(f"pictures in {out}")
+
+
+def _tables(name: str, data: Path, out: Path) -> Iterable[Table]:
+    """The tables of a module of this package, its pictures in ``out``."""
+    made: Iterable[Table] = importlib.import_module(f"bench.accuracy.{name}").table(data, out)
+    return made
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from rich.table import Table
 
+from bench.pictures import new_figure, save
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from roller.programs import find_programs
@@ -28,6 +29,12 @@ from sokoban.model.rational import estimate
 from sokoban.schedule.files import table_from_json
 
 FILE = Path(__file__).with_name("published.toml")
+
+#: Key of the file, title of the table, and what its last column holds.
+QUESTIONS = (
+    ("kernels", "Kernels of others, their tiles known", "error"),
+    ("library", "Our best kernel, predicted, against library products as measured", "ours/theirs"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,29 +96,50 @@ def products(kind: str) -> list[Product]:
 
 
 def table(data: Path, out: Path) -> Iterable[Table]:
-    """Both questions; neither ``data`` nor ``out`` is needed."""
-    return [
-        _table("Kernels of others, their tiles known", products("kernels"), "error"),
-        _table("Our best kernel, predicted, against library products as measured", products("library"), "ours/theirs"),
+    """Both questions, and a picture of each in ``out``; ``data`` is not needed."""
+    views = []
+    for kind, title, last in QUESTIONS:
+        rows = [(product, product.predicted_seconds / product.measured_seconds) for product in products(kind)]
+        views.append(_table(title, rows, last))
+        chart(rows, out / f"published_{kind}.png", title)
+    return views
+
+
+def chart(rows: Sequence[tuple[Product, float]], path: Path, title: str) -> None:
+    """A bar per product from one to its predicted time over the measured one."""
+    figure = new_figure(9.0, 1.3 + 0.3 * len(rows))
+    panel = figure.subplots()
+    ratios = [ratio for _, ratio in rows]
+    labels = [
+        f"{product.device.name}: {product.who}, {' x '.join(map(str, product.sizes))}, {product.dtype}"
+        for product, _ in rows
     ]
+    panel.barh(
+        range(len(rows)), [ratio - 1 for ratio in ratios], left=1, color=["C3" if r > 1 else "C0" for r in ratios]
+    )
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set_yticks(range(len(rows)), labels, fontsize=8)
+    panel.set(xlabel="predicted over measured time", ylim=(len(rows) - 0.4, -0.6))
+    panel.grid(axis="x", alpha=0.25)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save(figure, path)
 
 
-def _table(title: str, rows: Sequence[Product], last: str) -> Table:
+def _table(title: str, rows: Sequence[tuple[Product, float]], last: str) -> Table:
     view = Table(box=None, pad_edge=False, title=title, title_justify="left")
     for column in ("device", "kernel", "type", "m x n x k"):
         view.add_column(column)
     for column in ("measured", "predicted", "rate measured", "rate predicted", last):
         view.add_column(column, justify="right")
-    for row in rows:
-        measured, predicted = row.measured_seconds, row.predicted_seconds
-        ratio = predicted / measured
+    for row, ratio in rows:
         view.add_row(
             row.device.name,
             row.who,
             row.dtype,
             " x ".join(map(str, row.sizes)),
-            time_text(measured),
-            time_text(predicted),
+            time_text(row.measured_seconds),
+            time_text(row.measured_seconds * ratio),
             si_text(row.flops, "FLOP/s"),
             si_text(row.flops / ratio, "FLOP/s"),
             f"{100 * (ratio - 1):+.1f}%" if last == "error" else f"{ratio:.2f}",

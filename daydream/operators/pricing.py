@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
+from daydream.operators.attention import describe_attention, is_attention
 from daydream.operators.convolutions import Convolutions, is_convolution, only
 from daydream.operators.shapes import PRODUCTS, Direction, Work, WorkPart, describe, inputs_of
 from daydream.trace.trace import NONE, Floats, Ints
@@ -150,7 +151,7 @@ def bound_of(work: Work, device: DeviceSpec) -> str:
     """``compute`` where arithmetic at the sustained rate takes longer than moving each tensor once, else ``memory``."""
     from sokoban.language.expression import DTYPE_BYTES
 
-    products = work.kind in ("convolution", "matrix product")
+    products = work.kind in ("convolution", "matrix product", "attention")
     instruction = device.best_matrix_instruction(work.dtype) if products else None
     # Halves are multiplied in float32 where there are no matrix units for them.
     dtype = work.dtype if DTYPE_BYTES[work.dtype] > 2 and work.dtype in device.dtypes else "float32"
@@ -168,12 +169,12 @@ class _Group(NamedTuple):
 
 
 def is_heavy(name: str) -> bool:
-    """Whether an operator of this name is a convolution or a matrix product."""
-    return name in PRODUCTS or is_convolution(name)
+    """Whether an operator of this name is a convolution, a matrix product or fused attention."""
+    return name in PRODUCTS or is_convolution(name) or is_attention(name)
 
 
 def heavy_rows(graph: TaskGraph) -> Ints:
-    """Kernels and memory sets that convolutions and matrix products launched, auxiliary ones included."""
+    """Kernels and memory sets that convolutions, matrix products and attention launched, auxiliary ones included."""
     if graph.trace is None:
         return np.empty(0, np.int64)
     heavy = np.array([is_heavy(name) for name in graph.trace.names], np.bool_)
@@ -194,7 +195,9 @@ def work_of(graph: TaskGraph, convolutions: Convolutions, operator: int) -> Work
     if is_convolution(name):
         return convolutions.describe(operator)
     inputs = inputs_of(graph.trace, operator)
-    return describe(name, inputs) if inputs is not None else "input sizes not recorded; record with record_shapes=True"
+    if inputs is None:
+        return "input sizes not recorded; record with record_shapes=True"
+    return describe_attention(name, inputs) if is_attention(name) else describe(name, inputs)
 
 
 def _groups(graph: TaskGraph, rows: Ints) -> list[_Group]:
@@ -370,6 +373,7 @@ def _parts_priced(
 
 def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> list[PartPrice]:
     from roller.library import library_calls, priced
+    from roller.library.calls import check_call
     from roller.library.named_calls import named_stem
 
     prices: list[PartPrice | None] = [None] * len(keys)
@@ -380,6 +384,8 @@ def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> li
         data = json.loads(text)
         try:
             calls = library_calls(data, "backward" if direction == "backward" else "forward")
+            for call in calls:
+                check_call(call, device)
         except InputError as error:
             prices[place] = PartPrice(np.nan, reason=str(error))
             continue

@@ -14,19 +14,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
+from daydream.trace.dtypes import element_bytes, is_tensor_type
 from daydream.trace.trace import Trace, argument
 from sokoban.language.expression import DTYPE_BYTES
 
 Dims = tuple[int, ...]
 #: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
 Direction = Literal["forward", "backward", "backward data", "backward weights"]
-
-#: Element types of tensors in any generation's spelling. What is no tensor has another type: Int, Scalar, Double...
-BYTES = {
-    "double": 8, "float": 4, "c10::Half": 2, "half": 2, "c10::BFloat16": 2, "bfloat16": 2, "long int": 8, "long": 8,
-    "int": 4, "short int": 2, "short": 2, "unsigned char": 1, "signed char": 1, "char": 1, "byte": 1, "bool": 1,
-    "c10::complex<float>": 8, "c10::complex<double>": 16, "c10::Float8_e4m3fn": 1, "c10::Float8_e5m2": 1,
-}  # fmt: skip
 
 #: Element types that Roller prices, by the profiler's spelling.
 DTYPES = {
@@ -59,7 +53,7 @@ class RecordedTensor:
         >>> RecordedTensor((2, 3), "c10::Half").bytes
         12
         """
-        return self.elements * BYTES.get(self.dtype, 4)
+        return self.elements * element_bytes(self.dtype)
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) 
         kind = types[position] if position < len(types) else ""
         recorded = strides[position] if position < len(strides) else ()
         # Scalars have the dims [] too; of them only zero-dimensional tensors have a tensor's type.
-        has_type = isinstance(kind, str) and kind in BYTES
+        has_type = isinstance(kind, str) and is_tensor_type(kind)
         is_tensor = _is_sizes(sizes) and (has_type or (bool(sizes) and not types))
         if not is_tensor:
             tensors.append(None)

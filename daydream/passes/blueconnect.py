@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -16,13 +16,16 @@ from daydream.passes.basis.communication import (
     all_reduces,
     check_not_negative,
     message_bytes,
+    node_of,
     numbers,
+    on_node_us,
     recorded_collectives,
     reduce_scatter_us,
     stage_bytes,
 )
 from daydream.passes.basis.gradients import tied
 from daydream.trace.trace import Ints
+from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
 
@@ -34,6 +37,7 @@ def blueconnect(
     bandwidths: str,
     latencies_us: str = "5",
     interference: float = 0.0,
+    node: str = "",
 ) -> Outcome:
     """Every all-reduce as reduce-scatters and all-gathers, one pair for each level of the network (algorithm 8).
 
@@ -42,7 +46,9 @@ def blueconnect(
     all levels. The chain of an all-reduce of S bytes is reduce-scatter p1, ..., pk, all-gather pk, ..., p1, where
     level i works on S / (p1...p(i-1)) bytes (BlueConnect, section 3). Each level has a channel of its own, so
     stages of different buckets run side by side on different levels, as the paper's do; the two stages of a level
-    share its links. `interference` makes every stage that much slower, as in the pass ddp.
+    share its links. `interference` makes every stage that much slower, as in the pass ddp. With `node`, the name or
+    file of one (``roller devices``), the stages of the innermost level take what the model of NCCL gives there, and
+    that level's bandwidth and latency are not used.
 
     Works on the all-reduces that the pass ddp inserted and on recorded ones. A recorded one keeps its place on its
     stream, which waits there for the chain: so recorded all-reduces do not overlap each other.
@@ -52,7 +58,7 @@ def blueconnect(
     Raises:
         InputError: malformed or mismatched numbers, no all-reduce in the graph, or none of known size.
     """
-    levels = _levels(factors, bandwidths, latencies_us)
+    levels = _levels(factors, bandwidths, latencies_us, node)
     check_not_negative("blueconnect", interference=interference)
     rows = all_reduces(graph)
     if not len(rows):
@@ -70,7 +76,7 @@ def blueconnect(
     workers = int(np.prod([level.workers for level in levels]))
     notes = [
         f"{len(rows)} all-reduces among {workers} workers became chains of {2 * len(levels)} stages on "
-        f"{len(levels)} channels ({factors} workers at {bandwidths} GB/s)",
+        f"{len(levels)} channels ({factors} workers at {bandwidths} GB/s{f', inside as on {node}' * bool(node)})",
         f"one after another the stages take {after / 1e3:.3f} ms, the all-reduces took {before / 1e3:.3f} ms",
     ]
     if unknown:
@@ -83,16 +89,31 @@ class _Level:
     workers: int
     bandwidth: float
     latency_us: float
+    node: NodeSpec | None = None
+
+    def reduce_scatter_us(self, size: float) -> float:
+        """Microseconds in which the level's members add up `size` bytes and each keeps its part."""
+        if self.node is not None:
+            return on_node_us("reduce_scatter", size, self.workers, self.node)
+        return reduce_scatter_us(size, self.workers, self.bandwidth, self.latency_us)
+
+    def all_gather_us(self, size: float) -> float:
+        """Microseconds in which each sends its part of `size` bytes to all others of the level."""
+        if self.node is not None:
+            return on_node_us("all_gather", size, self.workers, self.node)
+        return all_gather_us(size, self.workers, self.bandwidth, self.latency_us)
 
 
-def _levels(factors: str, bandwidths: str, latencies_us: str) -> list[_Level]:
+def _levels(factors: str, bandwidths: str, latencies_us: str, node: str) -> list[_Level]:
     workers = numbers("blueconnect: factors", factors)
     if any(count != int(count) for count in workers):
         raise InputError("blueconnect: factors", f"{factors!r} holds no whole numbers", "write for example 8x4")
     speeds = _for_all("blueconnect: bandwidths", bandwidths, len(workers))
     waits = [0.0] if latencies_us.strip() == "0" else numbers("blueconnect: latencies-us", latencies_us)
     delays = _repeated("blueconnect: latencies-us", waits, len(workers))
-    return [_Level(int(w), b, d) for w, b, d in zip(workers, speeds, delays, strict=True)]
+    levels = [_Level(int(w), b, d) for w, b, d in zip(workers, speeds, delays, strict=True)]
+    inside = replace(levels[0], node=node_of("blueconnect", node, levels[0].workers))
+    return [inside, *levels[1:]]
 
 
 def _for_all(field: str, text: str, count: int) -> list[float]:
@@ -159,8 +180,8 @@ class _Chains:
     def _durations(self, size: float) -> list[float]:
         arrays = stage_bytes(size, [level.workers for level in self.levels])
         pairs = list(zip(arrays, self.levels, strict=True))
-        scatters = [reduce_scatter_us(s, v.workers, v.bandwidth, v.latency_us) for s, v in pairs]
-        gathers = [all_gather_us(s, v.workers, v.bandwidth, v.latency_us) for s, v in reversed(pairs)]
+        scatters = [level.reduce_scatter_us(array) for array, level in pairs]
+        gathers = [level.all_gather_us(array) for array, level in reversed(pairs)]
         return [duration * self.slower for duration in (*scatters, *gathers)]
 
     def _stages(self, row: int, size: float) -> list[int]:

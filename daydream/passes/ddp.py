@@ -17,10 +17,13 @@ from daydream.passes.basis.communication import (
     check,
     check_not_negative,
     message_bytes,
+    node_of,
+    on_node_us,
     recorded_collectives,
 )
 from daydream.passes.basis.gradients import ParameterGradient, consumers, find_gradients, last_of_threads, tied
 from daydream.trace.trace import Floats, Ints
+from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
 #: The channel on which collectives run: one, as NCCL runs those of a communicator one after another.
@@ -47,6 +50,7 @@ def ddp(
     gradient_mb: float = 0.0,
     call_us: float = CALL_US,
     existing: str = "replace",
+    node: str = "",
 ) -> Outcome:
     """Data-parallel training with PyTorch DDP and ring all-reduces (algorithm 6).
 
@@ -66,7 +70,9 @@ def ddp(
     change; one exchange a step of every gradient that the trace shows, so with gradients accumulated over several
     backward passes each of them is exchanged; the copies of gradients into buckets and back are not added.
     `bandwidth` is a worker's bus bandwidth in GB/s (12.5: 100 Gbit/s), `latency_us` one step of the ring. Real NCCL
-    calls were 34 % slower than the formula beside running kernels (4.6.5): `interference` 0.34 adds that.
+    calls were 34 % slower than the formula beside running kernels (4.6.5): `interference` 0.34 adds that. With
+    `node`, the name or file of one (``roller devices``), all-reduces take what the model of NCCL gives there, a worker
+    on every board, and `bandwidth` and `latency_us` are not used.
 
     Raises:
         InputError: a parameter is out of range, or no source tells the gradients' sizes.
@@ -75,7 +81,7 @@ def ddp(
     check_not_negative("ddp", latency_us=latency_us, interference=interference, call_us=call_us, bucket_mb=bucket_mb)
     if existing not in ("replace", "keep"):
         raise InputError("ddp: existing", f"{existing!r} is unknown", "write replace or keep")
-    cost = _Cost(workers, bandwidth, latency_us, 1.0 + interference)
+    cost = _Cost(workers, bandwidth, latency_us, 1.0 + interference, node_of("ddp", node, workers))
     recorded = np.intersect1d(all_reduces(graph), recorded_collectives(graph))
     if len(recorded):
         return _reprice(graph, recorded, cost, existing)
@@ -92,7 +98,7 @@ def ddp(
     notes = [
         gradients.told(),
         f"{len(largest)} all-reduces a step among {workers} workers, {total / 1e3:.3f} ms a step on the network "
-        f"at {bandwidth:g} GB/s" + (f", {interference:.0%} slower beside kernels" if interference else ""),
+        f"{cost.where}" + (f", {interference:.0%} slower beside kernels" if interference else ""),
     ]
     if not overlap:
         notes.append("no all-reduce starts before the backward pass ends")
@@ -105,9 +111,17 @@ class _Cost:
     bandwidth: float
     latency_us: float
     slower: float
+    node: NodeSpec | None = None
+
+    @property
+    def where(self) -> str:
+        """By what the times are, for people."""
+        return f"of {self.node.name}" if self.node is not None else f"at {self.bandwidth:g} GB/s"
 
     def us(self, size: float) -> float:
         """Microseconds of an all-reduce of `size` bytes."""
+        if self.node is not None:
+            return on_node_us("all_reduce", size, self.workers, self.node) * self.slower
         return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
 
 
@@ -220,8 +234,8 @@ def _reprice(graph: TaskGraph, recorded: Ints, cost: _Cost, existing: str) -> Ou
     durations: Floats = np.array([cost.us(size) for size in sizes[~np.isnan(sizes)]])
     before = float(graph.duration_us[priced].sum()) / 1e3
     notes = [
-        f"{held}: they stay in place and take what the formula gives for {cost.workers} workers at "
-        f"{cost.bandwidth:g} GB/s, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
+        f"{held}: they stay in place and take what the formula gives for {cost.workers} workers "
+        f"{cost.where}, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
     ]
     if len(priced) < len(recorded):
         notes.append(f"{len(recorded) - len(priced)} all-reduces of unknown size stay as recorded")

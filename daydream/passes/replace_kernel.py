@@ -48,9 +48,10 @@ def replace_kernel(
 ) -> Outcome:
     """Other kernels for operators: durations predicted by Roller, or taken from a compiled bundle.
 
-    With ``op=auto`` every convolution and matrix product of the trace is priced by its recorded sizes. All kernels of
-    one operator call count together: the main one takes the price; index tables, changes of layout, Winograd's
-    transforms and sums of split-K go, with the calls that launch them. Calls without a price stay as they are.
+    With ``op=auto`` every convolution, matrix product and fused attention of the trace is priced by its recorded
+    sizes. All kernels of one operator call count together: the main one takes the price; index tables, changes of
+    layout, Winograd's transforms and sums of split-K go, with the calls that launch them. Calls without a price stay
+    as they are.
     With ``op=FILE`` or ``bundle`` alone the kernels that `match` names take that operator's time.
 
     Assumptions: the price is that of the operator on an otherwise idle device; a call's CPU work but for the launches

@@ -174,25 +174,23 @@ def _check_rates(device: DeviceFields) -> None:
     if "float32" not in device.dtypes:
         raise InputError("device.throughput", f"has {listed(device.dtypes)}, expected at least float32", "add float32")
     for rate in device.throughput:
-        _check_sustained(f"throughput.{rate.dtype}", rate)
-        if rate.best_flops is not None:
-            _check_best(f"throughput.{rate.dtype}", rate, rate.best_flops)
-        if rate.power_limited_flops is not None:
-            path = f"throughput.{rate.dtype}"
-            _check_at_most(
-                f"{path}.power_limited_flops", rate.power_limited_flops, f"{path}.peak_flops", rate.peak_flops
-            )
+        _check_rate(f"throughput.{rate.dtype}", rate)
     for instruction in device.matrix_instructions:
-        _check_sustained(f"matrix_instructions.{instruction.key}", instruction)
+        path, best = f"matrix_instructions.{instruction.key}", instruction.best_flops
+        _check_rate(path, instruction)
+        if best is not None and instruction.power_limited_flops is not None:
+            _check_at_most(f"{path}.power_limited_flops", instruction.power_limited_flops, f"{path}.best_flops", best)
 
 
-def _check_sustained(path: str, rate: Throughput | MatrixInstruction) -> None:
+def _check_rate(path: str, rate: Throughput | MatrixInstruction) -> None:
+    """The datasheet's rate bounds every other, the best call's that of a long load."""
+    best, limited = rate.best_flops, rate.power_limited_flops
     _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.peak_flops", rate.peak_flops)
-
-
-def _check_best(path: str, rate: Throughput, best: float) -> None:
-    _check_at_most(f"{path}.best_flops", best, f"{path}.peak_flops", rate.peak_flops)
-    _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.best_flops", best)
+    if best is not None:
+        _check_at_most(f"{path}.best_flops", best, f"{path}.peak_flops", rate.peak_flops)
+        _check_at_most(f"{path}.sustained_flops", rate.sustained_flops, f"{path}.best_flops", best)
+    if limited is not None:
+        _check_at_most(f"{path}.power_limited_flops", limited, f"{path}.peak_flops", rate.peak_flops)
 
 
 def _check_limits(device: DeviceFields) -> None:

@@ -116,7 +116,7 @@ class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=
         """The first matrix instruction of single warps with these types (any accumulator when not given), or None."""
         for instruction in self.matrix_instructions:
             types = instruction.input_dtype == input_dtype and accumulate_dtype in (None, instruction.accumulate_dtype)
-            if types and not instruction.is_by_groups:
+            if types and instruction.is_by_warps:
                 return instruction
         return None
 
@@ -125,9 +125,18 @@ class DeviceSpec(DeviceFields, frozen=True, kw_only=True, forbid_unknown_fields=
         found = (each for each in self.matrix_instructions if each.is_by_groups and each.input_dtype == input_dtype)
         return next(found, None)
 
+    def unit_pair_instruction(self, input_dtype: str) -> MatrixInstruction | None:
+        """The matrix instruction of units and pairs of units for a type, or None."""
+        found = (each for each in self.matrix_instructions if each.is_by_unit_pairs and each.input_dtype == input_dtype)
+        return next(found, None)
+
     def best_matrix_instruction(self, input_dtype: str) -> MatrixInstruction | None:
-        """The matrix instruction that a library uses for a type: of warp groups where there is one; or None."""
-        return self.warp_group_instruction(input_dtype) or self.matrix_instruction(input_dtype)
+        """The matrix instruction that a library uses for a type: the one that most warps work on together; or None."""
+        return (
+            self.unit_pair_instruction(input_dtype)
+            or self.warp_group_instruction(input_dtype)
+            or self.matrix_instruction(input_dtype)
+        )
 
     def _rate(self, dtype: str) -> Throughput:
         for rate in self.throughput:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from hal.spec.device import DeviceSpec
-from hal.spec.parts import WARP_GROUPS
+from hal.spec.parts import rate_key
 from hal.support.errors import InputError, listed
 
 #: Device files are a few KiB; anything above this is some other file.
@@ -33,25 +33,34 @@ def read_device(path: Path) -> DeviceSpec:
     Raises:
         InputError: the file cannot be read, is too large, or describes no device; the error names the key path.
     """
+    return device_from_text(file_bytes(path, "device"), str(path))
+
+
+def file_bytes(path: Path, what: str) -> bytes:
+    """The bytes of a user's file about a device or a node (`what`).
+
+    Raises:
+        InputError: the file has another ending, cannot be read or is too large.
+    """
     shown = str(path)
     if path.suffix.lower() not in DEVICE_SUFFIXES:
         raise InputError(shown, f"got a file ending in {path.suffix!r}, expected .toml or .json", "rename the file")
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise InputError(shown, "is not a regular file", "give the path of a device file")
+            raise InputError(shown, "is not a regular file", f"give the path of a {what} file")
         with path.open("rb") as file:
             data = file.read(FILE_LIMIT_BYTES + 1)
     except FileNotFoundError:
         raise InputError(
-            shown, "there is no such file", "`roller devices` lists the devices that need no file"
+            shown, "there is no such file", f"`roller devices` lists the {what}s that need no file"
         ) from None
     except OSError as error:
-        raise InputError(shown, f"cannot be read: {error.strerror}", "give the path of a device file") from None
+        raise InputError(shown, f"cannot be read: {error.strerror}", f"give the path of a {what} file") from None
     if len(data) > FILE_LIMIT_BYTES:
         raise InputError(
-            shown, f"is larger than {FILE_LIMIT_BYTES} bytes", "a device file has a few KiB; check the path"
+            shown, f"is larger than {FILE_LIMIT_BYTES} bytes", f"a {what} file has a few KiB; check the path"
         )
-    return device_from_text(data, shown)
+    return data
 
 
 def device_from_text(data: bytes, shown: str) -> DeviceSpec:
@@ -60,13 +69,22 @@ def device_from_text(data: bytes, shown: str) -> DeviceSpec:
     Raises:
         InputError: the text is malformed or describes no device; the error names line or key path.
     """
-    raw = _json(data, shown) if shown.lower().endswith(".json") else _toml(data, shown)
+    raw = table_from_text(data, shown)
     try:
         return msgspec.convert(raw, DeviceSpec)
     except msgspec.ValidationError as error:
         cause = error.__cause__
         problem = cause if isinstance(cause, InputError) else _explained(str(error), raw)
         raise InputError(f"{shown}: {problem.field}", problem.problem, problem.remedy) from None
+
+
+def table_from_text(data: bytes, shown: str) -> Any:
+    """What the bytes of a file called `shown` hold: JSON where the name ends in ``.json``, else TOML.
+
+    Raises:
+        InputError: the text is malformed; the error names the line.
+    """
+    return _json(data, shown) if shown.lower().endswith(".json") else _toml(data, shown)
 
 
 def _text(data: bytes, shown: str) -> str:
@@ -151,8 +169,7 @@ def _entry_name(entry: Any) -> str:
     if not isinstance(entry, dict):
         return ""
     if "input_dtype" in entry:
-        groups = f"-{WARP_GROUPS}" if entry.get("name") == WARP_GROUPS else ""
-        return f"{entry['input_dtype']}-{entry.get('accumulate_dtype', '?')}{groups}"
+        return rate_key(str(entry.get("name")), str(entry["input_dtype"]), str(entry.get("accumulate_dtype", "?")))
     return str(entry.get("dtype") or (entry.get("name") if "capacity_bytes" in entry or "shared_by" in entry else ""))
 
 

@@ -111,17 +111,36 @@ class Teu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 #: Name of the matrix instructions that four warps execute together.
 WARP_GROUPS = "wgmma"
 
+#: Name of the matrix instructions that one unit, or a pair of units together, executes: operands in shared memory,
+#: accumulators in a memory of their own (tensor memory), issued by a single thread.
+UNIT_PAIRS = "tcgen05"
+
+
+def rate_key(name: str, input_dtype: str, accumulate_dtype: str) -> str:
+    """The key path of a matrix instruction: single warps' go by types alone, any other's by types and name.
+
+    >>> rate_key("mma", "float16", "float32"), rate_key("wgmma", "float16", "float32")
+    ('float16-float32', 'float16-float32-wgmma')
+    """
+    types = f"{input_dtype}-{accumulate_dtype}"
+    return f"{types}-{name}" if name in (WARP_GROUPS, UNIT_PAIRS) else types
+
 
 class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A matrix multiply-accumulate that one TEU executes as a whole: D[m,n] = A[m,k] B[k,n] + C[m,n].
+    """A matrix multiply-accumulate that one TEU, or several together, execute: D[m,n] = A[m,k] B[k,n] + C[m,n].
 
     Attributes:
-        name: the programming interface: ``wgmma`` is for warp groups, any other for single warps.
+        name: the programming interface: ``wgmma`` is for warp groups, ``tcgen05`` for a unit or a pair of units, any
+            other (``wmma``, ``mma``) for single warps.
         shape: (m, n, k) in elements.
         input_dtype: type of A and B.
         accumulate_dtype: type of C and D.
         peak_flops: datasheet FLOP/s of the device at boost clock, dense operands.
         sustained_flops: FLOP/s that a long-running kernel written with this interface reaches.
+        best_flops: FLOP/s of the best library product, of any length: the clock has not fallen yet; absent where
+            nobody measured or estimated it.
+        power_limited_flops: FLOP/s that a large library product is left with once the board has been at its power
+            limit for long and lowered its clock for good; absent where the limit does not bind.
     """
 
     name: Text
@@ -130,17 +149,29 @@ class MatrixInstruction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     accumulate_dtype: Dtype
     peak_flops: Positive
     sustained_flops: Positive
+    best_flops: Positive | None = None
+    power_limited_flops: Positive | None = None
 
     @property
     def key(self) -> str:
         """How key paths name this instruction: ``float16-float32`` is float16 inputs, float32 accumulators; warp
-        groups' are ``float16-float32-wgmma``."""
-        return f"{self.input_dtype}-{self.accumulate_dtype}" + (f"-{WARP_GROUPS}" if self.is_by_groups else "")
+        groups' are ``float16-float32-wgmma``, a pair of units' ``float16-float32-tcgen05``."""
+        return rate_key(self.name, self.input_dtype, self.accumulate_dtype)
 
     @property
     def is_by_groups(self) -> bool:
         """Whether four warps execute it together."""
         return self.name == WARP_GROUPS
+
+    @property
+    def is_by_unit_pairs(self) -> bool:
+        """Whether a unit, or a pair of units, executes it."""
+        return self.name == UNIT_PAIRS
+
+    @property
+    def is_by_warps(self) -> bool:
+        """Whether a single warp executes it."""
+        return not (self.is_by_groups or self.is_by_unit_pairs)
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -13,8 +13,10 @@ from codegen.bundle.manifest import json_of
 from codegen.bundle.records import Bundle, KernelRecord
 from codegen.verify.result import Verification
 from hal.catalog import all_devices, provenance_of
+from hal.node_catalog import all_nodes
 from hal.spec.device import DeviceSpec
-from hal.spec.numbers import leaves
+from hal.spec.node import NodeSpec, node_leaves
+from hal.spec.numbers import leaves, source_of
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
@@ -41,7 +43,7 @@ def device_list() -> Table:
     table = Table(box=None, pad_edge=False)
     for column in ("name", "board", "aliases"):
         table.add_column(column, overflow="fold")
-    for column in ("units", "fp32 TFLOP/s", "DRAM GB/s", "shared KiB", "kernels"):
+    for column in ("units", "fp32 TFLOP/s", "16-bit TFLOP/s", "DRAM GB/s", "shared KiB", "kernels"):
         table.add_column(column, justify="right")
     for device in all_devices():
         table.add_row(
@@ -50,6 +52,7 @@ def device_list() -> Table:
             ", ".join(alias for alias in device.aliases if alias == alias.lower()),
             f"{device.unit_count} {device.unit_name}",
             f"{device.peak_flops('float32') / 1e12:.1f}",
+            _matrix_rate(device),
             f"{device.dram.bandwidth_bytes_per_second / 1e9:.0f}",
             f"{device.limits.shared_bytes_per_unit / 1024:.0f}",
             device.code_generator or "none",
@@ -57,19 +60,59 @@ def device_list() -> Table:
     return table
 
 
+def _matrix_rate(device: DeviceSpec) -> str:
+    """Peak TFLOP/s for 16-bit floats and the instruction that reaches it: ``989 wgmma``; ``-`` where there is none."""
+    rates = device.best_matrix_instruction("bfloat16") or device.best_matrix_instruction("float16")
+    return "-" if rates is None else f"{rates.peak_flops / 1e12:.0f} {rates.name}"
+
+
 def device_page(device: DeviceSpec) -> None:
     """One board: every number of its spec with where it comes from."""
-    table = Table(
-        box=None, pad_edge=False, title=f"{device.title} ({device.name}, {device.architecture})", title_justify="left"
-    )
+    rows = [(key, value, provenance_of(device, key)) for key, value in leaves(device)]
+    print_table(_numbers(f"{device.title} ({device.name}, {device.architecture})", rows))
+    if device.code_generator_reason:
+        print_line(device.code_generator_reason)
+
+
+def node_list() -> Table:
+    """All nodes, one a line."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("node", "boards", "links", "joined by"):
+        table.add_column(column, overflow="fold")
+    for column in ("GB/s a board", "bus GB/s", "step µs"):
+        table.add_column(column, justify="right")
+    table.add_column("network", overflow="fold")
+    for node in all_nodes():
+        link, network = node.link, node.network
+        joined = f"{link.topology} that reduces" if link.reduces else link.topology
+        table.add_row(
+            node.name,
+            f"{node.boards} {' or '.join(node.devices)}",
+            f"{link.count} {'lanes of PCIe' if link.kind == 'pcie' else 'NVLink'} {link.generation}",
+            joined,
+            f"{node.peak_bytes_per_second / 1e9:.0f}",
+            f"{node.collectives.bus_bytes_per_second / 1e9:.0f}",
+            f"{node.collectives.step_seconds * 1e6:.2f}",
+            f"{network.title}, {network.bandwidth_bytes_per_second / 1e9:g} GB/s a board" if network else "none",
+        )
+    return table
+
+
+def node_page(node: NodeSpec) -> None:
+    """One node: every number of its spec with where it comes from."""
+    rows = [(key, value, source_of(node.provenance, key) or "") for key, value in node_leaves(node)]
+    print_table(_numbers(f"{node.title} ({node.name}: {', '.join(node.devices)})", rows))
+
+
+def _numbers(title: str, rows: Sequence[tuple[str, int | float, str]]) -> Table:
+    """Numbers of a spec by their key paths, with where they come from."""
+    table = Table(box=None, pad_edge=False, title=title, title_justify="left")
     table.add_column("field")
     table.add_column("value", justify="right")
     table.add_column("provenance", overflow="fold")
-    for key, value in leaves(device):
-        table.add_row(key, f"{value:g}" if isinstance(value, float) else str(value), provenance_of(device, key))
-    print_table(table)
-    if device.code_generator_reason:
-        print_line(device.code_generator_reason)
+    for key, value, source in rows:
+        table.add_row(key, f"{value:g}" if isinstance(value, float) else str(value), source)
+    return table
 
 
 def print_line(text: str) -> None:

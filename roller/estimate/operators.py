@@ -10,7 +10,7 @@ A file holds one operator a line, a list, or a single one; besides the operator'
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -23,6 +23,7 @@ from roller.algorithms import ALGORITHMS, DIRECT
 from roller.construct.program import ProgramPart
 from roller.estimate.gradients import Gradient, gradients
 from roller.library import LibraryEstimate, PricedCall, library_calls, priced
+from roller.library.collectives import check_ranks, node_for
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
@@ -31,6 +32,7 @@ from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.form import kernel_form
 from sokoban.kernel.instructions import Instruction
+from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
 Implementation = Literal["best", "library"]
@@ -174,6 +176,7 @@ def estimate_items(
     implementation: Implementation = "best",
     method: str = "roller",
     algorithms: Collection[str] = ALGORITHMS,
+    node: str | None = None,
 ) -> list[OperatorEstimate]:
     """What every operator takes.
 
@@ -183,10 +186,16 @@ def estimate_items(
         implementation: our own kernels or the library's.
         method: who finds our kernels, one of :data:`roller.programs.METHODS`.
         algorithms: which kinds of our programs compete, some of :data:`roller.algorithms.ALGORITHMS`.
+        node: name or file of the node for collectives that name none; None takes the board's usual one.
 
     Raises:
         InputError: an operator cannot be read, or is none that the implementation has; or the board runs no library.
     """
+    if node is not None:
+        node_for(device, node)
+        items = [
+            replace(item, data={"node": node, **item.data}) if is_collective(item.data) else item for item in items
+        ]
     return _library(items, device) if implementation == "library" else _best(items, device, method, algorithms)
 
 
@@ -195,6 +204,8 @@ def _library(items: Sequence[Item], device: DeviceSpec) -> list[OperatorEstimate
     for item in items:
         try:
             called.append(library_calls(item.data, item.direction))
+            if is_collective(item.data):
+                check_ranks(item.data.get("ranks", 2), node_for(device, item.data.get("node")))
             names.append(_name(item.data))
         except InputError as error:
             raise error.within(item.where) from error.__cause__
@@ -222,6 +233,8 @@ def _name(data: Mapping[str, Any]) -> str:
     """The operator's name, derived without writing its expression where that is possible."""
     if data.get("name") is not None:
         return str(data["name"])
+    if is_collective(data):
+        return collective_from_data(data).stem
     stem = named_stem(data)
     return operator_from_data(data).name if stem is None or len(stem) > MAX_NAME_LENGTH - 4 else stem
 

@@ -14,13 +14,15 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from roller.library.attention import AttentionSizes, attention_seconds
+from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolution import ConvolutionSizes, convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
 from roller.library.gemm import choose_gemm
 from roller.library.gemm_tiles import generation
 from roller.library.rowwise import layer_norm_seconds, softmax_seconds
 from roller.library.streams import streamed_seconds
-from sokoban.language.expression import DTYPE_BYTES
+from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
 
 #: Kind -> names of its sizes.
 KINDS: Mapping[str, tuple[str, ...]] = {
@@ -29,9 +31,16 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "elementwise": ("elements",),
     "softmax": ("rows", "columns"),
     "layer_norm": ("rows", "columns"),
+    "attention": (
+        "b", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "causal", "window", "page",
+    ),
     "stream": ("moved", "outputs", "points"),
     "roofline": ("moved", "outputs", "flops"),
-}
+    "collective": ("bytes", "ranks"),
+}  # fmt: skip
+
+#: The first boards that FlashAttention runs on, and those whose generation of it multiplies eight-bit floats.
+FLASH_CAPABILITY, FLASH_FLOAT8_CAPABILITY = (8, 0), (9, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +54,8 @@ class LibraryCall:
         dtype: element type of the tensors.
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
             ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
-            ``elementwise.OPERATORS``; ``stream``: the kernel's name.
+            ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
+            of a node which is not the board's usual one.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -82,6 +92,25 @@ class PricedCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kernels: int
     tile: str | None = None
     splits: int | None = None
+
+
+def check_call(call: LibraryCall, device: DeviceSpec) -> None:
+    """Refuses attention on boards that have no kernels for it.
+
+    Raises:
+        InputError: the board's Tensor Cores are too old, or it has none.
+    """
+    capability = device.compute_capability
+    if call.kind != "attention" or capability is None:
+        return
+    is_narrow = call.dtype in FLOAT8_DTYPES
+    needed = FLASH_FLOAT8_CAPABILITY if is_narrow else FLASH_CAPABILITY
+    if capability < needed:
+        what = f"FlashAttention for {call.dtype}" if is_narrow else "FlashAttention"
+        problem = f"{device.name} has no {what}, which takes Tensor Cores of sm_{needed[0]}{needed[1]} or newer"
+        wider = '"dtype": "bfloat16"' if is_narrow else ""
+        eager = '"algorithm": "eager"' if capability < FLASH_CAPABILITY else ""
+        raise InputError("--device", problem, f"use {' and '.join(word for word in (wider, eager) if word)}")
 
 
 def price(calls: Sequence[LibraryCall], device: DeviceSpec) -> list[PricedCall]:
@@ -126,7 +155,9 @@ def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
     calls = device.framework_calls
     host = calls.linear_call_seconds if first.variant == "addmm" else calls.matmul_call_seconds
     same = msgspec.structs.replace(calls, linear_call_seconds=host, matmul_call_seconds=host)
-    board = msgspec.structs.replace(device, framework=same)
+    # A board that nobody measured has no source for what its framework calls cost.
+    sources = {"framework": "typical", **device.provenance}
+    board = msgspec.structs.replace(device, framework=same, provenance=sources)
     both = (_chosen(first, sizes, labels, board, bias=bias) for bias in (True, False))
     return [min(pair, key=lambda call: call.seconds) for pair in zip(*both, strict=True)]
 
@@ -177,6 +208,12 @@ def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
     return _listed(model(sizes["rows"], sizes["columns"], device, first.direction, DTYPE_BYTES[first.dtype]), labels)
 
 
+def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    check_call(first, device)
+    times = attention_seconds(AttentionSizes(**dict(sizes)), device, dtype=first.dtype, direction=first.direction)
+    return _listed(times, labels)
+
+
 def _streams(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     times = streamed_seconds(sizes["moved"], sizes["outputs"], sizes["points"], device, first.variant)
     return _listed(times, labels)
@@ -189,14 +226,22 @@ def _rooflines(first: LibraryCall, sizes: _Columns, labels: Sequence[str], devic
     return _listed(times, labels)
 
 
+def _collectives(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
+    name, _, node = first.variant.partition("@")
+    where = node_for(device, node or None)
+    return _listed(collective_seconds(name, sizes["bytes"], sizes["ranks"], where, dtype=first.dtype), labels)
+
+
 _MODELS: Mapping[str, _Model] = {
     "gemm": _gemms,
     "convolution": _convolutions,
     "elementwise": _elementwise,
     "softmax": _softmax,
     "layer_norm": _softmax,
+    "attention": _attentions,
     "stream": _streams,
     "roofline": _rooflines,
+    "collective": _collectives,
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from roller.library.calls import LibraryCall
-from roller.library.parts import convolution, elementwise, product, stream
+from roller.library.parts import attention, convolution, elementwise, product, stream
 from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.named.base import BiasAdd, Program, ResidualAdd, Scale, with_epilogue
 from sokoban.language.operators import typed_stem
@@ -143,6 +143,10 @@ def _transpose(operator: Any, program: Program) -> list[LibraryCall]:
     return [stream("transpose", "elementwise_kernel", count, count, count, operator.dtype)]
 
 
+def _attention(operator: Any, program: Program) -> list[LibraryCall]:
+    return attention(operator)
+
+
 _MAKERS: Mapping[str, Callable[[Any, Program], list[LibraryCall]]] = {
     "matmul": _matmul,
     "batch_matmul": _matmul,
@@ -155,4 +159,5 @@ _MAKERS: Mapping[str, Callable[[Any, Program], list[LibraryCall]]] = {
     "softmax": _rows,
     "layer_norm": _rows,
     "transpose": _transpose,
+    "attention": _attention,
 }

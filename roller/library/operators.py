@@ -18,6 +18,7 @@ from roller.library.elementwise import Direction
 from roller.library.named_calls import named_calls
 from roller.library.parts import directed
 from roller.library.recognise import recognise
+from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import operator_from_data
 
@@ -55,8 +56,21 @@ def library_calls(operator: Mapping[str, Any] | TensorExpr, direction: Direction
         raise InputError("direction", f"there is no {direction!r}", f"use one of {', '.join(DIRECTIONS)}")
     if isinstance(operator, TensorExpr):
         return directed(recognise(operator), direction)
+    if is_collective(operator):
+        return [_collective_call(operator, direction)]
     calls = named_calls(operator) if isinstance(operator, dict) else None
     return directed(recognise(operator_from_data(operator)) if calls is None else calls, direction)
+
+
+def _collective_call(data: Mapping[str, Any], direction: Direction) -> LibraryCall:
+    found = collective_from_data(data)
+    if direction != "forward":
+        raise InputError(
+            "direction", "a collective has no backward pass of its own", "write the collective of its gradient"
+        )
+    variant = found.op if found.node is None else f"{found.op}@{found.node}"
+    sizes = (float(found.bytes), float(found.ranks))
+    return LibraryCall(kind="collective", label=found.op, sizes=sizes, dtype=found.dtype, variant=variant)
 
 
 def library_time(

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
 from roller.library.elementwise import OPERATORS, Direction
-from sokoban.language.expression import DTYPE_BYTES, FUNCTIONS
+from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES, FUNCTIONS
+from sokoban.language.named.attention import Attention
 
 #: Function of the expression language -> the modelled operator whose forward and whose backward kernels it has; ``u``
 #: stands for a tensor and a number. An addition passes its gradient on.
@@ -29,6 +31,9 @@ WITH_NUMBER: Mapping[str, tuple[str, str]] = {
     "add": ("addu", "addu"), "sub": ("addu", "addu"), "mul": ("mulu", "mulu"), "div": ("divu", "divu"),
     "pow": ("powu", "powu"), "min": ("addu", "mulu"), "max": ("addu", "mulu"), "select": ("addu", "mulu"),
 }  # fmt: skip
+
+#: Element types of queries, keys and values that FlashAttention has kernels for.
+FLASH_DTYPES = ("float16", "bfloat16", *FLOAT8_DTYPES)
 
 #: What has no gradient, comparisons and rounding, by its number of operands.
 WITHOUT_GRADIENT = {1: ("copy", "add"), 2: ("add", "add")}
@@ -79,6 +84,48 @@ def stream(label: str, kernel: str, read: float, written: int, points: float, dt
     return LibraryCall(kind="stream", label=label, sizes=(moved, written, points), dtype=dtype, variant=kernel)
 
 
+def attention(operator: Attention) -> list[LibraryCall]:
+    """The calls of an attention: one of FlashAttention, or those of one written out.
+
+    Raises:
+        InputError: FlashAttention has no kernel for the type.
+    """
+    if operator.algorithm == "eager":
+        return _eager_attention(operator)
+    dtype = operator.dtype
+    if dtype not in FLASH_DTYPES:
+        remedy = 'use "dtype": "bfloat16" or "algorithm": "eager"'
+        raise InputError("dtype", f"FlashAttention has no kernel for {dtype}", remedy)
+    sizes = (
+        operator.b, operator.heads, operator.key_heads, operator.queries, operator.key_count, operator.head_dim,
+        operator.value_size, int(operator.causal), operator.window, operator.page,
+    )  # fmt: skip
+    return [LibraryCall(kind="attention", label="attention", sizes=sizes, dtype=dtype)]
+
+
+def _eager_attention(operator: Attention) -> list[LibraryCall]:
+    """Attention written out in PyTorch, as models have it that ask for no fused kernel.
+
+    Keys and values are repeated for the heads that share them; the products are scaled, a mask made beforehand is added
+    to them, and the softmax is written out before the second product.
+    """
+    b, heads, queries, keys = operator.b, operator.heads, operator.queries, operator.key_count
+    dtype, count = operator.dtype, b * heads
+    calls = []
+    if operator.key_heads != heads:
+        for name, width in (("keys", operator.head_dim), ("values", operator.value_size)):
+            read, written = b * operator.key_heads * keys * width, count * keys * width
+            calls.append(stream(f"repeat {name}", "elementwise_kernel", read, written, written, dtype))
+    calls.append(product(count, queries, keys, operator.head_dim, dtype, batched=True))
+    calls.append(elementwise("mul", count * queries * keys, dtype, 1, number=True))
+    if operator.causal:
+        # The mask is one for all heads, too small to count.
+        calls.append(elementwise("add", count * queries * keys, dtype, 1))
+    calls.append(LibraryCall(kind="softmax", label="softmax", sizes=(count * queries, keys), dtype=dtype))
+    calls.append(product(count, queries, operator.value_size, keys, dtype, batched=True))
+    return calls
+
+
 def directed(calls: Sequence[LibraryCall], direction: Direction) -> list[LibraryCall]:
     """Forward calls as they are, or the calls of their backward pass, last call first.
 
@@ -106,7 +153,9 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         function, _, number = call.label.partition(" ")
         _, backward = _variants(function, bool(number))
         return [replace(call, label=label, variant=backward, direction="backward")]
-    if call.kind in ("convolution", "softmax", "layer_norm"):
+    if call.kind == "attention" and call.dtype in FLOAT8_DTYPES:
+        raise InputError("dtype", f"FlashAttention has no backward pass in {call.dtype}", 'use "dtype": "bfloat16"')
+    if call.kind in ("convolution", "softmax", "layer_norm", "attention"):
         return [replace(call, label=label, direction="backward")]
     moved, _, work = call.sizes
     if call.kind == "roofline":

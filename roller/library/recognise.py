@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
-from roller.library.parts import convolution, elementwise, product, stream
+from roller.library.parts import attention, convolution, elementwise, product, stream
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.expression import (
     DTYPE_BYTES,
@@ -27,13 +27,22 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
+from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
+from sokoban.language.named.attention import attention_of
 
 #: How many times smaller than the result a tensor may be and still count as read for every element.
 BROADCAST = 4
 
 
 def recognise(expr: TensorExpr) -> list[LibraryCall]:
-    """The forward calls for an operator, in order; a single roofline call where it fits no library operator."""
+    """The forward calls for an operator, in order; a single roofline call where it fits no library operator.
+
+    Raises:
+        InputError: the operator is attention in a type that the library has no kernel for.
+    """
+    fused = attention_of(expr)
+    if fused is not None:
+        return [*attention(fused), *_epilogue_after(expr, ATTENTION_STATEMENTS)]
     try:
         form = kernel_form(expr, fuse=False)
     except InputError:
@@ -45,6 +54,17 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
         return _pointwise(form, form.final.value)
     main = _contraction(form) or _reduction(form)
     return main if main is not None else [_roofline(form)]
+
+
+def _epilogue_after(expr: TensorExpr, count: int) -> list[LibraryCall]:
+    """The calls of the statements behind the first ``count``."""
+    statements = expr.statements[count:]
+    if not statements:
+        return []
+    used = {load.tensor for statement in statements for load in loads(statement.value)}
+    used |= {statement.tensor for statement in statements}
+    tensors = tuple(tensor for tensor in expr.tensors if tensor.name in used)
+    return recognise(replace(expr, statements=statements, tensors=tensors))
 
 
 # Products

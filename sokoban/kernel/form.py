@@ -36,6 +36,7 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
+from sokoban.language.named.attention import attention_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +204,10 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     Raises:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
+    if attention_of(source) is not None:
+        raise InputError(
+            source.name, "attention has no kernels of ours yet", "use roller estimate --implementation library"
+        )
     if fuse:
         # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
         expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from hal.support.errors import InputError
 from sokoban.language.checks import MAX_NAME_LENGTH, check_accumulate, check_dtype, check_shape, check_sizes, shown
+from sokoban.language.collectives import is_collective
 from sokoban.language.expression import TensorExpr
 from sokoban.language.grammar import parse_tree
 from sokoban.language.named import NAMED_OPERATORS
@@ -82,6 +83,11 @@ def operator_from_data(data: object) -> TensorExpr:
     if "expr" in data:
         return _from_expr(data)
     op = data["op"]
+    if is_collective(data):
+        raise InputError(
+            "op", f"{op!r} is a collective of several boards and no kernel of one",
+            "roller estimate --implementation library prices it",
+        )  # fmt: skip
     if not isinstance(op, str) or op not in NAMED_OPERATORS:
         close = difflib.get_close_matches(str(op), NAMED_OPERATORS, 1) if isinstance(op, str) else []
         known = ", ".join(NAMED_OPERATORS)

@@ -218,8 +218,10 @@ def _tensor_shapes(
                 raise InputError(
                     "expr", f"{tensor} has {len(result[tensor])} dimension(s) and is read with {len(load.indices)}", ""
                 )
+    between = {statement.tensor for statement in statements[:-1]}
     for tensor, shape in result.items():
-        if math.prod(shape) > MAX_ELEMENTS:
+        # Tensors in between are never stored, and no reduction that a kernel has is larger than the output.
+        if tensor not in between and math.prod(shape) > MAX_ELEMENTS:
             extents = "x".join(map(str, shape))
             raise InputError(
                 f"shapes.{tensor}",

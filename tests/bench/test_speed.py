@@ -8,7 +8,9 @@ from click.testing import CliRunner
 from bench.speed.construction import ConstructionTimes, construct_once, construction_times, medians, suite_forms
 from bench.speed.suite_report import OperatorResult, SuiteReport, main
 from bench.speed.test_construction import RANKED_SCHEDULES, SINGLE, matmul_schedules
+from bench.speed.test_estimates import ATTENTIONS, attentions
 from hal.catalog import load_device
+from roller.library import library_calls
 
 
 def test_an_operators_time_is_the_median_of_its_rounds() -> None:
@@ -31,6 +33,11 @@ def test_the_single_benchmarks_are_operators_of_the_suite() -> None:
     forms = suite_forms("roller119")
     assert set(SINGLE) <= set(forms)
     assert construct_once({"R2": forms["R2"]}, load_device("v100"))["R2"] > 0
+
+
+def test_the_estimated_attentions_are_all_different() -> None:
+    calls = [call.sizes for operator in attentions(ATTENTIONS) for call in library_calls(operator)]
+    assert len(set(calls)) == ATTENTIONS == 10_000
 
 
 def test_the_ranked_schedules_are_all_different() -> None:

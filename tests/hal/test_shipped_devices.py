@@ -25,8 +25,11 @@ FLOAT32_LANES_PER_UNIT = {
     "sm_70": 64,
     "sm_75": 64,
     "sm_80": 64,
+    "sm_86": 128,
     "sm_89": 128,
     "sm_90": 128,
+    "sm_100": 128,
+    "sm_120": 128,
     "gfx906": 64,
 }
 
@@ -38,22 +41,34 @@ PROGRAMMING_GUIDE = {
     (7, 0): (2048, 32, 65_536, 96, 96),
     (7, 5): (1024, 16, 65_536, 64, 64),
     (8, 0): (2048, 32, 65_536, 164, 163),
+    (8, 6): (1536, 16, 65_536, 100, 99),
     (8, 9): (1536, 24, 65_536, 100, 99),
     (9, 0): (2048, 32, 65_536, 228, 227),
+    (10, 0): (2048, 32, 65_536, 228, 227),
+    (12, 0): (1536, 24, 65_536, 100, 99),
 }
 
 # Units, L2 in KiB, and the datasheet's float32 TFLOP/s and DRAM GB/s.
 DATASHEET = {
     "a100-pcie-40gb": (108, 40 * 1024, 19.5, 1555),
     "a100-pcie-80gb": (108, 40 * 1024, 19.5, 1935),
+    "a100-sxm-40gb": (108, 40 * 1024, 19.5, 1555),
+    "a100-sxm-80gb": (108, 40 * 1024, 19.5, 2039),
+    "b200": (148, 126 * 1024, 75, 8000),
+    "h100-nvl": (132, 50 * 1024, 60, 3938),
+    "h100-pcie-80gb": (114, 50 * 1024, 51.2, 2039),
     "h100-sxm-80gb": (132, 50 * 1024, 67, 3350),
     "h200": (132, 50 * 1024, 67, 4800),
     "k80": (13, 1536, 8.74 / 2, 480 / 2),
     "l4": (58, 48 * 1024, 30.3, 300),
+    "l40s": (142, 96 * 1024, 91.6, 864),
     "mi50": (60, 4 * 1024, 13.3, 1024),
     "p100-pcie-16gb": (56, 4 * 1024, 9.5, 732),
     "p4": (20, 2 * 1024, 5.7, 192),
     "rtx-2080-ti": (68, 5632, 13.45, 616),
+    "rtx-3090": (82, 6 * 1024, 35.6, 936),
+    "rtx-4090": (128, 72 * 1024, 82.6, 1008),
+    "rtx-pro-6000": (188, 128 * 1024, 125, 1792),
     "t4": (40, 4 * 1024, 8.1, 320),
     "v100-pcie-16gb": (80, 6 * 1024, 14.0, 900),
     "v100-sxm2-16gb": (80, 6 * 1024, 15.7, 900),
@@ -118,6 +133,65 @@ def test_shared_memory_moves_no_more_than_its_banks_deliver(device: DeviceSpec) 
     assert shared.bank_width_bytes is not None
     ceiling = device.unit_count * shared.bank_count * shared.bank_width_bytes * device.clocks.boost_hz
     assert 0.4 * ceiling < shared.bandwidth_bytes_per_second < ceiling
+
+
+#: FLOP of one unit and clock, dense, by generation, bfloat16 inputs with float32 sums: the white papers' figures.
+MATRIX_FLOP_PER_CLOCK = {
+    "a100-sxm-40gb": 2048, "a100-sxm-80gb": 2048, "l40s": 1024, "rtx-3090": 512, "rtx-4090": 512, "rtx-pro-6000": 1024,
+}  # fmt: skip
+#: The datasheet's dense TFLOP/s in bfloat16 of boards whose matrix units run at a clock of their own.
+MATRIX_TFLOPS = {"h100-pcie-80gb": 756, "h100-nvl": 835, "h100-sxm-80gb": 989, "h200": 989, "b200": 2250}
+
+
+@pytest.mark.parametrize("name", [*MATRIX_FLOP_PER_CLOCK, *MATRIX_TFLOPS])
+def test_matrix_rates_agree_with_the_datasheet(name: str) -> None:
+    device = hal.load_device(name)
+    best = device.best_matrix_instruction("bfloat16")
+    assert best is not None
+    if name in MATRIX_TFLOPS:
+        peak = MATRIX_TFLOPS[name] * 1e12
+    else:
+        peak = device.unit_count * MATRIX_FLOP_PER_CLOCK[name] * device.clocks.boost_hz
+    assert best.peak_flops == pytest.approx(peak, rel=0.015)
+    assert best.best_flops is not None
+    assert 0.8 * best.peak_flops < best.best_flops <= best.peak_flops
+    assert (best.power_limited_flops or best.best_flops) <= best.best_flops
+
+
+@pytest.mark.parametrize("device", CUDA, ids=named)
+def test_narrow_types_double_the_rate_of_halves(device: DeviceSpec) -> None:
+    halves = device.best_matrix_instruction("float16")
+    capability = device.compute_capability or (0, 0)
+    if halves is None or capability < (8, 0):
+        return
+    for dtype, factor in (("tfloat32", 0.5), ("float8_e4m3fn", 2.0), ("float8_e5m2", 2.0)):
+        rates = device.best_matrix_instruction(dtype)
+        assert (rates is not None) == (dtype == "tfloat32" or capability >= (8, 9))
+        if rates is not None:
+            assert rates.peak_flops == pytest.approx(factor * halves.peak_flops, rel=0.01)
+    integers = device.best_matrix_instruction("int8")
+    assert integers is not None
+    # GeForce boards halve the rate of float32 sums, not that of integers.
+    factor = 4 if device.title.startswith("NVIDIA GeForce") else 2
+    assert integers.peak_flops == pytest.approx(factor * halves.peak_flops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-sxm-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA B200", "b200"),
+        ("NVIDIA GeForce RTX 3090", "rtx-3090"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+    ],
+)
+def test_a_board_goes_by_what_the_driver_calls_it(reported: str, name: str) -> None:
+    assert hal.load_device(reported).name == name
 
 
 @pytest.mark.parametrize("device", CPUS, ids=named)

@@ -138,7 +138,9 @@ _SCALAR_BYTES = {
     "signed char": 1,
 }
 _C_BYTES = _SCALAR_BYTES | {
-    f"{name}{lanes}": size * lanes for name, size in {"half": 2, "float": 4, "double": 8}.items() for lanes in (2, 4, 8)
+    f"{name}{lanes}": size * lanes
+    for name, size in {"half": 2, "int": 4, "float": 4, "double": 8}.items()
+    for lanes in (2, 4, 8)
 }
 
 

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind, ThreadKind, matching
+from daydream.trace.dtypes import element_bytes
 from daydream.trace.trace import NONE, Floats, Ints, argument
+from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
 #: Bytes a microsecond in one GB/s.
@@ -25,38 +27,6 @@ BYTES_PER_US = 1e3
 
 #: What PyTorch calls a megabyte in `bucket_cap_mb`.
 MEBIBYTE = float(2**20)
-
-#: Bytes an element, by the profiler's "Input type" or a dtype's name, in lower case.
-ELEMENT_BYTES = {
-    "double": 8,
-    "float": 4,
-    "float32": 4,
-    "float64": 8,
-    "int": 4,
-    "long": 8,
-    "long int": 8,
-    "c10::half": 2,
-    "half": 2,
-    "float16": 2,
-    "c10::bfloat16": 2,
-    "bfloat16": 2,
-    "c10::float8_e4m3fn": 1,
-    "c10::float8_e5m2": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "char": 1,
-    "bool": 1,
-}
-
-
-def element_bytes(type_name: object, otherwise: int = 4) -> int:
-    """Bytes of an element of a type as the profiler or PyTorch spells it.
-
-    >>> element_bytes("c10::Half"), element_bytes("torch.float64"), element_bytes("complex")
-    (2, 8, 4)
-    """
-    return ELEMENT_BYTES.get(str(type_name).lower().removeprefix("torch."), otherwise)
-
 
 # Point to point
 
@@ -148,6 +118,39 @@ def stage_bytes(size: float, workers: Sequence[int]) -> list[float]:
     [1000000.0, 500000.0]
     """
     return [float(size / np.prod(workers[:level], initial=1.0)) for level in range(len(workers))]
+
+
+# Collectives of the library on a node
+
+
+def node_of(pass_name: str, name: str, workers: int) -> NodeSpec | None:
+    """The node of that name or file with room for so many workers; None where none is named.
+
+    Raises:
+        InputError: there is no such node, or it has fewer boards and no network.
+    """
+    if not name:
+        return None
+    from hal.node_catalog import load_node
+    from roller.library.collectives import check_ranks
+
+    try:
+        node = load_node(name)
+        if workers > 1:
+            check_ranks(workers, node)
+    except InputError as error:
+        field = "workers" if error.field == "ranks" else error.field
+        raise InputError(f"{pass_name}: {field}", error.problem, error.remedy) from None
+    return node
+
+
+def on_node_us(collective: str, size: float, workers: int, node: NodeSpec) -> float:
+    """Microseconds of NCCL's collective of `size` bytes on a node's boards (:mod:`roller.library.collectives`)."""
+    if workers <= 1 or size < 1:
+        return 0.0
+    from roller.library.collectives import collective_seconds
+
+    return float(collective_seconds(collective, size, workers, node, dtype="float32").kernel_seconds) * 1e6
 
 
 # Parameter server (Li et al., OSDI 2014: a worker pushes gradients and pulls parameters)

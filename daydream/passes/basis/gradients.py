@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind
-from daydream.passes.basis.communication import MEBIBYTE, element_bytes, tensor_bytes
+from daydream.passes.basis.communication import MEBIBYTE, tensor_bytes
+from daydream.trace.dtypes import element_bytes
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace, argument
 from hal.support.errors import InputError
 

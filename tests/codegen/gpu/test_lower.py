@@ -191,6 +191,12 @@ def test_more_than_48_kib_is_given_at_launch_on_cuda_and_declared_elsewhere() ->
     assert static_shared_bytes(text) == static.shared_bytes == lowered.shared_bytes
 
 
+def test_shared_memory_of_whole_numbers_is_counted_by_vectors_of_them() -> None:
+    assert (
+        static_shared_bytes("  __shared__ signed char a[6];\n  __shared__ alignas(16) int4 sums[96];\n") == 16 + 16 * 96
+    )
+
+
 @pytest.mark.parametrize("pad", [1, 3, 5, 8])
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dynamic_shared_memory_holds_every_padded_tile(pad: int, dtype: str) -> None:

@@ -14,7 +14,9 @@ from daydream.graph.simulate import simulate
 from daydream.passes.basis.communication import hierarchical_all_reduce_us
 from daydream.passes.blueconnect import blueconnect
 from daydream.passes.ddp import ddp
+from hal.node_catalog import load_node
 from hal.support.errors import InputError
+from roller.library.collectives import collective_seconds
 from tests.daydream.graphs import CHANNEL, STREAM2, graph, launched, pairs, task
 
 LEVELS = {"factors": "4x2", "bandwidths": "100x10", "latencies_us": "1"}
@@ -133,3 +135,16 @@ def test_without_all_reduce_ddp_has_to_come_first():
     some.bytes[4] = np.nan
     with pytest.raises(InputError, match="no all-reduce of known size"):
         blueconnect(some, **LEVELS)
+
+
+def test_on_a_node_the_innermost_level_is_the_librarys():
+    node = load_node("hgx-h100")
+    made = blueconnect(inserted(), **LEVELS, node="hgx-h100").graph
+    inside = [
+        float(collective_seconds(name, 8e6, 4, node, dtype="float32").kernel_seconds) * 1e6
+        for name in ("reduce_scatter", "all_gather")
+    ]
+    durations = [end - start for _, start, end in stages(made)]
+    assert durations == pytest.approx([inside[0], 101, 101, inside[1]])
+    with pytest.raises(InputError, match="blueconnect: workers: 4 are beyond the 2 boards of pcie-pair"):
+        blueconnect(inserted(), **LEVELS, node="pcie-pair")

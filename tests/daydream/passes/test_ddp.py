@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from daydream.passes.basis.communication import all_reduce_us, all_reduces
 from daydream.passes.basis.gradients import ParameterGradient
 from daydream.passes.ddp import buckets, ddp
 from daydream.tasks.build import read_graph
+from hal.node_catalog import load_node
 from hal.support.errors import InputError
+from roller.library.collectives import collective_seconds
 from tests.daydream.graphs import STREAM2, graph, launched, pairs
 from tests.daydream.recorded import recorded_trace
 from tests.daydream.traces import Builder
@@ -214,3 +217,28 @@ def test_resnet_50_sends_its_five_buckets_every_step():
     assert network == pytest.approx(all_reduce_us(4 * 25_557_032, 8, 1.25), rel=1e-3)
     # The update waits for the network, and the network for the backward pass: a step takes the forward pass and it.
     assert simulate(made).step_us[2] > network
+
+
+def test_on_a_node_all_reduces_take_what_the_library_takes():
+    node = load_node("hgx-h100")
+    outcome = ddp(step(), **USUAL | {"workers": 8}, node="hgx-h100")
+    expected = float(collective_seconds("all_reduce", 2**20, 8, node, dtype="float32").kernel_seconds) * 1e6
+    durations = outcome.graph.duration_us[all_reduces(outcome.graph)]
+    assert durations == pytest.approx([expected, expected])
+    assert any(note.endswith("ms a step on the network of hgx-h100") for note in outcome.notes)
+    assert ddp(step(), **USUAL | {"workers": 8}, node="hgx-h100", interference=0.5).graph.duration_us[
+        all_reduces(outcome.graph)
+    ] == pytest.approx([1.5 * expected] * 2)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"node": "hgx"}, "ddp: node: no node is called 'hgx'; "),
+        ({"node": "pcie-pair", "workers": 4}, "ddp: workers: 4 are beyond the 2 boards of pcie-pair without a network"),
+    ],
+)
+def test_nodes_that_cannot_be_are_refused(parameters: dict[str, Any], message: str):
+    with pytest.raises(InputError) as error:
+        ddp(step(), **USUAL | parameters)
+    assert str(error.value).startswith(message)

@@ -96,6 +96,7 @@ class TestAnswers:
         assert (warps.key, groups.key) == ("bfloat16-float32", "bfloat16-float32-wgmma")
         assert warps.peak_flops < groups.peak_flops
         assert h200.best_matrix_instruction("bfloat16") == groups
+        assert h200.unit_pair_instruction("bfloat16") is None
         assert v100.warp_group_instruction("float16") is None
         assert v100.best_matrix_instruction("float16") == v100.matrix_instruction("float16")
 
@@ -402,6 +403,62 @@ def test_best_and_power_limited_rates_out_of_range(v100: DeviceSpec, field: str,
     )
     with pytest.raises(InputError, match=r"device\.throughput\.float32\."):
         msgspec.structs.replace(v100, throughput=rates, provenance=v100.provenance | {"throughput": "test"})
+
+
+class TestUnitPairs:
+    """Matrix instructions of a unit or a pair of units (``tcgen05``)."""
+
+    def test_they_are_what_a_library_uses_and_no_warp_groups(self) -> None:
+        b200 = hal.load_device("b200")
+        warps, pairs = b200.matrix_instruction("bfloat16"), b200.unit_pair_instruction("bfloat16")
+        assert warps is not None
+        assert pairs is not None
+        assert (warps.key, pairs.key) == ("bfloat16-float32", "bfloat16-float32-tcgen05")
+        assert (warps.is_by_warps, pairs.is_by_warps) == (True, False)
+        assert (pairs.is_by_unit_pairs, pairs.is_by_groups) == (True, False)
+        assert b200.warp_group_instruction("bfloat16") is None
+        assert b200.best_matrix_instruction("bfloat16") == pairs
+
+    def test_kernels_of_ours_take_the_instruction_of_warps(self) -> None:
+        from sokoban.kernel.matrix import instruction_for
+
+        assert str(instruction_for(hal.load_device("b200"), "bfloat16")) == "mma_16x8x16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"best_flops": 2300e12},
+            "best_flops: got 2.3e+15, expected at most 2.25e+15 "
+            "(matrix_instructions.bfloat16-float32-tcgen05.peak_flops)",
+        ),
+        (
+            {"best_flops": 1500e12, "power_limited_flops": None},
+            "sustained_flops: got 1.554e+15, expected at most 1.5e+15 "
+            "(matrix_instructions.bfloat16-float32-tcgen05.best_flops)",
+        ),
+        (
+            {"power_limited_flops": 2100e12},
+            "power_limited_flops: got 2.1e+15, expected at most 2.021e+15 "
+            "(matrix_instructions.bfloat16-float32-tcgen05.best_flops)",
+        ),
+        (
+            {"best_flops": None, "power_limited_flops": 2300e12},
+            "power_limited_flops: got 2.3e+15, expected at most 2.25e+15 "
+            "(matrix_instructions.bfloat16-float32-tcgen05.peak_flops)",
+        ),
+    ],
+)
+def test_rates_of_a_matrix_instruction_out_of_order(changes: dict[str, float | None], message: str) -> None:
+    b200 = hal.load_device("b200")
+    key = "bfloat16-float32-tcgen05"
+    instructions = tuple(
+        msgspec.structs.replace(each, **changes) if each.key == key else each for each in b200.matrix_instructions
+    )
+    with pytest.raises(InputError) as error:
+        msgspec.structs.replace(b200, matrix_instructions=instructions)
+    assert str(error.value) == f"device.matrix_instructions.{key}.{message}"
 
 
 def test_scattered_reads_above_the_bandwidth(v100: DeviceSpec) -> None:

@@ -211,3 +211,50 @@ def test_estimates_need_no_compiler(here: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+# Collectives
+
+ALL_REDUCE = {"op": "all_reduce", "bytes": 2**29, "ranks": 8}
+
+
+def collectives(*arguments: object) -> Result:
+    return roller("estimate", "--implementation", "library", "--device", "h100", *arguments)
+
+
+def test_collectives_are_priced_on_a_node(here: Path) -> None:
+    file = write(ALL_REDUCE, MATMUL, ALL_REDUCE | {"node": "dgx-h100", "name": "sum"})
+    result = collectives(file, "--node", "hgx-h100", "--json")
+    assert result.exit_code == 0, result.output
+    first, product, second = [json.loads(line) for line in result.output.splitlines()]
+    assert (first["name"], first["kernel"], first["bound"]) == ("all_reduce_536870912_8ranks", "NVLS", "links")
+    assert (second["name"], second["seconds"]) == ("sum", first["seconds"])
+    assert product["kernel"] != "NVLS"
+
+
+@pytest.mark.parametrize(
+    ("operator", "options", "message"),
+    [
+        (ALL_REDUCE | {"ranks": 12}, [], "ops.jsonl.ranks: 12 do not fill nodes of 8 boards; write a multiple of 8"),
+        (
+            ALL_REDUCE | {"ranks": 1},
+            [],
+            "ops.jsonl.ranks: got 1, expected 2 or more; one rank communicates with nobody",
+        ),
+        (ALL_REDUCE | {"node": "pcie-pair"}, [], "ops.jsonl.node: pcie-pair holds "),
+        (ALL_REDUCE, ["--node", "hgx"], "node: no node is called 'hgx'; "),
+        (
+            ALL_REDUCE | {"direction": "backward"},
+            [],
+            "ops.jsonl.direction: a collective has no backward pass of its own; ",
+        ),
+        (ALL_REDUCE, ["--device", "t4"], "ops.jsonl.node: t4 has no usual node; name one with --node, "),
+        (ALL_REDUCE, ["--implementation", "best"], "ops.jsonl.op: 'all_reduce' is a collective of several boards and "),
+    ],
+)
+def test_collectives_that_cannot_be_are_one_line(
+    here: Path, operator: dict[str, Any], options: list[str], message: str
+) -> None:
+    result = collectives(write(operator), *options)
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
+    assert result.output.startswith(f"roller: {message}")

@@ -176,3 +176,14 @@ def test_halves_run_at_the_rate_of_matrix_units_or_of_float32() -> None:
     assert half.seconds == single.seconds
     tensor = library_time(data | {"dtype": "float16"}, V100)
     assert tensor.seconds < 0.5 * library_time(data, V100).seconds and tensor.kernel.startswith("matrix units")
+
+
+@pytest.mark.parametrize("name", ["a100-sxm", "h100-nvl", "l40s", "rtx-3090", "rtx-4090", "rtx-pro-6000", "b200"])
+def test_boards_whose_framework_calls_nobody_measured_are_priced(name: str) -> None:
+    device = load_device(name)
+    assert device.framework is None
+    halves, singles = (
+        library_time({"op": "matmul", "m": 4096, "n": 4096, "k": 4096, "dtype": dtype}, device).seconds
+        for dtype in ("bfloat16", "float32")
+    )
+    assert 0 < halves < singles

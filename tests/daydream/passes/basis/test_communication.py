@@ -18,7 +18,6 @@ from daydream.passes.basis.communication import (
     broadcast_us,
     check,
     check_not_negative,
-    element_bytes,
     hierarchical_all_reduce_us,
     message_bytes,
     numbers,
@@ -30,6 +29,7 @@ from daydream.passes.basis.communication import (
     transfer_us,
 )
 from daydream.tasks.build import read_graph
+from daydream.trace.dtypes import element_bytes
 from hal.support.errors import InputError
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM2, graph, task
 from tests.daydream.traces import Builder

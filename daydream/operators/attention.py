@@ -1,0 +1,143 @@
+"""Recorded attention operators of PyTorch as Roller's ``attention``, whichever library's kernels they launched."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from daydream.operators.shapes import DTYPES, Inputs, RecordedTensor, Work, WorkPart
+from sokoban.language.expression import DTYPE_BYTES
+
+
+class _Arguments(NamedTuple):
+    """Where an operator has what: positions of its arguments.
+
+    Attributes:
+        query: of the queries, which keys and values follow.
+        causal: of the mask: true, or a number other than 0, for a causal one.
+        heads_first: whether tensors are ``[b, heads, length, width]``, else ``[b, length, heads, width]``.
+        starts: of the offsets at which sequences start that lie one behind the other; None where none do.
+        left: of the number of keys before its own that a query sees, negative for all; None where there is none.
+    """
+
+    query: int
+    causal: int
+    heads_first: bool
+    starts: int | None = None
+    left: int | None = None
+
+
+_FORWARD = {
+    "aten::_scaled_dot_product_flash_attention": _Arguments(0, 4, True),
+    "aten::_flash_attention_forward": _Arguments(0, 8, False, 3, 11),
+    "aten::_scaled_dot_product_efficient_attention": _Arguments(0, 6, True),
+    "aten::_efficient_attention_forward": _Arguments(0, 9, False, 4),
+    "aten::_scaled_dot_product_cudnn_attention": _Arguments(0, 6, True),
+    "aten::_cudnn_attention_forward": _Arguments(0, 10, True),
+}
+
+_BACKWARD = {
+    "aten::_scaled_dot_product_flash_attention_backward": _Arguments(1, 11, True),
+    "aten::_flash_attention_backward": _Arguments(1, 11, False, 6, 15),
+    "aten::_scaled_dot_product_efficient_attention_backward": _Arguments(1, 11, True),
+    "aten::_efficient_attention_backward": _Arguments(1, 15, False, 6),
+    "aten::_scaled_dot_product_cudnn_attention_backward": _Arguments(1, 14, True),
+    "aten::_cudnn_attention_backward": _Arguments(1, 14, True),
+}
+
+#: Products of the backward pass over those of the forward pass: the scores once more, and four gradients.
+BACKWARD_PRODUCTS = 2.5
+
+
+def is_attention(name: str) -> bool:
+    """Whether an operator of this name is fused attention or its backward pass."""
+    return name in _FORWARD or name in _BACKWARD
+
+
+@lru_cache(maxsize=65536)
+def describe_attention(name: str, inputs: Inputs) -> Work | str:
+    """The work of an attention operator, or in words why it is unknown.
+
+    Sequences that lie one behind the other are taken to be equally long. Without recorded values there is no mask.
+    """
+    backward = name in _BACKWARD
+    at = (_BACKWARD if backward else _FORWARD)[name]
+    tensors = [inputs.tensor(at.query + position) for position in range(3)]
+    query, key, value = (_sides(tensor, at.heads_first) for tensor in tensors)
+    if query is None or key is None or value is None:
+        return "sizes of its operands not recorded"
+    assert tensors[0] is not None  # it has sides
+    dtype = DTYPES.get(tensors[0].dtype)
+    if dtype is None:
+        return f"elements of type {tensors[0].dtype or 'unknown'}"
+    if not all((*query, *key, *value)):
+        return "an empty tensor"
+    packed = _sequences(inputs, at)
+    if packed:
+        query, key = (side._replace(b=packed, length=-(-side.b * side.length // packed)) for side in (query, key))
+    mask = inputs.value(at.causal)
+    causal = type(mask) in (bool, int) and bool(mask)
+    data: dict[str, Any] = {
+        "op": "attention", "b": query.b, "heads": query.heads, "kv_heads": key.heads, "queries": query.length,
+        "keys": key.length, "head_dim": query.width, "value_dim": value.width, "causal": causal, "dtype": dtype,
+    }  # fmt: skip
+    left = inputs.value(at.left) if at.left is not None and causal else None
+    if type(left) is int and left >= 0:
+        data["window"] = left + 1
+    reason = _contradiction(query, key, causal)
+    if reason:
+        return reason
+    pairs = query.b * query.heads * _seen(query.length, key.length, data.get("window", 0), causal)
+    elements = query.b * (query.heads * query.length + key.heads * key.length) * (query.width + value.width)
+    guesses = ["whether attention has a mask is not recorded, taken for none"] if mask is None else []
+    guesses += ["sequences of attention taken to be equally long"] if packed else []
+    return Work(
+        kind="attention",
+        parts=(WorkPart(data, "backward" if backward else "forward"),),
+        flops=2.0 * pairs * (query.width + value.width) * (BACKWARD_PRODUCTS if backward else 1.0),
+        bytes=float(elements * DTYPE_BYTES[dtype] * (2 if backward else 1)),
+        dtype=dtype,
+        assumed="; ".join(guesses),
+    )
+
+
+class _Sides(NamedTuple):
+    b: int
+    heads: int
+    length: int
+    width: int
+
+
+def _sides(tensor: RecordedTensor | None, heads_first: bool) -> _Sides | None:
+    """The sides of queries, keys or values; those without a batch lie one behind the other."""
+    if tensor is None or len(tensor.dims) not in (3, 4):
+        return None
+    b, first, second, width = tensor.dims if len(tensor.dims) == 4 else (1, *tensor.dims)
+    return _Sides(b, first, second, width) if heads_first else _Sides(b, second, first, width)
+
+
+def _sequences(inputs: Inputs, at: _Arguments) -> int:
+    """How many sequences lie one behind the other; 0 where each has its own place."""
+    starts = inputs.tensor(at.starts) if at.starts is not None else None
+    return starts.elements - 1 if starts is not None and starts.elements > 1 else 0
+
+
+def _contradiction(query: _Sides, key: _Sides, causal: bool) -> str:
+    """Why these sizes make no attention; empty where they do."""
+    if (query.b, query.width) != (key.b, key.width) or query.heads % key.heads:
+        return f"queries of {list(query)} and keys of {list(key)} do not make attention"
+    return "fewer keys than queries under a causal mask" if causal and query.length > key.length else ""
+
+
+def _seen(queries: int, keys: int, window: int, causal: bool) -> int:
+    """Pairs of a query and a key that it sees, of one head.
+
+    >>> _seen(3, 4, 0, causal=True), _seen(3, 4, 2, causal=True), _seen(3, 4, 0, causal=False)
+    (9, 6, 12)
+    """
+    if not causal:
+        return queries * keys
+    most = min(window or keys, keys)
+    # Query i sees keys - queries + i + 1 keys, or the most: so many queries see fewer.
+    fewer = min(max(most - (keys - queries) - 1, 0), queries)
+    return queries * most - fewer * (fewer + 1) // 2

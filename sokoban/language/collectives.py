@@ -1,0 +1,74 @@
+"""Collectives as JSON data: what several boards do together, which is no tensor expression."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from hal.spec.parts import Dtype
+from hal.support.errors import InputError
+
+#: Names of collectives.
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "send")
+
+
+class Collective(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """One collective.
+
+    Attributes:
+        op: one of :data:`COLLECTIVES`.
+        bytes: as nccl-tests counts: of an all-gather what a rank ends with, of a reduce-scatter what it begins with,
+            of the others what it holds.
+        ranks: how many take part; a send is between two.
+        dtype: element type.
+        node: name or file of the node; None takes the board's usual one.
+        name: a name of its own.
+    """
+
+    op: str
+    bytes: int
+    ranks: int = 2
+    dtype: Dtype = "bfloat16"
+    node: str | None = None
+    name: str | None = None
+
+    @property
+    def stem(self) -> str:
+        """The name that it has without one of its own.
+
+        >>> Collective(op="all_reduce", bytes=1024, ranks=8).stem
+        'all_reduce_1024_8ranks'
+        """
+        return f"{self.op}_{self.bytes}_{self.ranks}ranks" + ("" if self.dtype == "bfloat16" else f"_{self.dtype}")
+
+
+def is_collective(data: object) -> bool:
+    """Whether an operator's JSON value is a collective's, right or wrong."""
+    return isinstance(data, Mapping) and isinstance(data.get("op"), str) and data["op"] in COLLECTIVES
+
+
+def collective_from_data(data: Mapping[str, Any]) -> Collective:
+    """The collective of a JSON object of which :func:`is_collective` is true.
+
+    Raises:
+        InputError: a key is missing, unknown or out of range.
+    """
+    if "ranks" not in data and data["op"] != "send":
+        raise InputError("ranks", "is missing", "write how many boards take part")
+    try:
+        found = msgspec.convert(dict(data), Collective)
+    except msgspec.ValidationError as error:
+        problem, _, path = str(error).partition(" - at `$.")
+        field = path.removesuffix("`")
+        known = ", ".join(get_args(Dtype) if field == "dtype" else Collective.__struct_fields__)
+        remedy = f"use one of {known}" if field == "dtype" else f"the keys of a collective are {known}"
+        raise InputError(field, problem.replace("`", ""), remedy) from None
+    if found.bytes < 1:
+        raise InputError("bytes", f"got {found.bytes}, expected 1 or more", "write the size of a message")
+    if found.ranks < 2:
+        raise InputError("ranks", f"got {found.ranks}, expected 2 or more", "one rank communicates with nobody")
+    if found.op == "send" and found.ranks != 2:
+        raise InputError("ranks", f"got {found.ranks}, but a send is between 2", "leave ranks out")
+    return found

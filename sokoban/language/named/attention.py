@@ -1,0 +1,191 @@
+"""Attention: two matrix products with a softmax between them, masked or not, heads sharing keys or not."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from hal.support.errors import InputError
+from sokoban.language.checks import MAX_AXIS_SIZE
+from sokoban.language.expression import FLOAT8_DTYPES, AxisValue, Call, Constant, TensorExpr, walk
+from sokoban.language.named.base import Operator, Program, Size
+from sokoban.language.parser import parse_program
+
+#: A number of keys or tokens, 0 for none.
+Count = Annotated[int, Meta(ge=0, le=MAX_AXIS_SIZE)]
+#: Element types of queries, keys and values.
+AttentionDType = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
+
+
+class Attention(Operator, tag="attention", kw_only=True, frozen=True):
+    """``softmax(Q * K^T * scale) * V`` for every head, of tensors ``[b, heads, queries or keys, head_dim]``.
+
+    Attributes:
+        b: sequences.
+        heads: heads of the queries.
+        kv_heads: heads of keys and values, each shared by ``heads / kv_heads`` heads of queries; None for ``heads``.
+        queries: queries of a sequence.
+        keys: keys of a sequence; None for ``queries``.
+        head_dim: elements of a query and of a key.
+        value_dim: elements of a value and of a result; None for ``head_dim``.
+        causal: query i sees the keys up to ``i + keys - queries``: the last one sees all.
+        window: query i sees the last ``window`` of those keys alone; 0 for all of them.
+        scale: what products are multiplied by; None for ``1 / sqrt(head_dim)``.
+        page: tokens of a page where keys and values lie in pages, 0 where they are contiguous. It changes the time of
+            a call, not its value.
+        algorithm: ``flash``, one kernel that keeps the products on chip, or ``eager``, which writes them out.
+        dtype: of queries, keys and values, and of the result, which is bfloat16 where those have eight bits.
+    """
+
+    b: Size
+    heads: Size
+    kv_heads: Size | None = None
+    queries: Size
+    keys: Size | None = None
+    head_dim: Size
+    value_dim: Size | None = None
+    causal: bool = False
+    window: Count = 0
+    scale: float | None = None
+    page: Count = 0
+    algorithm: Literal["flash", "eager"] = "flash"
+    dtype: AttentionDType = "float32"  # type: ignore[assignment]
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def key_count(self) -> int:
+        """Keys of a sequence."""
+        return self.keys or self.queries
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a value."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def window_size(self) -> int:
+        """Keys that a query sees at most; 0 where the window leaves none out."""
+        return self.window if self.window < self.key_count else 0
+
+    @property
+    def output_dtype(self) -> str:
+        """Element type of the result."""
+        return "bfloat16" if self.dtype in FLOAT8_DTYPES else self.dtype
+
+    def program(self) -> Program:
+        self._check()
+        group, shared = self.heads // self.key_heads, self.key_heads != self.heads
+        head = "g,h" if shared else "h"
+        key_head = "g" if shared else "h"
+        row, cell = f"b,{head},i", f"b,{head},i,j"
+        scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+        scaled = f"Scores[{cell}] * {scale!r}"
+        text = (
+            f"Scores[{cell}] = sum(d, Q[{row},d] * K[b,{key_head},j,d])\n"
+            f"Logits[{cell}] = {f'select({self._seen()}, {scaled}, -inf)' if self.causal else scaled}\n"
+            f"Peak[{row}] = max([j], Logits[{cell}])\n"
+            f"E[{cell}] = exp(Logits[{cell}] - Peak[{row}])\n"
+            f"Total[{row}] = sum([j], E[{cell}])\n"
+            f"P[{cell}] = E[{cell}] / Total[{row}]\n"
+            f"Y[{row},e] = sum([j], P[{cell}] * V[b,{key_head},j,e])"
+        )
+        sizes = {"b": self.b, "g": self.key_heads, "h": group} if shared else {"b": self.b, "h": self.heads}
+        sizes |= {"i": self.queries, "j": self.key_count, "d": self.head_dim, "e": self.value_size}
+        external = {
+            "Q": (self.b, self.heads, self.queries, self.head_dim),
+            "Y": (self.b, self.heads, self.queries, self.value_size),
+        }
+        return Program(
+            text=text,
+            sizes=sizes,
+            output="Y",
+            axes=tuple(f"{row},e".split(",")),
+            stem=self._stem(),
+            external_shapes=external if shared else {},
+            bias_axes={"h": ("g", "h"), "g": ()} if shared else {},
+            dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype),
+            default_dtype=self.output_dtype,
+        )
+
+    def _check(self) -> None:
+        if self.heads % self.key_heads:
+            raise InputError(
+                "kv_heads", f"{self.heads} heads are no multiple of {self.key_heads}", "use a divisor of heads"
+            )
+        if self.causal and self.queries > self.key_count:
+            raise InputError(
+                "causal", f"{self.queries} queries, but only {self.key_count} keys: the first would see none",
+                "use at least as many keys as queries",
+            )  # fmt: skip
+        if self.window and not self.causal:
+            raise InputError("window", "ends at a query's own key, which causal alone tells", 'add "causal": true')
+        if self.algorithm == "eager" and self.page:
+            raise InputError("page", "eager attention reads contiguous keys", 'remove it, or "algorithm"')
+        if self.algorithm == "eager" and self.dtype in FLOAT8_DTYPES:
+            raise InputError("dtype", f"eager attention has no products of {self.dtype}", "use bfloat16")
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise InputError("scale", f"{self.scale} is no finite number")
+
+    def _seen(self) -> str:
+        """Whether query i sees key j, both counted from 0."""
+        last = self.key_count - self.queries
+        end = f"j <= i + {last}"
+        return f"{end} and j > i + {last - self.window_size}" if self.window_size else end
+
+    def _stem(self) -> str:
+        parts = [f"attention_{self.b}x{self.heads}x{self.queries}x{self.key_count}x{self.head_dim}"]
+        parts += [f"kv{self.key_heads}"] if self.key_heads != self.heads else []
+        parts += [f"v{self.value_size}"] if self.value_size != self.head_dim else []
+        parts += ["causal"] if self.causal else []
+        parts += [f"w{self.window}"] if self.window else []
+        parts += [f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else []
+        parts += [f"page{self.page}"] if self.page else []
+        parts += ["eager"] if self.algorithm == "eager" else []
+        return "_".join(parts)
+
+
+#: Statements of the program, before those of an epilogue.
+STATEMENTS = 7
+
+
+def attention_of(expr: TensorExpr) -> Attention | None:
+    """The attention that an expression is, an epilogue or none behind it, or None where it is anything else.
+
+    It is known where it is written with the statements and the names of :meth:`Attention.program`.
+
+    >>> from sokoban.language.operators import operator_from_data
+    >>> data = {"op": "attention", "b": 1, "heads": 4, "queries": 8, "head_dim": 16, "causal": True, "window": 3}
+    >>> found = attention_of(operator_from_data(data))
+    >>> found.heads, found.key_count, found.causal, found.window, found.dtype
+    (4, 8, True, 3, 'float32')
+    """
+    names = [statement.tensor for statement in expr.statements[:STATEMENTS]]
+    if names != ["Scores", "Logits", "Peak", "E", "Total", "P", "Y"] or not {"Q", "K", "V"} <= set(expr.tensor_by_name):
+        return None
+    sizes, dtype = expr.sizes, expr.tensor_by_name["Q"].dtype
+    if not {"b", "h", "i", "j", "d", "e"} <= set(sizes):
+        return None
+    data: dict[str, Any] = {
+        "b": sizes["b"], "heads": sizes.get("g", 1) * sizes["h"], "kv_heads": sizes.get("g", sizes["h"]),
+        "queries": sizes["i"], "keys": sizes["j"], "head_dim": sizes["d"], "value_dim": sizes["e"], "dtype": dtype,
+    }  # fmt: skip
+    nodes = list(walk(expr.statements[1].value))
+    data["scale"] = next((node.value for node in nodes if isinstance(node, Constant) and node.value != -math.inf), 1.0)
+    calls = {node.function: node.arguments for node in nodes if isinstance(node, Call)}
+    data["causal"] = "select" in calls
+    if "gt" in calls and isinstance(calls["gt"][1], AxisValue):
+        data["window"] = sizes["j"] - sizes["i"] - calls["gt"][1].index.offset
+    try:
+        operator = msgspec.convert(data, Attention)
+        program = operator.program()
+        written = parse_program(program.text, program.sizes, program.dtypes, default_dtype=operator.output_dtype)
+    except (InputError, msgspec.ValidationError):
+        return None
+    return operator if written.statements == expr.statements[:STATEMENTS] else None
