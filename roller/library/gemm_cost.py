@@ -74,8 +74,8 @@ class GemmConstants:
     power_traffic: float = 9.94
     power_dram: float = 0.266
     # Power that a FLOP took in those calls over what it takes within a step of a model, which is measured for seconds,
-    # not for hours: why is not known, a hotter board leaks more. Chosen on whole models on T4; those on A100 and P4 would
-    # be one to two points better without. Clock over the boost clock below which the voltage is at its least (an
+    # not for hours: why is not known, a hotter board leaks more. Chosen on whole models on T4; those on A100 and P4
+    # would be one to two points better without. Clock over the boost clock below which the voltage is at its least (an
     # estimate): power goes with the clock there, and with its cube above.
     power_heat: float = 1.3
     power_knee: float = 0.7
