@@ -108,8 +108,8 @@ def test_a_batch_of_products_fills_the_board_as_one_of_as_many_rows() -> None:
 
 
 def test_one_token_has_a_kernel_of_its_own_where_warps_copy() -> None:
-    assert times(A100, [1, 2], 1024, 1024).is_vector.tolist() == [True, False]
-    assert not times(H100, 1, 1024, 1024).is_vector.any()
+    assert times(A100, [1, 2], 512, 768).is_vector.tolist() == [True, False]
+    assert not times(H100, 1, 512, 768).is_vector.any()
 
 
 def test_boards_without_the_instruction_have_no_kernels() -> None:
