@@ -63,6 +63,8 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             where the layer's name says so: shared and local memory are the program's, ``l2`` of a GPU is a cache.
         associativity: lines whose addresses fall together that a cache keeps at a time; absent where nobody plans
             around it.
+        partitions: parts of a cache, each beside some of the units, that keep lines of their own: a line that units
+            of all sides read lies in each of them. Absent where the cache is one.
     """
 
     name: Text
@@ -78,6 +80,7 @@ class MemoryLayer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     translation_miss_seconds: Positive | None = None
     managed_by: ManagedBy | None = None
     associativity: Count | None = None
+    partitions: Count | None = None
 
     @property
     def is_cache(self) -> bool:

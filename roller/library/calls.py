@@ -18,8 +18,9 @@ from roller.library.attention import AttentionSizes, attention_seconds
 from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolution import ConvolutionSizes, convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
-from roller.library.gemm import choose_gemm
+from roller.library.gemm import choose_gemm, framework_seconds
 from roller.library.gemm_tiles import generation
+from roller.library.matrix_gemm import has_matrix_gemm, matrix_gemm
 from roller.library.rowwise import layer_norm_seconds, softmax_seconds
 from roller.library.streams import streamed_seconds
 from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
@@ -149,6 +150,8 @@ def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
 
     The kernels of a linear layer share k between blocks and read weights stored as [n, k], those of ``bmm`` [k, n].
     """
+    if has_matrix_gemm(device, first.dtype):
+        return _on_tensor_cores(first, sizes, labels, device)
     if first.variant in ("bmm", "linear"):
         return _chosen(first, sizes, labels, device, bias=first.variant == "linear")
     # Whichever kernels they have, the host's work is that of a product with a bias or without.
@@ -165,9 +168,8 @@ def _gemms(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: D
 def _chosen(
     first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec, *, bias: bool
 ) -> list[PricedCall]:
-    matrix = device.matrix_instruction(first.dtype) is not None
     # Halves are multiplied in float32 where there are no matrix units for them, however fast their own units are.
-    dtype = first.dtype if matrix or DTYPE_BYTES[first.dtype] > 2 else "float32"
+    dtype = "float64" if first.dtype == "float64" else "float32"
     times = choose_gemm(sizes["b"], sizes["m"], sizes["n"], sizes["k"], device, bias=bias, dtype=dtype)
     bounds = _longest({name: part for name, part in times.stage_seconds.items() if name != "launch"})
     prefix = f"{generation(device)}_{'d' if dtype == 'float64' else 's'}gemm_"
@@ -177,11 +179,33 @@ def _chosen(
     )  # fmt: skip
     return [
         PricedCall(
-            label=label, kernel=f"{'matrix units, tile ' if matrix else prefix}{tile}" + "+splitkreduce" * bool(reduce),
+            label=label, kernel=f"{prefix}{tile}" + "+splitkreduce" * bool(reduce),
             seconds=seconds, call_seconds=call, bound=bound, kernels=1 + bool(reduce),
             tile=tile.partition("_")[0], splits=int(splits),
         )
         for label, tile, seconds, call, bound, splits, reduce in rows
+    ]  # fmt: skip
+
+
+def _on_tensor_cores(
+    first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec
+) -> list[PricedCall]:
+    times = matrix_gemm(sizes["b"], sizes["m"], sizes["n"], sizes["k"], device, dtype=first.dtype)
+    calls = framework_seconds(times.seconds, device, bias=first.variant in ("linear", "addmm"))
+    bounds = _longest({name: part for name, part in times.stages.items() if name != "launch"})
+    tiles = [f"{int(n)}x{int(m)}" for n, m in zip(times.tile_n, times.tile_m, strict=True)]
+    rows = zip(
+        labels, times.instruction.tolist(), tiles, times.is_vector.tolist(), times.splits.tolist(),
+        times.seconds.tolist(), calls.tolist(), bounds, strict=True,
+    )  # fmt: skip
+    return [
+        PricedCall(label=label, kernel="gemv", seconds=seconds, call_seconds=call, bound=bound, kernels=1)
+        if is_vector
+        else PricedCall(
+            label=label, kernel=f"{instruction}_{tile}" + "+splitkreduce" * (splits > 1), seconds=seconds,
+            call_seconds=call, bound=bound, kernels=1 + (splits > 1), tile=tile, splits=int(splits),
+        )
+        for label, instruction, tile, is_vector, splits, seconds, call, bound in rows
     ]  # fmt: skip
 
 

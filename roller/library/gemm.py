@@ -23,9 +23,6 @@ from roller.library.gemm_cost import CONSTANTS, GemmConstants, TiledGemms, kerne
 from roller.library.gemm_tiles import TILES, generation, menu, tile_arrays, tile_index
 from roller.library.gemm_types import Bools, Floats, Ints
 
-#: Element types whose products are timed.
-DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16")
-
 #: Numbers of slices of k to choose from; the library uses others too, their times lie in between.
 SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)
 
@@ -109,11 +106,11 @@ def gemm_seconds(
         device: the board.
         launch: the kernel of every call.
         bias: whether the calls are linear layers.
-        dtype: element type, one of :data:`DTYPES`.
+        dtype: element type.
         constants: the library's numbers.
 
     Raises:
-        InputError: a size is below 1, or there is no such element type.
+        InputError: a size is below 1, or the board has no arithmetic rate for the type.
     """
     calls = _Calls.of(b, m, n, k, device=device, bias=bias, dtype=dtype, constants=constants)
     index = tile_index(launch.tile_m, launch.tile_n, launch.tile_k)
@@ -172,19 +169,15 @@ def choose_gemm(
     return calls.times(stages, expected["kernel"], expected["step"], launch)
 
 
-def flops_of(device: DeviceSpec, dtype: str) -> float:
-    """FLOP/s of the best library GEMM for an element type: of the matrix units where there are any for it."""
-    if dtype not in DTYPES:
-        raise InputError("dtype", f"got {dtype!r}, expected one of {', '.join(DTYPES)}", "convert the operands")
-    instruction = None if dtype == "tfloat32" else device.best_matrix_instruction(dtype)
-    if instruction is not None:
-        return instruction.sustained_flops
-    if dtype == "tfloat32":
-        # TensorFloat-32 runs on the units of float16 at half their rate from sm_80 on; elsewhere it is plain float32.
-        half = device.best_matrix_instruction("float16")
-        recent = (device.compute_capability or (0, 0)) >= (8, 0)
-        return half.sustained_flops / 2 if half is not None and recent else device.best_flops("float32")
-    return device.best_flops(dtype if dtype in device.dtypes else "float32")
+def framework_seconds(
+    kernel: Floats, device: DeviceSpec, *, bias: bool, constants: GemmConstants = CONSTANTS
+) -> Floats:
+    """Seconds of calls between two GPU events on an idle device, around kernels of ``kernel`` seconds."""
+    floor = device.framework_calls.linear_call_seconds if bias else device.framework_calls.matmul_call_seconds
+    # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows the
+    # host's work before the launch.
+    share = constants.floor_share_bias if bias else constants.floor_share
+    return np.asarray(floor * (1 + (share + kernel / floor) ** _FLOOR_POWER) ** (1 / _FLOOR_POWER))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -254,17 +247,16 @@ class _Calls:
             reduce=reduce,
             transposed=np.full(len(self.b), self.bias),
         )
-        flops = flops_of(self.device, self.dtype)
+        flops = self.device.best_flops(self.dtype)
         return kernel_stages(launch, self.device, flops, DTYPE_BYTES[self.dtype], self.constants)
 
     def times(self, stages: dict[str, Floats], kernel: Floats, step: Floats, launch: GemmLaunch) -> GemmTimes:
         """The calls around kernels of ``kernel`` seconds, which take ``step`` seconds within a step of a model."""
-        calls, constants = self.device.framework_calls, self.constants
-        floor = calls.linear_call_seconds if self.bias else calls.matmul_call_seconds
-        # The host records the second event soon after the launch: a short kernel hides behind that, a long one follows
-        # the host's work before the launch.
+        constants = self.constants
+        call = framework_seconds(kernel, self.device, bias=self.bias, constants=constants)
+        floors = self.device.framework_calls
+        floor = floors.linear_call_seconds if self.bias else floors.matmul_call_seconds
         share = constants.floor_share_bias if self.bias else constants.floor_share
-        call = floor * (1 + (share + kernel / floor) ** _FLOOR_POWER) ** (1 / _FLOOR_POWER)
         named = {name: stages[name] for name in STAGES if name in stages}
         named["launch"] = np.full_like(kernel, share * floor)
         bound = np.array(STAGES)[np.argmax(np.stack([named[name] for name in STAGES]), axis=0)]

@@ -175,7 +175,7 @@ def test_halves_run_at_the_rate_of_matrix_units_or_of_float32() -> None:
     half, single = (library_time(data | {"dtype": dtype}, p4) for dtype in ("float16", "float32"))
     assert half.seconds == single.seconds
     tensor = library_time(data | {"dtype": "float16"}, V100)
-    assert tensor.seconds < 0.5 * library_time(data, V100).seconds and tensor.kernel.startswith("matrix units")
+    assert tensor.seconds < 0.5 * library_time(data, V100).seconds and tensor.kernel.startswith("mma.sync_")
 
 
 @pytest.mark.parametrize("name", ["a100-sxm", "h100-nvl", "l40s", "rtx-3090", "rtx-4090", "rtx-pro-6000", "b200"])
