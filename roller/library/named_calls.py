@@ -1,6 +1,7 @@
 """Named operators as library calls without writing their expressions: re-pricing a trace asks for thousands.
 
-The calls are those that :mod:`roller.library.recognise` finds in the expression, only faster.
+The calls are those that :mod:`roller.library.recognise` finds in the expression, only faster; but a product with a bias
+that does not say how its second operand is stored is taken for a linear layer.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def named_calls(data: Mapping[str, Any]) -> list[LibraryCall] | None:
     for step in operator.epilogue:
         if isinstance(step, BiasAdd):
             if len(calls) == 1 and calls[0].variant == "matmul" and step.axis == "n":
-                variant = "linear" if operator.transpose_b else "addmm"
+                # Who says nothing of the layout means a linear layer, whose weights PyTorch stores as [n, k].
+                variant = "addmm" if data.get("transpose_b") is False else "linear"
                 calls = [replace(calls[0], variant=variant, label="linear")]
                 continue
             calls.append(elementwise("add", outputs, dtype, 1))
