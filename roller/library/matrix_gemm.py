@@ -9,9 +9,9 @@ cut into slices; a product takes the tile that is fastest by this model. A kerne
 - *dram*: operands and results as far as L2 does not keep them, at the rate that the bytes under way allow.
 - *l2*: what the busiest unit draws through its port.
 
-Reads that tiles far apart in time make again stall the pipeline, a second kernel adds the slices of k, and a board at
-its power limit lowers its clock within a millisecond of products. Times are those of kernels that follow one another
-without the host, the gap before each included. All arrays have one entry per call.
+Reads that tiles far apart in time make again overlap least, a second kernel adds the slices of k, and a board at its
+power limit lowers its clock within a millisecond of products. Times are those of kernels that follow one another without
+the host, the gap before each included. All arrays have one entry per call.
 """
 
 from __future__ import annotations
@@ -81,44 +81,44 @@ class MatrixConstants:
     feeds: Mapping[Feed, FeedConstants] = field(
         default_factory=lambda: {
             "warps": FeedConstants(
-                step_seconds=0.2427e-6, staging=29.03, ramp_steps=1.203, store_cycles=5.117, whole_waves=0.8846,
-                port_reuse=1.021, dram_share=0.935, stages=2.584, latency_seconds=1.128e-6,
+                step_seconds=2.492e-07, staging=29.82, ramp_steps=1.346, store_cycles=4.975, whole_waves=0.9241,
+                port_reuse=0.8728, dram_share=0.933, stages=2.522, latency_seconds=1.187e-06,
             ),
             "bulk": FeedConstants(
-                step_seconds=0.0669e-6, staging=18.68, ramp_steps=2.572, store_cycles=1.479, whole_waves=0.2027,
-                port_reuse=2.382, dram_share=1.01, stages=5.662, latency_seconds=0.4023e-6,
+                step_seconds=6.643e-08, staging=10.48, ramp_steps=3.376, store_cycles=0.9463, whole_waves=0.339,
+                port_reuse=2.204, dram_share=1.001, stages=3.935, latency_seconds=3.5e-07,
             ),
         }
     )  # fmt: skip
     # First operands and last results of a kernel, and what is added where the first operands come from DRAM.
-    start_seconds: float = 0.4423e-6
-    cold_seconds: float = 0.1817e-6
+    start_seconds: float = 4.569e-07
+    cold_seconds: float = 2.447e-07
     # Matrix rate before the power limit binds and after, over the board's own figures: what its best and its long calls
     # reach includes ramps, stores and tails, which the model counts by themselves.
-    best_share: float = 1.061
-    limited_share: float = 1.236
+    best_share: float = 1.081
+    limited_share: float = 1.234
     # Length of a call at which the clock has fallen half of the way.
-    limit_seconds: float = 1.863e-3
+    limit_seconds: float = 0.0007288
     # The kernel that adds slices of k: its own time, and its share of all units' ports.
-    reduce_seconds: float = 2.609e-6
-    reduce_share: float = 1.046
+    reduce_seconds: float = 2.606e-06
+    reduce_share: float = 0.7079
     # Share of L2 that keeps weights from call to call (sharp: past it every line is gone before its turn), and what
     # a kernel uses again (soft).
-    kept_share: float = 0.8706
-    again_share: float = 0.7571
+    kept_share: float = 0.8074
+    again_share: float = 0.7685
     # Tiles side by side along n that run before the next along m: x is read again for every such band.
-    band_tiles: float = 3.835
-    # What a byte that is read again costs beyond what the products hide.
-    again_cost: float = 0.3625
+    band_tiles: float = 4.596
+    # Exponent of the sum of the flows and what is read again, which comes when the pipeline does not expect it.
+    again_overlap: float = 1.471
     # Share of a result past L2 that is written to DRAM before the kernel ends.
-    written: float = 0.9385
+    written: float = 0.8453
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
-    vector_seconds: float = 0.4965e-6
-    vector_share: float = 0.06324
+    vector_seconds: float = 2.52e-07
+    vector_share: float = 0.07677
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
     # The library's heuristic does not know our times: candidates count by their time to minus this.
-    choice_power: float = 12.0
+    choice_power: float = 16.04
 
 
 #: The constants in use.
@@ -306,7 +306,7 @@ class _Calls:
         together = compute**c.overlap + dram**c.overlap + l2**c.overlap
         # A cube root is twice as fast as a power.
         busy = np.cbrt(together) if c.overlap == 3 else together ** (1 / c.overlap)
-        busy = busy + c.again_cost * again / rate
+        busy = (busy**c.again_overlap + (again / rate) ** c.again_overlap) ** (1 / c.again_overlap)
         instruction = self.kernels.instruction
         limited = instruction.power_limited_flops or np.inf
         slower = max(0.0, self._best_flops / (limited * c.limited_share) - 1)
