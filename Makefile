@@ -78,7 +78,7 @@ opencl: $(STAMP)
 compile: $(STAMP) opencl
 	@$(VENV)/bin/roller compile examples/conv2d.json --device v100
 
-## check: what takes a minute: style, types, layers, and every test that needs no compiler, OpenCL or PyTorch
+## check: what takes a minute: style, types, layers, and every quick test that needs no compiler, OpenCL or PyTorch
 check: $(STAMP)
 	@$(VENV)/bin/mypy & types=$$!
 	$(STYLE) || { kill $$types; exit 1; }

@@ -275,6 +275,7 @@ def test_every_block_of_output_has_a_command_behind_it_and_is_filled() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
+@pytest.mark.slow
 def test_shown_output_is_what_the_program_prints(name: str) -> None:
     assert shown_blocks()[name] == update().BLOCKS[name](), "out of date; run python docs/update.py"
 

@@ -98,7 +98,19 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     """The comparison in TFLOP/s, and its picture in ``out``."""
     found = compare(data)
     view = Table(title="Large products in bfloat16, TFLOP/s", title_justify="left", box=None)
-    for column in ("board", "cubed", "measured", "rows", "library", "tile", "error", "asked", "ours", "block", "waits for"):
+    for column in (
+        "board",
+        "cubed",
+        "measured",
+        "rows",
+        "library",
+        "tile",
+        "error",
+        "asked",
+        "ours",
+        "block",
+        "waits for",
+    ):
         view.add_column(column, justify="left" if column in ("board", "tile", "block", "waits for") else "right")
     for each in found:
         view.add_row(

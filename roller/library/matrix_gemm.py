@@ -10,8 +10,8 @@ cut into slices; a product takes the tile that is fastest by this model. A kerne
 - *l2*: what the busiest unit draws through its port.
 
 Reads that tiles far apart in time make again overlap least, a second kernel adds the slices of k, and a board at its
-power limit lowers its clock within a millisecond of products. Times are those of kernels that follow one another without
-the host, the gap before each included. All arrays have one entry per call.
+power limit lowers its clock within a millisecond of products. Times are those of kernels that follow one another
+without the host, the gap before each included. All arrays have one entry per call.
 """
 
 from __future__ import annotations

@@ -269,6 +269,7 @@ def test_nothing_slow_is_loaded_before_it_is_needed(here: Path, arguments: list[
 @pytest.mark.parametrize(
     "name", ["resnet50_v100_nw0", "trace_diff_control_a100", "ns_resolution_v100", "alexnet_a100", "simple_add"]
 )
+@pytest.mark.slow
 def test_recorded_traces_are_replayed(name: str) -> None:
     path = recorded_trace(name)
     answer = json.loads(daydream("simulate", path, "--json").stdout)

@@ -58,7 +58,7 @@ def write(name: str, data: Any) -> str:
         (
             {"op": "matmull", "m": 8, "n": 8, "k": 8},
             "op.json.op: unknown operator 'matmull'; did you mean 'matmul'? known: matmul, batch_matmul, conv2d, "
-            "depthwise_conv2d, avg_pool2d, max_pool2d, reduce, elementwise, softmax, layer_norm, transpose",
+            "depthwise_conv2d, avg_pool2d, max_pool2d, reduce, elementwise, softmax, layer_norm, transpose, attention",
         ),
         (
             {"expr": "C[i] = sum(k, A[i*k])", "sizes": {"i": 4, "k": 4}},
@@ -230,6 +230,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("delay", [0.3, 3.0])
+@pytest.mark.slow
 def test_a_signal_ends_all_processes_and_leaves_whole_bundles(
     here: Path, number: signal.Signals, code: int, delay: float
 ) -> None:
@@ -377,6 +378,7 @@ def test_an_operator_compiled_again_replaces_its_bundle(here: Path) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_operator_files_of_the_repository_follow_the_published_schema() -> None:
     schema = json.loads(roller("schema", "operator").stdout)
     files = [*(ROOT / "examples").glob("*.json"), *(ROOT / "bench/suites").glob("*.json")]

@@ -102,6 +102,7 @@ def test_good_what_is_no_dot_folder():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_touches_them_fails(tmp_path: Path) -> None:
     person = tmp_path / "ann"
     for folder in (".cache", "told", "work"):

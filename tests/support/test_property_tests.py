@@ -40,6 +40,7 @@ def drawn(folder: Path, hash_seed: str, more: str) -> str:
     return subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_two_processes_draw_the_same(tmp_path: Path) -> None:
     # Of two places, two orders of sets, and with other modules loaded, whose constants Hypothesis would try.
     first = drawn(tmp_path / "tests", "1", "")
@@ -59,6 +60,7 @@ def test_seeded(new_seed):
 """
 
 
+@pytest.mark.slow
 def test_a_failure_of_new_draws_says_how_to_repeat_it(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(WRONG)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.property_tests", "-p", "no:cacheprovider"]

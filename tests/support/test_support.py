@@ -43,6 +43,7 @@ def test_a_tool_has_to_be_asked_for(tmp_path: Path, body: str, message: str) -> 
     assert message in said and "1 failed" in said
 
 
+@pytest.mark.slow
 def test_without_tools_what_asks_for_them_is_left_out(tmp_path: Path) -> None:
     text = "def test_it(emulator): pass\ndef test_that(): pass\ndef test_other(c_compiler): pass\n"
     assert "1 passed, 2 deselected" in outcome(tmp_path, text, "--no-tools")
@@ -50,6 +51,7 @@ def test_without_tools_what_asks_for_them_is_left_out(tmp_path: Path) -> None:
     assert "1 skipped" in outcome(tmp_path, "import torch\ndef test_it(): pass\n", "--no-tools")
 
 
+@pytest.mark.slow
 def test_a_long_test_has_to_be_marked(tmp_path: Path) -> None:
     busy = BUSY.format(seconds=0.5)
     text = f"def test_it():\n    subprocess.run([sys.executable, '-c', {busy!r}])\n"

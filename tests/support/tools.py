@@ -5,7 +5,7 @@ through :data:`TOOLS`; a whole module does so by ``pytestmark = pytest.mark.usef
 tests where the tool is missing, and marks them with its name. A module of tests that imports TVM itself, or a helper
 that does, needs no fixture.
 
-``pytest --no-tools`` runs the tests that need none of them: ``make check``. A test that comes to a tool there without
+``pytest --no-tools`` runs the quick tests that need none of them: ``make check``. A test that comes to a tool there without
 having asked for it fails, and is told what to ask for.
 """
 
@@ -124,7 +124,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--no-tools",
         action="store_true",
-        help="leave out tests that need a compiler, OpenCL or PyTorch; see make check",
+        help="leave out tests that need a compiler, OpenCL or PyTorch, and slow ones; see make check",
     )
 
 
@@ -141,13 +141,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test with the tools that it requests, and drop those of a run that has none."""
+    """Mark every test with the tools that it requests; a run without tools drops those, and what is marked slow."""
     left_out = []
     for item in items:
         names = [name for name in TOOLS if name in getattr(item, "fixturenames", ())]
         for name in names:
             item.add_marker(name)
-        if names:
+        if names or item.get_closest_marker("slow"):
             left_out.append(item)
     if config.getoption("--no-tools") and left_out:
         config.hook.pytest_deselected(items=left_out)

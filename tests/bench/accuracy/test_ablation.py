@@ -129,6 +129,7 @@ def test_the_table_shows_figures_and_their_differences() -> None:
     ],
     ids=["rational", "library"],
 )
+@pytest.mark.slow
 def test_the_charts_are_pictures(draw: Callable[[Path], None], name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     draw(tmp_path / "below" / f"{name}.png")
@@ -141,6 +142,7 @@ def test_the_command_knows_the_table() -> None:
 
 
 @measured_data
+@pytest.mark.slow
 def test_waiting_for_memory_matters_on_measured_schedules() -> None:
     effect = next(effect for effect in EFFECTS if effect.name == "latency")
     full, less = figures(default_directory()), figures(default_directory(), effect)
@@ -151,6 +153,7 @@ def test_waiting_for_memory_matters_on_measured_schedules() -> None:
 
 
 @measured_calls
+@pytest.mark.slow
 def test_every_effect_of_the_library_has_a_row_per_class(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_ablation, "SAMPLE", 100)
     rows = library_rows(default_directory())

@@ -62,6 +62,7 @@ def test_errors_are_shares_of_the_measured_time_and_bars_are_wider_for_inference
     assert made.bar == pytest.approx(0.18)
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     scores = [Score(name, "v100", np.geomspace(1e-5, 1, 9), np.geomspace(2e-5, 1, 9), 0.1) for name in CLASSES]
@@ -70,6 +71,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 
 
 @measured_data
+@pytest.mark.slow
 def test_all_classes_and_boards_get_a_figure() -> None:
     data = default_directory()
     known = with_tile(data)

@@ -69,6 +69,7 @@ def test_tables_show_boards_and_kinds(tmp_path: Path) -> None:
 
 
 @measured_data
+@pytest.mark.slow
 def test_models_and_backward_calls_are_as_right_as_was_asked() -> None:
     runs = models.read_runs(DATA)
     scores = models.evaluate(runs)

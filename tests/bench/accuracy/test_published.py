@@ -29,6 +29,7 @@ def test_kernels_are_priced_by_their_own_tiles() -> None:
     assert ladder == sorted(ladder, reverse=True), "every rung of the ladder was faster than the one before it"
 
 
+@pytest.mark.slow
 def test_the_table_names_errors_and_ratios(tmp_path: Path) -> None:
     first, second = published.table(tmp_path, tmp_path)
     assert [str(column.header) for column in first.columns][-1] == "error"

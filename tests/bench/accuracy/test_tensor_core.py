@@ -184,6 +184,7 @@ def test_error_bars_are_a_row_per_board_starred_where_constants_have_seen_its_li
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     lengths = np.geomspace(1e-6, 1e-2, 200)

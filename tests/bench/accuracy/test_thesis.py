@@ -37,6 +37,7 @@ def test_data_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @measured_data
+@pytest.mark.slow
 def test_operators_are_compared_with_their_own_measurements(tmp_path: Path) -> None:
     device = load_device(DEVICE)
     rows = evaluate(default_directory(), device, ["M2", "E19", "R3"])

@@ -71,6 +71,7 @@ def test_the_widest_spread_is_named() -> None:
     assert widest(made) == ("gemm_512 by torch", 0.5)
 
 
+@pytest.mark.slow
 def test_the_picture_is_a_png(tmp_path: Path) -> None:
     path = tmp_path / "ratios.png"
     assert draw_ratios(whole(torch=1.3, openblas=0.9, metaschedule_64=1.2, metaschedule_512=1.0, limit=0.1), path)

@@ -285,6 +285,7 @@ def supervised(out: Path, trouble: str, *more: str) -> tuple[int, Journal]:
         ("time.sleep(600)", "hung for 2 s"),
     ],
 )
+@pytest.mark.slow
 def test_a_worker_that_crashes_or_hangs_is_started_again_without_the_item(
     tmp_path: Path, trouble: str, error: str
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_worker_that_lost_the_gpu_is_started_again(tmp_path: Path) -> None:
     assert code == 0 and [one["key"] for one in journal.items("profile")] == ["a", "c"]
 
 
+@pytest.mark.slow
 def test_the_time_ends_a_worker_and_what_it_has_measured_is_kept(tmp_path: Path) -> None:
     code, journal = supervised(tmp_path, "time.sleep(600)", "--minutes", "0.05")
     assert code == 0

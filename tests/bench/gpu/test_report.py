@@ -147,6 +147,7 @@ def test_daydream_answers_or_says_why_not(tmp_path: Path) -> None:
     assert isinstance(found, str) and "t.json" in found
 
 
+@pytest.mark.slow
 def test_the_report_has_all_tables_and_pictures(harvest: Path, tmp_path: Path) -> None:
     text = write_report(harvest, tmp_path / "page", answer).read_text()
     assert text.startswith("# NVIDIA Made-up, 2026-11-21\n")

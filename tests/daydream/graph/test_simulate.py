@@ -180,6 +180,7 @@ def test_a_written_out_schedule_gives_what_the_default_does(graph: TaskGraph) ->
 
 @settings(max_examples=20, deadline=None)
 @given(random_graphs())
+@pytest.mark.slow
 def test_machine_code_gives_the_same_bits(graph: TaskGraph) -> None:
     slow, fast = simulate(graph, compiled=False), simulate(graph, compiled=True)
     assert fast.start_us.tolist() == slow.start_us.tolist()

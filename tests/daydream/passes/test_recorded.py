@@ -29,6 +29,7 @@ def step_ms(graph: TaskGraph) -> float:
 @pytest.mark.parametrize(
     "name", ["fused-optimizer", "restructure-batchnorm", "cuda-graphs", "pointwise-fusion", "dataloader", "bandwidth"]
 )
+@pytest.mark.slow
 def test_an_optimisation_never_takes_longer(trace: str, name: str) -> None:
     graph = recorded(trace)
     assert step_ms(registered()[name](graph).graph) <= step_ms(graph) * 1.001
@@ -36,6 +37,7 @@ def test_an_optimisation_never_takes_longer(trace: str, name: str) -> None:
 
 @pytest.mark.parametrize("trace", [RESNET, DISTRIBUTED])
 @pytest.mark.parametrize("name", ["vdnn", "gist"])
+@pytest.mark.slow
 def test_saving_memory_never_takes_less(trace: str, name: str) -> None:
     graph = recorded(trace)
     assert step_ms(registered()[name](graph).graph) >= step_ms(graph)

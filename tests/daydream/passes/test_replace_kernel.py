@@ -127,6 +127,7 @@ def test_the_pass_is_registered():
     assert names == ["match", "op", "device", "implementation", "bundle", "search"]
 
 
+@pytest.mark.slow
 def test_a_real_trace_keeps_no_convolution_unpriced():
     from daydream.tasks.build import read_graph
 

@@ -105,6 +105,7 @@ def test_the_way_back_of_a_product_is_its_two_products(here: Path) -> None:
     assert back["seconds"] == pytest.approx(first["seconds"] + second["seconds"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_one_operator_a_list_and_lines_are_the_same(here: Path) -> None:
     Path("one.json").write_text(json.dumps(MATMUL, indent=1))
     Path("list.json").write_text(json.dumps([MATMUL, CONV], indent=1))
@@ -123,6 +124,7 @@ def test_names_may_repeat_and_are_derived_alike(here: Path) -> None:
 
 
 @pytest.mark.parametrize("suite", suite_names())
+@pytest.mark.slow
 def test_every_operator_of_the_suites_has_an_estimate(suite: str) -> None:
     # A V100 multiplies no eight-bit floats, and of eight-bit integers the library model knows no product.
     items = [item for item in load_items(suite_path(suite)) if "8" not in item.data.get("dtype", "")]

@@ -111,6 +111,7 @@ def test_the_command_writes_a_picture_beside_its_text(product: Path, ending: str
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+@pytest.mark.slow
 def test_the_same_programs_give_the_same_bytes(ending: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     programs = constructed(SUITE["M0"], top_k=2)

@@ -115,6 +115,7 @@ def test_element_wise_expressions_run_function_by_function() -> None:
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.slow
 def test_many_cost_what_each_costs(direction: str) -> None:
     operators = [*SUITES, *OTHERS]
     together = library_times(operators, V100, direction)

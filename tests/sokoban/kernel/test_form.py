@@ -46,6 +46,7 @@ def is_one_kernel(data: dict[str, Any], *, fuse: bool = True) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(operators(max_points=4000).filter(is_one_kernel))
+@pytest.mark.slow
 def test_any_operator_keeps_its_value(data: dict[str, Any]) -> None:
     assert_same_value(operator_from_data(data))
 

@@ -179,6 +179,7 @@ def is_canonical(statements: tuple[Statement, ...]) -> bool:
 
 @settings(max_examples=200, deadline=None)
 @given(operators(max_points=3000))
+@pytest.mark.slow
 def test_rewrites_keep_every_element(data: dict[str, Any]) -> None:
     expr = operator_from_data(data)
     inputs = random_inputs(expr, seed=11)

@@ -70,6 +70,7 @@ def evaluate_point_by_point(expr: TensorExpr, inputs: Mapping[str, Any]) -> Any:
 
 @settings(max_examples=150, deadline=None)
 @given(operators(max_points=400))
+@pytest.mark.slow
 def test_agrees_point_by_point(data: dict[str, Any]) -> None:
     expr = operator_from_data(data)
     inputs = random_inputs(expr, seed=3)
