@@ -5,8 +5,8 @@ through :data:`TOOLS`; a whole module does so by ``pytestmark = pytest.mark.usef
 tests where the tool is missing, and marks them with its name. A module of tests that imports TVM itself, or a helper
 that does, needs no fixture.
 
-``pytest --no-tools`` runs the quick tests that need none of them: ``make check``. A test that comes to a tool there without
-having asked for it fails, and is told what to ask for.
+``pytest --no-tools`` runs the quick tests that need none of them: ``make check``. A test that comes to a tool there
+without having asked for it fails, and is told what to ask for.
 """
 
 from __future__ import annotations
