@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from hal.catalog import load_device
 from roller.library import library_times
 
-#: The promise for ten thousand attentions.
-LIMIT_SECONDS = 2.0
+#: The promises for ten thousand attentions and for ten thousand products.
+LIMIT_SECONDS, PRODUCTS_LIMIT_SECONDS = 2.0, 1.0
 
-ATTENTIONS = 10_000
+OPERATORS = 10_000
 
 
 def attentions(count: int) -> list[dict[str, Any]]:
@@ -31,8 +33,22 @@ def attentions(count: int) -> list[dict[str, Any]]:
 
 def test_estimate_10000_attentions(benchmark: Any, limits: bool) -> None:
     """FlashAttention on H100, each operator read, checked and priced."""
-    h100, operators = load_device("h100"), attentions(ATTENTIONS)
+    h100, operators = load_device("h100"), attentions(OPERATORS)
     estimates = benchmark.pedantic(lambda: library_times(operators, h100), rounds=5, warmup_rounds=1)
-    assert len(estimates) == ATTENTIONS
+    assert len(estimates) == OPERATORS
     if limits:
         assert benchmark.stats.stats.median <= LIMIT_SECONDS
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_estimate_10000_products(benchmark: Any, limits: bool, dtype: str) -> None:
+    """cuBLAS on H100, by Tensor Cores and without, no two products alike."""
+    h100 = load_device("h100")
+    operators = [
+        {"op": "matmul", "m": 1 + number, "n": 64 * (1 + number % 97), "k": 64 * (1 + number % 61), "dtype": dtype}
+        for number in range(OPERATORS)
+    ]
+    estimates = benchmark.pedantic(lambda: library_times(operators, h100), rounds=5, warmup_rounds=1)
+    assert len(estimates) == OPERATORS
+    if limits:
+        assert benchmark.stats.stats.median <= PRODUCTS_LIMIT_SECONDS
