@@ -106,9 +106,11 @@ def check_call(call: LibraryCall, device: DeviceSpec) -> None:
         return
     is_narrow = call.dtype in FLOAT8_DTYPES
     needed = FLASH_FLOAT8_CAPABILITY if is_narrow else FLASH_CAPABILITY
-    if capability < needed:
+    # sm_12x runs FlashAttention 2, which knows no eight-bit floats.
+    if capability < needed or (is_narrow and capability >= (11, 0)):
         what = f"FlashAttention for {call.dtype}" if is_narrow else "FlashAttention"
-        problem = f"{device.name} has no {what}, which takes Tensor Cores of sm_{needed[0]}{needed[1]} or newer"
+        boards = "sm_90 or sm_100" if is_narrow else f"sm_{needed[0]}{needed[1]} or newer"
+        problem = f"{device.name} has no {what}, which takes Tensor Cores of {boards}"
         wider = '"dtype": "bfloat16"' if is_narrow else ""
         eager = '"algorithm": "eager"' if capability < FLASH_CAPABILITY else ""
         raise InputError("--device", problem, f"use {' and '.join(word for word in (wider, eager) if word)}")

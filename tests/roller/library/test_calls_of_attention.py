@@ -105,8 +105,13 @@ def test_boards_without_tensor_cores_take_eager_alone() -> None:
         'use "algorithm": "eager"'
     )
     assert library_time(LLAMA | {"algorithm": "eager"}, V100).seconds > 0
+
+
+@pytest.mark.parametrize("board", ["l4", "rtx-pro-6000"])
+def test_boards_of_flash_attention_2_take_no_eight_bit_floats(board: str) -> None:
     with pytest.raises(InputError, match=r'for float8_e4m3fn, which takes .* sm_90 .* use "dtype": "bfloat16"'):
-        library_time(LLAMA | {"dtype": "float8_e4m3fn"}, load_device("l4"))
+        library_time(LLAMA | {"dtype": "float8_e4m3fn"}, load_device(board))
+    assert library_time(LLAMA, load_device(board)).kernel.startswith("FlashAttention 2")
 
 
 @pytest.mark.parametrize(
