@@ -79,7 +79,8 @@ def describe_attention(name: str, inputs: Inputs) -> Work | str:
     causal = type(mask) in (bool, int) and bool(mask)
     data: dict[str, Any] = {
         "op": "attention", "b": query.b, "heads": query.heads, "kv_heads": key.heads, "queries": query.length,
-        "keys": key.length, "head_dim": query.width, "value_dim": value.width, "causal": causal, "dtype": dtype,
+        "keys": key.length, "head_dim": query.width, "value_dim": value.width, "causal": causal, "page": 0,
+        "dtype": dtype,
     }  # fmt: skip
     left = inputs.value(at.left) if at.left is not None and causal else None
     if type(left) is int and left >= 0:

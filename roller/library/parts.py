@@ -98,7 +98,7 @@ def attention(operator: Attention) -> list[LibraryCall]:
         raise InputError("dtype", f"FlashAttention has no kernel for {dtype}", remedy)
     sizes = (
         operator.b, operator.heads, operator.key_heads, operator.queries, operator.key_count, operator.head_dim,
-        operator.value_size, int(operator.causal), operator.window, operator.page,
+        operator.value_size, int(operator.causal), operator.window, operator.page_tokens,
     )  # fmt: skip
     return [LibraryCall(kind="attention", label="attention", sizes=sizes, dtype=dtype)]
 
@@ -155,7 +155,11 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         return [replace(call, label=label, variant=backward, direction="backward")]
     if call.kind == "attention" and call.dtype in FLOAT8_DTYPES:
         raise InputError("dtype", f"FlashAttention has no backward pass in {call.dtype}", 'use "dtype": "bfloat16"')
-    if call.kind in ("convolution", "softmax", "layer_norm", "attention"):
+    if call.kind == "attention":
+        # A key cache is for generation; what is trained reads contiguous keys.
+        *sizes, _ = call.sizes
+        return [replace(call, label=label, sizes=(*sizes, 0), direction="backward")]
+    if call.kind in ("convolution", "softmax", "layer_norm"):
         return [replace(call, label=label, direction="backward")]
     moved, _, work = call.sizes
     if call.kind == "roofline":

@@ -16,6 +16,8 @@ from sokoban.language.parser import parse_program
 
 #: A number of keys or tokens, 0 for none.
 Count = Annotated[int, Meta(ge=0, le=MAX_AXIS_SIZE)]
+#: Tokens of a page of the key cache that measured servers (vLLM) have.
+SERVED_PAGE = 64
 #: Element types of queries, keys and values.
 AttentionDType = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 
@@ -35,7 +37,8 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         window: query i sees the last ``window`` of those keys alone; 0 for all of them.
         scale: what products are multiplied by; None for ``1 / sqrt(head_dim)``.
         page: tokens of a page where keys and values lie in pages, 0 where they are contiguous. It changes the time of
-            a call, not its value.
+            a call, not its value. None is what servers do: pages of :data:`SERVED_PAGE` tokens where attention is
+            causal or a sequence has a single query, contiguous keys elsewhere and in ``eager`` attention.
         algorithm: ``flash``, one kernel that keeps the products on chip, or ``eager``, which writes them out.
         dtype: of queries, keys and values, and of the result, which is bfloat16 where those have eight bits.
     """
@@ -50,7 +53,7 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
     causal: bool = False
     window: Count = 0
     scale: float | None = None
-    page: Count = 0
+    page: Count | None = None
     algorithm: Literal["flash", "eager"] = "flash"
     dtype: AttentionDType = "float32"  # type: ignore[assignment]
 
@@ -73,6 +76,13 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
     def window_size(self) -> int:
         """Keys that a query sees at most; 0 where the window leaves none out."""
         return self.window if self.window < self.key_count else 0
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens of a page, 0 where keys and values are contiguous."""
+        if self.page is not None:
+            return self.page
+        return SERVED_PAGE if self.algorithm == "flash" and (self.causal or self.queries == 1) else 0
 
     @property
     def output_dtype(self) -> str:
@@ -146,7 +156,7 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         parts += ["causal"] if self.causal else []
         parts += [f"w{self.window}"] if self.window else []
         parts += [f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else []
-        parts += [f"page{self.page}"] if self.page else []
+        parts += [f"page{self.page}"] if self.page is not None else []
         parts += ["eager"] if self.algorithm == "eager" else []
         return "_".join(parts)
 

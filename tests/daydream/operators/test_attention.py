@@ -18,7 +18,7 @@ H100 = load_device("h100")
 HEADS_FIRST = [[2, 8, 512, 64], [2, 4, 1024, 64], [2, 4, 1024, 64]]
 LENGTH_FIRST = [[2, 512, 8, 64], [2, 1024, 4, 64], [2, 1024, 4, 64]]
 DATA = {
-    "op": "attention", "b": 2, "heads": 8, "kv_heads": 4, "queries": 512, "keys": 1024, "head_dim": 64,
+    "op": "attention", "page": 0, "b": 2, "heads": 8, "kv_heads": 4, "queries": 512, "keys": 1024, "head_dim": 64,
     "value_dim": 64, "dtype": "bfloat16",
 }  # fmt: skip
 
@@ -122,7 +122,7 @@ def test_the_price_is_that_of_the_library_and_ours_has_none():
     (attention, product) = price(graph, rows, H100, "library").calls
     expected = library_time(DATA | {"causal": True}, H100)
     assert attention.price_us == pytest.approx(expected.seconds * 1e6)
-    assert (attention.kernel, attention.text) == (expected.kernel, "attention_2x8x512x1024x64_kv4_causal_bfloat16")
+    assert (attention.kernel, attention.text) == (expected.kernel, "attention_2x8x512x1024x64_kv4_causal_page0_bfloat16")
     assert np.isfinite(product.price_us)
     assert attention.work is not None and bound_of(attention.work, H100) == attention.bound
     (ours, _) = price(graph, rows, H100).calls

@@ -146,3 +146,14 @@ def test_the_command_prints_the_kernel_and_refuses_what_we_cannot_build(tmp_path
             ": attention has no kernels of ours yet; use roller estimate --implementation library\n"
         )
         assert refused.stderr.count("\n") == 1
+
+
+def test_keys_lie_in_pages_where_servers_keep_them_there() -> None:
+    def page(**changed: Any) -> float:
+        return library_calls(LLAMA | changed)[0].sizes[-1]
+
+    assert page() == 64, "causal"
+    assert page(causal=False) == 0
+    assert page(causal=False, queries=1, keys=4096) == 64
+    assert (page(page=0), page(page=16)) == (0, 16)
+    assert library_calls(LLAMA, "backward")[0].sizes[-1] == 0
