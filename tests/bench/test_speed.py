@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from bench.speed.construction import ConstructionTimes, construct_once, construction_times, medians, suite_forms
 from bench.speed.suite_report import OperatorResult, SuiteReport, main
 from bench.speed.test_construction import RANKED_SCHEDULES, SINGLE, matmul_schedules
-from bench.speed.test_estimates import ATTENTIONS, attentions
+from bench.speed.test_estimates import OPERATORS, attentions
 from hal.catalog import load_device
 from roller.library import library_calls
 
@@ -36,8 +36,8 @@ def test_the_single_benchmarks_are_operators_of_the_suite() -> None:
 
 
 def test_the_estimated_attentions_are_all_different() -> None:
-    calls = [call.sizes for operator in attentions(ATTENTIONS) for call in library_calls(operator)]
-    assert len(set(calls)) == ATTENTIONS == 10_000
+    calls = [call.sizes for operator in attentions(OPERATORS) for call in library_calls(operator)]
+    assert len(set(calls)) == OPERATORS == 10_000
 
 
 def test_the_ranked_schedules_are_all_different() -> None:
