@@ -57,6 +57,7 @@ class FeedConstants:
         dram_share: of the board's DRAM rate.
         stages: buffers of one step that a block has in shared memory; all but one are under way.
         latency_seconds: until a byte that was asked for under load arrives.
+        reduce_seconds: of the kernel that adds slices of k, after the gap before it and without its traffic.
     """
 
     step_seconds: float
@@ -68,57 +69,57 @@ class FeedConstants:
     dram_share: float
     stages: float
     latency_seconds: float
+    reduce_seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixConstants:
     """The numbers of the model that belong to the library's kernels rather than to a board.
 
-    Chosen on 900 products each of A100, H100, L40S and B200 (bfloat16, AIConfigurator's data); docs/accuracy.md tells
+    Chosen on 1,600 products each of A100, H100, L40S and B200 (bfloat16, AIConfigurator's data); docs/accuracy.md tells
     what they come to on halves of the shapes and on boards that they were not chosen on.
     """
 
     feeds: Mapping[Feed, FeedConstants] = field(
         default_factory=lambda: {
             "warps": FeedConstants(
-                step_seconds=2.492e-07, staging=29.82, ramp_steps=1.346, store_cycles=4.975, whole_waves=0.9241,
-                port_reuse=0.8728, dram_share=0.933, stages=2.522, latency_seconds=1.187e-06,
+                step_seconds=2.697e-07, staging=35.18, ramp_steps=1.227, store_cycles=5.104, whole_waves=0.9235,
+                port_reuse=0.9334, dram_share=0.9344, stages=2.777, latency_seconds=1.03e-06, reduce_seconds=3.193e-07,
             ),
             "bulk": FeedConstants(
-                step_seconds=6.643e-08, staging=10.48, ramp_steps=3.376, store_cycles=0.9463, whole_waves=0.339,
-                port_reuse=2.204, dram_share=1.001, stages=3.935, latency_seconds=3.5e-07,
+                step_seconds=6.25e-08, staging=9.359, ramp_steps=3.842, store_cycles=0.7488, whole_waves=0.5175,
+                port_reuse=2.006, dram_share=1.003, stages=3.982, latency_seconds=3.283e-07, reduce_seconds=8.472e-07,
             ),
         }
     )  # fmt: skip
     # First operands and last results of a kernel, and what is added where the first operands come from DRAM.
-    start_seconds: float = 4.569e-07
-    cold_seconds: float = 2.447e-07
+    start_seconds: float = 4.657e-07
+    cold_seconds: float = 3.307e-07
     # Matrix rate before the power limit binds and after, over the board's own figures: what its best and its long calls
     # reach includes ramps, stores and tails, which the model counts by themselves.
-    best_share: float = 1.081
-    limited_share: float = 1.234
+    best_share: float = 1.116
+    limited_share: float = 1.237
     # Length of a call at which the clock has fallen half of the way.
-    limit_seconds: float = 0.0007288
-    # The kernel that adds slices of k: its own time, and its share of all units' ports.
-    reduce_seconds: float = 2.606e-06
-    reduce_share: float = 0.7079
+    limit_seconds: float = 0.0004533
+    # Share of all units' ports of the kernel that adds slices of k.
+    reduce_share: float = 0.427
     # Share of L2 that keeps weights from call to call (sharp: past it every line is gone before its turn), and what
     # a kernel uses again (soft).
-    kept_share: float = 0.8074
-    again_share: float = 0.7685
+    kept_share: float = 0.8646
+    again_share: float = 0.7369
     # Tiles side by side along n that run before the next along m: x is read again for every such band.
-    band_tiles: float = 4.596
+    band_tiles: float = 4.68
     # Exponent of the sum of the flows and what is read again, which comes when the pipeline does not expect it.
-    again_overlap: float = 1.471
+    again_overlap: float = 1.421
     # Share of a result past L2 that is written to DRAM before the kernel ends.
-    written: float = 0.8453
+    written: float = 0.7145
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
-    vector_seconds: float = 2.52e-07
-    vector_share: float = 0.07677
+    vector_seconds: float = 2.647e-07
+    vector_share: float = 0.08194
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
     # The library's heuristic does not know our times: candidates count by their time to minus this.
-    choice_power: float = 16.04
+    choice_power: float = 17.0
 
 
 #: The constants in use.
@@ -313,7 +314,8 @@ class _Calls:
         busy = busy * (1 + slower * busy / (busy + c.limit_seconds) * (compute / busy) ** 2)
         outputs = self.b[rows, None] * self.m[rows, None] * self.n[rows, None]
         moved = outputs * (splits * _PARTIAL_BYTES + _PARTIAL_BYTES + self._output_bytes)
-        added = c.reduce_seconds + moved / (c.reduce_share * device.unit_count * self._port)
+        added = moved / (c.reduce_share * device.unit_count * self._port)
+        added += device.launch_overhead_seconds + feed.reduce_seconds
         return _Candidates(busy, np.where(splits > 1, added, 0.0), compute, dram, l2)
 
     def _compute_seconds(self, tile: Ints, steps: Floats, waves: Floats, resident: Floats) -> Floats:
