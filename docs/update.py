@@ -299,6 +299,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "score": lambda: console("roller score examples/matmul.json --device v100 --schedules examples/schedules.jsonl"),
     "estimate": lambda: console("roller estimate examples/layers.jsonl --device v100"),
     "estimate-library": lambda: console("roller estimate examples/layers.jsonl --device v100 --implementation library"),
+    "estimate-llama": lambda: console(
+        "roller estimate examples/llama-layer.jsonl --device h100-sxm --implementation library"
+    ),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
     "constants": _constants,

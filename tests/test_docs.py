@@ -254,8 +254,8 @@ def test_the_compilers_that_bundles_depend_on_are_the_pinned_ones() -> None:
 
 #: Blocks that take a second or less; the others build dozens of kernels.
 QUICK = (
-    "explain", "score", "estimate", "estimate-library", "devices", "schema", "device-numbers", "statements",
-    "kernel-form", "construction", "program", "prediction", "reasons", "stages", "rivals", "constants",
+    "explain", "score", "estimate", "estimate-library", "estimate-llama", "devices", "schema", "device-numbers",
+    "statements", "kernel-form", "construction", "program", "prediction", "reasons", "stages", "rivals", "constants",
     "vector-constants", "vector-prediction", "laptop", "laptop-explain",
 )  # fmt: skip
 
