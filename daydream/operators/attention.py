@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from daydream.operators.shapes import DTYPES, Inputs, RecordedTensor, Work, WorkPart
+from daydream.operators.inputs import DTYPES, Inputs, RecordedTensor
+from daydream.operators.work import Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
 

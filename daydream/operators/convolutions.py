@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.operators.shapes import DTYPES, Dims, Direction, Inputs, Work, WorkPart, inputs_of, pair
+from daydream.operators.inputs import DTYPES, Dims, Inputs, inputs_of, pair
+from daydream.operators.work import Direction, Work, WorkPart
 from daydream.trace.trace import NONE, Ints, Trace
 from sokoban.language.expression import DTYPE_BYTES
 

@@ -20,7 +20,9 @@ import numpy as np
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
 from daydream.operators.attention import describe_attention, is_attention
 from daydream.operators.convolutions import Convolutions, is_convolution, only
-from daydream.operators.shapes import PRODUCTS, Direction, Work, WorkPart, describe, inputs_of
+from daydream.operators.inputs import inputs_of
+from daydream.operators.shapes import PRODUCTS, describe
+from daydream.operators.work import Direction, Work, WorkPart
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 

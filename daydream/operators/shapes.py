@@ -1,182 +1,15 @@
-"""What a recorded operator computed: its input sizes and types as an operator that Roller can price.
-
-A profiler that was told to (``record_shapes=True``) writes "Input Dims" and "Input type" beside every CPU operator,
-newer ones also "Input Strides" and, with the values of what is no tensor, "Concrete Inputs". From these an operator
-becomes a :class:`Work`: named operators of Roller with a direction, its arithmetic and the bytes it cannot avoid.
-"""
+"""What an operator computes: its input sizes and types as operators that Roller can price, those of attention and
+convolutions aside."""
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from daydream.trace.dtypes import element_bytes, is_tensor_type
-from daydream.trace.trace import Trace, argument
+from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor, pair
+from daydream.operators.work import Direction, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
-
-Dims = tuple[int, ...]
-#: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
-Direction = Literal["forward", "backward", "backward data", "backward weights"]
-
-#: Element types that Roller prices, by the profiler's spelling.
-DTYPES = {
-    "double": "float64", "float": "float32", "c10::Half": "float16", "half": "float16", "c10::BFloat16": "bfloat16",
-    "bfloat16": "bfloat16",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class RecordedTensor:
-    """A recorded input; ``dtype`` as the profiler spells it, ``strides`` in elements, empty where not recorded."""
-
-    dims: Dims
-    dtype: str
-    strides: Dims = ()
-
-    @property
-    def elements(self) -> int:
-        """Number of elements.
-
-        >>> RecordedTensor((2, 3), "float").elements
-        6
-        """
-        return math.prod(self.dims)
-
-    @property
-    def bytes(self) -> int:
-        """Size in bytes; elements of types that are not known count four.
-
-        >>> RecordedTensor((2, 3), "c10::Half").bytes
-        12
-        """
-        return self.elements * element_bytes(self.dtype)
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """An operator's arguments in order: tensors (None where it is none), and values as text ("" where not recorded)."""
-
-    tensors: tuple[RecordedTensor | None, ...]
-    values: tuple[str, ...] = ()
-
-    def tensor(self, position: int) -> RecordedTensor | None:
-        """The argument at this position as a tensor, None where it is none."""
-        return self.tensors[position] if position < len(self.tensors) else None
-
-    def value(self, position: int) -> Any:
-        """The recorded value of an argument that is no tensor, or None."""
-        text = self.values[position] if position < len(self.values) else ""
-        try:
-            return ast.literal_eval(text) if text else None
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return None
-
-
-@dataclass(frozen=True)
-class WorkPart:
-    """One of Roller's operators, as in op.json, and the direction to price it in."""
-
-    data: dict[str, Any]
-    direction: Direction = "forward"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What one call of an operator computes.
-
-    Attributes:
-        kind: ``convolution``, ``matrix product``, ``element-wise``...
-        parts: Roller's operators, run one after the other.
-        flops: arithmetic operations, a multiply-add being two.
-        bytes: of all tensors read and written, each once.
-        dtype: element type.
-        assumed: what had to be guessed, in words; empty where the trace says everything.
-    """
-
-    kind: str
-    parts: tuple[WorkPart, ...]
-    flops: float
-    bytes: float
-    dtype: str = "float32"
-    assumed: str = field(default="", compare=False)
-
-    @property
-    def direction(self) -> Direction:
-        """Direction of all parts; ``backward`` where they differ."""
-        ways = {part.direction for part in self.parts}
-        return ways.pop() if len(ways) == 1 else "backward"
-
-
-# What is recorded
-
-
-def inputs_of(trace: Trace, row: int) -> Inputs | None:
-    """The recorded arguments of an operator; None without "Input Dims"."""
-    arguments = trace.arguments[row]
-    dims = argument(arguments, "Input Dims", "Input dims", "input_dims")
-    types = argument(arguments, "Input type", "Input types", "input_types")
-    if not isinstance(dims, list):
-        return None
-    strides = argument(arguments, "Input Strides", "Input strides")
-    values = argument(arguments, "Concrete Inputs", "Concrete inputs")
-    return _inputs(
-        repr(dims), repr(types if isinstance(types, list) else []), repr(strides if isinstance(strides, list) else []),
-        tuple(str(value) for value in values) if isinstance(values, list) else (),
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=65536)
-def _inputs(dims: str, types: str, strides: str, values: tuple[str, ...]) -> Inputs:
-    """The arguments from their JSON as Python text, in which equal ones are found again at once."""
-    try:
-        parts = [ast.literal_eval(text) for text in (dims, types, strides)]
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return Inputs(())  # NaN, or nested without end
-    return Inputs(tuple(_tensors(*parts)), values)
-
-
-def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[RecordedTensor | None]:
-    tensors: list[RecordedTensor | None] = []
-    for position, sizes in enumerate(dims):
-        kind = types[position] if position < len(types) else ""
-        recorded = strides[position] if position < len(strides) else ()
-        # Scalars have the dims [] too; of them only zero-dimensional tensors have a tensor's type.
-        has_type = isinstance(kind, str) and is_tensor_type(kind)
-        is_tensor = _is_sizes(sizes) and (has_type or (bool(sizes) and not types))
-        if not is_tensor:
-            tensors.append(None)
-            continue
-        element_steps = tuple(recorded) if _is_sizes(recorded) and len(recorded) == len(sizes) else ()
-        tensors.append(RecordedTensor(tuple(sizes), str(kind), element_steps))
-    return tensors
-
-
-def _is_sizes(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(type(size) is int and 0 <= size < 2**48 for size in value)
-
-
-def tensor_bytes(trace: Trace, row: int) -> float:
-    """Bytes of all recorded tensors among an operator's inputs, tensors of lists included.
-
-    NaN where no sizes were recorded. Elements of a list have no type of their own in the trace; they count 4 bytes
-    each. A tensor that is passed twice counts twice.
-    """
-    inputs = inputs_of(trace, row)
-    if inputs is None:
-        return math.nan
-    total = sum(tensor.bytes for tensor in inputs.tensors if tensor is not None)
-    for sizes in argument(trace.arguments[row], "Input Dims", "Input dims", "input_dims"):
-        if isinstance(sizes, list) and sizes and not _is_sizes(sizes):
-            total += sum(4 * math.prod(each) for each in sizes if _is_sizes(each))
-    return float(total)
-
-
-# Operators but convolutions
-
 
 #: Operators whose main kernel is a matrix product.
 PRODUCTS = frozenset(
@@ -411,18 +244,6 @@ def _pool(stem: str, inputs: Inputs) -> Work | str:
     }  # fmt: skip
     passes = 1 + 1 / (stride[0] * stride[1])
     return _streamed("pooling", tensor.dims, dtype, passes, 1, WorkPart(data, "backward" if backward else "forward"))
-
-
-def pair(value: Any) -> tuple[int, int] | None:
-    """A number for each of two directions, from a list of both, a list of one, or one; None for anything else.
-
-    >>> pair([3, 1]), pair([2]), pair(2), pair("same")
-    ((3, 1), (2, 2), (2, 2), None)
-    """
-    numbers = value if isinstance(value, list | tuple) else [value]
-    if not numbers or len(numbers) > 2 or not all(type(number) is int and number >= 0 for number in numbers):
-        return None
-    return int(numbers[0]), int(numbers[-1])
 
 
 def _reduction(stem: str, inputs: Inputs) -> Work | str:

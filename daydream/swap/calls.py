@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph
-from daydream.operators.shapes import Inputs, inputs_of
+from daydream.operators.inputs import Inputs, inputs_of
 from daydream.trace.nesting import outermost
 from daydream.trace.trace import NONE, Category, Ints
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from daydream.operators.shapes import Dims
+from daydream.operators.inputs import Dims
 from daydream.swap.plan import Replacement
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, matching
-from daydream.operators.shapes import RecordedTensor, inputs_of
+from daydream.operators.inputs import RecordedTensor, inputs_of
 from daydream.trace.trace import NONE, Category, Ints
 
 Mask = NDArray[np.bool_]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from daydream.operators.attention import describe_attention, is_attention
+from daydream.operators.inputs import Inputs, inputs_of
 from daydream.operators.pricing import bound_of, heavy_rows, price
-from daydream.operators.shapes import Inputs, inputs_of
 from hal.catalog import load_device
 from roller.library import library_time
 from tests.daydream.recorded import operator, recorded, trace

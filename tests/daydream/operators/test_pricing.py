@@ -7,7 +7,7 @@ import pytest
 
 from daydream.operators.pricing import bound_of, describe_calls, device_of, heavy_rows, is_auxiliary, price
 from daydream.operators.repricing import algorithm_of, repriced_table, short_name, totals
-from daydream.operators.shapes import Work
+from daydream.operators.work import Work
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.estimate.operators import Item, estimate_items

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from daydream.operators.convolutions import Convolutions, infer_side, is_convolution
-from daydream.operators.shapes import Inputs, Work, describe, inputs_of, tensor_bytes
+from daydream.operators.inputs import Inputs, inputs_of, tensor_bytes
+from daydream.operators.shapes import describe
+from daydream.operators.work import Work
 from tests.daydream.recorded import enclosing, operator, trace
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from daydream.graph.graph import TaskGraph
-from daydream.operators.shapes import RecordedTensor
+from daydream.operators.inputs import RecordedTensor
 from daydream.swap.calls import operator_calls
 from daydream.swap.plan import replaceable
 from daydream.swap.runs import CallRuns, is_dense
