@@ -1,0 +1,214 @@
+"""Every operator of a step written down while it is dispatched, below autograd."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from daydream.capture.arguments import inputs_of_call, ordered_arguments, recorded_tensor, tensors_in, traits_of
+from daydream.capture.autocast import SINGLE_RESULT, Autocast
+from daydream.capture.captured import CapturedOperator, CapturedStorage
+from daydream.graph.graph import Phase
+from daydream.trace.trace import NONE
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class Storages:
+    """Numbers of the memory that tensors share; says which are no longer held."""
+
+    def __init__(self) -> None:
+        self.records: list[CapturedStorage] = []
+        self._numbers: dict[int, int] = {}
+        self._held: dict[int, Any] = {}
+        self._freed: list[int] = []
+
+    def number(self, tensor: torch.Tensor, kind: str = "step") -> tuple[int, bool]:
+        """The number of a tensor's storage, and whether it is a new one."""
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        known = self._numbers.get(address)
+        if known is not None:
+            return known, False
+        number = len(self.records)
+        self.records.append(CapturedStorage(storage.nbytes(), kind))
+        self._numbers[address] = number
+        self._held[number] = weakref.ref(storage, lambda _: self._release(address, number))
+        return number, True
+
+    def _release(self, address: int, number: int) -> None:
+        if self._numbers.get(address) == number:
+            del self._numbers[address]
+        self._held.pop(number, None)
+        self._freed.append(number)
+
+    def take_freed(self) -> tuple[int, ...]:
+        """Storages released since the last call."""
+        freed, self._freed = tuple(self._freed), []
+        return freed
+
+
+class OperatorRecorder(TorchDispatchMode):
+    """Writes down every operator; ``autocast`` is what the forward pass runs under, None without.
+
+    Attributes:
+        operators: written down so far.
+        storages: the memory that they read and write.
+        phase: of the step, set by whoever runs it.
+        recording: whether operators are written down.
+    """
+
+    def __init__(self, modules: Mapping[Any, int], autocast: torch.dtype | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[CapturedOperator] = []
+        self.storages = Storages()
+        self.phase = Phase.NONE
+        self.recording = False
+        self._modules = modules
+        self._around: list[int] = []
+        self._parameters: dict[int, str] = {}
+        self._parameter_modules: dict[str, int] = {}
+        self.complete: dict[str, None] = {}
+        # Sequence number of autograd's node -> the first operator dispatched after it was made.
+        self._made_by: dict[int, int] = {}
+        self._autocast = Autocast(autocast, self._is_parameter, self._cast) if autocast is not None else None
+
+    def watch_parameters(self, named: Mapping[str, tuple[torch.Tensor, int]]) -> None:
+        """Names of the parameters' tensors, and the modules that hold them."""
+        for name, (tensor, module) in named.items():
+            self._parameters[self.storages.number(tensor, "parameter")[0]] = name
+            self._parameter_modules[name] = module
+
+    @contextmanager
+    def inside_modules(self) -> Iterator[None]:
+        """Follows which module runs."""
+        before = torch.nn.modules.module.register_module_forward_pre_hook(self._enter)
+        after = torch.nn.modules.module.register_module_forward_hook(self._leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _enter(self, module: Any, _: Any) -> None:
+        around = self._around[-1] if self._around else NONE
+        self._around.append(self._modules.get(module, around))
+
+    def _leave(self, *_: Any) -> None:
+        if self._around:
+            self._around.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Runs and writes down one operator."""
+        traits = traits_of(func)
+        arguments = ordered_arguments(traits, args, kwargs or {})
+        stem = traits.name.removeprefix("aten::")
+        if self._autocast is not None and traits.launches:
+            arguments = self._in_types(stem, arguments)
+            args, kwargs = self._split(func, arguments)
+        result = func(*args, **(kwargs or {}))
+        if self.recording and not traits.name.startswith("profiler::"):
+            self._record(traits, arguments, result)
+        return result
+
+    # Autocast
+
+    def _in_types(self, stem: str, arguments: list[Any]) -> list[Any]:
+        assert self._autocast is not None
+        if self._in_backward():
+            is_gradient = stem.endswith(("backward", "mm", "backward_data"))
+            return self._autocast.backward(arguments) if is_gradient else arguments
+        if self.phase != Phase.FORWARD and not self._around:
+            return arguments
+        if stem in SINGLE_RESULT:
+            return self._single_result(stem, arguments)
+        return self._autocast.forward(stem, arguments)
+
+    def _single_result(self, stem: str, arguments: list[Any]) -> list[Any]:
+        if not isinstance(arguments[0], torch.Tensor) or arguments[0].dtype not in _HALVES:
+            return arguments
+        if stem in ("_softmax", "_log_softmax"):
+            return [*arguments[:2], arguments[0].dtype == torch.float16]
+        return [*arguments[:-1], torch.float32]
+
+    def _in_backward(self) -> bool:
+        """Whether a gradient is made right now; modules run in the backward pass only to be recomputed."""
+        return self.phase == Phase.BACKWARD and not self._around
+
+    def _split(self, func: Any, arguments: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        positional, named = [], {}
+        for value, argument in zip(arguments, func._schema.arguments, strict=True):
+            if argument.kwarg_only:
+                named[argument.name] = value
+            else:
+                positional.append(value)
+        return positional, named
+
+    def _is_parameter(self, tensor: torch.Tensor) -> bool:
+        return self.storages.number(tensor)[0] in self._parameters
+
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        # Operators called in here are not dispatched here again.
+        operator = torch.ops.aten._to_copy.default
+        result: torch.Tensor = operator(tensor, dtype=dtype)
+        if self.recording:
+            traits = traits_of(operator)
+            self._record(traits, ordered_arguments(traits, [tensor], {"dtype": dtype}), result)
+        return result
+
+    # Records
+
+    def _record(self, traits: Any, arguments: list[Any], result: Any) -> None:
+        storages = self.storages
+        freed = storages.take_freed()
+        if freed and self.operators:
+            self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
+        read = tuple(dict.fromkeys(storages.number(tensor)[0] for tensor in tensors_in(arguments)))
+        written, made = [], []
+        for tensor in tensors_in(result):
+            number, is_new = storages.number(tensor)
+            if is_new:
+                made.append(number)
+            if is_new or traits.launches:
+                written.append(number)
+        module, forward = self._owner()
+        results = tuple(tensors_in(result))
+        on_host = bool(results) and all(tensor.device.type != "meta" for tensor in results)
+        self.operators.append(
+            CapturedOperator(
+                name=traits.name,
+                overload=traits.overload,
+                inputs=inputs_of_call(arguments),
+                outputs=tuple(recorded_tensor(tensor) for tensor in results),
+                module=module,
+                phase=self.phase,
+                forward=forward,
+                launches=traits.launches and not on_host,
+                read=read,
+                written=tuple(dict.fromkeys(written)),
+                made=tuple(made),
+            )
+        )
+
+    def _owner(self) -> tuple[int, int]:
+        """The module of the operator that is recorded next, and the operator whose gradient it makes."""
+        if not self._in_backward():
+            self._made_by.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.operators))
+            return (self._around[-1] if self._around else NONE), NONE
+        node: Any = torch._C._current_autograd_node()
+        if node is None:
+            return NONE, NONE
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            name = self._parameters.get(self.storages.number(variable)[0])
+            return (NONE, NONE) if name is None else (self._parameter_modules[name], NONE)
+        forward = self._made_by.get(node._sequence_nr(), NONE)
+        return (self.operators[forward].module if forward != NONE else NONE), forward

@@ -1,0 +1,1 @@
+"""PyTorch's own planners of distributed training, given Roller's prices."""
