@@ -18,7 +18,8 @@ from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import CycleError, Timeline, simulate
 from daydream.report.analysis import Analysis, analyse
 from daydream.report.breakdown import chosen_steps
-from daydream.tasks.build import read_graph
+from daydream.tasks.build import build_graph, read_graph
+from daydream.trace.trace import Trace
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,9 +72,20 @@ def replay(trace: Path, step: int | None = None) -> Replay:
     Raises:
         InputError: the file cannot be read or is no trace, or there is no such step.
     """
-    graph = read_graph(trace)
-    timeline = _simulated(graph, str(trace))
-    return Replay(timeline, chosen_steps(graph, step))
+    return _replay(read_graph(trace), str(trace), step)
+
+
+def replay_of(trace: Trace, step: int | None = None) -> Replay:
+    """A trace that is no file, such as a predicted one, replayed.
+
+    Raises:
+        InputError: there is no such step.
+    """
+    return _replay(build_graph(trace), trace.path, step)
+
+
+def _replay(graph: TaskGraph, source: str, step: int | None) -> Replay:
+    return Replay(_simulated(graph, source), chosen_steps(graph, step))
 
 
 def predict(before: Replay, passes: Sequence[PassRequest]) -> Prediction:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
+from daydream.command.predict import predict_command
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.answers import Replay
-    from daydream.graph.graph import TaskGraph
-    from daydream.graph.simulate import Timeline
     from daydream.report.analysis import Analysis
     from daydream.whatif import AppliedPass
 
@@ -67,17 +67,17 @@ def report_command(
     if as_json:
         from daydream.report.analysis import report_record
 
-        _print_json({"trace": str(trace), **report_record(before), "warnings": list(before.timeline.graph.warnings)})
+        print_json({"trace": str(trace), **report_record(before), "warnings": list(before.timeline.graph.warnings)})
     else:
         from daydream.report.tables import line, print_report, print_steps
 
         print_steps(before, _partial(before))
         line()
         print_report(before, rows)
-        _warn(before.timeline.graph)
-    _write_timeline(out, before.timeline, "simulated")
+        warn(before.timeline.graph)
+    write_timeline_file(out, before.timeline, "simulated")
     if html is not None:
-        _write_html(html, before)
+        write_html(html, before)
 
 
 @main.command("simulate")
@@ -86,7 +86,7 @@ def simulate_command(trace: Path, number: int | None, out: Path | None, html: Pa
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
     answer = _replayed(trace, number, out, html)
     if as_json:
-        _print_json({"trace": str(trace), **_replay_record(answer)})
+        print_json({"trace": str(trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
     if analysis is not None and not as_json:
         from daydream.report.tables import line, print_steps
@@ -94,10 +94,10 @@ def simulate_command(trace: Path, number: int | None, out: Path | None, html: Pa
         print_steps(analysis, _partial(analysis))
         edges = len(answer.graph.edge_source)
         line(f"{len(answer.graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
-        _warn(answer.graph)
-    _write_timeline(out, answer.timeline, "simulated")
+        warn(answer.graph)
+    write_timeline_file(out, answer.timeline, "simulated")
     if html is not None and analysis is not None:
-        _write_html(html, analysis)
+        write_html(html, analysis)
 
 
 def _replay_record(answer: Replay) -> dict[str, Any]:
@@ -156,15 +156,15 @@ def whatif_command(
     if as_json:
         warnings = list(dict.fromkeys([*baseline.graph.warnings, *prediction.after.graph.warnings]))
         record = {"trace": str(trace), **_prediction_record(before, after)}
-        _print_json({**record, "passes": _pass_records(prediction.applied), "warnings": warnings})
+        print_json({**record, "passes": _pass_records(prediction.applied), "warnings": warnings})
     else:
         from daydream.report.tables import print_whatif
 
         print_whatif(before, after, prediction.applied)
-        _warn(prediction.after.graph)
-    _write_timeline(out, after.timeline, "predicted")
+        warn(prediction.after.graph)
+    write_timeline_file(out, after.timeline, "predicted")
     if html is not None:
-        _write_html(html, before, after, prediction.applied)
+        write_html(html, before, after, prediction.applied)
 
 
 def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
@@ -214,7 +214,7 @@ def passes_command(name: str | None, as_json: bool) -> None:
     chosen = list(registered().values()) if name is None else [find_pass("NAME", name)]
     if as_json:
         for each in chosen:
-            _print_json(describe(each))
+            print_json(describe(each))
     elif name is not None:
         from daydream.report.tables import print_pass
 
@@ -250,6 +250,9 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     except OSError as error:
         raise InputError(str(out), f"cannot be written: {error.strerror or error}") from None
     click.echo(f"{len(operators)} operators written to {out}", err=True)
+
+
+main.add_command(predict_command)
 
 
 @main.command("record", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -308,7 +311,7 @@ def record_command(
 
 def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | None) -> Replay:
     """A trace replayed; whether the outputs can be written is checked first."""
-    _check_outputs(out, html)
+    check_outputs(out, html)
     from daydream.answers import replay
 
     return replay(trace, number)
@@ -317,43 +320,6 @@ def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | No
 def _partial(analysis: Analysis) -> list[str]:
     steps = analysis.timeline.graph.steps
     return [step.name for i, step in enumerate(steps) if not step.full and i not in analysis.steps]
-
-
-def _check_outputs(out: Path | None, html: Path | None) -> None:
-    for option, path, endings in (("--out", out, (".json", ".json.gz")), ("--html", html, (".html", ".htm"))):
-        if path is None:
-            continue
-        if not path.name.endswith(endings):
-            raise InputError(option, f"{path} has no ending that is known", f"use {' or '.join(endings)}")
-        if not path.parent.is_dir():
-            raise InputError(option, f"there is no directory {path.parent}", "make it first")
-
-
-def _write_timeline(path: Path | None, timeline: Timeline, label: str) -> None:
-    """Writes a timeline where a path is given; `label` stands in its rows' names."""
-    if path is not None:
-        from daydream.report.timeline import write_timeline
-
-        write_timeline(timeline, path, label)
-
-
-def _write_html(
-    path: Path, before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = ()
-) -> None:
-    from daydream.report.html import write_report
-
-    write_report(path, before, after, applied)
-
-
-def _warn(graph: TaskGraph) -> None:
-    for warning in graph.warnings:
-        click.echo(f"daydream: warning: {warning}", err=True)
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.encode(record).decode())
 
 
 __all__ = ["main"]

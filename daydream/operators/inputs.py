@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import zip_longest
 from typing import Any
 
 from daydream.trace.dtypes import element_bytes, is_tensor_type
@@ -59,7 +60,7 @@ class Inputs:
     Attributes:
         tensors: None where an argument is no tensor.
         values: of what is no tensor, as Python text; "" where not recorded.
-        lists: the tensors of arguments that are lists of them, empty elsewhere; () where not recorded.
+        lists: the tensors of arguments that are lists of them, empty elsewhere; () without any.
     """
 
     tensors: tuple[RecordedTensor | None, ...]
@@ -104,7 +105,24 @@ def _inputs(dims: str, types: str, strides: str, values: tuple[str, ...]) -> Inp
         parts = [ast.literal_eval(text) for text in (dims, types, strides)]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return Inputs(())  # NaN, or nested without end
-    return Inputs(tuple(_tensors(*parts)), values)
+    lists = tuple(_lists(*parts))
+    return Inputs(tuple(_tensors(*parts)), values, lists if any(lists) else ())
+
+
+def _lists(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> Iterator[tuple[RecordedTensor, ...]]:
+    """The tensors of every argument that is a list of them; types of their elements stand in predicted steps alone."""
+    for position, members in enumerate(dims):
+        if _is_sizes(members) or not isinstance(members, list) or not all(_is_sizes(sizes) for sizes in members):
+            yield ()
+            continue
+        kinds = types[position] if position < len(types) and isinstance(types[position], list) else []
+        steps = strides[position] if position < len(strides) and isinstance(strides[position], list) else []
+        # An unknown type counts four bytes.
+        padded = zip_longest(members, kinds[: len(members)], steps[: len(members)], fillvalue="")
+        yield tuple(
+            RecordedTensor(tuple(sizes), str(kind), tuple(step) if _is_sizes(step) and len(step) == len(sizes) else ())
+            for sizes, kind, step in padded
+        )
 
 
 def _tensors(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) -> list[RecordedTensor | None]:
@@ -130,17 +148,25 @@ def _is_sizes(value: Any) -> bool:
 def tensor_bytes(trace: Trace, row: int) -> float:
     """Bytes of all recorded tensors among an operator's inputs, tensors of lists included.
 
-    NaN where no sizes were recorded. Elements of a list have no type of their own in the trace; they count 4 bytes
+    NaN where no sizes were recorded. Elements of a list have no type of their own in recordings; they count 4 bytes
     each. A tensor that is passed twice counts twice.
     """
     inputs = inputs_of(trace, row)
     if inputs is None:
         return math.nan
-    total = sum(tensor.bytes for tensor in inputs.tensors if tensor is not None)
-    for sizes in argument(trace.arguments[row], "Input Dims", "Input dims", "input_dims"):
-        if isinstance(sizes, list) and sizes and not _is_sizes(sizes):
-            total += sum(4 * math.prod(each) for each in sizes if _is_sizes(each))
-    return float(total)
+    alone = sum(tensor.bytes for tensor in inputs.tensors if tensor is not None)
+    return float(alone + sum(tensor.bytes for members in inputs.lists for tensor in members))
+
+
+def outputs_of(trace: Trace, row: int) -> tuple[RecordedTensor, ...]:
+    """The results of an operator, which stand in predicted steps alone; () in recordings."""
+    arguments = trace.arguments[row]
+    dims, types = arguments.get("Output Dims"), arguments.get("Output type")
+    if not isinstance(dims, list) or not isinstance(types, list):
+        return ()
+    strides = arguments.get("Output Strides")
+    written = _inputs(repr(dims), repr(types), repr(strides if isinstance(strides, list) else []), ())
+    return tuple(tensor for tensor in written.tensors if tensor is not None)
 
 
 def pair(value: Any) -> tuple[int, int] | None:

@@ -1,0 +1,256 @@
+"""``daydream predict``: the step time of a model on boards that nobody has at hand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.command.outputs import check_outputs, print_json, write_html
+from hal.support.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from daydream.capture.captured import Capture
+    from daydream.predict.step import PredictedStep
+    from hal.spec.device import DeviceSpec
+
+#: Largest number of answers that one command gives.
+MOST_ANSWERS = 1000
+
+_PATH = click.Path(dir_okay=False, path_type=Path)
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    choice = click.Choice
+    for option in (
+        click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
+        click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
+        click.option("--sequence", type=click.IntRange(1), default=None, help="Tokens of a sample."),
+        click.option("--image", type=click.IntRange(1), default=None, help="Side of an image in pixels."),
+        click.option("--class", "class_name", default=None, help="Class of transformers, as AutoModelForCausalLM."),
+        click.option("--mode", type=choice(["training", "inference"]), default="training", show_default=True),
+        click.option(
+            "--dtype",
+            type=choice(["float32", "bfloat16", "float16", "amp"]),
+            default="float32",
+            show_default=True,
+            help="Of parameters and inputs; amp emulates autocast to float16.",
+        ),
+        click.option("--optimizer", type=choice(["sgd", "adam", "adamw", "none"]), default=None, help="Of the update."),
+        click.option(
+            "--optimizer-kernels",
+            type=choice(["for-loop", "foreach", "fused"]),
+            default="foreach",
+            show_default=True,
+            help="How PyTorch runs the update.",
+        ),
+        click.option(
+            "--attention",
+            type=choice(["auto", "flash", "efficient", "eager"]),
+            default="auto",
+            show_default=True,
+            help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
+        ),
+        click.option("--channels-last/--no-channels-last", default=False, help="Images and weights as NHWC."),
+        click.option("--checkpoint", default="none", show_default=True, metavar="none|full|MODULE", help="Recomputed."),
+        click.option("--compile/--no-compile", "compiles", default=False, help="Fuse as TorchInductor would."),
+        click.option(
+            "--implementation",
+            type=choice(["library", "best"]),
+            default="library",
+            show_default=True,
+            help="Kernels: what PyTorch launches, or Roller's own where it has some.",
+        ),
+        click.option("--pass", "passes", multiple=True, metavar="NAME[:KEY=VALUE]", help="Changes (daydream passes)."),
+        click.option("--price", multiple=True, metavar="NAME=AMOUNT", help="Of an hour on a board: samples per unit."),
+        click.option("--out", type=_PATH, default=None, help="Write the step as a trace that all other commands read."),
+        click.option("--html", type=_PATH, default=None, help="Write a report to open in a browser."),
+        click.option("--json/--no-json", "as_json", default=False, help="A JSON object per board and batch."),
+        click.option("--rows", type=click.IntRange(1, 1000), default=10, help="Lines of each table."),
+        click.argument("model"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("predict")
+@_options
+def predict_command(
+    *,
+    model: str,
+    device: str,
+    price: tuple[str, ...],
+    passes: tuple[str, ...],
+    out: Path | None,
+    html: Path | None,
+    as_json: bool,
+    rows: int,
+    **options: Any,
+) -> None:
+    """Predict the step time of MODEL on boards, from its code alone: no GPU, no weights, no recording.
+
+    MODEL is FILE.py:FUNCTION (a function that returns a model and its inputs; its file is run), timm:NAME,
+    hf:CONFIG.json, or onnx:MODEL.onnx.
+    """
+    from daydream.predict.answer import print_answer, print_assumed, print_comparison, step_record
+
+    check_outputs(out, html)
+    devices = chosen_devices(device)
+    batches = batch_sizes(options.pop("batch"))
+    hourly = hourly_prices(price, devices)
+    if len(devices) * len(batches) > MOST_ANSWERS:
+        raise InputError("--batch", f"{len(devices) * len(batches)} answers", f"ask for {MOST_ANSWERS} at most")
+    single = len(devices) * len(batches) == 1
+    for option, given in (("--out", out), ("--html", html), ("--pass", passes or None)):
+        if given is not None and not single:
+            raise InputError(option, "is of one step, several were asked for", "give one device and one batch size")
+    steps = _predicted(model, devices, batches, options)
+    if as_json:
+        for step in steps:
+            print_json(step_record(step, hourly))
+    elif single and not passes:
+        print_answer(steps[0], rows)
+    elif not passes:
+        print_comparison(steps, hourly)
+        print_assumed(steps[0])
+    if single and (passes or out is not None or html is not None):
+        _as_trace(steps[0], passes, out, html, rows, quiet=as_json)
+
+
+def _predicted(
+    model: str, devices: Sequence[DeviceSpec], batches: Sequence[int | None], options: dict[str, Any]
+) -> list[PredictedStep]:
+    """Every batch on every board, captured once for all boards that run the same kernels of attention."""
+    from daydream.predict.step import predicted
+
+    implementation, compiles = options.pop("implementation"), options.pop("compiles")
+    attention = options.pop("attention")
+    chosen = {spec.name: attention_kernels(attention, spec, options["dtype"]) for spec in devices}
+    steps: dict[tuple[int | None, str], PredictedStep] = {}
+    for batch in batches:
+        for kernels in dict.fromkeys(chosen.values()):
+            boards = [spec for spec in devices if chosen[spec.name] == kernels]
+            capture = _captured(model, {**options, "batch": batch, "attention": kernels}, compiles=compiles)
+            for step in predicted(capture, boards, implementation):
+                steps[batch, step.device.name] = step
+    return [steps[batch, spec.name] for spec in devices for batch in batches]
+
+
+def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capture:
+    from daydream.capture.options import CaptureOptions
+    from daydream.capture.sources import captured
+
+    capture = captured(model, CaptureOptions(**options))
+    if not compiles:
+        return capture
+    from daydream.capture.fusion import fused
+
+    return fused(capture)
+
+
+def attention_kernels(wanted: str, device: DeviceSpec, dtype: str) -> str:
+    """The kernels of ``scaled_dot_product_attention`` that PyTorch takes: FlashAttention in 16 bits from sm_80 on, else
+    memory-efficient ones."""
+    if wanted != "auto":
+        return wanted
+    capability = device.compute_capability
+    return "flash" if dtype != "float32" and capability is not None and capability >= (8, 0) else "efficient"
+
+
+def _as_trace(
+    step: PredictedStep, passes: Sequence[str], out: Path | None, html: Path | None, rows: int, *, quiet: bool
+) -> None:
+    """The step as a trace: written, reported, changed by passes."""
+    from daydream.answers import predict, replay_of
+    from daydream.predict.trace import predicted_trace
+    from daydream.whatif import parse_pass
+
+    requests = [parse_pass(text) for text in passes]
+    trace = predicted_trace(step)
+    before = replay_of(trace)
+    prediction = predict(before, requests) if requests else None
+    after = prediction.after.analysis(rows=rows) if prediction is not None else None
+    analysis = before.analysis(rows=rows)
+    if prediction is not None and after is not None and not quiet:
+        from daydream.report.tables import print_whatif
+
+        print_whatif(analysis, after, prediction.applied)
+    if out is not None:
+        from daydream.trace.writer import write_trace
+
+        write_trace(trace, out)
+    if html is not None:
+        write_html(html, analysis, after, prediction.applied if prediction is not None else ())
+
+
+# Options
+
+
+def chosen_devices(text: str) -> list[DeviceSpec]:
+    """The boards of ``--device``; ``all`` are NVIDIA's GPUs.
+
+    Raises:
+        InputError: a board is unknown, or runs no CUDA.
+    """
+    from hal.catalog import device_names, load_device
+
+    if text == "all":
+        specs = [load_device(name) for name in device_names()]
+        return [spec for spec in specs if spec.compute_capability is not None]
+    specs = [load_device(name.strip()) for name in text.split(",") if name.strip()]
+    if not specs:
+        raise InputError("--device", "names no board", "write --device h100-sxm-80gb, or several with commas")
+    for spec in specs:
+        if spec.compute_capability is None:
+            raise InputError("--device", f"{spec.name} runs no CUDA kernels", "name an NVIDIA board")
+    return list({spec.name: spec for spec in specs}.values())
+
+
+def batch_sizes(text: str | None) -> list[int | None]:
+    """The sizes of ``--batch``, None where nothing was said.
+
+    Raises:
+        InputError: a part is no size and no range.
+
+    >>> batch_sizes("1,8..64,10..30+10")
+    [1, 8, 16, 32, 64, 10, 20, 30]
+    """
+    if text is None:
+        return [None]
+    sizes: dict[int | None, None] = {}
+    for part in text.split(","):
+        parsed = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9})(?:\+(\d{1,9}))?)?\s*", part)
+        if parsed is None or int(parsed[1]) == 0 or parsed[3] == "0":
+            raise InputError("--batch", f"{part.strip()!r} is no batch size", "write 8, 1,2,4, 8..64, or 8..64+8")
+        size, last, added = int(parsed[1]), int(parsed[2] or parsed[1]), int(parsed[3] or 0)
+        while size <= last:
+            sizes[size] = None
+            size = size + added if added else 2 * size
+            if len(sizes) > MOST_ANSWERS:
+                raise InputError("--batch", f"{part.strip()!r} are too many sizes", f"ask for {MOST_ANSWERS} at most")
+    if not sizes:
+        raise InputError("--batch", f"{text!r} is an empty range", "write the smaller size first")
+    return list(sizes)
+
+
+def hourly_prices(texts: Sequence[str], devices: Sequence[DeviceSpec]) -> dict[str, float]:
+    """Prices of an hour by board, from ``--price h100=2.5``.
+
+    Raises:
+        InputError: a part names no asked board, or no amount.
+    """
+    from hal.catalog import load_device
+
+    prices = {}
+    for text in (part for each in texts for part in each.split(",")):
+        name, equals, amount = text.partition("=")
+        if not equals or not re.fullmatch(r"\s*\d{1,9}(\.\d{1,9})?\s*", amount) or float(amount) == 0:
+            raise InputError("--price", f"{text!r} is no price", "write --price h100=2.5")
+        board = load_device(name.strip()).name
+        if board not in {spec.name for spec in devices}:
+            raise InputError("--price", f"{board} is not asked for", f"asked for: {listed([d.name for d in devices])}")
+        prices[board] = float(amount)
+    return prices

@@ -1,0 +1,192 @@
+"""What `daydream predict` says: JSON objects, and tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from daydream.graph.graph import Phase
+from daydream.predict.errors import MODEL_ERRORS
+from daydream.predict.step import PredictedStep
+from daydream.report.tables import line, percent, print_table, table
+from daydream.trace.trace import NONE
+
+_PHASES = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.UPDATE: "update"}
+
+
+def step_record(step: PredictedStep, prices: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """One board and batch as JSON; ``prices`` are of an hour on a board, by name."""
+    phases = step.phases
+    record = {
+        "model": step.capture.title,
+        "device": step.device.name,
+        "batch": step.capture.batch,
+        "dtype": step.capture.dtype,
+        "mode": "training" if step.capture.training else "inference",
+        "step_seconds": _rounded(step.step_seconds),
+        "forward_seconds": _rounded(phases.forward),
+        "backward_seconds": _rounded(phases.backward),
+        "optimizer_seconds": _rounded(phases.update),
+        "gpu_busy_seconds": _rounded(step.busy_seconds),
+        "host_seconds": _rounded(step.host_seconds),
+        "samples_per_second": _significant(step.samples_per_second),
+        "model_flops": step.flops,
+        "model_flops_utilization": _significant(utilisation(step)),
+        "bound": step.bound,
+        "priced_by": {model: round(share, 6) for model, share in step.priced_by.items()},
+        "assumed": list(step.capture.assumed),
+    }
+    cost = samples_per_unit(step, prices or {})
+    return record if cost is None else {**record, "samples_per_currency_unit": _significant(cost)}
+
+
+def utilisation(step: PredictedStep) -> float | None:
+    """Model-FLOPs utilisation: arithmetic of products, convolutions and attention over what the board can do in the
+    step, at the peak of the type that most of it is done in; None without such arithmetic."""
+    by_type: dict[str, float] = {}
+    for price in step.prices:
+        if price.flops and price.work is not None:
+            by_type[price.work.dtype] = by_type.get(price.work.dtype, 0.0) + price.flops
+    if not by_type or not step.step_seconds:
+        return None
+    dtype = max(by_type, key=lambda each: by_type[each])
+    return step.flops / (peak_flops(step.device, dtype) * step.step_seconds)
+
+
+def peak_flops(device: Any, dtype: str) -> float:
+    """Arithmetic per second of products of a type by the board's data sheet, on its matrix units if it has any."""
+    instruction = device.best_matrix_instruction(dtype)
+    if instruction is not None:
+        return float(instruction.peak_flops)
+    return float(device.peak_flops(dtype if dtype in device.dtypes else "float32"))
+
+
+def samples_per_unit(step: PredictedStep, prices: Mapping[str, float]) -> float | None:
+    """Samples per unit of currency; None where the board has no price or the batch is unknown."""
+    hourly, pace = prices.get(step.device.name), step.samples_per_second
+    return None if hourly is None or pace is None else 3600 * pace / hourly
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 9)
+
+
+def _significant(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")
+
+
+# Tables
+
+
+def print_comparison(steps: Sequence[PredictedStep], prices: Mapping[str, float]) -> None:
+    """A line per board and batch."""
+    training = steps[0].capture.training
+    columns = ["device", "batch", "step ms"]
+    columns += ["forward", "backward", "update"] if training else []
+    columns += ["samples/s", "GPU busy", "MFU", "bound"] + (["samples per unit"] if prices else [])
+    view = table(_title(steps[0]), *columns)
+    view.columns[-1 if not prices else -2].justify = "left"
+    for step in steps:
+        phases = [_ms(seconds) for seconds in step.phases] if training else []
+        used = utilisation(step)
+        cells = [step.device.name, _count(step.capture.batch), _ms(step.step_seconds), *phases]
+        cells += [_pace(step.samples_per_second), percent(step.busy_seconds, step.step_seconds)]
+        cells += ["-" if used is None else f"{100 * used:.0f} %", step.bound]
+        view.add_row(*cells, *([_pace(samples_per_unit(step, prices))] if prices else []))
+    print_table(view)
+
+
+def print_answer(step: PredictedStep, rows: int) -> None:
+    """One board and batch: the step, what it consists of, and how right that is."""
+    print_comparison([step], {})
+    line()
+    print_table(_models(step))
+    line()
+    print_table(_operators(step, rows))
+    line()
+    print_table(_modules(step, rows))
+    print_assumed(step)
+
+
+def print_assumed(step: PredictedStep) -> None:
+    """What the capture had to suppose, a line each."""
+    for sentence in step.capture.assumed:
+        line(f"assumed: {sentence}")
+
+
+def _title(step: PredictedStep) -> str:
+    mode = "training" if step.capture.training else "inference"
+    return f"{step.capture.title}, {mode} in {step.capture.dtype}"
+
+
+def _models(step: PredictedStep) -> Table:
+    view = table("Priced by", "model", "ms", "share", "mean error", "measured on")
+    view.columns[-1].justify = "left"
+    for model, share in step.priced_by.items():
+        known = MODEL_ERRORS[model]
+        error = "-" if known.mean is None else f"{100 * known.mean:.0f} %"
+        view.add_row(known.title, _ms(share * step.busy_seconds), percent(share, 1.0), error, known.measured)
+    return view
+
+
+def _operators(step: PredictedStep, rows: int) -> Table:
+    """Time by operator and phase."""
+    totals: dict[tuple[str, str], list[float]] = {}
+    for operator, price in zip(step.capture.operators, step.prices, strict=True):
+        if price.kernels:
+            key = (operator.name.removeprefix("aten::"), _PHASES.get(operator.phase, ""))
+            entry = totals.setdefault(key, [0.0, 0.0])
+            entry[0] += 1
+            entry[1] += sum(kernel.seconds for kernel in price.kernels)
+    view = table("Operators", "operator", "phase", "calls", "ms", "share")
+    for (name, phase), (calls, seconds) in sorted(totals.items(), key=lambda item: -item[1][1])[:rows]:
+        view.add_row(name, phase, f"{calls:.0f}", _ms(seconds), percent(seconds, step.busy_seconds))
+    return view
+
+
+def _modules(step: PredictedStep, rows: int) -> Table:
+    """Time by module: repeated ones together, as deep as the table has lines for."""
+    totals = module_seconds(step)
+    depth = max((path.count(".") + 1 for path in totals), default=1)
+    merged = totals
+    while depth and len(merged) > rows:
+        depth -= 1
+        merged = {}
+        for path, parts in totals.items():
+            cut = ".".join(path.split(".")[:depth]) if depth else "..."
+            merged[cut] = tuple(a + b for a, b in zip(merged.get(cut, (0.0, 0.0, 0.0)), parts, strict=True))
+    view = table("Modules, ms (* is every number)", "module", "forward", "backward", "update", "share")
+    for path, parts in sorted(merged.items(), key=lambda item: -sum(item[1])):
+        view.add_row(Text(path), *(_ms(part) for part in parts), percent(sum(parts), step.busy_seconds))
+    return view
+
+
+def module_seconds(step: PredictedStep) -> dict[str, tuple[float, ...]]:
+    """Seconds of the device in the forward pass, the backward pass and the update by module, numbers in paths being
+    ``*``; what is outside all modules is called ``(loss and update)``."""
+    totals: dict[str, list[float]] = {}
+    modules = step.capture.modules
+    for operator, price in zip(step.capture.operators, step.prices, strict=True):
+        if not price.kernels:
+            continue
+        path = "(loss and update)"
+        if operator.module != NONE:
+            path = ".".join("*" if part.isdigit() else part for part in modules[operator.module].path.split("."))
+        place = {Phase.FORWARD: 0, Phase.BACKWARD: 1}.get(operator.phase, 2)
+        totals.setdefault(path or "(model)", [0.0, 0.0, 0.0])[place] += sum(each.seconds for each in price.kernels)
+    return {path: tuple(parts) for path, parts in totals.items()}
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else str(number)
+
+
+def _pace(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
