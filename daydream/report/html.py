@@ -362,7 +362,7 @@ def _utilisation(analysis: Analysis) -> str:
         tile("GPU", percent(mean.gpu), "of the time it runs a kernel"),
         tile("of peak", percent(mean.of_peak), "FLOPs while it runs one"),
         tile("model of peak", percent(mean.model_of_peak), "products' FLOPs in the whole step"),
-        tile("CPU", percent(mean.cpu), f"of {figures.cores} {'cores' if figures.cores_recorded else 'threads'}"),
+        tile("CPU", percent(mean.cpu), f"of {figures.cores_text}"),
     ]
     notes = "".join(f"<li>{esc(sentence)}</li>" for sentence in figures.sentences())
     lists = []

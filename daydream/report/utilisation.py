@@ -17,7 +17,7 @@ from daydream.graph.graph import Mark, TaskGraph
 from daydream.graph.simulate import Timeline
 from daydream.report.arithmetic import Arithmetic, PeakShare, arithmetic_of, kernels_of
 from daydream.report.breakdown import Cover, cpu_busy_until, of_steps, windows
-from daydream.trace.trace import NONE, Floats, Ints
+from daydream.trace.trace import Floats, Ints
 
 #: Steps that complete slower than they pass on the CPU, by more than this share, tell that the CPU ran ahead.
 RUN_AHEAD = 0.02
@@ -134,7 +134,9 @@ class Utilisation:
     @property
     def ran_ahead(self) -> bool:
         """Whether the CPU ran ahead of the GPU in these steps, so that they are shorter than those of a training."""
-        return self.sustained_us > (1 + RUN_AHEAD) * self.mean.length_us
+        # The first step passes before the first completion.
+        lengths = [step.length_us for step in self.steps[1:]]
+        return bool(lengths) and self.sustained_us > (1 + RUN_AHEAD) * float(np.mean(lengths))
 
     @property
     def variation(self) -> float:
@@ -147,6 +149,12 @@ class Utilisation:
         """The longest step over the shortest."""
         lengths = [step.length_us for step in self.steps]
         return _share(max(lengths), min(lengths)) if lengths else math.nan
+
+    @property
+    def cores_text(self) -> str:
+        """The cores in words."""
+        several = "" if self.cores == 1 else "s"
+        return f"{self.cores} core{several}" if self.cores_recorded else f"{self.cores} thread{several} seen"
 
     def sentences(self) -> list[str]:
         """What the numbers stand on, in words."""
@@ -167,7 +175,7 @@ class Utilisation:
             texts.append(f"No FLOPs: {self.note}.")
         if self.batch is None:
             texts.append("No throughput: the trace does not tell the batch; give --batch.")
-        texts.append(f"CPU is the share of {self.cores} {'cores' if self.cores_recorded else 'threads seen'}.")
+        texts.append(f"CPU is the share of {self.cores_text}.")
         if len(self.steps) > 1:
             variation = f"coefficient of variation {100 * self.variation:.1f} %"
             texts.append(f"Lengths of steps: {variation}, the longest {self.spread:.2f} times the shortest.")
@@ -229,7 +237,7 @@ def utilisation(
     all_full = {index for index, step in enumerate(graph.steps) if step.full} == set(steps)
     own = kernels[of_steps(graph, steps)[kernels]]
     by_name = _table(graph.names, graph.name, graph, own, arithmetic, len(steps))
-    by_layer = _table(graph.layers, graph.layer, graph, own[graph.layer[own] != NONE], arithmetic, len(steps))
+    by_layer = _table((*graph.layers, ""), graph.layer % (len(graph.layers) + 1), graph, own, arithmetic, len(steps))
     slow = [kernel for kernel in by_name if kernel.of_peak < mean.of_peak]
     durations = graph.duration_us[own]
     return Utilisation(
@@ -245,7 +253,7 @@ def utilisation(
         known=_share(float(durations[arithmetic.known[own]].sum()), float(durations.sum())),
         kernels=tuple(by_name[:rows]),
         slow_kernels=tuple(slow[:rows]),
-        layers=tuple(by_layer),
+        layers=tuple(layer for layer in by_layer if layer.name),
     )
 
 
@@ -342,7 +350,7 @@ def _recorded_count(graph: TaskGraph, key: str) -> int | None:
 def _table(
     names: Sequence[str], place: Ints, graph: TaskGraph, rows: Ints, arithmetic: Arithmetic, steps: int
 ) -> list[WorkUtilisation]:
-    """Kernels by what `place` says of each, an index of `names`; the longest first."""
+    """Kernels by what `place` says of each task, an index of `names`; the longest first."""
     amounts = (np.ones(len(rows)), graph.duration_us[rows], arithmetic.flops[rows], arithmetic.peak_us[rows])
     columns = [np.bincount(place[rows], amount, len(names)) for amount in (*amounts, arithmetic.known[rows])]
     order = np.argsort(-columns[1], kind="stable")
