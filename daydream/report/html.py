@@ -375,7 +375,7 @@ def _utilisation(analysis: Analysis) -> str:
             for each in rows[:ROWS]
         ]
         if cells:
-            columns = [kind, "count", "ms", "of GPU time", "of peak"]
+            columns = [kind, "count", "ms", "of kernel time", "of peak"]
             lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}</div>")
     return (
         f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>'

@@ -205,7 +205,7 @@ def print_utilisation(figures: Utilisation, rows: int) -> None:
     if figures.slow_kernels:
         line()
         title = f"Longest kernels below the average of {percent(figures.mean.of_peak)} of peak, per step"
-        made = table(title, "kernel", "count", "ms", "of GPU time", "of peak")
+        made = table(title, "kernel", "count", "ms", "of kernel time", "of peak")
         for kernel in figures.slow_kernels[:rows]:
             numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share), percent(kernel.of_peak))
             _add(made, short(kernel.name), *numbers)
