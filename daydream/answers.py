@@ -43,14 +43,21 @@ class Replay:
         """What was simulated."""
         return self.timeline.graph
 
-    def analysis(self, *, rows: int = 15, recorded: bool = False) -> Analysis:
+    def analysis(
+        self, *, rows: int = 15, recorded: bool = False, device: str | None = None, batch: int | None = None
+    ) -> Analysis:
         """Everything that tables and reports say of these steps.
 
         Args:
             rows: of each table, at most.
             recorded: whether to break down the recorded times, too.
+            device: whether to work utilisations out, too: the board whose peaks count, or ``auto``.
+            batch: samples per step, for these; by default, what the trace says.
+
+        Raises:
+            InputError: there is no board of that name.
         """
-        return analyse(self.timeline, self.steps, recorded=recorded, rows=rows)
+        return analyse(self.timeline, self.steps, recorded=recorded, rows=rows, device=device, batch=batch)
 
 
 @dataclass(frozen=True)

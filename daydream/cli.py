@@ -59,11 +59,28 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 @main.command("report")
 @_trace_options
 @_rows_option
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    help="The board whose peaks FLOPs are compared with; auto: that recorded on.",
+)
+@click.option(
+    "--batch", type=click.IntRange(1), default=None, help="Samples per step; by default, what the trace says."
+)
 def report_command(
-    trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool, rows: int
+    *,
+    trace: Path,
+    number: int | None,
+    out: Path | None,
+    html: Path | None,
+    as_json: bool,
+    rows: int,
+    device: str,
+    batch: int | None,
 ) -> None:
-    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle times."""
-    before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True)
+    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
+    before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
     if as_json:
         from daydream.report.analysis import report_record
 

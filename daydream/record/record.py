@@ -162,6 +162,7 @@ class Recorder:
             "version": VERSION,
             "torch": self._torch.__version__,
             "device": self._torch.cuda.get_device_name() if self._torch.cuda.is_available() else "cpu",
+            "cores": os.cpu_count(),
             "gradients": self._watch.gradients(),
             "buckets": self._watch.buckets(),
             **self._timed.metadata(),

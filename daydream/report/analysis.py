@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from daydream.report.breakdown import (
 )
 from daydream.report.idle import Idle, idle_times
 
+if TYPE_CHECKING:
+    from daydream.report.utilisation import Utilisation
+
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
@@ -41,6 +44,8 @@ class Analysis:
     kernels: list[Share]
     idle: Idle
     path: list[tuple[Resource, Share]]
+    utilisation: Utilisation | None = None
+    """TBD's figures, where they were asked for."""
 
     @property
     def mean_us(self) -> float:
@@ -68,9 +73,34 @@ class Analysis:
         return Resource(int(np.argmax(self.critical_us)))
 
 
-def analyse(timeline: Timeline, steps: Sequence[int], *, recorded: bool = False, rows: int = 15) -> Analysis:
-    """Works everything out; tables have up to `rows` rows. `recorded` also breaks the recorded times down."""
-    graph = timeline.graph
+def analyse(
+    timeline: Timeline,
+    steps: Sequence[int],
+    *,
+    recorded: bool = False,
+    rows: int = 15,
+    device: str | None = None,
+    batch: int | None = None,
+) -> Analysis:
+    """Works everything out.
+
+    Args:
+        timeline: recorded or predicted.
+        steps: their indices.
+        recorded: also breaks the recorded times down.
+        rows: of each table, at most.
+        device: also works utilisations out, against the peaks of this board; ``auto`` for the one recorded on.
+        batch: samples per step, for these; by default, what the trace says.
+
+    Raises:
+        InputError: there is no board of that name.
+    """
+    graph, figures = timeline.graph, None
+    if device is not None:
+        # Most answers do without sizes and boards.
+        from daydream.report.utilisation import utilisation
+
+        figures = utilisation(timeline, steps, device=device, batch=batch, rows=rows)
     return Analysis(
         timeline=timeline,
         steps=tuple(steps),
@@ -81,6 +111,7 @@ def analyse(timeline: Timeline, steps: Sequence[int], *, recorded: bool = False,
         kernels=top_kernels(graph, steps, rows),
         idle=idle_times(timeline, steps, rows),
         path=path_tasks(timeline, steps, rows),
+        utilisation=figures,
     )
 
 
@@ -146,6 +177,7 @@ def report_record(analysis: Analysis) -> dict[str, Any]:
             for lane in analysis.idle.lanes
         ],
         "idle_operators": [_share_record(share) for share in analysis.idle.operators],
+        "utilisation": analysis.utilisation.record() if analysis.utilisation is not None else None,
     }
 
 

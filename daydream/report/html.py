@@ -9,7 +9,7 @@ from daydream.report.analysis import Analysis, mean_busy, ratio
 from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_times, path_tasks, top_kernels
 from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
-from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, table, tile
+from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
 from daydream.whatif import AppliedPass
 
 #: Lines of a table, at most.
@@ -62,6 +62,7 @@ def report(before: Analysis, after: Analysis | None = None, applied: Sequence[Ap
         _kernels(named),
         _layers(named),
         _idle(named),
+        _utilisation(before),
     ]
     title = f"Daydream: {esc(source)}"
     return (
@@ -348,6 +349,38 @@ def _idle(named: Named) -> str:
     )
     shown = legend([(kind, why) for why, kind in _REASONS.items() if why in used])
     return f'<h2>GPU idle time per step</h2>{about}{bars}{shown}<div class="columns">{"".join(lists)}</div>'
+
+
+def _utilisation(analysis: Analysis) -> str:
+    """TBD's figures (thesis 3.3), and the longest kernels below the average (tables 3.5 and 3.6)."""
+    figures = analysis.utilisation
+    if figures is None:
+        return ""
+    mean, pace = figures.mean, figures.samples_per_second(figures.mean.length_us)
+    tiles = [
+        tile("throughput", "–" if pace != pace else f"{pace:.1f} /s", "samples"),
+        tile("GPU", percent(mean.gpu), "of the time it runs a kernel"),
+        tile("of peak", percent(mean.of_peak), "FLOPs while it runs one"),
+        tile("model of peak", percent(mean.model_of_peak), "products' FLOPs in the whole step"),
+        tile("CPU", percent(mean.cpu), f"of {figures.cores_text}"),
+    ]
+    notes = "".join(f"<li>{esc(sentence)}</li>" for sentence in figures.sentences())
+    lists = []
+    for title, kind, rows in (
+        (f"Longest kernels below the average of {percent(mean.of_peak)}", "kernel", figures.slow_kernels),
+        ("Longest layers", "layer", figures.layers if mean.peak_us == mean.peak_us else ()),
+    ):
+        cells = [
+            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), percent(each.of_peak)]
+            for each in rows[:ROWS]
+        ]
+        if cells:
+            columns = [kind, "count", "ms", "of kernel time", "of peak"]
+            lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}</div>")
+    return (
+        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>'
+        f'<div class="columns">{"".join(lists)}</div>'
+    )
 
 
 def _name(name: str) -> str:

@@ -83,6 +83,15 @@ def ms(microseconds: float) -> str:
     return f"{value:.1f}" if value >= 100 else f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"
 
 
+def percent(share: float) -> str:
+    """A share as text; a dash for what is not known.
+
+    >>> percent(0.125), percent(float("nan"))
+    ('12.5 %', '–')
+    """
+    return f"{100 * share:.1f} %" if share == share else "–"
+
+
 def tile(label: str, value: str, note: str = "", kind: str = "") -> str:
     """A number with what it is."""
     shown = f'<div class="note">{esc(note)}</div>' if note else ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +14,9 @@ from daydream.passes import WhatIf
 from daydream.report.analysis import Analysis, mean_busy, ratio
 from daydream.report.breakdown import Busy, Resource, Share
 from daydream.whatif import AppliedPass, parameter_text, written
+
+if TYPE_CHECKING:
+    from daydream.report.utilisation import Utilisation
 
 _CONSOLE = Console(soft_wrap=False, highlight=False)
 
@@ -42,13 +47,22 @@ def ms(microseconds: float) -> str:
     return f"{microseconds / 1000:.2f}" if microseconds == microseconds else "-"
 
 
-def percent(part: float, whole: float) -> str:
-    """A share as text; a dash where the whole is nothing.
+def percent(part: float, whole: float = 1.0) -> str:
+    """A share as text; a dash where it is not known or the whole is nothing.
 
-    >>> percent(1.0, 8.0), percent(1.0, 0.0)
-    ('12.5 %', '-')
+    >>> percent(1.0, 8.0), percent(1.0, 0.0), percent(float("nan"))
+    ('12.5 %', '-', '-')
     """
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+    return f"{100 * part / whole:.1f} %" if whole and part == part else "-"
+
+
+def number(value: float) -> str:
+    """A number with one digit behind the point; a dash for what is not known.
+
+    >>> number(183.04), number(float("nan"))
+    ('183.0', '-')
+    """
+    return f"{value:.1f}" if value == value else "-"
 
 
 def short(name: str) -> str:
@@ -134,15 +148,21 @@ def print_report(analysis: Analysis, rows: int) -> None:
         made = table(
             "Layers, ms per step", "layer", "GPU", "forward", "backward", "update", "other", "CPU", "GPU tasks"
         )
+        of_peak = {layer.name: layer.of_peak for layer in analysis.utilisation.layers} if analysis.utilisation else {}
+        if of_peak:
+            made.add_column("of peak", justify="right", no_wrap=True)
         for layer in analysis.layers[:rows]:
             parts = [ms(part) for part in layer.gpu_us]
-            _add(made, layer.name, ms(layer.total_us), *parts, ms(layer.cpu_us), f"{layer.gpu_tasks:.0f}")
+            cells = [layer.name, ms(layer.total_us), *parts, ms(layer.cpu_us), f"{layer.gpu_tasks:.0f}"]
+            _add(made, *cells, *([percent(of_peak.get(layer.name, math.nan))] if of_peak else []))
         print_table(made)
         line()
     _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
     shares = [Share(f"{kind.label}: {s.name}", s.count, s.total_us, s.share) for kind, s in analysis.path[:rows]]
     _print_shares("Critical path, per step", "task", shares, "of the path")
     print_idle(analysis, rows)
+    if analysis.utilisation is not None:
+        print_utilisation(analysis.utilisation, rows)
 
 
 def _print_shares(title: str, what: str, shares: Sequence[Share], of: str) -> None:
@@ -169,6 +189,27 @@ def print_idle(analysis: Analysis, rows: int) -> None:
     print_table(idle_table)
     line()
     _print_shares("What the GPU waited for on the CPU, per step", "operator", analysis.idle.operators[:rows], "of it")
+
+
+def print_utilisation(figures: Utilisation, rows: int) -> None:
+    """TBD's figures (thesis 3.3), and the longest kernels below the average (tables 3.5 and 3.6)."""
+    made = table("Utilisation", "step", "samples/s", "GPU", "of peak", "model of peak", "CPU", "GFLOP", "of it model")
+    for step in (*figures.steps, figures.mean) if len(figures.steps) > 1 else figures.steps:
+        pace = number(figures.samples_per_second(step.length_us))
+        shares = (step.gpu, step.of_peak, step.model_of_peak, step.cpu)
+        flops = (number(step.flops * 1e-9), number(step.model_flops * 1e-9))
+        _add(made, step.name, pace, *(percent(share) for share in shares), *flops)
+    print_table(made)
+    for sentence in figures.sentences():
+        line(sentence)
+    if figures.slow_kernels:
+        line()
+        title = f"Longest kernels below the average of {percent(figures.mean.of_peak)} of peak, per step"
+        made = table(title, "kernel", "count", "ms", "of kernel time", "of peak")
+        for kernel in figures.slow_kernels[:rows]:
+            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share), percent(kernel.of_peak))
+            _add(made, short(kernel.name), *numbers)
+        print_table(made)
 
 
 def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:

@@ -40,7 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     builder = Builder()
     for number, start in ((4, 0), (5, 100)):
         builder.step(number, start, 100)
-        builder.operator("aten::mm", start + 5, 15, external=number, dims=[[8, 8], [8, 8]])
+        builder.operator("aten::mm", start + 5, 15, external=number, dims=[[8, 8], [8, 8]], types=["float"] * 2)
         builder.launch(start + 10, 5, correlation=number, external=number)
         builder.kernel("sgemm", start + 15, 70, correlation=number, external=number)
         builder.launch(start + 30, 60, name="cudaDeviceSynchronize", correlation=number + 50)
@@ -108,6 +108,24 @@ def test_report_has_every_table(here: Path) -> None:
     assert sum(answer["critical_path_seconds"].values()) == pytest.approx(answer["simulated_seconds"], rel=0.01)
     busy = answer["recorded_breakdown_seconds"]
     assert busy["gpu_only"] + busy["both"] == pytest.approx(7e-5)
+
+
+def test_report_tells_utilisation(here: Path) -> None:
+    # Each kernel runs for 70 of 100 µs and does 2 x 8^3 FLOPs; the trace names no board.
+    answer = json.loads(daydream("report", "trace.json", "--batch", "5", "--device", "v100", "--json").stdout)
+    told = answer["utilisation"]
+    assert told["device"] == "NVIDIA Tesla V100 SXM2 16 GB"
+    assert told["samples_per_second"] == pytest.approx(5 / 1e-4, rel=0.01)
+    assert told["gpu_utilisation"] == pytest.approx(0.7, rel=0.01)
+    assert (told["flops"], told["model_flops"]) == (1024, 1024)
+    assert [step["name"] for step in told["steps"]] == ["ProfilerStep#4", "ProfilerStep#5"]
+    # Less than a thousandth of what the peak allows in 70 µs.
+    assert told["kernels"][0]["flops_utilisation"] == pytest.approx(1024 / (15.667e12 * 70e-6), abs=1e-6)
+    result = daydream("report", "trace.json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for text in ("Utilisation", "No FLOPs: the trace does not say which board", "give --batch"):
+        assert text in result.stdout
+    assert daydream("simulate", "trace.json").stdout.find("Utilisation") == -1
 
 
 @pytest.mark.parametrize("command", [("simulate",), ("report",), ("whatif", "--pass", "own.py:nothing")])
@@ -178,6 +196,8 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
         (("simulate", "trace.json", "--out", "no/out.json"), "--out: there is no directory no; make it first"),
         (("report", "trace.json", "--html", "report.pdf"),
          "--html: report.pdf has no ending that is known; use .html or .htm"),
+        (("report", "trace.json", "--device", "h999"), "device: no device is called 'h999'"),
+        (("report", "trace.json", "--batch", "0"), "Invalid value for '--batch': 0 is not in the range x>=1"),
         (("whatif", "trace.json"), "Missing option '--pass'; see daydream whatif --help"),
         (("whatif", "trace.json", "--pass", "zzzz"),
          "--pass: no pass is called 'zzzz'; `daydream passes` lists all"),

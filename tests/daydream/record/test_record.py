@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -93,7 +94,8 @@ class TestRecord:
     def test_the_rest_of_what_is_added(self, trace: Trace) -> None:
         added = {key: value for key, value in trace.metadata.items() if key != "gradients"}
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        assert added == {"version": 1, "torch": torch.__version__, "device": device, "buckets": [], "batch": 2}
+        machine = {"torch": torch.__version__, "device": device, "cores": os.cpu_count()}
+        assert added == {"version": 1, **machine, "buckets": [], "batch": 2}
 
     def test_modules_are_ranges_around_their_operators(self, trace: Trace) -> None:
         ranges = [name for name in names(trace, Category.ANNOTATION) if name.startswith("nn.Module: ")]

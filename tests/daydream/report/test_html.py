@@ -17,6 +17,7 @@ from daydream.report.html import report, write_report
 from daydream.report.picture import BINS, MOST_LANES, picture
 from daydream.whatif import AppliedPass
 from tests.daydream.graphs import CHANNEL, MAIN, STREAM, Thread, ThreadKind, graph, launched, pairs, task
+from tests.daydream.recorded import operator, recorded
 
 _EMPTY = {"meta", "br", "line", "rect"}
 
@@ -122,6 +123,24 @@ def test_a_pass_that_adds_a_channel_shows_it() -> None:
         assert text in page.text
 
 
+def test_utilisation_is_shown_where_it_was_asked_for() -> None:
+    call = operator("aten::mm", [[1000, 1000], [1000, 1000]], kernels=[("<sgemm>", 200.0)])
+    relu = operator("aten::relu", [[1000, 1000]], kernels=[("elementwise", 100.0)])
+    timeline = simulate(recorded([call, relu]))
+    page = _Page(report(analyse(timeline, [0], device="auto", batch=3)))
+    assert page.open == []
+    # 2e9 FLOPs at 15.667e12 take 127.7 of 200 us; with 1e6 more, 127.7 of 300.
+    for text in (
+        "Utilisation",
+        "Longest kernels below the average of 42.6 %",
+        "elementwise",
+        "0.1 %",
+        "of 1 thread seen",
+    ):
+        assert text in page.text
+    assert "Utilisation" not in _Page(report(analyse(timeline, [0]))).text
+
+
 def test_pictures_stay_small_whatever_the_number_of_tasks() -> None:
     generator = np.random.default_rng(7)
     tasks = []
@@ -148,7 +167,7 @@ def test_rectangles_say_what_when_and_how_busy() -> None:
 
 @pytest.mark.parametrize("tasks", [[], [task("op", MAIN, 0)], [task("op", MAIN, 5)]])
 def test_next_to_nothing_is_still_a_page(tasks: list[dict[str, object]], tmp_path: Path) -> None:
-    analysis = analyse(simulate(graph(tasks)), [0])
+    analysis = analyse(simulate(graph(tasks)), [0], device="auto")
     write_report(tmp_path / "report.html", analysis, analysis)
     assert "Who works" in _Page((tmp_path / "report.html").read_text()).text
 
