@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -129,7 +130,11 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
         return {"name": step.name, **lengths}
 
     measured = {index: graph.steps[index].measured_us for index in steps}
-    errors = [abs(float(timeline.step_us[index]) / length - 1) for index, length in measured.items() if length]
+    errors = [
+        abs(float(timeline.step_us[index]) / length - 1)
+        for index, length in measured.items()
+        if length and math.isfinite(length)
+    ]
     partial = [index for index, step in enumerate(graph.steps) if not step.full and index not in steps]
     return {
         "steps": [record(index) for index in steps],

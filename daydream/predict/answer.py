@@ -11,6 +11,7 @@ from rich.text import Text
 from daydream.graph.graph import Phase
 from daydream.predict.errors import MODEL_ERRORS
 from daydream.predict.step import PredictedStep
+from daydream.report.arithmetic import peak_of
 from daydream.report.tables import line, percent, print_table, table
 from daydream.trace.trace import NONE
 
@@ -44,24 +45,14 @@ def step_record(step: PredictedStep, prices: Mapping[str, float] | None = None) 
 
 
 def utilisation(step: PredictedStep) -> float | None:
-    """Model-FLOPs utilisation: arithmetic of products, convolutions and attention over what the board can do in the
-    step, at the peak of the type that most of it is done in; None without such arithmetic."""
-    by_type: dict[str, float] = {}
+    """Model-FLOPs utilisation (thesis 3.2): what the arithmetic of products, convolutions and attention would take at
+    the data sheet's peak of its type, over the step; None without such arithmetic."""
+    at_peak = 0.0
     for price in step.prices:
-        if price.flops and price.work is not None:
-            by_type[price.work.dtype] = by_type.get(price.work.dtype, 0.0) + price.flops
-    if not by_type or not step.step_seconds:
-        return None
-    dtype = max(by_type, key=lambda each: by_type[each])
-    return step.flops / (peak_flops(step.device, dtype) * step.step_seconds)
-
-
-def peak_flops(device: Any, dtype: str) -> float:
-    """Arithmetic per second of products of a type by the board's data sheet, on its matrix units if it has any."""
-    instruction = device.best_matrix_instruction(dtype)
-    if instruction is not None:
-        return float(instruction.peak_flops)
-    return float(device.peak_flops(dtype if dtype in device.dtypes else "float32"))
+        peak = peak_of(step.device, price.work, ()) if price.flops and price.work is not None else None
+        if peak is not None:
+            at_peak += price.flops / peak.flops_per_second
+    return at_peak / step.step_seconds if at_peak and step.step_seconds else None
 
 
 def samples_per_unit(step: PredictedStep, prices: Mapping[str, float]) -> float | None:

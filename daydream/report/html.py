@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -94,11 +95,12 @@ def _steps_text(analysis: Analysis) -> str:
 
 def _headline(before: Analysis, after: Analysis | None) -> str:
     measured, simulated = before.measured_us, before.mean_us
-    error = f"{100 * (simulated / measured - 1):+.1f} % of measured" if measured else ""
-    tiles = [
-        tile("measured step", f"{ms(measured)} ms"),
-        tile("simulated baseline" if after else "simulated step", f"{ms(simulated)} ms", error),
-    ]
+    if math.isfinite(measured):
+        error = f"{100 * (simulated / measured - 1):+.1f} % of measured" if measured else ""
+        what = "simulated baseline" if after else "simulated step"
+        tiles = [tile("measured step", f"{ms(measured)} ms"), tile(what, f"{ms(simulated)} ms", error)]
+    else:
+        tiles = [tile("predicted baseline" if after else "predicted step", f"{ms(simulated)} ms", "never measured")]
     if after:
         faster = ratio(simulated, after.mean_us)
         kind = "good" if faster > 1.005 else "bad" if faster < 0.995 else ""

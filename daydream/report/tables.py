@@ -110,7 +110,7 @@ def print_steps(analysis: Analysis, partial: Iterable[str] = ()) -> None:
 
 
 def _error(predicted: float, measured: float) -> str:
-    return f"{100 * (predicted / measured - 1):+.2f} %" if measured else "-"
+    return f"{100 * (predicted / measured - 1):+.2f} %" if measured and measured == measured else "-"
 
 
 def print_breakdown(named: Sequence[tuple[str, Busy]]) -> None:

@@ -75,7 +75,9 @@ def find_steps(trace: Trace) -> tuple[tuple[TrainingStep, ...], Ints]:
     for place, row in enumerate(rows):
         outer = place in (0, len(rows) - 1)
         full = not (outer and len(rows) > 1 and count[place] < CUT_STEP * usual)
-        steps.append(TrainingStep(trace.text(row), float(trace.duration_us[row]), full))
+        # What was predicted was never measured.
+        measured = np.nan if "predicted" in trace.metadata else float(trace.duration_us[row])
+        steps.append(TrainingStep(trace.text(row), measured, full))
     return tuple(steps), rows
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from daydream.graph.graph import Phase
 from daydream.operators.calls import KernelPrice
-from daydream.predict.answer import module_seconds, peak_flops, samples_per_unit, step_record, utilisation
+from daydream.predict.answer import module_seconds, samples_per_unit, step_record, utilisation
 from daydream.predict.errors import MODEL_ERRORS
-from hal.catalog import load_device
 from tests.daydream.captures import operator, step_of
 
 OPERATORS = [
@@ -46,13 +45,6 @@ def test_modules_of_a_list_are_one_line() -> None:
 
 def test_without_products_there_is_no_utilisation() -> None:
     assert utilisation(step_of(OPERATORS, (1, 1, 1), ((100,), (200,), (50,)))) is None
-
-
-def test_peaks_are_those_of_the_matrix_units() -> None:
-    # 640 Tensor Cores of 64 multiply-adds a cycle at 1.53 GHz, and 5120 lanes.
-    board = load_device("v100")
-    assert peak_flops(board, "float16") == pytest.approx(125e12, rel=0.01)
-    assert peak_flops(board, "float32") == pytest.approx(15.7e12, rel=0.01)
 
 
 def test_every_kind_of_model_has_an_error_to_show() -> None:
