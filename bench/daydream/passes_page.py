@@ -220,7 +220,7 @@ def _run(case: Case, graph: TaskGraph) -> tuple[str, str, tuple[str, ...]]:
 def _plain(docstring: str) -> str:
     """A docstring's text as Markdown: arguments as a list, doubled quotes as single ones."""
     text = docstring.replace("``", "`").strip().replace("Args:\n", "Parameters:\n\n")
-    text = re.sub(r"^    (\w+): ", lambda match: f"- `{match[1].replace('_', '-')}`: ", text, flags=re.MULTILINE)
+    text = re.sub(r"^    (\w+?)_?: ", lambda match: f"- `{match[1].replace('_', '-')}`: ", text, flags=re.MULTILINE)
     return re.sub(r"^        ", "  ", text, flags=re.MULTILINE)
 
 
