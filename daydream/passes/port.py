@@ -25,10 +25,6 @@ from hal.support.errors import InputError
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
-#: Microseconds of a kernel that does nothing, on any board: the shortest of 4350 on a V100 took 1.25, those on an A100
-#: no less. So much of every kernel stays.
-START_US = 1.25
-
 #: Collectives of roller.library by what a kernel's name, or that of an operator around its launch, contains.
 _COLLECTIVES = (
     ("all_reduce", r"all_?reduce"),
@@ -69,7 +65,7 @@ def port(graph: TaskGraph, *, device: str, from_: str = "auto", whole_waves: boo
     scaling: the ratio of memory bandwidths and of arithmetic rates, weighed by the operator's FLOP a byte, and the
     blocks that the fullest unit gets of the recorded grid. Rates are sustained ones, not those of data sheets. Without
     sizes a matrix product, a convolution or attention, by name, is taken to be bound by arithmetic, any other kernel by
-    memory. 1.25 µs of every kernel, which an empty one takes, stay.
+    memory. What an empty kernel takes is the board's, a microsecond and two trips to memory, and does not scale.
 
     Copies within the device and sets take the ratio of bandwidths. Collectives take the ratio of modelled times in
     the usual nodes of both boards; where one has none, or a message's size was not recorded, they stay. Host times
@@ -86,7 +82,7 @@ def port(graph: TaskGraph, *, device: str, from_: str = "auto", whole_waves: boo
         device: the board to port to, by name or file.
         from_: the board of the recording, by name or file; ``auto`` is the one that the trace names.
         whole_waves: Habitat's equation (1) as it is, for kernels with a recorded launch: waves of as many blocks as
-            registers, shared memory and threads let run at once, and clocks. Measured kernels speak against it.
+            registers, shared memory and threads let run at once, and clocks. It is further from measured products.
 
     Raises:
         InputError: a board is unknown or no GPU, the trace names none, or the graph has no GPU task.
@@ -202,12 +198,9 @@ def _scale_call(
             ratio = habitat_ratio(source, target, launch, share=share)
         else:
             ratio = wave_ratio(source, target, share=share, dtype=dtype, products=products, launch=launch)
-        duration = float(graph.duration_us[row])
-        # What an empty kernel takes stays; a kernel ported to its own board keeps its time to the bit.
-        beyond = max(1 - START_US / duration, 0.0) if duration > 0 else 0.0
         scaled.rows.append(row)
         scaled.rules.append(_rule(known, launch, share))
-        scaled.factors.append(1 + beyond * (ratio - 1))
+        scaled.factors.append(_factor(float(graph.duration_us[row]), ratio, source, target))
 
 
 def _boundedness(name: str, work: Work | None, source: DeviceSpec) -> tuple[float, str, bool, bool]:
@@ -231,14 +224,25 @@ def _rule(known: bool, launch: Launch | None, share: float) -> str:
     return f"wave scaling, {bound}" + ("" if launch is not None else ", launch not recorded")
 
 
+def _factor(duration_us: float, ratio: float, source: DeviceSpec, target: DeviceSpec) -> float:
+    """Time there over time here of a task whose part beyond that of an empty kernel takes `ratio` times as long."""
+    from roller.library.elementwise import kernel_seconds_floor
+
+    here, there = (kernel_seconds_floor(board) * 1e6 for board in (source, target))
+    if duration_us <= here:
+        return there / here
+    # Exactly 1 where nothing differs: a recording ported to its own board stays as it is to the bit.
+    return (duration_us + (there - here) + (duration_us - here) * (ratio - 1)) / duration_us
+
+
 # Copies and collectives
 
 
 def _copies(graph: TaskGraph, source: DeviceSpec, target: DeviceSpec) -> _Change:
     copies = graph.on_gpu & (graph.kind == TaskKind.MEMCPY) & (graph.mark == Mark.NONE)
     rows = np.flatnonzero(copies & named(graph, is_within_device))
-    durations = np.maximum(graph.duration_us[rows], 1e-9)
-    factor = 1 + np.maximum(1 - START_US / durations, 0) * (wave_ratio(source, target) - 1)
+    ratio = wave_ratio(source, target)
+    factor = np.array([_factor(each, ratio, source, target) for each in graph.duration_us[rows].tolist()], np.float64)
     return _Change("ratio of memory bandwidths, being copies within the device", rows, factor)
 
 

@@ -11,13 +11,14 @@ from daydream.graph.graph import TaskKind
 from daydream.operators.pricing import device_of
 from daydream.operators.wave_scaling import Launch, habitat_ratio, memory_share, sustained_rate, wave_ratio
 from daydream.passes import registered
-from daydream.passes.port import START_US, port
+from daydream.passes.port import port
 from daydream.whatif import apply_passes, parse_pass
 from hal.catalog import load_device
 from hal.node_catalog import load_node
 from hal.support.errors import InputError
 from roller.library import library_time
 from roller.library.collectives import collective_seconds
+from roller.library.elementwise import kernel_seconds_floor
 from tests.daydream.graphs import MAIN, STREAM, graph, launched, pairs, task
 from tests.daydream.recorded import operator, recorded, recorded_trace
 
@@ -31,9 +32,10 @@ def on_gpu(outcome):
     return outcome.graph.duration_us[outcome.graph.select(gpu=True)].tolist()
 
 
-def scaled(duration_us, ratio):
-    """What wave scaling makes of a kernel: an empty one's time stays."""
-    return START_US + (duration_us - START_US) * ratio
+def scaled(duration_us, ratio, source=V100, target=A100):
+    """What wave scaling makes of a kernel: what an empty one takes is the board's."""
+    here, there = (kernel_seconds_floor(board) * 1e6 for board in (source, target))
+    return there + (duration_us - here) * ratio
 
 
 def with_launches(before, arguments):
@@ -92,13 +94,13 @@ def test_recorded_launches_count_where_arithmetic_decides():
     before = recorded([operator("aten::mm", kernels=[("volta_sgemm_128x64", 1000)])])
     arguments = {"grid": [81, 1, 1], "block": [128, 1, 1], "registers per thread": 128, "shared memory": 0}
     rates = V100.sustained_flops("float32") / P100.sustained_flops("float32")
-    assert on_gpu(port(before, device="p100")) == pytest.approx([scaled(1000, rates)])
+    assert on_gpu(port(before, device="p100")) == pytest.approx([scaled(1000, rates, V100, P100)])
     outcome = port(with_launches(before, [arguments]), device="p100")
-    assert on_gpu(outcome) == pytest.approx([scaled(1000, rates * 112 / 160)])
+    assert on_gpu(outcome) == pytest.approx([scaled(1000, rates * 112 / 160, V100, P100)])
     assert any(note.endswith("wave scaling, bound by arithmetic by name") for note in outcome.notes)
     whole = port(with_launches(before, [arguments]), device="p100", whole_waves=True)
     launch = Launch(81, 128, 128, 0)
-    assert on_gpu(whole) == pytest.approx([scaled(1000, habitat_ratio(V100, P100, launch, share=0.0))])
+    assert on_gpu(whole) == pytest.approx([scaled(1000, habitat_ratio(V100, P100, launch, share=0.0), V100, P100)])
 
 
 def test_tf32_has_no_price_but_a_rate():
@@ -108,7 +110,7 @@ def test_tf32_has_no_price_but_a_rate():
     share = memory_share(2 * 2048**3 / (3 * 4 * 2048**2), ridge)
     ratio = wave_ratio(A100, V100, share=share, dtype="tfloat32", products=True)
     outcome = port(before, device="v100")
-    assert on_gpu(outcome) == pytest.approx([scaled(400, ratio)])
+    assert on_gpu(outcome) == pytest.approx([scaled(400, ratio, A100, V100)])
     assert ratio > 4, "a V100 has no TF32: its lanes compute in float32"
     assert "1 calls have no prices: recorded with TF32, which no price supposes" in outcome.notes
 
@@ -127,10 +129,13 @@ def test_copies_within_the_device_and_sets_scale_others_stay():
     assert on_gpu(port(before, device="a100", from_="v100")) == pytest.approx([moved, 100, 100, moved])
 
 
-def test_short_kernels_keep_what_an_empty_one_takes():
-    before = graph([task("a", STREAM, 1.0), task("b", STREAM, 0.0), task("c", STREAM, START_US + 1)])
-    ratio = wave_ratio(V100, P100)
-    assert on_gpu(port(before, device="p100", from_="v100")) == pytest.approx([1.0, 0.0, START_US + ratio])
+def test_what_an_empty_kernel_takes_is_the_boards():
+    here, there = (kernel_seconds_floor(board) * 1e6 for board in (V100, P100))
+    before = graph(
+        [task("a", STREAM, here), task("b", STREAM, 0.0), task("c", STREAM, here / 2), task("d", STREAM, here + 1)]
+    )
+    expected = [there, 0.0, there / 2, there + wave_ratio(V100, P100)]
+    assert on_gpu(port(before, device="p100", from_="v100")) == pytest.approx(expected)
 
 
 def collective(name="ncclDevKernel_AllReduce_Sum_f32_RING_LL", **arguments):
@@ -201,7 +206,9 @@ def test_the_board_of_the_recording_can_be_named():
 def test_a_graph_without_a_trace_goes_by_names():
     outcome = port(by_name("volta_sgemm_128x64", "bn_fw"), device="p100", from_="v100")
     rates = wave_ratio(V100, P100, share=0.0)
-    assert on_gpu(outcome) == pytest.approx([scaled(100, rates), scaled(100, wave_ratio(V100, P100))])
+    assert on_gpu(outcome) == pytest.approx(
+        [scaled(100, rates, V100, P100), scaled(100, wave_ratio(V100, P100), V100, P100)]
+    )
     assert "2 calls have no prices: the graph was not made from a trace" in outcome.notes
 
 
