@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_struct
 from rich.table import Table
 
 from bench.accuracy.effects import NO_SUM, TINY, Effect, bars, without
-from bench.accuracy.library import MAKERS, CLASSES, Columns, boards, launch_of, read_calls
+from bench.accuracy.library import CLASSES, MAKERS, Columns, boards, launch_of, read_calls
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import Framework
 from roller.library import convolution, convolution_algorithms, elementwise, gemm_cost, rowwise, streams

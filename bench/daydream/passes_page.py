@@ -77,8 +77,8 @@ COMMENTS: dict[str, str] = {
     " on recomputing what the backward pass needs; `keep-intermediates=yes` writes it as today.",
     "port": "The CPU holds back resnet50 and trace_diff, so that a faster board gains nothing there. ns_resolution was"
     " recorded without sizes, so that all its kernels follow wave scaling by their names. How right ported times are is"
-    " measured in [accuracy.md](accuracy.md#ported-to-another-board): from a V100 whole steps are ported to a P100 within"
-    " 6 % and to an A100 within 7 % on average, single calls within 8 and 15 % (10 % where the A100 had raised its clock).",
+    " measured in [accuracy.md](accuracy.md#ported-to-another-board): from a V100, whole steps are 6.2 % off on a P100"
+    " and 7.4 % on an A100, single calls 7.6 and 14.9 % (10.3 % where the A100 had raised its clock).",
     "remove": "Every ReLU kernel gone: the upper bound of what fusing them could bring.",
     "replace-kernel": "See [repricing.md](repricing.md) for the prices layer by layer. Most of the gain in resnet50's"
     " CPU-bound step is from launches: one kernel where cuDNN took up to five.",

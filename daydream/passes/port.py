@@ -122,12 +122,15 @@ def _boards(graph: TaskGraph, device: str, origin: str) -> tuple[DeviceSpec, Dev
 
 def _as_recorded_on(graph: TaskGraph, board: DeviceSpec, asked: str) -> TaskGraph:
     """The graph with this board in the place of those that its trace names."""
-    from hal.catalog import device_names
+    from hal.catalog import load_device
 
     if graph.trace is None:
         return graph
-    # A board from a file is known by its path.
-    name = board.name if board.name in device_names() and not asked.endswith((".toml", ".json")) else asked
+    # A board from a file is known by its path, even where it has the name of a shipped one.
+    try:
+        name = board.name if load_device(board.name) == board else asked
+    except InputError:
+        name = asked
     numbers = [entry.get("id", place) for place, entry in enumerate(graph.trace.devices)] or [0]
     devices = tuple({"id": number, "name": name} for number in numbers)
     return replace(graph, trace=replace(graph.trace, devices=devices))
