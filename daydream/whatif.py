@@ -136,13 +136,13 @@ def _values(where: str, options: str, allowed: Sequence[Parameter]) -> tuple[dic
         if parameter is None:
             keys = f"its keys are {listed(list(by_name))}" if by_name else "it takes none"
             raise InputError(where, f"there is no key {key!r}", keys)
-        values[parameter.name.replace("-", "_")] = _value(where, parameter, value)
+        values[parameter.keyword] = _value(where, parameter, value)
     for parameter in allowed:
-        if parameter.required and parameter.name.replace("-", "_") not in values:
+        if parameter.required and parameter.keyword not in values:
             raise InputError(
                 where, f"needs {parameter.name}", f"write {where.removeprefix(_OPTION).strip()}:{parameter.name}=..."
             )
-    return values, {parameter.name.replace("-", "_"): parameter.default for parameter in allowed}
+    return values, {parameter.keyword: parameter.default for parameter in allowed}
 
 
 def _pairs(where: str, options: str) -> list[tuple[str, str]]:
@@ -256,7 +256,8 @@ def apply_passes(graph: TaskGraph, requests: Sequence[PassRequest]) -> tuple[Tas
     applied = []
     for request in requests:
         graph, notes = _apply(graph, request)
-        applied.append(AppliedPass(request.name, {**request.defaults, **request.parameters}, notes))
+        values = {**request.defaults, **request.parameters}
+        applied.append(AppliedPass(request.name, {key.rstrip("_"): value for key, value in values.items()}, notes))
     return graph, applied
 
 

@@ -125,7 +125,7 @@ def with_shape(data: Path) -> list[Score]:
     for operation, (file, bar) in CLASSES.items():
         found = read_calls(data, file)
         for name, device in boards(found).items():
-            priced = price(_MAKERS[operation](found[name]), device)
+            priced = price(MAKERS[operation](found[name]), device)
             predicted = np.array([call.call_seconds for call in priced])
             out.append(_score(operation, device, predicted, found[name], bar))
     return out
@@ -168,7 +168,8 @@ def _rows(kind: str) -> Callable[[Columns], list[LibraryCall]]:
     ]
 
 
-_MAKERS: Mapping[str, Callable[[Columns], list[LibraryCall]]] = {
+#: Class -> what makes library calls of the columns of its file.
+MAKERS: Mapping[str, Callable[[Columns], list[LibraryCall]]] = {
     "bmm": _products,
     "linear": _products,
     "element-wise": _elementwise,

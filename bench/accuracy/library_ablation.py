@@ -18,7 +18,7 @@ from msgspec.structs import replace as replace_struct
 from rich.table import Table
 
 from bench.accuracy.effects import NO_SUM, TINY, Effect, bars, without
-from bench.accuracy.library import _MAKERS, CLASSES, Columns, boards, launch_of, read_calls
+from bench.accuracy.library import CLASSES, MAKERS, Columns, boards, launch_of, read_calls
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import Framework
 from roller.library import convolution, convolution_algorithms, elementwise, gemm_cost, rowwise, streams
@@ -210,7 +210,7 @@ def _calls(data: Path, operation: str) -> Iterator[tuple[DeviceSpec, _Predict, F
             rows = {key: values[known] for key, values in rows.items()}
             predict = _tile_known(rows, bias=plain == "linear")
         else:
-            calls = _MAKERS[operation](rows)
+            calls = MAKERS[operation](rows)
             predict = _shape_known(calls)
         yield device, predict, rows["latency_ms"].astype(np.float64) / 1e3
 

@@ -147,7 +147,7 @@ def _calls(rows: Sequence[Mapping[str, Any]], layers: int) -> Iterable[RecordedC
 
 def library_calls(call: RecordedCall, device: DeviceSpec, *, training: bool) -> list[LibraryCall]:
     """What a recorded call launches forward: one kernel, or none for views and whatever else moves no data."""
-    name, count = _name(call.target), prod(call.output)
+    name, count = call_kind(call.target), prod(call.output)
     inputs = call.inputs
     if name in ("addmm", "linear", "lm_head"):
         *rows, k = inputs[1] if name == "addmm" else inputs[0]
@@ -188,7 +188,7 @@ _NUMBERED = ("add", "sub", "mul", "div", "max", "select")
 def backward_calls(call: RecordedCall, device: DeviceSpec) -> list[LibraryCall]:
     """What the backward pass of a recorded call launches."""
     calls = directed(library_calls(call, device, training=True), "backward")
-    if _name(call.target) != "dropout":
+    if call_kind(call.target) != "dropout":
         return calls
     # The mask becomes floats, is scaled, and multiplies the gradient.
     count = prod(call.output)
@@ -209,11 +209,13 @@ def _reads_whole(shape: Shape, output: Shape, device: DeviceSpec) -> bool:
     return part > device.l2.capacity_bytes / 2
 
 
-def _name(target: str) -> str:
+def call_kind(target: str) -> str:
     """The kind of a module or function.
 
-    >>> _name("bert.encoder.layer.0.attention.self.query"), _name("<built-in method addmm of type object at 0x1>")
-    ('linear', 'addmm')
+    >>> call_kind("bert.encoder.layer.0.attention.self.query")
+    'linear'
+    >>> call_kind("<built-in method addmm of type object at 0x1>")
+    'addmm'
     """
     if target.startswith("<"):
         return target.split()[2 if target.startswith("<built-in") else 1].rstrip(">")
@@ -240,13 +242,13 @@ def evaluate(runs: Sequence[Run]) -> list[Score]:
 def _score(run: Run, device: DeviceSpec) -> Score:
     forward = [library_calls(call, device, training=run.training) for call in run.calls]
     backward = [backward_calls(call, device) if run.training else [] for call in run.calls]
-    seconds = _seconds(forward, device) + _seconds(backward, device)
+    seconds = call_seconds(forward, device) + call_seconds(backward, device)
     predicted = float(seconds @ [call.times for call in run.calls])
     alone = sum(call.times * (call.forward_seconds + call.backward_seconds) for call in run.calls)
     return Score(device=device.name, label=run.label, measured=run.measured, predicted=predicted, alone=alone)
 
 
-def _seconds(called: Sequence[Sequence[LibraryCall]], device: DeviceSpec) -> Floats:
+def call_seconds(called: Sequence[Sequence[LibraryCall]], device: DeviceSpec) -> Floats:
     """Device time of recorded calls, whose library calls these are, priced together."""
     which = np.repeat(np.arange(len(called)), [len(calls) for calls in called])
     prices = price([call for calls in called for call in calls], device)
@@ -261,9 +263,9 @@ def backward_times(runs: Sequence[Run]) -> dict[str, tuple[Floats, Floats]]:
         timed = [call for call in run.calls if call.backward_seconds > 0] if run.board in devices else []
         if timed:
             device = devices[run.board]
-            predicted = FLOOR_SECONDS + _seconds([backward_calls(call, device) for call in timed], device)
+            predicted = FLOOR_SECONDS + call_seconds([backward_calls(call, device) for call in timed], device)
             for call, seconds in zip(timed, predicted.tolist(), strict=True):
-                found.setdefault(_name(call.target), []).append((seconds, call.backward_seconds))
+                found.setdefault(call_kind(call.target), []).append((seconds, call.backward_seconds))
     return {name: tuple(np.array(pairs).T) for name, pairs in found.items()}
 
 

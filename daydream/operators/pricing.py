@@ -22,7 +22,8 @@ from daydream.operators.attention import describe_attention, is_attention
 from daydream.operators.convolutions import Convolutions, is_convolution, only
 from daydream.operators.inputs import inputs_of
 from daydream.operators.shapes import PRODUCTS, describe
-from daydream.operators.work import Direction, Work, WorkPart
+from daydream.operators.wave_scaling import sustained_rate
+from daydream.operators.work import PRODUCT_KINDS, Direction, Work, WorkPart
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -151,13 +152,7 @@ def _words(text: str) -> list[str]:
 
 def bound_of(work: Work, device: DeviceSpec) -> str:
     """``compute`` where arithmetic at the sustained rate takes longer than moving each tensor once, else ``memory``."""
-    from sokoban.language.expression import DTYPE_BYTES
-
-    products = work.kind in ("convolution", "matrix product", "attention")
-    instruction = device.best_matrix_instruction(work.dtype) if products else None
-    # Halves are multiplied in float32 where there are no matrix units for them.
-    dtype = work.dtype if DTYPE_BYTES[work.dtype] > 2 and work.dtype in device.dtypes else "float32"
-    rate = instruction.sustained_flops if instruction is not None else device.sustained_flops(dtype)
+    rate = sustained_rate(device, work.dtype, products=work.kind in PRODUCT_KINDS)
     return "compute" if work.flops / rate > work.bytes / device.dram.bandwidth_bytes_per_second else "memory"
 
 

@@ -8,6 +8,9 @@ from typing import Any, Literal
 #: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
 Direction = Literal["forward", "backward", "backward data", "backward weights"]
 
+#: Kinds of work that multiply matrices, by matrix units where a board has any.
+PRODUCT_KINDS = ("convolution", "matrix product", "attention")
+
 
 @dataclass(frozen=True)
 class WorkPart:

@@ -13,6 +13,7 @@ import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from keyword import iskeyword
 from typing import Any
 
 from daydream.graph.graph import TaskGraph
@@ -37,6 +38,12 @@ class Parameter:
     type: type
     default: Any
     required: bool
+
+    @property
+    def keyword(self) -> str:
+        """The function's argument: that of ``from``, a word of Python, is ``from_``."""
+        name = self.name.replace("-", "_")
+        return f"{name}_" if iskeyword(name) else name
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ def parameters_of(function: PassFunction) -> tuple[Parameter, ...]:
             raise TypeError(f"{function.__name__}: {parameter.name} must be annotated as bool, int, float or str")
         required = parameter.default is inspect.Parameter.empty
         default = None if required else parameter.default
-        parameters.append(Parameter(parameter.name.replace("_", "-"), types[annotation], default, required))
+        parameters.append(Parameter(parameter.name.rstrip("_").replace("_", "-"), types[annotation], default, required))
     return tuple(parameters)
 
 

@@ -8,7 +8,7 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.checks import above_zero, at_least, chosen, one_of, pattern
-from daydream.passes.basis.idioms import is_collective, is_compute_bound, named
+from daydream.passes.basis.idioms import is_collective, is_compute_bound, is_within_device, named
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
@@ -30,7 +30,7 @@ def bandwidth(graph: TaskGraph, *, factor: float = 2.0, kind: str = "communicati
     fits = np.zeros(len(graph), np.bool_)
     fits[graph.select(name=pattern("match", match))] = True
     sends = (graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & named(graph, is_collective))
-    copies = (graph.kind == TaskKind.MEMCPY) & ~named(graph, _is_within_device)
+    copies = (graph.kind == TaskKind.MEMCPY) & ~named(graph, is_within_device)
     fits &= {"communication": sends, "memcpy": copies, "all": sends | copies}[kind]
     rows = np.flatnonzero(fits)
     return Outcome(graph.scaled(rows, 1 / factor), (_note(graph, rows, "transfers", 1 / factor),))
@@ -61,7 +61,7 @@ def gpu_scale(
         above_zero(name, value)
     rows = chosen(graph, match, layer, phase, gpu=True)
     away = graph.kind == TaskKind.COMMUNICATION
-    away |= (graph.kind == TaskKind.MEMCPY) & ~named(graph, _is_within_device)
+    away |= (graph.kind == TaskKind.MEMCPY) & ~named(graph, is_within_device)
     rows = rows[~away[rows]]
     compute = (graph.kind == TaskKind.KERNEL) & named(graph, is_compute_bound)
     speed = factor * np.where(compute[rows], compute_factor, memory_factor)
@@ -122,10 +122,6 @@ def remove(
     calls = len(graph) - len(after) - len(rows)
     note = f"{len(rows)} tasks of {_ms(graph.duration_us[rows])} removed, {calls} of their launches"
     return Outcome(after, (note,))
-
-
-def _is_within_device(name: str) -> bool:
-    return "DtoD" in name or "Device -> Device" in name
 
 
 def _tasks(graph: TaskGraph, match: str, layer: str, phase: str, on: str) -> Ints:

@@ -83,6 +83,11 @@ def is_collective(name: str) -> bool:
     return _COLLECTIVE.match(name) is not None
 
 
+def is_within_device(name: str) -> bool:
+    """Copies from a board's memory to its own."""
+    return "DtoD" in name or "Device -> Device" in name
+
+
 def is_compute_bound(name: str) -> bool:
     """GEMMs, convolutions and fused attention; not the transformations of layout and tile around them."""
     by_name = is_gemm(name) or is_convolution(name) or _ATTENTION.search(name) is not None
