@@ -127,21 +127,19 @@ def _predicted(
     from daydream.predict.step import predicted
 
     implementation, compiles = options.pop("implementation"), options.pop("compiles")
-    attention = options.pop("attention")
-    chosen = {spec.name: attention_kernels(attention, spec, options["dtype"]) for spec in devices}
+    options["implementation"] = options.pop("optimizer_kernels")
     steps: dict[tuple[int | None, str], PredictedStep] = {}
     for batch in batches:
-        for kernels in dict.fromkeys(chosen.values()):
-            boards = [spec for spec in devices if chosen[spec.name] == kernels]
-            capture = _captured(model, {**options, "batch": batch, "attention": kernels}, compiles=compiles)
+        for flash in dict.fromkeys(has_flash_attention(spec) for spec in devices):
+            boards = [spec for spec in devices if has_flash_attention(spec) == flash]
+            capture = _captured(model, {**options, "batch": batch, "flash": flash}, compiles=compiles)
             for step in predicted(capture, boards, implementation):
                 steps[batch, step.device.name] = step
     return [steps[batch, spec.name] for spec in devices for batch in batches]
 
 
 def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capture:
-    from daydream.capture.options import CaptureOptions
-    from daydream.capture.sources import captured
+    from daydream.capture.sources import CaptureOptions, captured
 
     capture = captured(model, CaptureOptions(**options))
     if not compiles:
@@ -151,13 +149,9 @@ def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capt
     return fused(capture)
 
 
-def attention_kernels(wanted: str, device: DeviceSpec, dtype: str) -> str:
-    """The kernels of ``scaled_dot_product_attention`` that PyTorch takes: FlashAttention in 16 bits from sm_80 on, else
-    memory-efficient ones."""
-    if wanted != "auto":
-        return wanted
-    capability = device.compute_capability
-    return "flash" if dtype != "float32" and capability is not None and capability >= (8, 0) else "efficient"
+def has_flash_attention(device: DeviceSpec) -> bool:
+    """Whether PyTorch takes FlashAttention in 16 bits on this board: from sm_80 on."""
+    return device.compute_capability is not None and device.compute_capability >= (8, 0)
 
 
 def _as_trace(

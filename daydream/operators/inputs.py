@@ -118,7 +118,7 @@ def _lists(dims: Sequence[Any], types: Sequence[Any], strides: Sequence[Any]) ->
         kinds = types[position] if position < len(types) and isinstance(types[position], list) else []
         steps = strides[position] if position < len(strides) and isinstance(strides[position], list) else []
         # An unknown type counts four bytes.
-        padded = zip_longest(members, kinds[: len(members)], steps[: len(members)], fillvalue="")
+        padded: Any = zip_longest(members, kinds[: len(members)], steps[: len(members)], fillvalue="")
         yield tuple(
             RecordedTensor(tuple(sizes), str(kind), tuple(step) if _is_sizes(step) and len(step) == len(sizes) else ())
             for sizes, kind, step in padded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -142,17 +142,31 @@ def _modules(step: PredictedStep, rows: int) -> Table:
     """Time by module: repeated ones together, as deep as the table has lines for."""
     totals = module_seconds(step)
     depth = max((path.count(".") + 1 for path in totals), default=1)
-    merged = totals
-    while depth and len(merged) > rows:
+    while depth > 1 and len({_cut(path, depth) for path in totals}) > rows:
         depth -= 1
-        merged = {}
-        for path, parts in totals.items():
-            cut = ".".join(path.split(".")[:depth]) if depth else "..."
-            merged[cut] = tuple(a + b for a, b in zip(merged.get(cut, (0.0, 0.0, 0.0)), parts, strict=True))
+    longest = sorted(_merged(totals, lambda path: _cut(path, depth)).items(), key=lambda item: -sum(item[1]))
+    shown = longest if len(longest) <= rows else longest[: rows - 1]
+    others = [parts for _, parts in longest[len(shown) :]]
     view = table("Modules, ms (* is every number)", "module", "forward", "backward", "update", "share")
-    for path, parts in sorted(merged.items(), key=lambda item: -sum(item[1])):
+    for path, parts in [
+        *shown,
+        *([(f"{len(others)} others", tuple(map(sum, zip(*others, strict=True))))] if others else []),
+    ]:
         view.add_row(Text(path), *(_ms(part) for part in parts), percent(sum(parts), step.busy_seconds))
     return view
+
+
+def _cut(path: str, depth: int) -> str:
+    return ".".join(path.split(".")[:depth])
+
+
+def _merged(totals: Mapping[str, tuple[float, ...]], name: Callable[[str], str]) -> dict[str, tuple[float, ...]]:
+    """Seconds of modules that get the same name added up."""
+    merged: dict[str, tuple[float, ...]] = {}
+    for path, parts in totals.items():
+        before = merged.get(name(path), (0.0,) * len(parts))
+        merged[name(path)] = tuple(a + b for a, b in zip(before, parts, strict=True))
+    return merged
 
 
 def module_seconds(step: PredictedStep) -> dict[str, tuple[float, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from daydream.command.predict import attention_kernels, batch_sizes, chosen_devices, hourly_prices
+from daydream.command.predict import batch_sizes, chosen_devices, has_flash_attention, hourly_prices
 from hal.catalog import load_device
 from hal.support.errors import InputError
 
@@ -49,8 +49,10 @@ def test_prices_belong_to_boards_that_are_asked_for() -> None:
             hourly_prices((text,), boards)
 
 
-def test_attention_is_what_the_board_has() -> None:
-    assert attention_kernels("auto", load_device("h100"), "bfloat16") == "flash"
-    assert attention_kernels("auto", load_device("h100"), "float32") == "efficient"
-    assert attention_kernels("auto", load_device("v100"), "float16") == "efficient"
-    assert attention_kernels("eager", load_device("h100"), "bfloat16") == "eager"
+def test_flash_attention_is_for_boards_that_have_it() -> None:
+    assert [has_flash_attention(load_device(name)) for name in ("h100", "a100", "v100", "p4")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
