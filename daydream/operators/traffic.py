@@ -85,12 +85,17 @@ def repeated(tensor: RecordedTensor, dims: Dims, element: int) -> Repeated:
     repeats = [True] * missing + [
         step == 0 or size < whole for size, step, whole in zip(tensor.dims, strides, dims[missing:], strict=True)
     ]
-    axes = [axis for axis in range(rank) if repeats[axis] and dims[axis] > 1]
-    if not axes:
-        return Repeated(0.0, 0.0)
-    own = math.prod(1 if repeats[axis] else dims[axis] for axis in range(rank))
-    again = float((math.prod(dims) - own) * element_bytes(tensor.dtype))
-    return Repeated(again, float(math.prod(dims[axes[0] + 1 :]) * element))
+    # Dimensions of one element count as neither.
+    axes = [axis for axis in range(rank) if dims[axis] > 1]
+    own = math.prod(dims[axis] for axis in axes if not repeats[axis])
+    while axes and not repeats[axes[0]]:
+        axes.pop(0)
+    times = 1
+    while axes and repeats[axes[0]]:
+        times *= dims[axes.pop(0)]
+    # What repeats further inside is read again at once.
+    again = float((times - 1) * own * element_bytes(tensor.dtype))
+    return Repeated(again, float(math.prod(dims[axis] for axis in axes) * element) if again else 0.0)
 
 
 def most_repeated(call: Call, dims: Dims) -> Repeated:
