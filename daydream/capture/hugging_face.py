@@ -187,12 +187,12 @@ def _tokens(*sizes: int) -> torch.Tensor:
 def _images(config: Any, batch: int, image: int | None) -> torch.Tensor:
     vision = getattr(config, "vision_config", config)
     size: Any = image or getattr(vision, "image_size", None) or 224
-    height, width = size if isinstance(size, list | tuple) else (size, size)
+    height, width = (size, size) if isinstance(size, int) else size
     return torch.empty(batch, getattr(vision, "num_channels", 3), height, width)
 
 
 def _spectrum(config: Any, batch: int) -> torch.Tensor:
-    bins = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
+    bins: Any = getattr(config, "num_mel_bins", None) or getattr(config, "feature_size", 80)
     # Whisper's encoder halves the frames.
     return torch.empty(batch, bins, 2 * getattr(config, "max_source_positions", 1500))
 
