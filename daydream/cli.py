@@ -257,16 +257,22 @@ def passes_command(name: str | None, as_json: bool) -> None:
 @click.option("--fuse/--no-fuse", default=True, show_default=True, help="Runs of calls as one operator, or each alone.")
 @click.argument("trace", type=click.Path(path_type=Path))
 def operators_command(out: Path, fuse: bool, trace: Path) -> None:
-    """Write the operators of TRACE that ran on the CPU and that compiled kernels can replace."""
+    """Write the operators of TRACE that compiled kernels can replace, equal ones once.
+
+    Of a recording of the CPU, runs of calls that one kernel can compute; of a GPU's, or of a prediction (daydream
+    predict --out), every call by itself.
+    """
     import msgspec
 
+    from daydream.operators.pricing import device_operators
     from daydream.swap.plan import replaceable
     from daydream.tasks.build import read_graph
     from hal.support.atomic import write_atomic
 
-    operators = replaceable(read_graph(trace), fuse=fuse)
+    graph = read_graph(trace)
+    operators = device_operators(graph) if graph.on_gpu.any() else replaceable(graph, fuse=fuse)
     if not operators:
-        raise InputError(str(trace), "holds no such operator with its input sizes", "record on a CPU, with shapes")
+        raise InputError(str(trace), "holds no such operator with its input sizes", "record with shapes")
     try:
         write_atomic(out, msgspec.json.format(msgspec.json.encode(operators), indent=1) + b"\n")
     except OSError as error:

@@ -167,7 +167,7 @@ def _as_trace(
     before = replay_of(trace)
     prediction = predict(before, requests) if requests else None
     after = prediction.after.analysis(rows=rows) if prediction is not None else None
-    analysis = before.analysis(rows=rows)
+    analysis = before.analysis(rows=rows, device=step.device.name, batch=step.capture.batch)
     if prediction is not None and after is not None and not quiet:
         from daydream.report.tables import print_whatif
 

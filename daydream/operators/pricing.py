@@ -8,18 +8,19 @@ PyTorch. Prices are device time with all launches of kernels counted, never the 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
-from daydream.operators.attention import describe_attention, is_attention
+from daydream.operators.attention import is_attention
 from daydream.operators.convolutions import Convolutions, is_convolution, only
-from daydream.operators.inputs import inputs_of
+from daydream.operators.inputs import inputs_of, outputs_of
 from daydream.operators.part_prices import Implementation, part_key, part_prices
 from daydream.operators.products import PRODUCTS
 from daydream.operators.rules import describe
@@ -191,7 +192,24 @@ def work_of(graph: TaskGraph, convolutions: Convolutions, operator: int) -> Work
     inputs = inputs_of(graph.trace, operator)
     if inputs is None:
         return "input sizes not recorded; record with record_shapes=True"
-    return describe_attention(name, inputs) if is_attention(name) else describe(name, inputs)
+    return describe(name, inputs, outputs_of(graph.trace, operator))
+
+
+def device_operators(graph: TaskGraph) -> list[dict[str, Any]]:
+    """The distinct operators that GPU tasks of a graph compute and that Roller can build, as for op.json, in order of
+    appearance: matrix products, convolutions, element-wise operators and whatever else has a kernel of ours."""
+    rows = _device_work(graph)
+    operators = dict.fromkeys(graph.operator[rows[graph.operator[rows] != NONE]].tolist())
+    if graph.trace is None:
+        return []
+    convolutions = Convolutions(graph.trace, graph.enclosing)
+    distinct: dict[str, dict[str, Any]] = {}
+    for operator in operators:
+        work = work_of(graph, convolutions, operator)
+        for part in work.parts if isinstance(work, Work) else ():
+            if part.data and part.direction == "forward" and part.data["op"] != "attention":
+                distinct.setdefault(json.dumps(part.data), part.data)
+    return list(distinct.values())
 
 
 def _groups(graph: TaskGraph, rows: Ints) -> list[_Group]:

@@ -196,7 +196,7 @@ def _trace(step: PredictedStep, events: _Events) -> Trace:
         bytes=np.full(len(rows), np.nan),
         arguments=tuple(arguments),
         forward_backward=np.empty((0, 2), np.int64),
-        devices=({"id": 0, "name": step.device.title},),
+        devices=({"id": 0, "name": step.device.name},),
         metadata={
             **({} if capture.batch is None else {"batch": capture.batch}),
             "predicted": {"model": capture.title, "dtype": capture.dtype, "device": step.device.name},
