@@ -68,6 +68,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--price", multiple=True, metavar="NAME=AMOUNT", help="Of an hour on a board: samples per unit."),
         click.option("--out", type=_PATH, default=None, help="Write the step as a trace that all other commands read."),
         click.option("--html", type=_PATH, default=None, help="Write a report to open in a browser."),
+        click.option("--plot", type=_PATH, default=None, help="Draw the steps (png, svg or pdf; needs matplotlib)."),
         click.option("--json/--no-json", "as_json", default=False, help="A JSON object per board and batch."),
         click.option("--rows", type=click.IntRange(1, 1000), default=10, help="Lines of each table."),
         click.argument("model"),
@@ -86,6 +87,7 @@ def predict_command(
     passes: tuple[str, ...],
     out: Path | None,
     html: Path | None,
+    plot: Path | None,
     as_json: bool,
     rows: int,
     **options: Any,
@@ -98,6 +100,10 @@ def predict_command(
     from daydream.predict.answer import print_answer, print_assumed, print_comparison, step_record
 
     check_outputs(out, html)
+    if plot is not None:
+        from roller.explain.picture import check_plot
+
+        check_plot(plot)
     devices = chosen_devices(device)
     batches = batch_sizes(options.pop("batch"))
     hourly = hourly_prices(price, devices)
@@ -116,6 +122,10 @@ def predict_command(
     elif not passes:
         print_comparison(steps, hourly)
         print_assumed(steps[0])
+    if plot is not None:
+        from daydream.predict.chart import write_chart
+
+        write_chart(steps, plot)
     if single and (passes or out is not None or html is not None):
         _as_trace(steps[0], passes, out, html, rows, quiet=as_json)
 
