@@ -38,6 +38,7 @@ PAGES = (
     "docs/bundles.md",
     "docs/inspect.md",
     "docs/adding-a-device.md",
+    "docs/predict.md",
 )
 
 #: The operator and the device of the walkthrough.
@@ -67,11 +68,11 @@ def _workplace() -> Path:
 
 
 def run(command: str) -> str:
-    """The output of ``roller ...`` as a terminal of 200 columns shows it."""
+    """The output of ``roller ...`` or ``daydream ...`` as a terminal of 200 columns shows it."""
     program, *arguments = shlex.split(command)
-    assert program == "roller", command
+    assert program in ("roller", "daydream"), command
     done = subprocess.run(
-        [sys.executable, "-m", "roller.cli", *arguments],
+        [sys.executable, "-m", f"{program}.cli", *arguments],
         cwd=_workplace(),
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "TERM": "dumb"},
         capture_output=True,
@@ -287,6 +288,12 @@ def _laptop() -> str:
     return f"$ diff -U0 {SERVER} {LAPTOP}\n" + "".join(f"{line}\n" for line in changes)
 
 
+#: A training step of the example model, on these boards.
+_PREDICTION = (
+    "daydream predict hf:examples/llama-1b.json --sequence 4096 --batch 2 --dtype bfloat16 --optimizer adamw"
+    " --device {}"
+)
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "inspect": _inspection,
     "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
@@ -302,6 +309,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "estimate-llama": lambda: console(
         "roller estimate examples/llama-layer.jsonl --device h100-sxm --implementation library"
     ),
+    "predict": lambda: console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200")),
+    "predict-one": lambda: console(_PREDICTION.format("h100-sxm")),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
     "constants": _constants,

@@ -21,8 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
+from bench.accuracy import models
+from bench.accuracy.backward_calls import Run, call_kind, call_seconds, library_calls, read_runs
 from bench.accuracy.library import CLASSES, MAKERS, Columns, boards, read_calls
-from bench.accuracy.models import Run, Score, call_kind, call_seconds, evaluate, library_calls, read_runs
+from bench.accuracy.models import Score
 from daydream.operators.wave_scaling import Launch, habitat_ratio, memory_share, sustained_rate, wave_ratio
 from hal.spec.device import DeviceSpec
 from roller.library.calls import LibraryCall, price
@@ -308,7 +310,8 @@ def table(data: Path, out: Path) -> Iterable[Table]:
         yield call_table(
             {specs[name].name: ported for name, ported in calls.items()}, [specs[name].name for name in ASKED]
         )
-        yield step_table(ported_steps(evaluate(runs), specs[SOURCE].name))
+        scores = models.evaluate(models.read_runs(data), data / "models" / "neusight_configs")
+        yield step_table(ported_steps(scores, specs[SOURCE].name))
     kernels = [each for operation in CLASSES for each in ported_kernels(data, operation)]
     if kernels:
         yield kernel_table(kernels)

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.accuracy import ported
+from bench.accuracy import models, ported
+from bench.accuracy.backward_calls import RecordedCall, Run, call_seconds, library_calls, read_runs
 from bench.accuracy.data import default_directory
-from bench.accuracy.models import RecordedCall, Run, Score, call_seconds, library_calls, read_runs
+from bench.accuracy.models import Score
 from bench.accuracy.ported import ASKED, BAR, SOURCE, ported_calls, ported_kernels, ported_steps
 from hal.catalog import load_device
 
@@ -65,9 +66,9 @@ def test_short_calls_and_training_are_left_out_and_unsteady_runs_marked() -> Non
 
 def test_steps_take_the_ratio_of_predicted_steps() -> None:
     scores = [
-        Score(device="v100", label="a", measured=2.0, predicted=1.0, alone=0.0),
-        Score(device="p100", label="a", measured=3.0, predicted=1.6, alone=0.0),
-        Score(device="p100", label="b", measured=9.0, predicted=9.0, alone=0.0),
+        Score(device="v100", mode="inference", label="a", measured=2.0, predicted=1.0),
+        Score(device="p100", mode="inference", label="a", measured=3.0, predicted=1.6),
+        Score(device="p100", mode="inference", label="b", measured=9.0, predicted=9.0),
     ]
     (step,) = ported_steps(scores, "v100")
     assert (step.board, step.ported, step.measured) == ("p100", 3.2, 3.0)
@@ -124,14 +125,15 @@ def test_tables_show_what_there_is(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ported_calls_and_steps_are_as_right_as_the_page_says() -> None:
     from bench.accuracy.library import boards
-    from bench.accuracy.models import evaluate
 
     runs = read_runs(DATA)
     specs = boards({each.board.replace("_", " ") for each in runs})
     calls = [each for name in ASKED for each in ported_calls(runs, name, specs, specs)]
     steady = [abs(each.by_price / each.measured - 1) for each in calls if each.steady]
     assert len(steady) > 100 and np.mean(steady) < BAR / 100
-    steps = ported_steps(evaluate(runs), specs[SOURCE].name)
+    steps = ported_steps(
+        models.evaluate(models.read_runs(DATA), DATA / "models" / "neusight_configs"), specs[SOURCE].name
+    )
     asked = {specs[name].name for name in ASKED}
     assert np.mean([abs(step.ported / step.measured - 1) for step in steps if step.board in asked]) < 0.09
     for each in ported_kernels(DATA, "element-wise"):
