@@ -1,5 +1,7 @@
 """What every module of a model takes on an H100, and what recomputing it would cost. No GPU, no weights."""
 
+from functools import partial
+
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -7,8 +9,8 @@ from daydream.planners import RollerRuntimeEstimator, RollerSACEstimator
 
 runtime, recomputation = RollerRuntimeEstimator("h100"), RollerSACEstimator("h100")
 with FakeTensorMode():
-    layers = [torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True) for _ in range(4)]
-    model = torch.nn.Sequential(*layers).bfloat16()
+    layer = partial(torch.nn.TransformerEncoderLayer, 1024, 16, 4096, batch_first=True, dtype=torch.bfloat16)
+    model = torch.nn.Sequential(*(layer() for _ in range(4)))
     batch = torch.randn(16, 512, 1024, dtype=torch.bfloat16)
     with runtime("operator-level-cost-model"):
         model(batch).sum().backward()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
+    from daydream.planners.board import board_operators
     from daydream.planners.estimators import RollerRuntimeEstimator, RollerSACEstimator
     from daydream.planners.hooks import budget_runtime, node_runtime, op_runtime
     from daydream.planners.profile import write_profile
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __getattr__ = imported_on_use(
     __name__,
     {
+        "daydream.planners.board": ("board_operators",),
         "daydream.planners.estimators": ("RollerRuntimeEstimator", "RollerSACEstimator"),
         "daydream.planners.hooks": ("budget_runtime", "node_runtime", "op_runtime"),
         "daydream.planners.profile": ("write_profile",),
@@ -27,6 +29,7 @@ __getattr__ = imported_on_use(
 __all__ = [
     "RollerRuntimeEstimator",
     "RollerSACEstimator",
+    "board_operators",
     "budget_runtime",
     "node_runtime",
     "op_runtime",

@@ -133,9 +133,7 @@ class RollerSACEstimator(SACEstimator):
 def priced_run(times: OperatorTimes) -> Callable[..., tuple[Any, float]]:
     """A function that runs an operator without data and returns its result and its milliseconds."""
 
-    def estimate(
-        operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-    ) -> tuple[Any, float]:
+    def estimate(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> tuple[Any, float]:
         result = operator(*args, **(kwargs or {}))
         return result, times.milliseconds(dispatched_call(operator, args, kwargs or {}, result))
 

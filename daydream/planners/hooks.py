@@ -8,17 +8,16 @@ All return milliseconds. ``torch._inductor.config.estimate_op_runtime``, ``custo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from daydream.capture.arguments import TYPE_NAMES, tensors_in
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.planners.collectives import CollectiveTimes, collective_kind
 from daydream.planners.private import private, unsupported
 from daydream.planners.times import COMMUNICATION, Call, OperatorTimes, hint, node_call
-from daydream.capture.arguments import TYPE_NAMES, tensors_in
 
 try:
     from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
@@ -35,9 +34,7 @@ FUSED = "inductor::fused"
 # Nodes of fx graphs
 
 
-def node_runtime(
-    device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None
-) -> Callable[..., float | None]:
+def node_runtime(device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None) -> NodeTimes:
     """A function for ``torch._inductor.config.aten_distributed_optimizations.custom_runtime_estimation``.
 
     It takes a node of an fx graph and, for collectives, bytes to take in place of those of its result; it returns
@@ -53,19 +50,24 @@ def node_runtime(
         InputError: there is no such board or node.
     """
     times = OperatorTimes(device)
-    collectives = CollectiveTimes(times.device, node, ranks)
+    return NodeTimes(times, CollectiveTimes(times.device, node, ranks))
 
-    def milliseconds(fx_node: torch.fx.Node, override_size: int | None = None) -> float | None:
+
+class NodeTimes:
+    """Milliseconds of nodes of fx graphs; see :func:`node_runtime`."""
+
+    def __init__(self, times: OperatorTimes, collectives: CollectiveTimes) -> None:
+        self.times = times
+        self._collectives = collectives
+
+    def __call__(self, fx_node: torch.fx.Node, override_size: int | None = None) -> float | None:
+        """Milliseconds of a node, of a collective with a result of so many bytes; None where PyTorch shall say."""
         target = fx_node.target
         if fx_node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
             return None
         if target.namespace in COMMUNICATION:
-            return _collective(collectives, fx_node, target, override_size)
-        if "val" not in fx_node.meta:
-            return None
-        return times.milliseconds(node_call(fx_node))
-
-    return milliseconds
+            return _collective(self._collectives, fx_node, target, override_size)
+        return self.times.milliseconds(node_call(fx_node)) if "val" in fx_node.meta else None
 
 
 def _collective(
@@ -123,9 +125,7 @@ def budget_runtime(device: str | DeviceSpec) -> BudgetRuntime:
 # Nodes of the scheduler
 
 
-def op_runtime(
-    device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None
-) -> Callable[[Any], float]:
+def op_runtime(device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None) -> SchedulerTimes:
     """A function for ``torch._inductor.config.estimate_op_runtime``.
 
     It takes a node of TorchInductor's scheduler and returns milliseconds. Kernels of libraries are priced by the ATen
@@ -170,12 +170,10 @@ class SchedulerTimes:
         return self.times.milliseconds(fused_call(snode))
 
     def _called(self, snode: Any) -> float:
-        origin = snode.node.get_origin_node()
         if isinstance(snode.node, private("torch._inductor.ir", "MultiOutput")):
             return 0.0
-        if origin is None or not isinstance(origin.target, torch._ops.OpOverload) or "val" not in origin.meta:
-            return float(snode.get_estimated_runtime())
-        return self.times.milliseconds(node_call(origin))
+        origin = origin_of(snode.node)
+        return float(snode.get_estimated_runtime()) if origin is None else self.times.milliseconds(node_call(origin))
 
     def _collective(self, kernel: Any) -> float | None:
         kind = collective_kind(str(kernel.python_kernel_name))
@@ -184,6 +182,22 @@ class SchedulerTimes:
         held = private("torch._inductor.comm_analysis", "get_collective_input_size_bytes")(kernel)
         ranks = self._collectives.group_size(kernel.constant_args[-1])
         return self._collectives.of_input(kind, held, ranks, kernel.inputs[0].get_dtype())
+
+
+def origin_of(kernel: Any) -> torch.fx.Node | None:
+    """The node of the fx graph that a library's kernel or a template computes; None where that is unknown.
+
+    A product whose result is exchanged in place says that it comes from the exchange; it is told by its name.
+    """
+    nodes = [
+        node
+        for node in (kernel.get_origin_node(), *kernel.origins)
+        if node is not None and isinstance(node.target, torch._ops.OpOverload) and "val" in node.meta
+    ]
+    operators = [node for node in nodes if node.target.namespace not in COMMUNICATION]
+    words = str(getattr(kernel, "python_kernel_name", "")).split(".")
+    named = [node for node in operators if node.target._schema.name.rpartition("::")[2] in words]
+    return next(iter([*named, *operators]), None)
 
 
 def fused_call(snode: Any) -> Call | None:
@@ -195,7 +209,8 @@ def fused_call(snode: Any) -> Call | None:
     graph = private("torch._inductor.virtualized", "V").graph
     counted = snode.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
     written = {dependency.name for dependency in snode.read_writes.writes}
-    reads, writes = [], []
+    reads: list[RecordedTensor] = []
+    writes: list[RecordedTensor] = []
     for name, held in counted.items():
         dtype = graph.get_dtype(name)
         elements = int(np.ceil(held / dtype.itemsize))

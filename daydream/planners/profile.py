@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from daydream.capture.arguments import inputs_of_call
 from daydream.capture.captured import Capture
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.planners.collectives import CollectiveTimes
@@ -163,7 +162,9 @@ class _Events:
         self._clock += milliseconds * 1e3
 
     def _append(self, category: str, name: str, microseconds: float, arguments: dict[str, Any]) -> None:
-        thread = {"pid": 0, "tid": 7, "cat": category} if category == "kernel" else {"pid": 1, "tid": 1, "cat": category}
+        thread = (
+            {"pid": 0, "tid": 7, "cat": category} if category == "kernel" else {"pid": 1, "tid": 1, "cat": category}
+        )
         times = {"ts": self._clock, "dur": microseconds}
         self.events.append({"ph": "X", **thread, "name": name, **times, "args": arguments})
 
@@ -177,7 +178,9 @@ def _add_group(events: _Events, collectives: CollectiveTimes, ranks: Sequence[in
             if times is None:
                 raise InputError("groups", f"{len(ranks)} ranks do not fit a node of {collectives.place}")
             for elements, milliseconds in zip(_ELEMENTS.tolist(), times.tolist(), strict=True):
-                given = {"all_gather": elements // len(ranks), "reduce_scatter": elements * len(ranks)}.get(kind, elements)
+                given = {"all_gather": elements // len(ranks), "reduce_scatter": elements * len(ranks)}.get(
+                    kind, elements
+                )
                 arguments = {
                     "Collective name": name,
                     "Process Group Ranks": json.dumps(list(ranks)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,15 @@ class OperatorTimes:
 
         self.device = load_device(device) if isinstance(device, str) else device
         self._kernels: dict[Call, tuple[tuple[str, float], ...]] = {}
+
+    def __reduce__(self) -> tuple[type[OperatorTimes], tuple[DeviceSpec]]:
+        # The compiler pickles its hooks into the keys of its cache: of one board they must always be the same.
+        return OperatorTimes, (self.device,)
+
+    @property
+    def priced(self) -> Collection[Call]:
+        """The distinct calls that were priced so far."""
+        return self._kernels.keys()
 
     def kernels(self, call: Call) -> tuple[tuple[str, float], ...]:
         """Name and milliseconds of every kernel that the call launches; none for views and allocations."""
