@@ -17,7 +17,7 @@ from daydream.capture.arguments import TYPE_NAMES, tensors_in
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.planners.collectives import CollectiveTimes, collective_kind
 from daydream.planners.private import private, unsupported
-from daydream.planners.times import COMMUNICATION, Call, OperatorTimes, hint, node_call
+from daydream.planners.times import COMMUNICATION, Call, OperatorTimes, hint
 
 try:
     from torch._inductor.custom_graph_pass import CustomRuntimeEstimator
@@ -67,7 +67,7 @@ class NodeTimes:
             return None
         if target.namespace in COMMUNICATION:
             return _collective(self._collectives, fx_node, target, override_size)
-        return self.times.milliseconds(node_call(fx_node)) if "val" in fx_node.meta else None
+        return self.times.of_node(fx_node) if "val" in fx_node.meta else None
 
 
 def _collective(
@@ -101,7 +101,7 @@ class BudgetRuntime(CustomRuntimeEstimator):
 
     def __call__(self, node: torch.fx.Node) -> float:
         """Milliseconds of a node; 0 for views and for what has no price."""
-        return self.times.milliseconds(node_call(node))
+        return self.times.of_node(node)
 
     def uuid(self) -> str:
         """What the compiler's cache tells graphs of one board from those of another by."""
@@ -173,7 +173,7 @@ class SchedulerTimes:
         if isinstance(snode.node, private("torch._inductor.ir", "MultiOutput")):
             return 0.0
         origin = origin_of(snode.node)
-        return float(snode.get_estimated_runtime()) if origin is None else self.times.milliseconds(node_call(origin))
+        return float(snode.get_estimated_runtime()) if origin is None else self.times.of_node(origin)
 
     def _collective(self, kernel: Any) -> float | None:
         kind = collective_kind(str(kernel.python_kernel_name))

@@ -67,7 +67,9 @@ def write_profile(
     """
     times = OperatorTimes(device)
     events = _Events()
-    for event, call in _captured(source) if isinstance(source, Capture) else _of_graph(source):
+    calls = list(_captured(source) if isinstance(source, Capture) else _of_graph(source))
+    times.price(call for _, call in calls)
+    for event, call in calls:
         kernels = times.kernels(call)
         if kernels:
             events.add(event, kernels)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from daydream.capture.arguments import (
 from daydream.operators.calls import operator_prices
 from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.planners.private import private
+from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
@@ -39,17 +40,22 @@ _ELSEWHERE = (*COMMUNICATION, "prim", "profiler")
 class OperatorTimes:
     """Times of operators on a board, each distinct call priced once.
 
+    A hundred calls priced together take hardly longer than one: whoever knows more of them says so by :meth:`price`.
+
     Args:
         device: a board's name or its spec.
 
     Raises:
-        InputError: there is no such board.
+        InputError: there is no such board, or it runs no library whose kernels are modelled.
     """
 
     def __init__(self, device: str | DeviceSpec) -> None:
         from hal.catalog import load_device
 
         self.device = load_device(device) if isinstance(device, str) else device
+        if self.device.compute_capability is None:
+            problem = f"{self.device.name} runs no cuBLAS and no cuDNN, whose kernels are modelled"
+            raise InputError("device", problem, "name an NVIDIA board")
         self._kernels: dict[Call, tuple[tuple[str, float], ...]] = {}
 
     def __reduce__(self) -> tuple[type[OperatorTimes], tuple[DeviceSpec]]:
@@ -61,16 +67,28 @@ class OperatorTimes:
         """The distinct calls that were priced so far."""
         return self._kernels.keys()
 
+    def price(self, calls: Iterable[Call | None]) -> None:
+        """Prices those of the calls that have no price yet, all at once."""
+        missing = [call for call in dict.fromkeys(calls) if call is not None and call not in self._kernels]
+        for call, price in zip(missing, operator_prices(missing, self.device) if missing else [], strict=True):
+            self._kernels[call] = tuple((kernel.name, kernel.seconds * 1e3) for kernel in price.kernels)
+
     def kernels(self, call: Call) -> tuple[tuple[str, float], ...]:
         """Name and milliseconds of every kernel that the call launches; none for views and allocations."""
         if call not in self._kernels:
-            (price,) = operator_prices([call], self.device)
-            self._kernels[call] = tuple((kernel.name, kernel.seconds * 1e3) for kernel in price.kernels)
+            self.price([call])
         return self._kernels[call]
 
     def milliseconds(self, call: Call | None) -> float:
         """Time on the device; 0 where nothing is launched."""
         return sum(each for _, each in self.kernels(call)) if call is not None else 0.0
+
+    def of_node(self, node: torch.fx.Node) -> float:
+        """Time of a node of an fx graph. The first node of a graph that is asked for has all of them priced."""
+        call = node_call(node)
+        if call not in self._kernels:
+            self.price([call, *(each for _, each in calls_of(node.graph))])
+        return self.milliseconds(call)
 
 
 # Calls

@@ -79,18 +79,21 @@ def test_a_slower_board_takes_longer() -> None:
     assert step_estimated(estimator=RollerRuntimeEstimator("v100")).total_runtime > step_estimated().total_runtime
 
 
-def test_every_distinct_call_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_distinct_call_is_priced_once_and_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: Counter[Any] = Counter()
+    batches = []
 
     def counted(calls: list[Any], device: Any) -> Any:
         asked.update(calls)
+        batches.append(len(calls))
         return operator_prices(calls, device)
 
     monkeypatch.setattr(times, "operator_prices", counted)
     estimator = step_estimated()
     before = estimator.total_runtime
     step_estimated(estimator=estimator)
-    assert asked and set(asked.values()) == {1}
+    assert set(asked.values()) == {1}
+    assert batches == [len(asked)]
     assert estimator.total_runtime == before
 
 
@@ -122,6 +125,8 @@ def test_afterwards_a_processor_has_its_own_operators_again() -> None:
 def test_what_is_asked_wrongly_is_told_in_a_line() -> None:
     with pytest.raises(InputError, match="device"):
         RollerRuntimeEstimator("h1000")
+    with pytest.raises(InputError, match="name an NVIDIA board"):
+        RollerSACEstimator("epyc-9654")
     for estimator in (RollerRuntimeEstimator("h100"), RollerSACEstimator("h100")):
         with pytest.raises(InputError, match="operator-level-cost-model"):
             estimator("operator-level-benchmark")

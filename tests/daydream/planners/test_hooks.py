@@ -74,6 +74,13 @@ def test_a_node_takes_what_its_operator_takes(mode: str) -> None:
     assert runtime(next(iter(graph.nodes))) is None
 
 
+def test_the_first_node_has_its_whole_graph_priced() -> None:
+    graph = graph_of(product, torch.randn(256, 128), torch.randn(128, 64))
+    runtime = node_runtime("h100")
+    runtime(node_of(graph, "mm"))
+    assert [name for name, _, _ in runtime.times.priced] == ["aten::mm", "aten::relu"]
+
+
 def test_a_processors_attention_is_priced_as_the_boards() -> None:
     def attend(q: Any) -> Any:
         return torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
@@ -82,7 +89,7 @@ def test_a_processors_attention_is_priced_as_the_boards() -> None:
     floats = graph_of(attend, torch.randn(2, 8, 512, 64))
     runtime = node_runtime("h100")
     flash, efficient = (runtime(node_of(graph, "flash_attention_for_cpu")) for graph in (halves, floats))
-    assert 0 < flash < efficient
+    assert flash is not None and efficient is not None and 0 < flash < efficient
     names = [name for name, _, _ in runtime.times.priced]
     assert names == [f"aten::_scaled_dot_product_{kind}_attention" for kind in ("flash", "efficient")]
 
