@@ -127,7 +127,10 @@ def _built(builder: Any, config: Any, attention: str | None) -> Any:
 
     make = getattr(builder, "from_config", None) or builder._from_config
     with no_init_weights():
-        return make(config, **({"attn_implementation": attention} if attention else {}))
+        model = make(config, **({"attn_implementation": attention} if attention else {}))
+    # Ties are left out together with the initial values.
+    model.tie_weights()
+    return model
 
 
 @contextmanager
