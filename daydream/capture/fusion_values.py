@@ -59,7 +59,7 @@ class Node:
 def nodes_of(capture: Capture) -> list[Node]:
     """The nodes of a step in order; operators that launch nothing have none."""
     current: dict[int, Value] = {}
-    nodes: list[Any] = []
+    nodes: list[Node] = []
     for index, operator in enumerate(capture.operators):
         if operator.launches:
             parts = parts_of(operator)
