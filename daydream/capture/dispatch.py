@@ -12,12 +12,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from daydream.capture.arguments import inputs_of_call, ordered_arguments, recorded_tensor, tensors_in, traits_of
-from daydream.capture.autocast import SINGLE_RESULT, Autocast
+from daydream.capture.autocast import Autocast
 from daydream.capture.captured import CapturedOperator, CapturedStorage
+from daydream.capture.meta_kernels import SHAPE_FUNCTIONS
 from daydream.graph.graph import Phase
 from daydream.trace.trace import NONE
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 class Storages:
@@ -55,7 +54,12 @@ class Storages:
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Writes down every operator; ``autocast`` is what the forward pass runs under, None without.
+    """Writes down every operator.
+
+    Args:
+        modules: of the model, numbered.
+        autocast: paused while an operator runs.
+        device: where the model's tensors are; what an operator makes elsewhere is work on the host.
 
     Attributes:
         operators: written down so far.
@@ -64,7 +68,7 @@ class OperatorRecorder(TorchDispatchMode):
         recording: whether operators are written down.
     """
 
-    def __init__(self, modules: Mapping[Any, int], autocast: torch.dtype | None = None) -> None:
+    def __init__(self, modules: Mapping[Any, int], autocast: Autocast, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[CapturedOperator] = []
         self.storages = Storages()
@@ -74,10 +78,10 @@ class OperatorRecorder(TorchDispatchMode):
         self._around: list[int] = []
         self._parameters: dict[int, str] = {}
         self._parameter_modules: dict[str, int] = {}
-        self.complete: dict[str, None] = {}
         # Sequence number of autograd's node -> the first operator dispatched after it was made.
         self._made_by: dict[int, int] = {}
-        self._autocast = Autocast(autocast, self._is_parameter, self._cast) if autocast is not None else None
+        self._device = device
+        self._autocast = autocast
 
     def watch_parameters(self, named: Mapping[str, tuple[torch.Tensor, int]]) -> None:
         """Names of the parameters' tensors, and the modules that hold them."""
@@ -109,68 +113,31 @@ class OperatorRecorder(TorchDispatchMode):
     ) -> Any:
         """Runs and writes down one operator."""
         traits = traits_of(func)
-        arguments = ordered_arguments(traits, args, kwargs or {})
-        stem = traits.name.removeprefix("aten::")
-        if self._autocast is not None and traits.launches:
-            arguments = self._in_types(stem, arguments)
-            args, kwargs = self._split(func, arguments)
-        result = func(*args, **(kwargs or {}))
+        # What an operator calls inside is its own affair.
+        with self._autocast.paused():
+            result = SHAPE_FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
         if self.recording and not traits.name.startswith("profiler::"):
-            self._record(traits, arguments, result)
+            self._record(traits, ordered_arguments(traits, args, kwargs or {}), result)
         return result
 
-    # Autocast
-
-    def _in_types(self, stem: str, arguments: list[Any]) -> list[Any]:
-        assert self._autocast is not None
-        if self._in_backward():
-            is_gradient = stem.endswith(("backward", "mm", "backward_data"))
-            return self._autocast.backward(arguments) if is_gradient else arguments
-        if self.phase != Phase.FORWARD and not self._around:
-            return arguments
-        if stem in SINGLE_RESULT:
-            return self._single_result(stem, arguments)
-        return self._autocast.forward(stem, arguments)
-
-    def _single_result(self, stem: str, arguments: list[Any]) -> list[Any]:
-        if not isinstance(arguments[0], torch.Tensor) or arguments[0].dtype not in _HALVES:
-            return arguments
-        if stem in ("_softmax", "_log_softmax"):
-            return [*arguments[:2], arguments[0].dtype == torch.float16]
-        return [*arguments[:-1], torch.float32]
+    def finish(self) -> None:
+        """What nobody holds now counts as freed by the last operator."""
+        freed = self.storages.take_freed()
+        if freed and self.operators:
+            self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
 
     def _in_backward(self) -> bool:
-        """Whether a gradient is made right now; modules run in the backward pass only to be recomputed."""
-        return self.phase == Phase.BACKWARD and not self._around
+        """Whether a gradient is made right now, and not a checkpoint computed again.
 
-    def _split(self, func: Any, arguments: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        positional, named = [], {}
-        for value, argument in zip(arguments, func._schema.arguments, strict=True):
-            if argument.kwarg_only:
-                named[argument.name] = value
-            else:
-                positional.append(value)
-        return positional, named
-
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return self.storages.number(tensor)[0] in self._parameters
-
-    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        # Operators called in here are not dispatched here again.
-        operator = torch.ops.aten._to_copy.default
-        result: torch.Tensor = operator(tensor, dtype=dtype)
-        if self.recording:
-            traits = traits_of(operator)
-            self._record(traits, ordered_arguments(traits, [tensor], {"dtype": dtype}), result)
-        return result
+        Checkpoints bring back the state of autocast that the forward pass had, that of processors too.
+        """
+        return self.phase == Phase.BACKWARD and not torch.is_autocast_enabled("cpu")
 
     # Records
 
     def _record(self, traits: Any, arguments: list[Any], result: Any) -> None:
         storages = self.storages
-        freed = storages.take_freed()
-        if freed and self.operators:
-            self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
+        self.finish()
         read = tuple(dict.fromkeys(storages.number(tensor)[0] for tensor in tensors_in(arguments)))
         written, made = [], []
         for tensor in tensors_in(result):
@@ -181,7 +148,7 @@ class OperatorRecorder(TorchDispatchMode):
                 written.append(number)
         module, forward = self._owner()
         results = tuple(tensors_in(result))
-        on_host = bool(results) and all(tensor.device.type != "meta" for tensor in results)
+        places = {tensor.device.type for tensor in results or tensors_in(arguments)}
         self.operators.append(
             CapturedOperator(
                 name=traits.name,
@@ -191,7 +158,7 @@ class OperatorRecorder(TorchDispatchMode):
                 module=module,
                 phase=self.phase,
                 forward=forward,
-                launches=traits.launches and not on_host,
+                launches=traits.launches and (not places or self._device in places),
                 read=read,
                 written=tuple(dict.fromkeys(written)),
                 made=tuple(made),
@@ -202,7 +169,8 @@ class OperatorRecorder(TorchDispatchMode):
         """The module of the operator that is recorded next, and the operator whose gradient it makes."""
         if not self._in_backward():
             self._made_by.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.operators))
-            return (self._around[-1] if self._around else NONE), NONE
+            around = self._around[-1] if self._around else self._module_of(torch._C._current_autograd_node())
+            return around, NONE
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return NONE, NONE
@@ -211,4 +179,9 @@ class OperatorRecorder(TorchDispatchMode):
             name = self._parameters.get(self.storages.number(variable)[0])
             return (NONE, NONE) if name is None else (self._parameter_modules[name], NONE)
         forward = self._made_by.get(node._sequence_nr(), NONE)
-        return (self.operators[forward].module if forward != NONE else NONE), forward
+        return self._module_of(node), forward
+
+    def _module_of(self, node: Any) -> int:
+        """The module whose operator a node of autograd's makes the gradient of."""
+        forward = NONE if node is None else self._made_by.get(node._sequence_nr(), NONE)
+        return NONE if forward == NONE else self.operators[forward].module
