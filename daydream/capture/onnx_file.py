@@ -103,6 +103,7 @@ def read(path: Path) -> OnnxFile:
         raise InputError(str(path), "is no ONNX model", "its graph has no nodes")
     _check_known(path, nodes)
     nodes = _without_second_names(nodes, weights, {each.name for each in graph.output})
+    nodes = _with_silu(nodes, {each.name for each in graph.output})
     nodes = _with_linear_layers(nodes, weights, {each.name for each in graph.output})
     return OnnxFile(
         path=path,
@@ -190,7 +191,7 @@ def _check_known(path: Path, nodes: Sequence[Node]) -> None:
     )  # fmt: skip
 
 
-# Second names and linear layers
+# Second names, and layers that exporters take apart
 
 
 def _without_second_names(nodes: Sequence[Node], weights: Mapping[str, Any], results: set[str]) -> tuple[Node, ...]:
@@ -204,6 +205,25 @@ def _without_second_names(nodes: Sequence[Node], weights: Mapping[str, Any], res
         else:
             others.append(replace(node, inputs=inputs) if inputs != node.inputs else node)
     return tuple(others)
+
+
+def _with_silu(nodes: Sequence[Node], results: set[str]) -> tuple[Node, ...]:
+    """The nodes with products of a tensor and its sigmoid as SiLU, which exporters take apart."""
+    users = Counter(name for node in nodes for name in node.inputs)
+    sigmoids = {
+        node.outputs[0]: node for node in nodes
+        if node.kind == "Sigmoid" and users[node.outputs[0]] == 1 and node.outputs[0] not in results
+    }  # fmt: skip
+    others: list[Node] = []
+    gone = set()
+    for node in nodes:
+        factor = next((name for name in node.inputs if name in sigmoids), "") if node.kind == "Mul" else ""
+        if factor and sigmoids[factor].inputs[0] in node.inputs:
+            others.append(replace(node, kind="Silu", inputs=sigmoids[factor].inputs))
+            gone.add(factor)
+        else:
+            others.append(node)
+    return tuple(node for node in others if node.kind != "Sigmoid" or node.outputs[0] not in gone)
 
 
 def _with_linear_layers(nodes: Sequence[Node], weights: Mapping[str, Any], results: set[str]) -> tuple[Node, ...]:

@@ -22,7 +22,7 @@ from daydream.graph.graph import Phase  # noqa: E402
 
 
 class ConvolutionalNet(torch.nn.Module):
-    """Convolution, batch norm, ReLU, pooling, a grouped and a transposed convolution, a linear layer."""
+    """Convolutions, a grouped and a transposed one, batch norm, activations, pooling, a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ConvolutionalNet(torch.nn.Module):
 
     def forward(self, image: Any) -> Any:
         hidden = self.pool(torch.relu(self.norm(self.conv(image))))
-        hidden = torch.nn.functional.hardswish(self.up(self.group(hidden)))
+        hidden = torch.nn.functional.silu(self.up(torch.nn.functional.hardswish(self.group(hidden))))
         return self.head(torch.nn.functional.adaptive_avg_pool2d(hidden, 1).flatten(1))
 
 
