@@ -141,6 +141,7 @@ def _spare(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> list[str
     return [text.split("'")[1] for text in spare.elements()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["block", "tied"])
 def test_the_newer_exporter_writes_the_same_network(tmp_path: Path, net: str) -> None:
     make, inputs = NETS[net]
