@@ -8,8 +8,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from daydream.capture.sources import CaptureOptions, captured  # noqa: E402
-from daydream.capture.step import Subject  # noqa: E402
+from daydream.capture.meta_kernels import board_kernels  # noqa: E402
+from daydream.capture.step import Subject, capture  # noqa: E402
 from daydream.operators.calls import operator_prices  # noqa: E402
 from hal.catalog import load_device  # noqa: E402
 
@@ -43,8 +43,8 @@ def flops(groups, mode, dtype, attention):
     """Ours and PyTorch's."""
     with torch.device("meta"):
         subject = Subject(title="", model=Network(groups), args=(torch.empty(2, 3, 32, 32),), loss=lambda loss: loss)
-    with FlopCounterMode(display=False) as counter:
-        step = captured(subject, CaptureOptions(mode=mode, dtype=dtype, optimizer="none", attention=attention))
+    with FlopCounterMode(display=False) as counter, board_kernels(attention):
+        step = capture(subject, training=mode == "training", dtype=dtype, optimizer="none")
     prices = operator_prices([(each.name, each.inputs, each.outputs) for each in step.operators], load_device("a100"))
     return sum(price.flops for price in prices), counter.get_total_flops()
 
