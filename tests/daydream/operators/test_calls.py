@@ -121,6 +121,12 @@ def test_norms_softmax_and_reductions():
     assert plain.parts[0].data == {"op": "softmax", "shape": [4 * 16 * 512, 512], "dtype": "float32"}
     cast = work_of_call(*call("_softmax", half, None, None, outputs=[x], values=["", "-1", "True"]))
     assert cast.bytes == 6 * 4 * 16 * 512 * 512
+    logits = tensor(1024, 50257)
+    back = work_of_call(
+        *call("_log_softmax_backward_data", logits, logits, None, outputs=[logits], values=["", "", "1"])
+    )
+    # Long rows are read once more for their sum.
+    assert (back.bytes, back.parts[0].moved.again) == (3 * logits.bytes, logits.bytes)
     channels = tensor(8, 64, 28, 28)
     small = [tensor(64), tensor(64)]
     values = ["", "", "", "8", "64", "784", "32", "1e-5"]
