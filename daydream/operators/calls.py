@@ -68,7 +68,8 @@ def operator_prices(
     """The price of every operator, in order; equal ones are the same object.
 
     Args:
-        operators: as a captured step has them.
+        operators: as a captured step has them, without those that run on the host (``launches`` is false), whose
+            arguments look alike.
         device: an NVIDIA board.
         implementation: the library's kernels, or Roller's ``best`` ones wherever it can build them.
 
