@@ -1,0 +1,235 @@
+"""Bytes of a captured step: which storages live when, whose they are, and what the allocator reserves for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from daydream.capture.captured import Capture
+from daydream.graph.graph import Phase
+from daydream.memory.allocator import Block, CachingAllocator, OutOfMemoryError
+from daydream.trace.trace import NONE, Ints
+
+#: Steps that the allocator is replayed for: from the second on optimizers have their states, and the third finds the
+#: segments that the second left.
+REPLAYED_STEPS = 3
+
+
+class MemoryKind(StrEnum):
+    """What memory holds: TBD's five types (thesis 3.4.4), its "dynamic" one told apart by what is allocated."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "weight gradients"
+    OPTIMIZER = "optimizer states"
+    FEATURE_MAPS = "feature maps"
+    WORKSPACE = "workspace"
+    INPUTS = "inputs"
+    TEMPORARY = "temporary"
+
+
+#: Kinds of captured storages that exist before the step.
+_BEFORE = {
+    "parameter": MemoryKind.WEIGHTS,
+    "buffer": MemoryKind.WEIGHTS,
+    "optimizer": MemoryKind.OPTIMIZER,
+    "input": MemoryKind.INPUTS,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Memory that is held for a while.
+
+    Attributes:
+        bytes: as asked for, before the allocator rounds.
+        born: the operator that makes it, -1 for what exists before the step.
+        died: the last operator that it is held for; the number of operators where it outlives the step.
+        kind: what it holds.
+        module: index of the module of the operator that makes it, or of the parameter's; -1 without.
+    """
+
+    bytes: int
+    born: int
+    died: int
+    kind: MemoryKind
+    module: int = NONE
+
+
+def allocations(capture: Capture, workspace: Mapping[int, int] | None = None) -> list[Allocation]:
+    """Everything that a step holds, in the order in which it is allocated.
+
+    What the forward pass makes and the backward pass still finds are feature maps; what the backward pass makes and
+    leaves behind are gradients of weights.
+
+    Args:
+        capture: the step.
+        workspace: bytes of scratch memory by operator, held while it runs.
+    """
+    operators = capture.operators
+    born = {number: index for index, operator in enumerate(operators) for number in operator.made}
+    died = {number: index for index, operator in enumerate(operators) for number in operator.freed}
+    last_forward = max((i for i, each in enumerate(operators) if each.phase == Phase.FORWARD), default=NONE)
+    last_backward = max((i for i, each in enumerate(operators) if each.phase == Phase.BACKWARD), default=NONE)
+    held = []
+    for number, storage in enumerate(capture.storages):
+        begin, end = born.get(number, NONE), died.get(number, len(operators))
+        if storage.kind in _BEFORE:
+            kind = _BEFORE[storage.kind]
+        elif begin <= last_forward < end and capture.training:
+            kind = MemoryKind.FEATURE_MAPS
+        elif last_forward < begin <= last_backward < end:
+            kind = MemoryKind.GRADIENTS
+        else:
+            kind = MemoryKind.TEMPORARY
+        module = operators[begin].module if begin != NONE else NONE
+        held.append(Allocation(storage.bytes, begin, end, kind, module))
+    for index, scratch in (workspace or {}).items():
+        held.append(Allocation(scratch, index, index, MemoryKind.WORKSPACE, operators[index].module))
+    return sorted(held, key=lambda each: each.born)
+
+
+@dataclass(frozen=True, eq=False)
+class Footprint:
+    """The memory of a step.
+
+    Attributes:
+        operators: number of operators of the step.
+        held: its allocations.
+    """
+
+    operators: int
+    held: tuple[Allocation, ...]
+
+    @cached_property
+    def allocated(self) -> Ints:
+        """Bytes held while each operator runs, before rounding."""
+        return self._curve(self.held)
+
+    @property
+    def peak(self) -> int:
+        """The operator while which most is held; -1 without operators."""
+        return int(self.allocated.argmax()) if self.operators else NONE
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes held at the peak."""
+        return int(self.allocated.max(initial=0))
+
+    def by_kind(self, kind: MemoryKind) -> Ints:
+        """Bytes of one kind held while each operator runs."""
+        return self._curve([each for each in self.held if each.kind is kind])
+
+    def owners(self) -> dict[MemoryKind, int]:
+        """Bytes at the peak by kind."""
+        return {kind: int(self.by_kind(kind)[self.peak]) for kind in MemoryKind} if self.operators else {}
+
+    def at_peak(self) -> list[Allocation]:
+        """What is held at the peak, the largest first."""
+        alive = [each for each in self.held if each.born <= self.peak <= each.died]
+        return sorted(alive, key=lambda each: -each.bytes)
+
+    def _curve(self, held: Sequence[Allocation]) -> Ints:
+        changes = np.zeros(self.operators + 1, np.int64)
+        np.add.at(changes, [max(each.born, 0) for each in held], [each.bytes for each in held])
+        ends = [(min(each.died + 1, self.operators), each.bytes) for each in held]
+        np.subtract.at(changes, [end for end, _ in ends], [size for _, size in ends])
+        return np.cumsum(changes)[: self.operators]
+
+
+def footprint(capture: Capture, workspace: Mapping[int, int] | None = None) -> Footprint:
+    """The memory of a captured step; ``workspace`` as for :func:`allocations`."""
+    return Footprint(len(capture.operators), tuple(allocations(capture, workspace)))
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """What the allocator does in the last of some steps.
+
+    Attributes:
+        allocated: bytes of blocks in use while each operator runs.
+        reserved: bytes of segments while each operator runs.
+        peak_allocated: ``torch.cuda.max_memory_allocated`` over all steps.
+        peak_reserved: ``torch.cuda.max_memory_reserved`` over all steps.
+    """
+
+    allocated: Ints
+    reserved: Ints
+    peak_allocated: int
+    peak_reserved: int
+
+
+class StepOutOfMemoryError(Exception):
+    """A step does not fit; ``operator`` is the one that asked for too much, ``needed`` the bytes that are missing."""
+
+    def __init__(self, operator: int, needed: int) -> None:
+        super().__init__(f"operator {operator} lacks {needed} bytes")
+        self.operator = operator
+        self.needed = needed
+
+
+def replayed(
+    memory: Footprint,
+    *,
+    capacity: int | None = None,
+    expandable: bool = False,
+    steps: int = REPLAYED_STEPS,
+) -> Replayed:
+    """PyTorch's allocator through some steps of training.
+
+    States of the optimizer are made by the first update; what a step leaves behind, gradients as a rule, is given back
+    when the next one begins (``zero_grad`` with ``set_to_none``).
+
+    Args:
+        memory: of one step.
+        capacity: bytes of the device that segments may take; None is no limit.
+        expandable: whether ``expandable_segments`` is set.
+        steps: how many.
+
+    Raises:
+        StepOutOfMemoryError: a step does not fit.
+    """
+    allocator = CachingAllocator(capacity, expandable=expandable)
+    curves: list[tuple[int, int]] = []
+    peaks = [0, 0]
+    at = NONE
+    try:
+        for each in memory.held:
+            if each.born == NONE and each.kind is not MemoryKind.OPTIMIZER and each.bytes:
+                allocator.allocate(each.bytes)
+        for step in range(steps):
+            curves = []
+            for at, allocated, reserved in _through(allocator, memory, first=step == 0):
+                curves.append((allocated, reserved))
+                peaks = [max(peaks[0], allocated), max(peaks[1], reserved)]
+    except OutOfMemoryError as error:
+        raise StepOutOfMemoryError(at + 1, error.needed) from None
+    columns = np.array(curves, np.int64).reshape(-1, 2)
+    return Replayed(columns[:, 0], columns[:, 1], *peaks)
+
+
+def _through(allocator: CachingAllocator, memory: Footprint, *, first: bool) -> Iterator[tuple[int, int, int]]:
+    """One step: after the allocations of every operator its number, bytes allocated, and bytes reserved."""
+    births: dict[int, list[Allocation]] = {}
+    deaths: dict[int, list[Block]] = {}
+    for each in memory.held:
+        if each.born != NONE and each.bytes:
+            births.setdefault(each.born, []).append(each)
+    states = [each for each in memory.held if each.kind is MemoryKind.OPTIMIZER and each.bytes]
+    # The update begins behind the last operator that makes a gradient.
+    update = 1 + max((each.born for each in memory.held if each.kind is MemoryKind.GRADIENTS), default=NONE)
+    for operator in range(memory.operators):
+        if first and operator == update:
+            for state in states:
+                allocator.allocate(state.bytes)
+        for each in births.get(operator, ()):
+            deaths.setdefault(each.died, []).append(allocator.allocate(each.bytes))
+        yield operator, allocator.allocated, allocator.reserved
+        for block in deaths.pop(operator, ()):
+            allocator.free(block)
+    for blocks in deaths.values():
+        for block in blocks:
+            allocator.free(block)
