@@ -202,7 +202,8 @@ def replayed(
                 allocator.allocate(each.bytes)
         for step in range(steps):
             curves = []
-            for at, allocated, reserved in _through(allocator, memory, first=step == 0):
+            for operator, allocated, reserved in _through(allocator, memory, first=step == 0):
+                at = operator
                 curves.append((allocated, reserved))
                 peaks = [max(peaks[0], allocated), max(peaks[1], reserved)]
     except OutOfMemoryError as error:

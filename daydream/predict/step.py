@@ -11,6 +11,7 @@ import numpy as np
 
 from daydream.capture.captured import Capture
 from daydream.graph.graph import Phase
+from daydream.memory.predicted import StepMemory, step_memory
 from daydream.operators.calls import Implementation, KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.pricing import bound_of
 from daydream.predict.host import host_seconds
@@ -111,6 +112,11 @@ class PredictedStep:
         forward = until[0] if self.capture.training else self.step_seconds
         backward = max(until[1] - until[0], 0.0) if self.capture.training else 0.0
         return PhaseSeconds(forward, backward, max(self.step_seconds - forward - backward, 0.0))
+
+    @cached_property
+    def memory(self) -> StepMemory:
+        """What the step needs of the board's memory."""
+        return step_memory(self.capture, self.prices, self.device)
 
     # What the answer says of itself
 
