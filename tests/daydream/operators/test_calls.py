@@ -208,6 +208,8 @@ def test_attention_without_flash_kernels_is_memory_efficient():
     for device, dtype in ((V100, "c10::Half"), (A100, "float")):
         (price,) = operator_prices([attention("efficient", dtype)], device)
         assert [(kernel.name, kernel.model) for kernel in price.kernels] == [("fmha_cutlassF", "attention")]
+    (asked,) = operator_prices([attention("flash", "c10::Half")], V100)
+    assert asked.kernels[0].name == "fmha_cutlassF"
     (slow,) = operator_prices([attention("efficient", "float")], A100)
     (fast,) = operator_prices([attention("flash", "c10::Half")], A100)
     assert slow.flops == fast.flops and slow.seconds > 3 * fast.seconds
