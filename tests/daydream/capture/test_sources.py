@@ -276,6 +276,13 @@ def test_models_of_transformers(
     assert len(gradients) >= 0.9 * len(step.parameters)
 
 
+def test_what_is_assumed_of_windows(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = written(tmp_path, "mistral", {**GROUPED, "sliding_window": 8}, "MistralForCausalLM")
+    told = [any("window" in each for each in load_subject(source, sequence=length).assumed) for length in (8, 9)]
+    assert told == [False, True]
+
+
 def test_attention_written_out(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     source = written(tmp_path, "llama", GROUPED, "LlamaForCausalLM")
