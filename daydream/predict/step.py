@@ -161,10 +161,13 @@ def predicted(
     Raises:
         InputError: a board runs no such library.
     """
-    calls = [(operator.name, operator.inputs, operator.outputs) for operator in capture.operators]
+    launching = [place for place, operator in enumerate(capture.operators) if operator.launches]
+    calls = [(each.name, each.inputs, each.outputs) for each in map(capture.operators.__getitem__, launching)]
     steps = []
     for device in devices:
-        prices = operator_prices(calls, device, implementation)
+        prices = [OperatorPrice()] * len(capture.operators)
+        for place, price in zip(launching, operator_prices(calls, device, implementation), strict=True):
+            prices[place] = price
         counts = [len(price.kernels) for price in prices]
         host = host_seconds(capture.operators, counts, device)
         steps.append(PredictedStep(capture=capture, device=device, prices=tuple(prices), host=host))
