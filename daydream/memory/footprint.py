@@ -76,6 +76,8 @@ def allocations(capture: Capture, workspace: Mapping[int, int] | None = None) ->
     last_backward = max((i for i, each in enumerate(operators) if each.phase == Phase.BACKWARD), default=NONE)
     held = []
     for number, storage in enumerate(capture.storages):
+        if storage.kind == "host":
+            continue
         begin, end = born.get(number, NONE), died.get(number, len(operators))
         if storage.kind in _BEFORE:
             kind = _BEFORE[storage.kind]
