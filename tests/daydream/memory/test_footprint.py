@@ -64,7 +64,7 @@ def test_scratch_memory_lasts_as_long_as_its_operator() -> None:
 
 def test_the_allocator_reserves_what_three_steps_need() -> None:
     replay = replayed(footprint(STEP))
-    # Weight, momentum (made by the first update), maps and gradient fill a segment of 20 MiB; 512 bytes lie in one of 2.
+    # Weight, momentum (made by the first update), maps and gradient fill a segment of 20 MiB; 512 bytes take 2 more.
     assert replay.peak_allocated == 20 * MIB + 512
     assert replay.peak_reserved == 22 * MIB
     assert (replay.reserved >= replay.allocated).all()
