@@ -25,6 +25,39 @@ LARGEST_BATCH, BATCH_STEPS = 1 << 20, 64
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
+#: How a step runs, whatever else a command asks.
+STEP_OPTIONS = (
+    click.option("--sequence", type=click.IntRange(1), default=None, help="Tokens of a sample."),
+    click.option("--image", type=click.IntRange(1), default=None, help="Side of an image in pixels."),
+    click.option("--class", "class_name", default=None, help="Class of transformers, as AutoModelForCausalLM."),
+    click.option("--mode", type=click.Choice(["training", "inference"]), default="training", show_default=True),
+    click.option(
+        "--optimizer", type=click.Choice(["sgd", "adam", "adamw", "none"]), default=None, help="Of the update."
+    ),
+    click.option(
+        "--optimizer-kernels",
+        type=click.Choice(["for-loop", "foreach", "fused"]),
+        default="foreach",
+        show_default=True,
+        help="How PyTorch runs the update.",
+    ),
+    click.option(
+        "--attention",
+        type=click.Choice(["auto", "flash", "efficient", "eager"]),
+        default="auto",
+        show_default=True,
+        help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
+    ),
+    click.option("--compile/--no-compile", "compiles", default=False, help="Fuse as TorchInductor would."),
+    click.option(
+        "--implementation",
+        type=click.Choice(["library", "best"]),
+        default="library",
+        show_default=True,
+        help="Kernels: what PyTorch launches, or Roller's own where it has some.",
+    ),
+)
+
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     choice = click.Choice
@@ -34,10 +67,6 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--largest-batch", is_flag=True, help="The largest batch that fits on each board, in place of --batch."
         ),
-        click.option("--sequence", type=click.IntRange(1), default=None, help="Tokens of a sample."),
-        click.option("--image", type=click.IntRange(1), default=None, help="Side of an image in pixels."),
-        click.option("--class", "class_name", default=None, help="Class of transformers, as AutoModelForCausalLM."),
-        click.option("--mode", type=choice(["training", "inference"]), default="training", show_default=True),
         click.option(
             "--dtype",
             type=choice(["float32", "bfloat16", "float16", "amp"]),
@@ -45,31 +74,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="Of parameters and inputs; amp emulates autocast to float16.",
         ),
-        click.option("--optimizer", type=choice(["sgd", "adam", "adamw", "none"]), default=None, help="Of the update."),
-        click.option(
-            "--optimizer-kernels",
-            type=choice(["for-loop", "foreach", "fused"]),
-            default="foreach",
-            show_default=True,
-            help="How PyTorch runs the update.",
-        ),
-        click.option(
-            "--attention",
-            type=choice(["auto", "flash", "efficient", "eager"]),
-            default="auto",
-            show_default=True,
-            help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
-        ),
         click.option("--channels-last/--no-channels-last", default=False, help="Images and weights as NHWC."),
         click.option("--checkpoint", default="none", show_default=True, metavar="none|full|MODULE", help="Recomputed."),
-        click.option("--compile/--no-compile", "compiles", default=False, help="Fuse as TorchInductor would."),
-        click.option(
-            "--implementation",
-            type=choice(["library", "best"]),
-            default="library",
-            show_default=True,
-            help="Kernels: what PyTorch launches, or Roller's own where it has some.",
-        ),
+        *STEP_OPTIONS,
         click.option("--pass", "passes", multiple=True, metavar="NAME[:KEY=VALUE]", help="Changes (daydream passes)."),
         click.option("--price", multiple=True, metavar="NAME=AMOUNT", help="Of an hour on a board: samples per unit."),
         click.option("--out", type=_PATH, default=None, help="Write the step as a trace that all other commands read."),
@@ -123,7 +130,7 @@ def predict_command(
     for option, given in (("--out", out), ("--html", html), ("--pass", passes or None)):
         if given is not None and not single:
             raise InputError(option, "is of one step, several were asked for", "give one device and one batch size")
-    steps = _largest(model, devices, options) if largest_batch else _predicted(model, devices, batches, options)
+    steps = _largest(model, devices, options) if largest_batch else predicted_steps(model, devices, batches, options)
     if as_json:
         for step in steps:
             print_json(step_record(step, hourly))
@@ -140,12 +147,16 @@ def predict_command(
         _as_trace(steps[0], passes, out, html, rows, quiet=as_json)
 
 
-def _predicted(
-    model: str, devices: Sequence[DeviceSpec], batches: Sequence[int | None], options: dict[str, Any]
+def predicted_steps(
+    model: str, devices: Sequence[DeviceSpec], batches: Sequence[int | None], options: Mapping[str, Any]
 ) -> list[PredictedStep]:
-    """Every batch on every board, captured once for all boards that run the same kernels of attention."""
+    """Every batch on every board, captured once for all boards that run the same kernels of attention.
+
+    ``options`` are those of the command line, by the names of its parameters.
+    """
     from daydream.predict.step import predicted
 
+    options = dict(options)
     implementation, compiles = options.pop("implementation"), options.pop("compiles")
     options["implementation"] = options.pop("optimizer_kernels")
     steps: dict[tuple[int | None, str], PredictedStep] = {}
@@ -165,7 +176,7 @@ def _largest(model: str, devices: Sequence[DeviceSpec], options: dict[str, Any])
     def step_of(batch: int, spec: DeviceSpec) -> PredictedStep:
         if (batch, spec.name) not in steps:
             click.echo(f"daydream: trying {batch} on {spec.name}", err=True)
-            for step in _predicted(model, devices, [batch], dict(options)):
+            for step in predicted_steps(model, devices, [batch], options):
                 steps[batch, step.device.name] = step
         return steps[batch, spec.name]
 
