@@ -293,6 +293,7 @@ main.add_command(predict_command)
 @click.option("--batch", type=click.IntRange(1), default=None, help="Batch size, kept with the trace.")
 @click.option("--stack/--no-stack", default=False, help="Also record Python's call stacks.")
 @click.option("--modules/--no-modules", default=True, show_default=True, help="Also record which module runs.")
+@click.option("--memory/--no-memory", default=False, help="Also record what is allocated and freed.")
 @click.option("--stop/--no-stop", default=True, show_default=True, help="End the script after the last recorded step.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -305,6 +306,7 @@ def record_command(
     batch: int | None,
     stack: bool,
     modules: bool,
+    memory: bool,
     stop: bool,
     script: Path,
     arguments: tuple[str, ...],
@@ -325,6 +327,7 @@ def record_command(
         batch=batch,
         with_stack=stack,
         with_modules=modules,
+        memory=memory,
         stop=stop,
     )
     if done.note:
