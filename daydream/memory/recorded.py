@@ -64,6 +64,7 @@ class RecordedMemory:
     Attributes:
         device: its number, -1 for the host.
         time_us: of every moment, microseconds from the trace's first event.
+        thread: of every moment, index into the trace's threads, -1 where that is unknown.
         footprint: what is held from moment to moment, as far as the recording saw it allocated or freed.
         layers: names that the allocations' ``module`` points at.
         before_bytes: in use before the recording and never freed in it: weights and optimizer states as a rule; None
@@ -75,6 +76,7 @@ class RecordedMemory:
 
     device: int
     time_us: Floats
+    thread: Ints
     footprint: Footprint
     layers: tuple[str, ...]
     before_bytes: int | None
@@ -92,16 +94,6 @@ class RecordedMemory:
         """Bytes behind every moment by kind, of the kinds that there are."""
         curves = {kind: self.footprint.by_kind(kind) for kind in MemoryKind}
         return {kind: curve for kind, curve in curves.items() if curve.any()}
-
-    def by_layer(self, moment: int) -> list[tuple[str, dict[MemoryKind, int]]]:
-        """Bytes held behind a moment by layer and kind, the largest layer first; ``""`` is outside all layers."""
-        sizes: dict[int, dict[MemoryKind, int]] = {}
-        for each in self.footprint.held:
-            if each.born <= moment <= each.died:
-                kinds = sizes.setdefault(each.module, {})
-                kinds[each.kind] = kinds.get(each.kind, 0) + each.bytes
-        ordered = sorted(sizes.items(), key=lambda item: -sum(item[1].values()))
-        return [(self.layers[module] if module != NONE else "", kinds) for module, kinds in ordered]
 
     @cached_property
     def replayed(self) -> Replayed | None:
@@ -190,6 +182,7 @@ def _of_device(trace: Trace, calls: _Calls, memory: MemoryEvents, device: int) -
     return RecordedMemory(
         device=device,
         time_us=time_us,
+        thread=memory.thread[rows],
         footprint=footprint,
         layers=calls.map.names,
         before_bytes=before,
