@@ -1,4 +1,4 @@
-"""Whose the bytes are at a moment of a footprint: by kind and by layer, for captured steps and recordings alike."""
+"""Whose the bytes are at a moment of a footprint, for captured steps and recordings alike."""
 
 from __future__ import annotations
 
@@ -25,15 +25,6 @@ class LayerBytes:
     def bytes(self) -> int:
         """Of all kinds together."""
         return sum(self.by_kind.values())
-
-
-def kinds_at(memory: Footprint, moment: int) -> dict[MemoryKind, int]:
-    """Bytes held at a moment by kind, of the kinds that there are."""
-    sizes: dict[MemoryKind, int] = {}
-    for each in memory.held:
-        if each.born <= moment <= each.died:
-            sizes[each.kind] = sizes.get(each.kind, 0) + each.bytes
-    return {kind: sizes[kind] for kind in MemoryKind if kind in sizes}
 
 
 def layers_at(memory: Footprint, moment: int, names: Sequence[str]) -> list[LayerBytes]:

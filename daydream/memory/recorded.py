@@ -95,6 +95,15 @@ class RecordedMemory:
         curves = {kind: self.footprint.by_kind(kind) for kind in MemoryKind}
         return {kind: curve for kind, curve in curves.items() if curve.any()}
 
+    def kinds_at(self, moment: int) -> dict[MemoryKind, int]:
+        """Bytes held behind a moment by kind, of the kinds that there are; -1 is before the recording."""
+        if moment == NONE:
+            existing = [each for each in self.footprint.held if each.born == NONE]
+            sizes = {kind: sum(each.bytes for each in existing if each.kind is kind) for kind in self.by_kind}
+        else:
+            sizes = {kind: int(curve[moment]) for kind, curve in self.by_kind.items()}
+        return {kind: size for kind, size in sizes.items() if size}
+
     @cached_property
     def replayed(self) -> Replayed | None:
         """PyTorch's caching allocator on the same sequence, begun empty but for what was in use; None for the host."""
@@ -178,7 +187,7 @@ def _of_device(trace: Trace, calls: _Calls, memory: MemoryEvents, device: int) -
     allocated = footprint.allocated
     total = int(memory.allocated[rows[0]])
     # The host's total counts from the recording's begin.
-    before = total - int(allocated[0]) if total != NONE else 0 if device == NONE else None
+    before = max(total - int(allocated[0]), 0) if total != NONE else 0 if device == NONE else None
     return RecordedMemory(
         device=device,
         time_us=time_us,

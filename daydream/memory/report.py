@@ -10,7 +10,7 @@ from rich.text import Text
 
 from daydream.graph.simulate import Timeline
 from daydream.memory.footprint import MemoryKind
-from daydream.memory.owners import LayerBytes, kinds_at, layers_at
+from daydream.memory.owners import LayerBytes, layers_at
 from daydream.memory.recorded import RecordedMemory, StepMemory
 from daydream.report.area import Area, stacked
 from daydream.report.spans import moved
@@ -107,12 +107,12 @@ def _add(target: Any, *cells: str) -> None:
 
 def _kinds(memory: RecordedMemory, shown: Sequence[StepMemory]) -> list[MemoryKind]:
     """Kinds that anything is held of at any of the peaks."""
-    held = set().union(*(kinds_at(memory.footprint, step.peak) for step in shown))
+    held = set().union(*(memory.kinds_at(step.peak) for step in shown))
     return [kind for kind in MemoryKind if kind in held]
 
 
 def _step_cells(memory: RecordedMemory, step: StepMemory, kinds: Sequence[MemoryKind]) -> list[str]:
-    at_peak = kinds_at(memory.footprint, step.peak)
+    at_peak = memory.kinds_at(step.peak)
     sizes = (step.start_bytes, step.peak_bytes, step.above_start)
     when = ms(float(memory.time_us[step.peak]) - step.begin_us)
     return [step.name, *map(megabytes, sizes), when, *(megabytes(at_peak.get(kind, 0)) for kind in kinds)]
@@ -131,12 +131,10 @@ def memory_section(memories: Sequence[RecordedMemory], steps: Sequence[int]) -> 
         if not shown:
             continue
         most, kinds = fullest(shown), _kinds(memory, shown)
-        curves = memory.by_kind
-        # What lasts longest lies lowest.
-        areas = [Area(kind, css, curves[kind]) for kind, css in _CLASSES.items() if kind in curves]
-        end_us = _end_us(memory, most)
+        areas = _areas(memory)
         label = f"Memory of {memory.title} in {most.name}"
-        picture = stacked(memory.time_us, areas, most.begin_us, end_us, label)
+        time_us = np.append(-np.inf, memory.time_us)
+        picture = stacked(time_us, areas, most.begin_us, _end_us(memory, most), label)
         notes = "".join(f"<li>{esc(sentence)}</li>" for sentence in sentences(memory))
         columns = ["step", "at start, MB", "peak, MB", "above start, MB", "at ms", *kinds]
         peaks = [[esc(cell) for cell in _step_cells(memory, step, kinds)] for step in shown]
@@ -150,6 +148,16 @@ def memory_section(memories: Sequence[RecordedMemory], steps: Sequence[int]) -> 
             f"{html_table(['layer', 'MB', 'share', *kinds], owners, ['name'])}"
         )
     return "".join(parts)
+
+
+def _areas(memory: RecordedMemory) -> list[Area]:
+    """Curves by kind, what lasts longest lowest; the first amount is that before the recording."""
+    existing = memory.kinds_at(NONE)
+    return [
+        Area(kind, css, np.append(existing.get(kind, 0), memory.by_kind[kind]))
+        for kind, css in _CLASSES.items()
+        if kind in memory.by_kind
+    ]
 
 
 def _end_us(memory: RecordedMemory, step: StepMemory) -> float:
@@ -175,7 +183,7 @@ def memory_record(memory: RecordedMemory, steps: Sequence[int], rows: int) -> di
                 "start_bytes": step.start_bytes,
                 "peak_bytes": step.peak_bytes,
                 "above_start_bytes": step.above_start,
-                "kinds": {str(kind): size for kind, size in kinds_at(memory.footprint, step.peak).items()},
+                "kinds": {str(kind): size for kind, size in memory.kinds_at(step.peak).items()},
             }
             for step in shown
         ],
