@@ -210,21 +210,7 @@ def _pass_of_file(text: str, path: Path, wanted: str, options: str) -> PassReque
 
 def _functions(path: Path) -> dict[str, Any]:
     """Functions defined in a file whose first parameter is the graph."""
-    try:
-        source = path.read_bytes()
-    except OSError as error:
-        raise InputError(str(path), error.strerror or "cannot be read", "give a Python file") from None
-    # Dataclasses look their module up by name.
-    module = sys.modules[f"daydream_pass_{path.stem}"] = ModuleType(f"daydream_pass_{path.stem}")
-    module.__file__ = str(path)
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        with redirect_stdout(sys.stderr):
-            exec(compile(source, str(path), "exec"), module.__dict__)
-    except (Exception, SystemExit) as error:
-        raise _failed(error, path) from None
-    finally:
-        sys.path.pop(0)
+    module = module_of_file(path, "daydream_pass")
     functions = {}
     for name, value in vars(module).items():
         if inspect.isfunction(value) and value.__code__.co_filename == str(path) and not name.startswith("_"):
@@ -234,7 +220,31 @@ def _functions(path: Path) -> dict[str, Any]:
     return functions
 
 
-def _failed(error: BaseException, path: Path) -> InputError:
+def module_of_file(path: Path, prefix: str) -> ModuleType:
+    """A user's Python file, run; the module is known as ``PREFIX_STEM``.
+
+    Raises:
+        InputError: it cannot be read, or its code fails; names the line.
+    """
+    try:
+        source = path.read_bytes()
+    except OSError as error:
+        raise InputError(str(path), error.strerror or "cannot be read", "give a Python file") from None
+    # Dataclasses look their module up by name.
+    module = sys.modules[f"{prefix}_{path.stem}"] = ModuleType(f"{prefix}_{path.stem}")
+    module.__file__ = str(path)
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        with redirect_stdout(sys.stderr):
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        raise failure_in_file(error, path) from None
+    finally:
+        sys.path.pop(0)
+    return module
+
+
+def failure_in_file(error: BaseException, path: Path) -> InputError:
     """Their exception as one line with the place in their file."""
     line = error.lineno if isinstance(error, SyntaxError) and error.filename == str(path) else None
     for frame in traceback.extract_tb(error.__traceback__):
@@ -274,7 +284,7 @@ def _apply(graph: TaskGraph, request: PassRequest) -> tuple[TaskGraph, tuple[str
     except (Exception, SystemExit) as error:
         if request.source is None:
             raise
-        raise _failed(error, request.source) from None
+        raise failure_in_file(error, request.source) from None
     outcome = Outcome(result) if isinstance(result, TaskGraph) else result
     if not isinstance(outcome, Outcome) or not isinstance(outcome.graph, TaskGraph):
         raise InputError(

@@ -101,9 +101,9 @@ def value_text(value: Any) -> str:
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors of an argument or a result, those of lists one after the other."""
+    """All tensors of an argument or a result, those of lists and mappings one after the other."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, list | tuple):
-        for member in value:
+    elif isinstance(value, list | tuple | Mapping):
+        for member in value.values() if isinstance(value, Mapping) else value:
             yield from tensors_in(member)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,12 +12,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from daydream.capture.arguments import inputs_of_call, ordered_arguments, recorded_tensor, tensors_in, traits_of
-from daydream.capture.autocast import SINGLE_RESULT, Autocast
+from daydream.capture.autocast import Autocast
 from daydream.capture.captured import CapturedOperator, CapturedStorage
 from daydream.graph.graph import Phase
 from daydream.trace.trace import NONE
-
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 class Storages:
@@ -55,7 +53,12 @@ class Storages:
 
 
 class OperatorRecorder(TorchDispatchMode):
-    """Writes down every operator; ``autocast`` is what the forward pass runs under, None without.
+    """Writes down every operator.
+
+    Args:
+        modules: of the model, numbered.
+        autocast: what the forward pass runs under, and modules that the backward pass runs again; None without.
+        device: where the model's tensors are; what an operator makes elsewhere is work on the host.
 
     Attributes:
         operators: written down so far.
@@ -64,7 +67,9 @@ class OperatorRecorder(TorchDispatchMode):
         recording: whether operators are written down.
     """
 
-    def __init__(self, modules: Mapping[Any, int], autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self, modules: Mapping[Any, int], autocast: Autocast | None = None, device: str = "meta"
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[CapturedOperator] = []
         self.storages = Storages()
@@ -74,10 +79,11 @@ class OperatorRecorder(TorchDispatchMode):
         self._around: list[int] = []
         self._parameters: dict[int, str] = {}
         self._parameter_modules: dict[str, int] = {}
-        self.complete: dict[str, None] = {}
         # Sequence number of autograd's node -> the first operator dispatched after it was made.
         self._made_by: dict[int, int] = {}
-        self._autocast = Autocast(autocast, self._is_parameter, self._cast) if autocast is not None else None
+        self._device = device
+        self._autocast = autocast
+        self._again = ExitStack()
 
     def watch_parameters(self, named: Mapping[str, tuple[torch.Tensor, int]]) -> None:
         """Names of the parameters' tensors, and the modules that hold them."""
@@ -97,80 +103,45 @@ class OperatorRecorder(TorchDispatchMode):
             after.remove()
 
     def _enter(self, module: Any, _: Any) -> None:
+        if self._autocast is not None and self._in_backward():
+            # A checkpoint computes its modules again under the autocast that it saw.
+            self._again.enter_context(self._autocast.active())
         around = self._around[-1] if self._around else NONE
         self._around.append(self._modules.get(module, around))
 
     def _leave(self, *_: Any) -> None:
         if self._around:
             self._around.pop()
+        if not self._around:
+            self._again.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Runs and writes down one operator."""
         traits = traits_of(func)
-        arguments = ordered_arguments(traits, args, kwargs or {})
-        stem = traits.name.removeprefix("aten::")
-        if self._autocast is not None and traits.launches:
-            arguments = self._in_types(stem, arguments)
-            args, kwargs = self._split(func, arguments)
-        result = func(*args, **(kwargs or {}))
+        # What an operator calls inside is its own affair.
+        with self._autocast.paused() if self._autocast is not None else nullcontext():
+            result = func(*args, **(kwargs or {}))
         if self.recording and not traits.name.startswith("profiler::"):
-            self._record(traits, arguments, result)
+            self._record(traits, ordered_arguments(traits, args, kwargs or {}), result)
         return result
 
-    # Autocast
-
-    def _in_types(self, stem: str, arguments: list[Any]) -> list[Any]:
-        assert self._autocast is not None
-        if self._in_backward():
-            is_gradient = stem.endswith(("backward", "mm", "backward_data"))
-            return self._autocast.backward(arguments) if is_gradient else arguments
-        if self.phase != Phase.FORWARD and not self._around:
-            return arguments
-        if stem in SINGLE_RESULT:
-            return self._single_result(stem, arguments)
-        return self._autocast.forward(stem, arguments)
-
-    def _single_result(self, stem: str, arguments: list[Any]) -> list[Any]:
-        if not isinstance(arguments[0], torch.Tensor) or arguments[0].dtype not in _HALVES:
-            return arguments
-        if stem in ("_softmax", "_log_softmax"):
-            return [*arguments[:2], arguments[0].dtype == torch.float16]
-        return [*arguments[:-1], torch.float32]
+    def finish(self) -> None:
+        """What nobody holds now counts as freed by the last operator."""
+        freed = self.storages.take_freed()
+        if freed and self.operators:
+            self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
 
     def _in_backward(self) -> bool:
         """Whether a gradient is made right now; modules run in the backward pass only to be recomputed."""
         return self.phase == Phase.BACKWARD and not self._around
 
-    def _split(self, func: Any, arguments: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-        positional, named = [], {}
-        for value, argument in zip(arguments, func._schema.arguments, strict=True):
-            if argument.kwarg_only:
-                named[argument.name] = value
-            else:
-                positional.append(value)
-        return positional, named
-
-    def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return self.storages.number(tensor)[0] in self._parameters
-
-    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        # Operators called in here are not dispatched here again.
-        operator = torch.ops.aten._to_copy.default
-        result: torch.Tensor = operator(tensor, dtype=dtype)
-        if self.recording:
-            traits = traits_of(operator)
-            self._record(traits, ordered_arguments(traits, [tensor], {"dtype": dtype}), result)
-        return result
-
     # Records
 
     def _record(self, traits: Any, arguments: list[Any], result: Any) -> None:
         storages = self.storages
-        freed = storages.take_freed()
-        if freed and self.operators:
-            self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
+        self.finish()
         read = tuple(dict.fromkeys(storages.number(tensor)[0] for tensor in tensors_in(arguments)))
         written, made = [], []
         for tensor in tensors_in(result):
@@ -181,7 +152,7 @@ class OperatorRecorder(TorchDispatchMode):
                 written.append(number)
         module, forward = self._owner()
         results = tuple(tensors_in(result))
-        on_host = bool(results) and all(tensor.device.type != "meta" for tensor in results)
+        places = {tensor.device.type for tensor in results or tensors_in(arguments)}
         self.operators.append(
             CapturedOperator(
                 name=traits.name,
@@ -191,7 +162,7 @@ class OperatorRecorder(TorchDispatchMode):
                 module=module,
                 phase=self.phase,
                 forward=forward,
-                launches=traits.launches and not on_host,
+                launches=traits.launches and (not places or self._device in places),
                 read=read,
                 written=tuple(dict.fromkeys(written)),
                 made=tuple(made),

@@ -12,9 +12,21 @@ from typing import Any
 
 import torch
 
+from daydream.capture.recurrent import BOARD_RECURRENCE, META_RECURRENCE
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+#: The dispatcher comes by this key with and without gradients.
+_KEY = "AutogradMeta"
+
 
 def scaled_dot_product(attention: str) -> Callable[..., Any]:
-    """``aten::scaled_dot_product_attention`` on ``meta``: ``flash``, ``efficient`` or ``eager`` kernels, by name."""
+    """``aten::scaled_dot_product_attention`` on ``meta``: ``flash``, ``efficient`` or ``eager`` kernels, by name.
+
+    Where the kernel does not take the call the next slower one does, as in ``_fused_sdp_choice_cuda``: flash attention
+    takes halves without a mask in heads of equal width up to 256, memory-efficient attention takes every mask but no
+    grouped heads.
+    """
 
     def attend(
         query: Any,
@@ -27,55 +39,88 @@ def scaled_dot_product(attention: str) -> Callable[..., Any]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        half = query.dtype in (torch.float16, torch.bfloat16) or torch_autocasts()
-        if attention == "eager":
+        grouped = key.dim() == query.dim() and key.shape[1] != query.shape[1]
+        masked = attn_mask is not None or (is_causal and query.shape[-2] != key.shape[-2])
+        width = query.shape[-1]
+        kernel = attention
+        if query.dim() != 4 or query.dtype not in (*_HALVES, torch.float32):
+            kernel = "eager"
+        elif kernel == "flash" and (masked or query.dtype not in _HALVES or not width == value.shape[-1] <= 256):
+            kernel = "efficient"
+        if kernel == "eager" or (kernel == "efficient" and grouped):
             return torch.ops.aten._scaled_dot_product_attention_math.default(
                 query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
             )[0]
-        if attention == "flash" and half and attn_mask is None:
-            return torch.ops.aten._scaled_dot_product_flash_attention.default(
+        scale = scale if scale is not None else width**-0.5
+        if kernel == "flash":
+            query, key, value = (_padded(tensor) for tensor in (query, key, value))
+            result = torch.ops.aten._scaled_dot_product_flash_attention.default(
                 query, key, value, dropout_p, is_causal, False, scale=scale
             )[0]
-        if key.shape[1] != query.shape[1]:
-            repeats = query.shape[1] // key.shape[1]
-            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        mask = None if attn_mask is None else _additive(attn_mask, query, key)
+            return result[..., :width] if result.shape[-1] != width else result
+        needs_gradient = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
         return torch.ops.aten._scaled_dot_product_efficient_attention.default(
-            query, key, value, mask, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
+            query, key, value, _additive(attn_mask, query, key), needs_gradient, dropout_p, is_causal, scale=scale
         )[0]
 
     return attend
 
 
+def _padded(tensor: Any) -> Any:
+    """Heads of a width that is a multiple of eight."""
+    beyond = -tensor.shape[-1] % 8
+    return torch.ops.aten.constant_pad_nd.default(tensor, [0, beyond]) if beyond else tensor
+
+
 def _additive(mask: Any, query: Any, key: Any) -> Any:
+    if mask is None:
+        return None
     if mask.dtype == torch.bool:
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
-    return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-
-
-def torch_autocasts() -> bool:
-    """Whether halves will reach the kernel although its arguments are in float32."""
-    return _AUTOCASTS[0]
-
-
-_AUTOCASTS = [False]
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    beyond = -key.shape[2] % 8
+    if beyond:
+        # Kernels read the mask in vectors: PyTorch pads it and takes a part.
+        mask = torch.ops.aten.constant_pad_nd.default(mask, [0, beyond])[..., : key.shape[2]]
+    return mask.expand(sizes)
 
 
 def _dropout(tensor: Any, p: float, train: bool) -> Any:
-    return torch.ops.aten.native_dropout.default(tensor, p, True)[0] if train and p > 0 else tensor
+    if not train or p == 0:
+        return tensor
+    return torch.ops.aten.native_dropout.default(tensor, p, True)[0] if p < 1 else tensor * 0.0
+
+
+def _softmax(name: str) -> Callable[..., Any]:
+    """Softmax of halves with a result in float32: boards cast while they read."""
+    operator = getattr(torch.ops.aten, name).default
+
+    def softmax(tensor: Any, dim: int, dtype: torch.dtype | None = None) -> Any:
+        if tensor.dtype == torch.float16 and dtype == torch.float32:
+            return operator(tensor, dim, True)
+        return operator(tensor if dtype is None else tensor.to(dtype), dim, False)
+
+    return softmax
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """An operator that writes into its arguments alone."""
 
 
 @contextmanager
-def board_kernels(attention: str, autocasts: bool) -> Iterator[None]:
+def board_kernels(attention: str) -> Iterator[None]:
     """Within, composed operators on ``meta`` have the parts that they have on a board."""
     library = torch.library.Library("aten", "IMPL")
-    before = _AUTOCASTS[0]
-    _AUTOCASTS[0] = autocasts
     try:
-        # Without gradients the dispatcher comes by this key, too.
-        library.impl("scaled_dot_product_attention", scaled_dot_product(attention), "AutogradMeta")
-        library.impl("dropout", _dropout, "AutogradMeta")
+        library.impl("scaled_dot_product_attention", scaled_dot_product(attention), _KEY)
+        library.impl("dropout", _dropout, _KEY)
+        library.impl("softmax.int", _softmax("_softmax"), _KEY)
+        library.impl("log_softmax.int", _softmax("_log_softmax"), _KEY)
+        for name, kernel in BOARD_RECURRENCE.items():
+            library.impl(name, kernel, _KEY)
+        for name, kernel in META_RECURRENCE.items():
+            library.impl(name, kernel, "Meta")
+        library.impl("_fused_sgd_", _nothing, "Meta")
         yield
     finally:
-        _AUTOCASTS[0] = before
         library._destroy()

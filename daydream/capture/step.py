@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from daydream.capture.arguments import recorded_tensor, tensors_in
+from daydream.capture.autocast import Autocast
 from daydream.capture.captured import Capture, CapturedModule, CapturedParameter
 from daydream.capture.dispatch import OperatorRecorder
+from daydream.capture.optimizers import fused_on_meta, optimizer_of, state_tensors
 from daydream.graph.graph import Phase
 
 #: Types that autocast computes in by the name of the option.
@@ -32,6 +36,7 @@ class Subject:
         batch: samples of the step; None where that is unknown.
         optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``.
         assumed: what had to be supposed.
+        source: file of the user's that made the model, None for a library's.
     """
 
     title: str
@@ -42,47 +47,63 @@ class Subject:
     batch: int | None = None
     optimizer: str = "sgd"
     assumed: tuple[str, ...] = ()
+    source: Path | None = None
 
 
-def capture(subject: Subject, *, training: bool = False, dtype: str = "float32", optimizer: str = "") -> Capture:
+def capture(
+    subject: Subject,
+    *,
+    training: bool = False,
+    dtype: str = "float32",
+    optimizer: str = "",
+    implementation: str = "foreach",
+    device: str = "meta",
+) -> Capture:
     """One step written down.
 
     Args:
         subject: the model and its inputs.
         training: forward, backward and update; else forward alone, without gradients.
-        dtype: of parameters and inputs; ``amp`` leaves them in float32 and emulates autocast to float16.
+        dtype: of parameters and inputs; ``amp`` leaves them in float32 and casts to float16 as autocast does.
         optimizer: in place of the subject's.
+        implementation: of the optimizer, one of :data:`daydream.capture.optimizers.IMPLEMENTATIONS`.
+        device: where the model's tensors are.
     """
     model = subject.model.train(training)
     if dtype in _CASTS:
         model = model.to(_CASTS[dtype])
     modules = {module: index for index, module in enumerate(model.modules())}
-    recorder = OperatorRecorder(modules, _AUTOCAST.get(dtype))
+    autocast = Autocast(_AUTOCAST[dtype]) if dtype in _AUTOCAST else None
+    recorder = OperatorRecorder(modules, autocast, device)
     owners = _parameters(model, modules)
     recorder.watch_parameters(owners)
     for buffer in model.buffers():
         recorder.storages.number(buffer, "buffer")
     args, kwargs = _cast_inputs(subject, dtype)
-    for tensor in tensors_in([*args, *kwargs.values()]):
+    for tensor in tensors_in([args, kwargs]):
         recorder.storages.number(tensor, "input")
-    update = _optimizer(model, optimizer or subject.optimizer) if training else None
-    with recorder, recorder.inside_modules():
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
+    update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
+    for tensor in state_tensors(update) if update is not None else ():
+        recorder.storages.number(tensor, "optimizer")
+    order: list[int] = []
+    with ExitStack() as around:
+        if autocast is not None:
+            around.enter_context(autocast.registered())
+        around.enter_context(recorder)
+        around.enter_context(recorder.inside_modules())
+        for parameter in trained:
+            hook = parameter.register_post_accumulate_grad_hook(lambda each: order.append(id(each)))
+            around.callback(hook.remove)
+        casting = autocast.active() if autocast is not None else nullcontext()
         recorder.recording = True
-        recorder.phase = Phase.FORWARD
         if training:
-            result = model(*args, **kwargs)
-            loss = (subject.loss or scalar_of)(result)
-            del result
-            recorder.phase = Phase.BACKWARD
-            loss.backward()
-            recorder.phase = Phase.UPDATE
-            if update is not None:
-                update.step()
+            _train(recorder, lambda: (subject.loss or scalar_of)(model(*args, **kwargs)), casting, update)
         else:
-            with torch.no_grad():
-                model(*args, **kwargs)
-        recorder.recording = False
+            _infer(recorder, lambda: model(*args, **kwargs), casting)
+        recorder.finish()
     names = {module: path for path, module in model.named_modules()}
+    places = {parameter: place for place, parameter in enumerate(dict.fromkeys(order))}
     return Capture(
         title=subject.title,
         operators=tuple(recorder.operators),
@@ -93,6 +114,7 @@ def capture(subject: Subject, *, training: bool = False, dtype: str = "float32",
                 tensor=recorded_tensor(tensor),
                 storage=recorder.storages.number(tensor)[0],
                 trained=training and tensor.requires_grad,
+                order=places.get(id(tensor), -1),
             )
             for name, (tensor, _) in owners.items()
         ),
@@ -104,6 +126,26 @@ def capture(subject: Subject, *, training: bool = False, dtype: str = "float32",
     )
 
 
+def _train(
+    recorder: OperatorRecorder, loss_of_step: Callable[[], Any], casting: AbstractContextManager[None], update: Any
+) -> None:
+    recorder.phase = Phase.FORWARD
+    with casting:
+        loss = loss_of_step()
+    recorder.phase = Phase.BACKWARD
+    loss.backward()
+    recorder.phase = Phase.UPDATE
+    if update is not None:
+        with fused_on_meta():
+            update.step()
+
+
+def _infer(recorder: OperatorRecorder, forward: Callable[[], Any], casting: AbstractContextManager[None]) -> None:
+    recorder.phase = Phase.FORWARD
+    with torch.no_grad(), casting:
+        forward()
+
+
 def _parameters(model: Any, modules: Mapping[Any, int]) -> dict[str, tuple[torch.Tensor, int]]:
     owners = {}
     for path, module in model.named_modules():
@@ -112,38 +154,30 @@ def _parameters(model: Any, modules: Mapping[Any, int]) -> dict[str, tuple[torch
     return owners
 
 
-def _cast_inputs(subject: Subject, dtype: str) -> tuple[list[Any], dict[str, Any]]:
+def _cast_inputs(subject: Subject, dtype: str) -> tuple[Any, Any]:
     def cast(value: Any) -> Any:
-        if dtype in _CASTS and isinstance(value, torch.Tensor) and value.is_floating_point():
-            return value.to(_CASTS[dtype])
-        return value
+        if isinstance(value, torch.Tensor):
+            return value.to(_CASTS[dtype]) if dtype in _CASTS and value.is_floating_point() else value
+        if isinstance(value, Mapping):
+            return {name: cast(each) for name, each in value.items()}
+        return type(value)(cast(each) for each in value) if type(value) in (list, tuple) else value
 
-    return [cast(value) for value in subject.args], {name: cast(value) for name, value in subject.kwargs.items()}
-
-
-def _optimizer(model: Any, name: str) -> Any:
-    """The optimizer with its state made, as it is from the second step on."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    makers: dict[str, Callable[[], Any]] = {
-        "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=True),
-        "adam": lambda: torch.optim.Adam(parameters, lr=1e-3, foreach=True),
-        "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-3, foreach=True),
-    }
-    if name == "none" or not parameters:
-        return None
-    optimizer = makers[name]()
-    for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return optimizer
+    return cast(list(subject.args)), cast(dict(subject.kwargs))
 
 
 def scalar_of(result: Any) -> Any:
-    """What training minimises where nobody says: the result's ``loss``, or the sum of its first floating tensor."""
-    loss = result.get("loss") if hasattr(result, "get") else getattr(result, "loss", None)
-    if loss is not None:
+    """What training minimises where nobody says: the result's ``loss``, or the sum of its floating tensors.
+
+    Raises:
+        ValueError: the result depends on no parameter.
+    """
+    loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
+    if isinstance(loss, torch.Tensor):
         return loss
-    values = result.values() if hasattr(result, "values") else [result]
-    tensors = [tensor for tensor in tensors_in(list(values)) if tensor.is_floating_point() and tensor.requires_grad]
-    return tensors[0].sum()
+    tensors = [tensor for tensor in tensors_in(result) if tensor.is_floating_point() and tensor.requires_grad]
+    if not tensors:
+        raise ValueError("the model's result has no gradient: no loss can be made of it")
+    total = tensors[0].sum()
+    for tensor in tensors[1:]:
+        total = total + tensor.sum()
+    return total

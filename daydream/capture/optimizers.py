@@ -1,0 +1,55 @@
+"""Optimizers whose state is as it is from the second step on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+#: Optimizers by the name of the option: SGD with momentum 0.9, Adam, AdamW.
+OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+
+#: How they walk over the parameters: an operator each, one operator per kind of arithmetic, or one for all.
+IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
+
+
+def optimizer_of(parameters: Sequence[Any], name: str, implementation: str = "foreach") -> Any | None:
+    """The optimizer with its state made; None for ``none`` and for a model without parameters to train."""
+    if name == "none" or not parameters:
+        return None
+    way = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+    makers: dict[str, Callable[..., Any]] = {
+        "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **way),
+        "adam": lambda: torch.optim.Adam(parameters, lr=1e-3, **way),
+        "adamw": lambda: torch.optim.AdamW(parameters, lr=1e-3, **way),
+    }
+    optimizer = makers[name]()
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    with fused_on_meta():
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return optimizer
+
+
+def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
+    """What an optimizer keeps from step to step."""
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                yield value
+
+
+@contextmanager
+def fused_on_meta() -> Iterator[None]:
+    """Within, fused optimizers take tensors without data."""
+    module = sys.modules[torch.optim.Optimizer.__module__]
+    before = module._get_fused_kernels_supported_devices
+    module._get_fused_kernels_supported_devices = lambda: [*before(), "meta"]
+    try:
+        yield
+    finally:
+        module._get_fused_kernels_supported_devices = before
