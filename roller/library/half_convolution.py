@@ -12,7 +12,7 @@ All arrays have one entry per call; seconds of device time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from roller.library.elementwise import kernel_seconds_floor
 from roller.library.gemm_types import Bools, Floats
-from roller.library.matrix_gemm import matrix_gemm
+from roller.library.matrix_gemm import CONSTANTS as CM, matrix_gemm
 
 #: Which of a convolution's three products.
 Gradient = Literal["forward", "data", "weights"]
@@ -38,6 +38,16 @@ class HalfConstants:
     gather_weights: float = 0.3
     transpose: float = 1.0
     transpose_point: float = 0.5
+    transpose_back: float = 1.0
+    transpose_point_back: float = 0.5
+    ramp_steps: float = 1.227
+    store_cycles: float = 5.104
+    staging: float = 35.18
+    best_share: float = 1.116
+    group_back_nhwc: float = 1.0
+    group_weights_nhwc: float = 1.0
+    group_weights: float = 1.0
+    data_taps: float = 1.0
     group_width: float = 32
     tap: float = 6.0
     base: float = 30.0
@@ -83,6 +93,12 @@ class HalfProblem:
     def rate(self):
         return self.constants.dram_share * self.device.dram.bandwidth_bytes_per_second
 
+    @property
+    def matrix(self):
+        c = self.constants
+        feed = replace(CM.feeds["warps"], ramp_steps=c.ramp_steps, store_cycles=c.store_cycles, staging=c.staging)
+        return replace(CM, feeds={**CM.feeds, "warps": feed}, best_share=c.best_share)
+
     def seconds(self, direction: Gradient) -> dict[str, Floats]:
         depthwise = (self.groups == self.c) & (self.groups > 1)
         grouped = (self.groups > 1) & ~depthwise
@@ -96,10 +112,13 @@ class HalfProblem:
                 out["kernel"][rows], out["transpose"][rows] = kernel, transpose
         return out
 
-    def _transposes(self, first: Floats, second: Floats) -> Floats:
+    def _transposes(self, first: Floats, second: Floats, forward: bool) -> Floats:
         c = self.constants
         point = self.window == 1
-        share = np.where(point, c.transpose_point, c.transpose)
+        if forward:
+            share = np.where(point, c.transpose_point, c.transpose)
+        else:
+            share = np.where(point, c.transpose_point_back, c.transpose_back)
         return np.where(self.nhwc, 0.0, share * 2 * (first + second) / self.rate)
 
     def _dense(self, direction: Gradient):
@@ -123,12 +142,12 @@ class HalfProblem:
             m, n = filters, width * self.window
             k = pixels * np.where(point, 1, 1 + c.gather_weights)
             operands = self.y_bytes, touched
-        times = matrix_gemm(one, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands)
+        times = matrix_gemm(one, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands, constants=self.matrix)
         extra = np.zeros_like(pixels)
         if direction == "data":
             extra = np.where(point & (self.stride > 1), self.x_bytes / self.rate, 0.0)
         first, second = self.x_bytes, self.y_bytes
-        return times.seconds + extra, self._transposes(first, second)
+        return times.seconds + extra, self._transposes(first, second, direction == 'forward')
 
     def _grouped(self, direction: Gradient):
         c = self.constants
@@ -146,8 +165,11 @@ class HalfProblem:
         else:
             m, n, k = filters, width * self.window, pixels * (1 + c.gather_weights)
             operands = self.y_bytes, self.x_bytes
-        times = matrix_gemm(b, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands)
-        return times.seconds, self._transposes(self.x_bytes, self.y_bytes)
+        times = matrix_gemm(b, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands, constants=self.matrix)
+        slow = np.ones_like(pixels)
+        if direction != "forward":
+            slow = np.where(self.nhwc, c.group_back_nhwc * (c.group_weights_nhwc if direction == "weights" else 1), c.group_weights if direction == "weights" else 1)
+        return times.seconds * slow, self._transposes(self.x_bytes, self.y_bytes, direction == 'forward')
 
     def _depthwise(self, direction: Gradient):
         c = self.constants
