@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from daydream.operators.efficient_attention import BACKWARD_PRODUCTS, seen_pairs
 from daydream.operators.inputs import DTYPES, Inputs, RecordedTensor
 from daydream.operators.work import Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
@@ -46,8 +47,8 @@ _BACKWARD = {
     "aten::_cudnn_attention_backward": _Arguments(1, 14, True),
 }
 
-#: Products of the backward pass over those of the forward pass: the scores once more, and four gradients.
-BACKWARD_PRODUCTS = 2.5
+#: Operators whose kernels are those of :mod:`daydream.operators.efficient_attention` where there is no FlashAttention.
+_EFFICIENT = frozenset(name for name in (*_FORWARD, *_BACKWARD) if "efficient" in name)
 
 
 def is_attention(name: str) -> bool:
@@ -89,13 +90,13 @@ def describe_attention(name: str, inputs: Inputs) -> Work | str:
     reason = _contradiction(query, key, causal)
     if reason:
         return reason
-    pairs = query.b * query.heads * _seen(query.length, key.length, data.get("window", 0), causal)
+    pairs = query.b * query.heads * seen_pairs(query.length, key.length, data.get("window", 0), causal=causal)
     elements = query.b * (query.heads * query.length + key.heads * key.length) * (query.width + value.width)
     guesses = ["whether attention has a mask is not recorded, taken for none"] if mask is None else []
     guesses += ["sequences of attention taken to be equally long"] if packed else []
     return Work(
         kind="attention",
-        parts=(WorkPart(data, "backward" if backward else "forward"),),
+        parts=(WorkPart(data, "backward" if backward else "forward", efficient=name in _EFFICIENT),),
         flops=2.0 * pairs * (query.width + value.width) * (BACKWARD_PRODUCTS if backward else 1.0),
         bytes=float(elements * DTYPE_BYTES[dtype] * (2 if backward else 1)),
         dtype=dtype,
@@ -131,15 +132,14 @@ def _contradiction(query: _Sides, key: _Sides, causal: bool) -> str:
     return "fewer keys than queries under a causal mask" if causal and query.length > key.length else ""
 
 
-def _seen(queries: int, keys: int, window: int, causal: bool) -> int:
-    """Pairs of a query and a key that it sees, of one head.
+def counted_flops(work: Work) -> float:
+    """Arithmetic of products as PyTorch's ``FlopCounterMode`` counts it: what masks of attention leave out, too."""
+    if work.kind != "attention":
+        return work.flops if work.kind in PRODUCT_KINDS else 0.0
+    data = work.parts[0].data
+    seen = seen_pairs(data["queries"], data["keys"], data.get("window", 0), causal=data["causal"])
+    return work.flops * data["queries"] * data["keys"] / seen
 
-    >>> _seen(3, 4, 0, causal=True), _seen(3, 4, 2, causal=True), _seen(3, 4, 0, causal=False)
-    (9, 6, 12)
-    """
-    if not causal:
-        return queries * keys
-    most = min(window or keys, keys)
-    # Query i sees keys - queries + i + 1 keys, or the most: so many queries see fewer.
-    fewer = min(max(most - (keys - queries) - 1, 0), queries)
-    return queries * most - fewer * (fewer + 1) // 2
+
+#: Kinds of work that are products: what :func:`counted_flops` counts.
+PRODUCT_KINDS = ("matrix product", "convolution", "attention", "recurrent layer")

@@ -7,14 +7,16 @@ the operator behind it.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from daydream.operators.inputs import DTYPES, Dims, Inputs, inputs_of, pair
+from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor, inputs_of, pair
 from daydream.operators.work import Direction, Work, WorkPart
 from daydream.trace.trace import NONE, Ints, Trace
 from sokoban.language.expression import DTYPE_BYTES
@@ -93,36 +95,12 @@ class Convolutions:
         inputs = inputs_of(self.trace, row)
         if inputs is None:
             return "input sizes not recorded; record with record_shapes=True"
-        if inputs.value(_TRANSPOSED_AT.get(stem, 99)) is True:
-            return "a transposed convolution"
-        return self._backward(stem, inputs) if stem in _BACKWARD else self._forward(stem, row, inputs)
-
-    def _forward(self, stem: str, row: int, inputs: Inputs) -> Work | str:
+        if stem in _BACKWARD:
+            return _backward(stem, inputs)
         data, weights = inputs.tensor(0), inputs.tensor(1)
-        if data is None or weights is None:
-            return "sizes of its operands not recorded"
-        stride, padding, dilation, groups = (inputs.value(position) for position in _FORWARD[stem])
-        output, how = (None, "") if stride is not None else self._output(row, data.dims, weights.dims)
-        return _work(data.dims, weights.dims, data.dtype, output, how, _key((stride, padding, dilation, groups)))
-
-    def _backward(self, stem: str, inputs: Inputs) -> Work | str:
-        places = _BACKWARD[stem]
-        data, gradient, weights = (inputs.tensor(place) for place in places[:3])
-        if data is None or gradient is None or weights is None:
-            return "sizes of its operands not recorded"
-        recorded = _key(tuple(inputs.value(place) for place in places[3:]))
-        work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", recorded)
-        if isinstance(work, str):
-            return work
-        mask = inputs.value(_MASK_AT.get(stem, 99))
-        wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
-        ways: tuple[Direction, Direction] = ("backward data", "backward weights")
-        parts = tuple(
-            WorkPart(work.parts[0].data, way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted
-        )
-        if not parts:
-            return "a gradient of the bias alone"
-        return replace(work, parts=parts, flops=work.flops * len(parts), bytes=work.bytes * len(parts))
+        if data is None or weights is None or inputs.value(_FORWARD[stem][0]) is not None:
+            return _forward(stem, inputs)
+        return _forward(stem, inputs, *self._output(row, data.dims, weights.dims))
 
     def _backward_around(self, row: int) -> int:
         event = int(self.enclosing[row]) if row < len(self.enclosing) else NONE
@@ -178,6 +156,92 @@ class Convolutions:
         return None
 
 
+def describe_convolution(name: str, inputs: Inputs, outputs: Sequence[RecordedTensor]) -> Work | str:
+    """The work of a captured convolution, whose stride and padding are known, or in words why it is unknown.
+
+    What PyTorch adds to it in kernels of its own, a bias and the bias's gradient, are parts of the work.
+    """
+    stem = name.removeprefix("aten::")
+    backward = stem in _BACKWARD
+    work = _backward(stem, inputs) if backward else _forward(stem, inputs)
+    if isinstance(work, str):
+        return work
+    part = _bias_gradient(inputs, work) if backward else _bias(inputs, outputs, work)
+    return work if part is None else replace(work, parts=(*work.parts, part))
+
+
+def _bias(inputs: Inputs, outputs: Sequence[RecordedTensor], work: Work) -> WorkPart | None:
+    """The addition of a bias."""
+    if inputs.tensor(2) is None or not outputs:
+        return None
+    shape = [outputs[0].elements]
+    return WorkPart({"op": "elementwise", "function": "add", "shape": shape, "scalar": True, "dtype": work.dtype})
+
+
+def _bias_gradient(inputs: Inputs, work: Work) -> WorkPart | None:
+    """The sum of the incoming gradient over images and pixels, where it is wanted."""
+    mask, gradient = inputs.value(_MASK_AT["convolution_backward"]), inputs.tensor(0)
+    if gradient is None or not isinstance(mask, list) or len(mask) < 3 or mask[2] is not True:
+        return None
+    n, f, pixels = gradient.dims[0], gradient.dims[1], math.prod(gradient.dims[2:])
+    return WorkPart({"op": "reduce", "function": "sum", "shape": [n, f, pixels], "axes": [0, 2], "dtype": work.dtype})
+
+
+def _forward(stem: str, inputs: Inputs, output: Dims | None = None, how: str = "") -> Work | str:
+    data, weights = inputs.tensor(0), inputs.tensor(1)
+    if data is None or weights is None:
+        return "sizes of its operands not recorded"
+    recorded = _key(tuple(inputs.value(position) for position in _FORWARD[stem]))
+    if inputs.value(_TRANSPOSED_AT.get(stem, 99)) is not True:
+        return _work(data.dims, weights.dims, data.dtype, output, how, recorded)
+    # A transposed convolution is what makes the gradient of a convolution's data.
+    larger = _transposed_dims(data.dims, weights.dims, recorded, inputs.value(_TRANSPOSED_AT[stem] + 1))
+    work = _work(larger, weights.dims, data.dtype, data.dims, "input", recorded) if larger else "no sizes of its result"
+    return work if isinstance(work, str) else replace(work, parts=(WorkPart(work.parts[0].data, "backward data"),))
+
+
+def _backward(stem: str, inputs: Inputs) -> Work | str:
+    places = _BACKWARD[stem]
+    data, gradient, weights = (inputs.tensor(place) for place in places[:3])
+    if data is None or gradient is None or weights is None:
+        return "sizes of its operands not recorded"
+    recorded = _key(tuple(inputs.value(place) for place in places[3:]))
+    transposed = inputs.value(_TRANSPOSED_AT.get(stem, 99)) is True
+    if transposed:
+        data, gradient = gradient, data
+    work = _work(data.dims, weights.dims, data.dtype, gradient.dims, "gradient", recorded)
+    if isinstance(work, str):
+        return work
+    mask = inputs.value(_MASK_AT.get(stem, 99))
+    wanted = mask if isinstance(mask, list) and len(mask) >= 2 else [True, True]
+    ways: tuple[Direction, Direction] = ("forward" if transposed else "backward data", "backward weights")
+    parts = tuple(WorkPart(work.parts[0].data, way) for way, is_wanted in zip(ways, wanted, strict=False) if is_wanted)
+    if not parts:
+        return "a gradient of the bias alone"
+    return replace(work, parts=parts, flops=work.flops * len(parts), bytes=work.bytes * len(parts))
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(type(value) is int for value in values)
+
+
+def _transposed_dims(data: Dims, weights: Dims, recorded: tuple[Any, ...], added: Any) -> Dims | None:
+    """The dimensions of a transposed convolution's result; None where values are missing.
+
+    (size - 1) stride - 2 padding + dilation (taps - 1) + added + 1 in each direction.
+    """
+    rank = len(data) - 2
+    given = (*recorded[:3], added or 0)
+    moves = [tuple(value) if isinstance(value, tuple | list) else (value,) * rank for value in given]
+    moves = [value * rank if len(value) == 1 else value for value in moves]
+    groups = recorded[3] if type(recorded[3]) is int else 1
+    if rank < 1 or len(weights) != rank + 2 or any(len(value) != rank or not _numbers(value) for value in moves):
+        return None
+    sides = zip(data[2:], weights[2:], *moves, strict=True)
+    made = ((size - 1) * step - 2 * pad + wide * (taps - 1) + more + 1 for size, taps, step, pad, wide, more in sides)
+    return (data[0], weights[1] * groups, *made)
+
+
 def only(work: Work, direction: Direction) -> Work | None:
     """The part of a convolution's backward work that makes this gradient; None where there is none."""
     parts = tuple(part for part in work.parts if part.direction == direction)
@@ -204,6 +268,8 @@ def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, r
     dtype = DTYPES.get(kind)
     if dtype is None:
         return f"elements of type {kind or 'unknown'}"
+    if len(data) == 5 and len(weights) == 5 and recorded[0] is not None:
+        return _over_volumes(data, weights, kind, recorded)
     data, weights, output = _over_planes(data, weights, output)
     if len(data) != 4 or len(weights) != 4:
         return f"a convolution over {max(len(data) - 2, 0)} dimensions"
@@ -223,6 +289,25 @@ def _work(data: Dims, weights: Dims, kind: str, output: Dims | None, how: str, r
     moved = (n * c * h * w + f * per_group * kh * kw + n * f * oh * ow) * DTYPE_BYTES[dtype]
     part = WorkPart(_operator(data, weights, window, dtype))
     return Work(kind="convolution", parts=(part,), flops=flops, bytes=float(moved), dtype=dtype, assumed=window.assumed)
+
+
+def _over_volumes(data: Dims, weights: Dims, kind: str, recorded: tuple[Any, ...]) -> Work | str:
+    """A convolution over volumes as one over planes whose channels are those of all planes that its window covers.
+
+    The arithmetic is the same; a plane that several windows cover lies there once for each.
+    """
+    moves = [value * 3 if isinstance(value, tuple) and len(value) == 1 else value for value in recorded[:3]]
+    if not all(isinstance(value, tuple) and len(value) == 3 for value in moves):
+        return "stride and padding of its three dimensions not recorded"
+    (stride, *strides), (padding, *paddings), (dilation, *dilations) = moves
+    planes = _output_side(data[2], weights[2], stride, padding, dilation)
+    if planes < 1:
+        return f"operands of {list(data)} and {list(weights)} do not make a convolution"
+    work = _work(
+        (data[0] * planes, data[1] * weights[2], *data[3:]), (weights[0], weights[1] * weights[2], *weights[3:]), kind,
+        None, "", (tuple(strides), tuple(paddings), tuple(dilations), *recorded[3:]),
+    )  # fmt: skip
+    return work if isinstance(work, str) else replace(work, assumed="planes of volumes taken for images")
 
 
 def _over_planes(data: Dims, weights: Dims, output: Dims | None) -> tuple[Dims, Dims, Dims | None]:

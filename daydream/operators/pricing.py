@@ -8,12 +8,11 @@ PyTorch. Prices are device time with all launches of kernels counted, never the 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,17 +20,15 @@ from daydream.graph.graph import Mark, TaskGraph, TaskKind
 from daydream.operators.attention import describe_attention, is_attention
 from daydream.operators.convolutions import Convolutions, is_convolution, only
 from daydream.operators.inputs import inputs_of
-from daydream.operators.shapes import PRODUCTS, describe
-from daydream.operators.work import Direction, Work, WorkPart
+from daydream.operators.part_prices import Implementation, part_key, part_prices
+from daydream.operators.products import PRODUCTS
+from daydream.operators.rules import describe
+from daydream.operators.work import Work
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
-    from roller.estimate.operators import OperatorEstimate
-    from roller.library import LibraryCall
-
-Implementation = Literal["best", "library"]
 
 _AUXILIARY = re.compile(
     r"offsets?kernel|nchwtonhwc|nhwctonchw|tensortransform|scalepackedtensor|splitkreduce|reduce_wgrad|convertTensor"
@@ -271,13 +268,13 @@ def price(
     """
     described = describe_calls(graph, rows, device)
     works = [call.work for call in described.calls if call.work is not None]
-    price_of = _parts_priced(works, device, implementation, search, dtype)
+    price_of = part_prices(works, device, implementation, search=search, dtype=dtype)
     calls = []
     for call in described.calls:
         if call.work is None:
             calls.append(call)
             continue
-        priced = [price_of[_part_key(part, dtype)] for part in call.work.parts]
+        priced = [price_of[part_key(part, dtype)] for part in call.work.parts]
         reason = next((each.reason for each in priced if each.reason), "")
         total = np.nan if reason else sum(each.microseconds for each in priced)
         kernel = " + ".join(dict.fromkeys(each.kernel for each in priced if each.kernel))
@@ -331,125 +328,3 @@ def _spread(graph: TaskGraph, rows: Ints, calls: Sequence[CallPrice]) -> Prices:
         weight = graph.duration_us[call.rows] / call.recorded_us if call.recorded_us > 0 else 1 / len(call.rows)
         share[call.rows] = call.price_us * weight
     return Prices(rows, tuple(calls), of_row[rows], share[rows])
-
-
-@dataclass(frozen=True)
-class PartPrice:
-    """One of Roller's operators priced: microseconds, its name, what was assumed to run; or why there is no price."""
-
-    microseconds: float
-    text: str = ""
-    kernel: str = ""
-    reason: str = ""
-
-
-#: Prices of this process: construction takes hundredths of a second per operator, and networks repeat themselves.
-_KNOWN: dict[tuple[Any, ...], PartPrice] = {}
-
-
-def _part_key(part: WorkPart, dtype: str) -> tuple[str, Direction]:
-    data = part.data | {"dtype": dtype} if dtype else part.data
-    return json.dumps(data), part.direction
-
-
-def _parts_priced(
-    works: Sequence[Work], device: DeviceSpec, implementation: Implementation, search: str, dtype: str
-) -> dict[tuple[str, Direction], PartPrice]:
-    if implementation not in ("best", "library"):
-        raise InputError("implementation", f"there is no {implementation!r}", "use best or library")
-    distinct = {id(work): work for work in works}
-    keys = dict.fromkeys(_part_key(part, dtype) for work in distinct.values() for part in work.parts)
-    how = (device, implementation, search if implementation == "best" else "")
-    missing = [key for key in keys if (how, key) not in _KNOWN]
-    if implementation == "library":
-        results = _by_library(missing, device)
-    else:
-        from roller.programs import METHODS
-
-        if search not in METHODS:
-            raise InputError("search", f"there is no {search!r}", f"use one of {', '.join(METHODS)}")
-        results = [_by_best(*key, device, search) for key in missing]
-    _KNOWN.update({(how, key): result for key, result in zip(missing, results, strict=True)})
-    return {key: _KNOWN[how, key] for key in keys}
-
-
-def _by_library(keys: Sequence[tuple[str, Direction]], device: DeviceSpec) -> list[PartPrice]:
-    from roller.library import library_calls, priced
-    from roller.library.calls import check_call
-    from roller.library.named_calls import named_stem
-
-    prices: list[PartPrice | None] = [None] * len(keys)
-    called: list[list[LibraryCall]] = []
-    gradients: list[tuple[int, LibraryCall]] = []
-    places: list[int] = []
-    for place, (text, direction) in enumerate(keys):
-        data = json.loads(text)
-        try:
-            calls = library_calls(data, "backward" if direction == "backward" else "forward")
-            for call in calls:
-                check_call(call, device)
-        except InputError as error:
-            prices[place] = PartPrice(np.nan, reason=str(error))
-            continue
-        if direction.startswith("backward ") and calls[0].kind == "convolution":
-            gradients.append((place, calls[0]))
-        elif direction.startswith("backward "):
-            prices[place] = PartPrice(np.nan, str(named_stem(data)), reason=f"no model of it in {calls[0].dtype}")
-        else:
-            called.append(calls)
-            places.append(place)
-    for place, result in zip(places, priced(called, device), strict=True):
-        stem = named_stem(json.loads(keys[place][0])) or ""
-        prices[place] = PartPrice(result.seconds * 1e6, stem, result.kernel)
-    stems = {place: named_stem(json.loads(keys[place][0])) or "" for place, _ in gradients}
-    for kind in {(keys[place][1], call.dtype) for place, call in gradients}:
-        same_kind = [(place, call) for place, call in gradients if (keys[place][1], call.dtype) == kind]
-        priced_calls = _gradient_times([call for _, call in same_kind], device, *kind)
-        for (place, _), (microseconds, kernel) in zip(same_kind, priced_calls, strict=True):
-            prices[place] = PartPrice(microseconds, stems[place], kernel)
-    return [each for each in prices if each is not None]
-
-
-def _gradient_times(
-    calls: Sequence[LibraryCall], device: DeviceSpec, direction: Direction, dtype: str
-) -> list[tuple[float, str]]:
-    """Microseconds and algorithm of one gradient of convolutions: its stages among those of the backward pass."""
-    from roller.library.calls import KINDS
-    from roller.library.convolution import ConvolutionSizes, convolution_seconds
-    from sokoban.language.expression import DTYPE_BYTES
-
-    columns = zip(*(call.sizes for call in calls), strict=True)
-    sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
-    times = convolution_seconds(sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
-    prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
-    seconds = np.sum([stage for name, stage in times.stages.items() if name.startswith(prefix)], axis=0)
-    kernels = [str(algorithm).split("+")[which] for algorithm in times.algorithm.tolist()]
-    return list(zip((seconds * 1e6).tolist(), kernels, strict=True))
-
-
-def _by_best(text: str, direction: Direction, device: DeviceSpec, search: str) -> PartPrice:
-    """Roller's best kernels for an operator; of a convolution's backward pass those of one gradient."""
-    try:
-        result = _best_estimate(text, "forward" if direction == "forward" else "backward", device, search)
-    except InputError as error:
-        return PartPrice(np.nan, reason=str(error))
-    label = {"backward data": "gradient of X", "backward weights": "gradient of W"}.get(direction, "")
-    parts = [part for part in result.parts if part.label.startswith(label)]
-    if not parts:
-        return PartPrice(np.nan, result.name, reason="Roller has no kernel of its own for it")
-    longest = max(parts, key=lambda part: part.seconds)
-    count = f", {len(parts)} kernels" if len(parts) > 1 else ""
-    # Of our own kernels, not of library calls, every part says who found it.
-    found_by = getattr(longest, "found_by", "construction")
-    total = sum(part.seconds for part in parts)
-    return PartPrice(total * 1e6, result.name, f"{found_by}, bound by {longest.bound}{count}")
-
-
-@lru_cache(maxsize=4096)
-def _best_estimate(
-    text: str, direction: Literal["forward", "backward"], device: DeviceSpec, search: str
-) -> OperatorEstimate:
-    """All kernels of a pass: both gradients of a convolution are wanted as a rule, and are found together."""
-    from roller.estimate.operators import Item, estimate_items
-
-    return estimate_items([Item("operator", json.loads(text), direction)], device, "best", search)[0]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from daydream.graph.graph import TaskGraph
-from daydream.operators.pricing import CallPrice, Implementation, heavy_rows, is_auxiliary, price
+from daydream.operators.part_prices import Implementation
+from daydream.operators.pricing import CallPrice, heavy_rows, is_auxiliary, price
 from daydream.trace.trace import NONE, Ints
 
 if TYPE_CHECKING:

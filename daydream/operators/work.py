@@ -8,13 +8,56 @@ from typing import Any, Literal
 #: Which pass of an operator. A convolution's gradients, of its data and of its weights, are told apart.
 Direction = Literal["forward", "backward", "backward data", "backward weights"]
 
+#: Kinds of models that price a kernel; ``bytes`` is the price of what has no model.
+Model = Literal["products", "attention", "convolutions", "element-wise", "row-wise", "streams", "bytes", "collectives"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A kernel of the library that streams tensors: what it moves and how much it computes.
+
+    Attributes:
+        kernel: its name.
+        bytes: read and written, of every tensor by its own type; what is repeated counts once.
+        outputs: elements written, which set the number of blocks.
+        instructions: per output, besides loads and stores.
+        launches: kernels that share all this evenly.
+        model: the kind of model that this is.
+        again: bytes that are read besides where the L2 cache cannot keep what is repeated.
+        kept: bytes that the cache has to keep for that.
+        flops: arithmetic at the sustained rate of ``dtype``, where the kernel does more than stream.
+        dtype: of the arithmetic.
+    """
+
+    kernel: str
+    bytes: float
+    outputs: float
+    instructions: float = 3.0
+    launches: int = 1
+    model: Model = "streams"
+    again: float = 0.0
+    kept: float = 0.0
+    flops: float = 0.0
+    dtype: str = "float32"
+
 
 @dataclass(frozen=True)
 class WorkPart:
-    """One of Roller's operators, as in op.json, and the direction to price it in."""
+    """One of Roller's operators, and the direction to price it in.
+
+    Attributes:
+        data: the operator as in op.json; empty where Roller has none like it.
+        direction: of its kernels.
+        moved: the library's kernel, where the operator alone does not say what that moves.
+        efficient: of attention: whether boards without FlashAttention run memory-efficient kernels for it.
+        times: how often it runs, one after the other.
+    """
 
     data: dict[str, Any]
     direction: Direction = "forward"
+    moved: Moved | None = None
+    efficient: bool = False
+    times: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +66,7 @@ class Work:
 
     Attributes:
         kind: ``convolution``, ``matrix product``, ``element-wise``...
-        parts: Roller's operators, run one after the other.
+        parts: Roller's operators or the library's kernels, run one after the other.
         flops: arithmetic operations, a multiply-add being two.
         bytes: of all tensors read and written, each once.
         dtype: element type.

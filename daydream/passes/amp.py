@@ -236,6 +236,6 @@ def _weights(call: CallPrice) -> int:
     if call.work is None or call.work.direction != "forward":
         return 0
     data = call.work.parts[0].data
-    if data["op"] == "conv2d":
+    if data.get("op") == "conv2d":
         return int(data["f"] * data["c"] // data["groups"] * data["kh"] * data["kw"])
-    return int(data["k"] * data["n"]) if data["op"] == "matmul" else 0
+    return int(data["k"] * data["n"]) if data.get("op") == "matmul" else 0

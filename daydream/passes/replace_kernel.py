@@ -18,7 +18,8 @@ import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Mark, TaskGraph, matching
-from daydream.operators.pricing import CallPrice, Implementation, device_of, heavy_rows, price
+from daydream.operators.part_prices import Implementation
+from daydream.operators.pricing import CallPrice, device_of, heavy_rows, price
 from daydream.operators.repricing import algorithm_of
 from daydream.passes import Outcome, what_if
 from daydream.trace.trace import NONE, Ints

@@ -17,7 +17,7 @@ import msgspec
 from daydream.graph.graph import TaskGraph
 from daydream.operators.convolutions import Convolutions
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor
-from daydream.operators.shapes import describe
+from daydream.operators.rules import describe
 from daydream.swap.calls import OperatorCall
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr

@@ -9,7 +9,7 @@ import pytest
 
 from daydream.operators.convolutions import Convolutions, infer_side, is_convolution
 from daydream.operators.inputs import Inputs, inputs_of, tensor_bytes
-from daydream.operators.shapes import describe
+from daydream.operators.rules import describe
 from daydream.operators.work import Work
 from tests.daydream.recorded import enclosing, operator, trace
 
@@ -104,6 +104,17 @@ def test_rows_norms_and_pools():
 
 
 # Convolutions
+
+
+def test_a_transposed_convolution_is_the_gradient_of_a_convolutions_data():
+    turned = {"Concrete Inputs": ["", "", "", "[2, 2]", "[1, 1]", "[1, 1]", "True", "[1, 1]", "2"]}
+    dims = [[2, 4, 9, 9], [4, 3, 3, 3], [], [], [], [], [], [], []]
+    found = convolution([operator("aten::convolution", dims, **turned)])
+    # (9 - 1) * 2 - 2 * 1 + (3 - 1) + 1 + 1 = 18 pixels a side, and 2 groups of 3 channels
+    data = found.parts[0].data
+    assert [data[key] for key in ("c", "h", "w", "f", "groups")] == [6, 18, 18, 4, 2]
+    assert found.direction == "backward data"
+    assert found.flops == 2 * (2 * 4 * 81) * 3 * 9
 
 
 @pytest.mark.parametrize(
@@ -217,9 +228,6 @@ def test_convolutions_that_have_no_work_say_why():
     )
     cube = [[2, 4, 9, 9, 9], [8, 4, 3, 3, 3]]
     assert convolution([operator("aten::cudnn_convolution", cube)]) == "a convolution over 3 dimensions"
-    turned = {"Concrete Inputs": ["", "", "", "[1, 1]", "[0, 0]", "[1, 1]", "True", "[0, 0]", "1"]}
-    dims = [[2, 4, 9, 9], [4, 8, 3, 3], [], [], [], [], [], [], []]
-    assert convolution([operator("aten::convolution", dims, **turned)]) == "a transposed convolution"
     orphan = [operator("aten::cudnn_convolution_backward_weight", [[], [2, 8, 5, 5]])]
     assert convolution(orphan) == "no operator around it says the sizes"
     empty = [operator("aten::cudnn_convolution", [[0, 4, 9, 9], [8, 4, 3, 3]])]

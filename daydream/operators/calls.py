@@ -1,0 +1,112 @@
+"""What captured operators take on a board: the kernels that PyTorch launches for each, all priced together.
+
+Equal operators are described once per process and priced once per board. What no rule knows costs the bytes of its
+arguments and results at the rate at which copies run, and says so (``bytes``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from daydream.operators.attention import counted_flops
+from daydream.operators.inputs import Inputs, RecordedTensor
+from daydream.operators.part_prices import Implementation, KernelPrice, PartKey, PartPrice, part_key, part_prices
+from daydream.operators.rules import describe, launches_nothing
+from daydream.operators.traffic import moved_bytes
+from daydream.operators.work import Moved, Work, WorkPart
+from sokoban.language.expression import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from hal.spec.device import DeviceSpec
+
+#: An operator: its name, its arguments and its results.
+Operator = tuple[str, Inputs, tuple[RecordedTensor, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatorPrice:
+    """What an operator takes.
+
+    Attributes:
+        kernels: in the order in which they are launched; none for views and allocations.
+        work: what it computes; None where it launches nothing.
+        flops: arithmetic of products, convolutions and attention as PyTorch's ``FlopCounterMode`` counts it.
+    """
+
+    kernels: tuple[KernelPrice, ...] = ()
+    work: Work | None = None
+    flops: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Of all kernels one after the other."""
+        return sum(kernel.seconds for kernel in self.kernels)
+
+
+_NOTHING = OperatorPrice()
+
+
+@lru_cache(maxsize=65536)
+def work_of_call(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...]) -> Work | None:
+    """What a captured operator computes; its bytes where no rule knows it, None where it launches nothing."""
+    if launches_nothing(name, inputs, outputs):
+        return None
+    work = describe(name, inputs, outputs)
+    if not isinstance(work, str):
+        return work
+    total = moved_bytes(inputs, outputs)
+    moved = Moved(kernel=name, bytes=total, outputs=float(sum(each.elements for each in outputs)), model="bytes")
+    return Work(kind="unknown", parts=(WorkPart({}, moved=moved),), flops=0.0, bytes=total, assumed=work)
+
+
+def operator_prices(
+    operators: Sequence[Operator], device: DeviceSpec, implementation: Implementation = "library"
+) -> list[OperatorPrice]:
+    """The price of every operator, in order; equal ones are the same object.
+
+    Args:
+        operators: as a captured step has them.
+        device: an NVIDIA board.
+        implementation: the library's kernels, or Roller's ``best`` ones wherever it can build them.
+
+    Raises:
+        InputError: the board runs no such library, or there is no such implementation.
+    """
+    works = [work_of_call(*operator) for operator in operators]
+    distinct = {id(work): work for work in works if work is not None}
+    by_library = part_prices(distinct.values(), device, "library")
+    unpriced = [work for work in distinct.values() if any(by_library[part_key(part)].reason for part in work.parts)]
+    instead = {id(work): _by_roofline(work) for work in unpriced}
+    by_library |= part_prices(instead.values(), device, "library")
+    best = part_prices(distinct.values(), device, implementation) if implementation != "library" else {}
+    prices = {key: _price(work, instead.get(key), by_library, best) for key, work in distinct.items()}
+    return [prices[id(work)] if work is not None else _NOTHING for work in works]
+
+
+def _by_roofline(work: Work) -> Work:
+    """Work that no model of the board's library knows, as its arithmetic against its bytes."""
+    moved = Moved(
+        kernel=work.kind,
+        bytes=work.bytes,
+        outputs=work.bytes / DTYPE_BYTES[work.dtype],
+        flops=work.flops,
+        dtype=work.dtype if work.dtype in ("float64", "float32") else "float32",
+        model="bytes",
+    )
+    return replace(work, parts=(WorkPart({}, moved=moved),))
+
+
+def _price(
+    work: Work, instead: Work | None, by_library: dict[PartKey, PartPrice], best: dict[PartKey, PartPrice]
+) -> OperatorPrice:
+    keys = [(part_key(part), part.times) for part in work.parts]
+    if not all(key in best and not best[key].reason for key, _ in keys):
+        keys = [(part_key(part), part.times) for part in (instead or work).parts]
+    kernels: list[KernelPrice] = []
+    for key, times in keys:
+        priced = best.get(key)
+        kernels += (priced if priced is not None and not priced.reason else by_library[key]).kernels * times
+    return OperatorPrice(kernels=tuple(kernels), work=work, flops=counted_flops(work))

@@ -1,0 +1,297 @@
+"""What the parts of operators take: the library's kernels for them, or Roller's own best ones.
+
+Parts are priced once per process and board; all that is new goes to the library model in one call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from daydream.operators.efficient_attention import efficient_attention_call
+from daydream.operators.work import Direction, Model, Moved, Work, WorkPart
+from hal.support.errors import InputError
+from sokoban.language.expression import DTYPE_BYTES
+
+if TYPE_CHECKING:
+    from hal.spec.device import DeviceSpec
+    from roller.estimate.operators import OperatorEstimate
+    from roller.library import LibraryCall
+    from roller.library.calls import PricedCall
+
+Implementation = Literal["best", "library"]
+
+
+@dataclass(frozen=True)
+class KernelPrice:
+    """What a kernel takes.
+
+    Attributes:
+        name: the kernel or algorithm that is assumed to run.
+        seconds: on the device, within a step.
+        bound: the longest part of that.
+        model: the kind of model that says so.
+        launches: kernels that it stands for where one algorithm takes several.
+    """
+
+    name: str
+    seconds: float
+    bound: str
+    model: Model
+    launches: int = 1
+
+
+@dataclass(frozen=True)
+class PartPrice:
+    """A part priced: its kernels and its name, or why there is no price."""
+
+    kernels: tuple[KernelPrice, ...] = ()
+    text: str = ""
+    reason: str = ""
+
+    @property
+    def microseconds(self) -> float:
+        """Of all kernels; NaN where there is no price."""
+        return float("nan") if self.reason else sum(kernel.seconds for kernel in self.kernels) * 1e6
+
+    @property
+    def kernel(self) -> str:
+        """The longest kernel; empty where there is none."""
+        return max(self.kernels, key=lambda each: each.seconds).name if self.kernels else ""
+
+
+class PartKey(NamedTuple):
+    """A part by its value, the operator as JSON text."""
+
+    text: str
+    direction: Direction
+    moved: Moved | None = None
+    efficient: bool = False
+
+
+#: Kind of a library call -> the kind of model that prices it.
+_MODELS: dict[str, Model] = {
+    "gemm": "products", "convolution": "convolutions", "elementwise": "element-wise", "softmax": "row-wise",
+    "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
+    "collective": "collectives",
+}  # fmt: skip
+
+#: Prices of this process, by board and implementation: construction takes hundredths of a second per operator, and
+#: networks repeat themselves.
+_KNOWN: dict[tuple[Any, ...], dict[PartKey, PartPrice]] = {}
+
+
+def part_key(part: WorkPart, dtype: str = "") -> PartKey:
+    """The part by its value; ``dtype`` in place of its own element type."""
+    if not dtype or not part.data:
+        return PartKey(json.dumps(part.data) if part.data else "", part.direction, part.moved, part.efficient)
+    moved = part.moved
+    if moved is not None:
+        ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
+        moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, kept=moved.kept * ratio)
+    return PartKey(json.dumps(part.data | {"dtype": dtype}), part.direction, moved, part.efficient)
+
+
+def part_prices(
+    works: Iterable[Work],
+    device: DeviceSpec,
+    implementation: Implementation,
+    *,
+    search: str = "roller",
+    dtype: str = "",
+) -> dict[PartKey, PartPrice]:
+    """The price of every part of these operators.
+
+    Raises:
+        InputError: the board runs no such library, or there is no such implementation or search.
+    """
+    if implementation not in ("best", "library"):
+        raise InputError("implementation", f"there is no {implementation!r}", "use best or library")
+    distinct = {id(work): work for work in works}
+    keys = dict.fromkeys(part_key(part, dtype) for work in distinct.values() for part in work.parts)
+    known = _KNOWN.setdefault((device, implementation, search if implementation == "best" else ""), {})
+    missing = [key for key in keys if key not in known]
+    if implementation == "library":
+        results = library_prices(missing, device)
+    else:
+        from roller.programs import METHODS
+
+        if search not in METHODS:
+            raise InputError("search", f"there is no {search!r}", f"use one of {', '.join(METHODS)}")
+        results = [_by_best(key, device, search) for key in missing]
+    known.update(zip(missing, results, strict=True))
+    return {key: known[key] for key in keys}
+
+
+# The library's kernels
+
+
+def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPrice]:
+    """What the library takes for these parts, in order.
+
+    Raises:
+        InputError: the board runs no such library.
+    """
+    from roller.library.calls import price
+
+    prices: list[PartPrice | None] = [None] * len(keys)
+    called: list[list[LibraryCall]] = []
+    gradients: list[tuple[int, LibraryCall]] = []
+    places: list[int] = []
+    for place, key in enumerate(keys):
+        if key.moved is not None:
+            called.append([_stream(key.moved, device)])
+            places.append(place)
+            continue
+        try:
+            calls = _calls(key, device)
+        except InputError as error:
+            prices[place] = PartPrice(reason=str(error))
+            continue
+        if key.direction.startswith("backward ") and calls[0].kind == "convolution":
+            gradients.append((place, calls[0]))
+        elif key.direction.startswith("backward "):
+            prices[place] = PartPrice((), _stem(key), f"no model of it in {calls[0].dtype}")
+        else:
+            called.append(calls)
+            places.append(place)
+    each = iter(price([call for calls in called for call in calls], device))
+    for place, calls in zip(places, called, strict=True):
+        kernels = tuple(_kernel(keys[place], call, next(each)) for call in calls)
+        launches = moved.launches if (moved := keys[place].moved) is not None else 1
+        prices[place] = PartPrice(kernels * launches, _stem(keys[place]))
+    for place, kernel in _gradient_prices(keys, gradients, device):
+        prices[place] = PartPrice((kernel,), _stem(keys[place]))
+    return [each for each in prices if each is not None]
+
+
+def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
+    from roller.library import library_calls
+    from roller.library.calls import check_call
+
+    data = json.loads(key.text)
+    try:
+        calls = library_calls(data, "backward" if key.direction == "backward" else "forward")
+        for call in calls:
+            check_call(call, device)
+    except InputError:
+        if not key.efficient:
+            raise
+        return [efficient_attention_call(data, key.direction, device)]
+    return calls
+
+
+def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
+    """The call of one of the kernels."""
+    from roller.library.calls import LibraryCall
+    from roller.library.streams import POINT_INSTRUCTIONS
+
+    # What is repeated shares the cache with everything else that passes through.
+    is_kept = device.l2 is not None and moved.kept <= device.l2.capacity_bytes / 2
+    total = moved.bytes + (0.0 if is_kept else moved.again)
+    points = moved.outputs * moved.instructions / POINT_INSTRUCTIONS
+    kind, work = ("roofline", moved.flops) if moved.flops else ("stream", points)
+    sizes = tuple(size / moved.launches for size in (total, moved.outputs, work))
+    return LibraryCall(kind=kind, label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.kernel)
+
+
+def _kernel(key: PartKey, call: LibraryCall, priced: PricedCall) -> KernelPrice:
+    if key.moved is not None:
+        return KernelPrice(key.moved.kernel, priced.seconds, priced.bound, key.moved.model)
+    # Attention without a model of its own is a roofline call that has its label.
+    name, model = (
+        (call.label, _MODELS["attention"])
+        if key.efficient and call.kind == "roofline"
+        else (priced.kernel, _MODELS[call.kind])
+    )
+    return KernelPrice(name, priced.seconds, priced.bound, model, priced.kernels)
+
+
+@lru_cache(maxsize=65536)
+def _stem_of(text: str) -> str:
+    from roller.library.named_calls import named_stem
+
+    return named_stem(json.loads(text)) or ""
+
+
+def _stem(key: PartKey) -> str:
+    """The part as Roller names it, or the kernel's name."""
+    if not key.text:
+        return key.moved.kernel if key.moved is not None else ""
+    return _stem_of(key.text)
+
+
+def _gradient_prices(
+    keys: Sequence[PartKey], gradients: Sequence[tuple[int, LibraryCall]], device: DeviceSpec
+) -> list[tuple[int, KernelPrice]]:
+    prices = []
+    for kind in dict.fromkeys((keys[place].direction, call.dtype) for place, call in gradients):
+        same_kind = [(place, call) for place, call in gradients if (keys[place].direction, call.dtype) == kind]
+        kernels = _gradient_kernels([call for _, call in same_kind], device, *kind)
+        prices += [(place, kernel) for (place, _), kernel in zip(same_kind, kernels, strict=True)]
+    return prices
+
+
+def _gradient_kernels(
+    calls: Sequence[LibraryCall], device: DeviceSpec, direction: Direction, dtype: str
+) -> list[KernelPrice]:
+    """One gradient of convolutions: its stages among those of the backward pass."""
+    from roller.library.calls import KINDS
+    from roller.library.convolution import ConvolutionSizes, convolution_seconds
+
+    columns = zip(*(call.sizes for call in calls), strict=True)
+    sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
+    times = convolution_seconds(sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
+    prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
+    stages = {name.removeprefix(prefix): each for name, each in times.stages.items() if name.startswith(prefix)}
+    table = np.stack(list(stages.values()))
+    bounds = [list(stages)[row] for row in table.argmax(axis=0).tolist()]
+    names = [str(algorithm).split("+")[which] for algorithm in times.algorithm.tolist()]
+    rows = zip(names, table.sum(axis=0).tolist(), bounds, strict=True)
+    return [KernelPrice(name, seconds, bound, "convolutions") for name, seconds, bound in rows]
+
+
+# Roller's own kernels
+
+
+def _by_best(key: PartKey, device: DeviceSpec, search: str) -> PartPrice:
+    """Roller's best kernels for an operator; of a convolution's backward pass those of one gradient."""
+    if not key.text:
+        return PartPrice((), _stem(key), "Roller has no kernel of its own for it")
+    try:
+        result = _best_estimate(key.text, "forward" if key.direction == "forward" else "backward", device, search)
+    except InputError as error:
+        return PartPrice(reason=str(error))
+    label = {"backward data": "gradient of X", "backward weights": "gradient of W"}.get(key.direction, "")
+    parts = [part for part in result.parts if part.label.startswith(label)]
+    if not parts:
+        return PartPrice((), result.name, "Roller has no kernel of its own for it")
+    longest = max(parts, key=lambda part: part.seconds)
+    count = f", {len(parts)} kernels" if len(parts) > 1 else ""
+    # Of our own kernels, not of library calls, every part says who found it.
+    found_by = getattr(longest, "found_by", "construction")
+    total = sum(part.seconds for part in parts)
+    name = f"{found_by}, bound by {longest.bound}{count}"
+    kernel = KernelPrice(name, total, longest.bound, _model_of(key.text), len(parts))
+    return PartPrice((kernel,), result.name)
+
+
+def _model_of(text: str) -> Model:
+    from roller.library import library_calls
+
+    return _MODELS[library_calls(json.loads(text))[0].kind]
+
+
+@lru_cache(maxsize=4096)
+def _best_estimate(
+    text: str, direction: Literal["forward", "backward"], device: DeviceSpec, search: str
+) -> OperatorEstimate:
+    """All kernels of a pass: both gradients of a convolution are wanted as a rule, and are found together."""
+    from roller.estimate.operators import Item, estimate_items
+
+    return estimate_items([Item("operator", json.loads(text), direction)], device, "best", search)[0]

@@ -1,0 +1,186 @@
+"""Softmax, normalisations and reductions: operators that go over rows of their input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from daydream.operators.inputs import DTYPES, RecordedTensor
+from daydream.operators.pointwise import main_tensor, streamed
+from daydream.operators.traffic import Call, moved_bytes, stored_bytes, tensors_of
+from daydream.operators.work import Direction, Moved, Work, WorkPart
+
+#: Softmax and its gradient: the argument that names the dimension.
+SOFTMAX = {"_softmax": 1, "_log_softmax": 1, "softmax": 1, "log_softmax": 1, "_softmax_backward_data": 2,
+           "_log_softmax_backward_data": 2, "_safe_softmax": 1}  # fmt: skip
+
+#: Layer norms, by where they have the shape of what is normalised.
+LAYER_NORMS = {"native_layer_norm": 1, "layer_norm": 1, "native_layer_norm_backward": 2, "_fused_rms_norm": 1,
+               "_fused_rms_norm_backward": 2, "rms_norm": 1}  # fmt: skip
+
+_NORMS = ("cudnn_batch_norm", "native_batch_norm", "miopen_batch_norm", "_native_batch_norm_legit", "batch_norm",
+          "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_native_batch_norm_legit_no_training",
+          "_batch_norm_no_update", "_batch_norm_with_update_functional")  # fmt: skip
+
+#: Batch norm and its gradient.
+BATCH_NORMS = frozenset((*_NORMS, *(f"{name}_backward" for name in _NORMS)))
+
+#: Where batch norms say whether they make statistics of the batch.
+_TRAINING_AT = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_batch_norm": 5, "miopen_batch_norm": 5,
+                "native_batch_norm_backward": 7, "batch_norm": 5}  # fmt: skip
+
+#: Reductions: instructions per element of the input.
+REDUCTIONS: Mapping[str, float] = {
+    "sum": 3, "mean": 3, "amax": 3, "amin": 3, "max": 4, "min": 4, "argmax": 6, "argmin": 6, "prod": 3, "norm": 4,
+    "linalg_vector_norm": 4, "var": 10, "var_mean": 10, "std": 10, "std_mean": 10, "any": 3, "all": 3, "nansum": 4,
+    "logsumexp": 16, "aminmax": 6, "count_nonzero": 3, "median": 20, "nanmedian": 20, "mode": 40, "_linalg_det": 20,
+    "cumsum": 8, "cumprod": 8, "cummax": 10, "cummin": 10, "logcumsumexp": 30, "nll_loss_forward": 3, "bincount": 10,
+    "nll_loss2d_forward": 3, "dist": 4, "trace": 3, "equal": 3, "searchsorted": 60, "bucketize": 60, "histc": 20,
+}  # fmt: skip
+
+#: Instructions per element of softmax and of group norm, where they do not have Roller's form.
+_SOFTMAX_INSTRUCTIONS, _NORM_INSTRUCTIONS = 20.0, 10.0
+
+#: Threads of a block that goes over a group's elements.
+_GROUP_THREADS = 512
+
+
+def softmax(call: Call) -> Work | str:
+    """The work of softmax or log-softmax, which costs the same."""
+    backward = call.stem.endswith("_data")
+    work = _along_rows(call, "softmax", SOFTMAX[call.stem], backward=backward)
+    if isinstance(work, str) or not call.outputs:
+        return work
+    types = {tensor.dtype for tensor in tensors_of(call.inputs)} | {tensor.dtype for tensor in call.outputs}
+    if len(types) == 1:
+        return work
+    # Autocast reads halves and writes floats in one kernel.
+    total = moved_bytes(call.inputs, call.outputs)
+    moved = Moved(
+        kernel="cunn_SoftMaxBackward" if backward else "cunn_SoftMaxForward",
+        bytes=total,
+        outputs=float(call.outputs[0].elements),
+        instructions=_SOFTMAX_INSTRUCTIONS,
+        model="row-wise",
+    )
+    part = WorkPart({}, work.parts[0].direction, moved)
+    return Work(kind=work.kind, parts=(part,), flops=work.flops, bytes=total, dtype=work.dtype)
+
+
+def layer_norm(call: Call) -> Work | str:
+    """The work of layer norm or RMS norm, which costs no less."""
+    backward = call.stem.endswith("_backward")
+    shape = call.inputs.value(LAYER_NORMS[call.stem])
+    columns = math.prod(shape) if isinstance(shape, list) and all(type(size) is int for size in shape) else 0
+    return _along_rows(call, "layer_norm", None, backward=backward, columns=columns)
+
+
+def _along_rows(call: Call, op: str, axis_at: int | None, *, backward: bool, columns: int = 0) -> Work | str:
+    main = main_tensor(call.inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    axis = call.inputs.value(axis_at) if axis_at is not None else None
+    position = axis if type(axis) is int and -len(tensor.dims) <= axis < len(tensor.dims) else -1
+    columns = columns or (tensor.dims[position] if tensor.dims else 1)
+    if op == "layer_norm":
+        # Gamma has the shape of what is normalised.
+        trailing = {tensor.dims[start:] for start in range(1, len(tensor.dims))}
+        gammas = [each.elements for each in call.inputs.tensors if each is not None and each.dims in trailing]
+        columns = gammas[0] if gammas else columns
+    data = {"op": op, "shape": [tensor.elements // columns, columns], "dtype": dtype}
+    direction: Direction = "backward" if backward else "forward"
+    passes = 3 if backward else 2
+    return streamed(op.replace("_", " "), tensor.elements, dtype, passes, 8, WorkPart(data, direction))
+
+
+def batch_norm(call: Call) -> Work | str:
+    """The work of batch norm: the input is read twice forward, and five tensors move backward."""
+    main = main_tensor(call.inputs)
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    if len(tensor.dims) < 2:
+        return "an input of fewer than two dimensions"
+    n, c, pixels = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:])
+    count = tensor.elements
+    reduce = WorkPart({"op": "reduce", "function": "sum", "shape": [n, c, pixels], "axes": [0, 2], "dtype": dtype})
+    apply = {"op": "elementwise", "shape": [count], "dtype": dtype}
+    training = call.inputs.value(_TRAINING_AT.get(call.stem, 99))
+    if call.stem.endswith("_backward"):
+        parts = (reduce, reduce, WorkPart(apply | {"function": "add"}))
+        return streamed("gradient of batch norm", count, dtype, 5, 10, *parts)
+    scale = WorkPart(apply | {"function": "mul", "scalar": True})
+    if training is False or "no_training" in call.stem or "no_update" in call.stem:
+        return streamed("batch norm", count, dtype, 2, 2, scale)
+    return streamed("batch norm", count, dtype, 3, 6, reduce, scale)
+
+
+def group_norm(call: Call) -> Work | str:
+    """The work of group norm: moments of each group, then scale and shift; backward both tensors are read twice."""
+    backward = call.stem.endswith("_backward")
+    data = call.inputs.tensor(1 if backward else 0)
+    groups = call.inputs.value(8 if backward else 6)
+    if data is None or not data.dims or type(groups) is not int:
+        return "sizes of its operands not recorded"
+    count, size = float(data.elements), float(stored_bytes(data))
+    read = 2 * size if backward else size
+    threads = float(data.dims[0] * groups * _GROUP_THREADS)
+    moments = Moved(
+        kernel="ComputeInternalGradientsCUDAKernel" if backward else "RowwiseMomentsCUDAKernel",
+        bytes=read,
+        outputs=threads,
+        instructions=_NORM_INSTRUCTIONS * count / threads,
+        model="row-wise",
+    )
+    apply = Moved(kernel="elementwise_kernel", bytes=read + size, outputs=count, instructions=30.0, model="row-wise")
+    parts = tuple(WorkPart({}, moved=moved) for moved in (moments, apply))
+    dtype = DTYPES.get(data.dtype, "float32")
+    return Work(kind="group norm", parts=parts, flops=8 * count, bytes=moments.bytes + apply.bytes, dtype=dtype)
+
+
+def reduction(call: Call) -> Work | str:
+    """The work of a sum, a mean or another reduction; sums over a running window write as much as they read."""
+    main = main_tensor(call.inputs)
+    if call.outputs and call.inputs.tensor(0) is not None:
+        return _captured_reduction(call, main)
+    if call.stem not in ("sum", "mean"):
+        return f"no rule for {call.name}"
+    if isinstance(main, str):
+        return main
+    tensor, dtype = main
+    if not tensor.dims:
+        return "a single number"
+    return streamed("reduction", tensor.elements, dtype, 1, 1, WorkPart(_reduce(call, tensor, dtype)))
+
+
+def _reduce(call: Call, tensor: RecordedTensor, dtype: str) -> dict[str, Any]:
+    axes, rank = call.inputs.value(1), len(tensor.dims)
+    positions = [axis % rank for axis in axes if type(axis) is int] if isinstance(axes, list) and rank else []
+    shape = list(tensor.dims)
+    return {
+        "op": "reduce",
+        "function": call.stem,
+        "shape": shape,
+        "axes": positions or list(range(rank)),
+        "dtype": dtype,
+    }
+
+
+def _captured_reduction(call: Call, main: tuple[RecordedTensor, str] | str) -> Work | str:
+    source = call.inputs.tensor(0)
+    assert source is not None
+    if not source.elements:
+        return "an empty tensor"
+    dtype = DTYPES.get(source.dtype, "float32")
+    total = moved_bytes(call.inputs, call.outputs)
+    plain = call.stem in ("sum", "mean") and {source.dtype} == {each.dtype for each in call.outputs} & set(DTYPES)
+    if plain and len(source.dims) and not isinstance(main, str) and stored_bytes(source) == source.bytes:
+        part = WorkPart(_reduce(call, source, dtype))
+    else:
+        outputs = float(max(sum(each.elements for each in call.outputs), 1))
+        instructions = REDUCTIONS[call.stem] * source.elements / outputs
+        moved = Moved(kernel="reduce_kernel", bytes=total, outputs=outputs, instructions=instructions)
+        part = WorkPart({}, moved=moved)
+    return Work(kind="reduction", parts=(part,), flops=float(source.elements), bytes=total, dtype=dtype)
