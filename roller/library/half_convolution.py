@@ -33,9 +33,12 @@ _BYTES, _VECTOR = 2, 8
 class HalfConstants:
     """What belongs to the kernels rather than to a board."""
 
-    gather: float = 0.15
+    gather: float = 0.1
     gather_data: float = 0.2
     gather_weights: float = 0.3
+    overlap: float = 3.0
+    again_overlap: float = 1.421
+    point_weights: float = 0.1
     transpose: float = 1.0
     transpose_point: float = 0.5
     transpose_back: float = 1.0
@@ -93,11 +96,11 @@ class HalfProblem:
     def rate(self):
         return self.constants.dram_share * self.device.dram.bandwidth_bytes_per_second
 
-    @property
-    def matrix(self):
+    def matrix(self, direction, point):
         c = self.constants
+        lost = {"forward": 0.0 if point else c.gather, "data": 0.0 if point else c.gather_data, "weights": c.point_weights if point else c.gather_weights}[direction]
         feed = replace(CM.feeds["warps"], ramp_steps=c.ramp_steps, store_cycles=c.store_cycles, staging=c.staging)
-        return replace(CM, feeds={**CM.feeds, "warps": feed}, best_share=c.best_share)
+        return replace(CM, feeds={**CM.feeds, "warps": feed}, best_share=c.best_share / (1 + lost), overlap=c.overlap, again_overlap=c.again_overlap)
 
     def seconds(self, direction: Gradient) -> dict[str, Floats]:
         depthwise = (self.groups == self.c) & (self.groups > 1)
@@ -131,23 +134,30 @@ class HalfProblem:
         weights = self.f * width * self.window * _BYTES
         one = np.ones_like(pixels)
         if direction == "forward":
-            m, n, k = pixels, filters, width * self.window * np.where(point, 1, 1 + c.gather)
+            m, n, k = pixels, filters, width * self.window
             operands = touched, weights
         elif direction == "data":
             m = np.where(point, pixels, self.n * self.h * self.w)
-            k = filters * np.where(point, 1, self.window / self.stride**2 * (1 + c.gather_data))
+            k = filters * np.where(point, 1, self.window / self.stride**2)
             n = width
             operands = self.y_bytes, weights
         else:
             m, n = filters, width * self.window
-            k = pixels * np.where(point, 1, 1 + c.gather_weights)
+            k = pixels
             operands = self.y_bytes, touched
-        times = matrix_gemm(one, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands, constants=self.matrix)
+        seconds = np.zeros_like(pixels)
+        for way in (True, False):
+            r = np.flatnonzero(point == way)
+            if r.size:
+                each = (a[r] for a in (one, m, n, k))
+                gathered = operands[0][r], operands[1][r]
+                times = matrix_gemm(*each, self.device, dtype=self.dtype, operand_bytes=gathered, constants=self.matrix(direction, way))
+                seconds[r] = times.seconds
         extra = np.zeros_like(pixels)
         if direction == "data":
             extra = np.where(point & (self.stride > 1), self.x_bytes / self.rate, 0.0)
         first, second = self.x_bytes, self.y_bytes
-        return times.seconds + extra, self._transposes(first, second, direction == 'forward')
+        return seconds + extra, self._transposes(first, second, direction == 'forward')
 
     def _grouped(self, direction: Gradient):
         c = self.constants
@@ -158,14 +168,14 @@ class HalfProblem:
         pixels = self.n * self.out_h * self.out_w
         weights = self.f * width * self.window * _BYTES
         if direction == "forward":
-            m, n, k, operands = pixels, filters, width * self.window * (1 + c.gather), (self.x_bytes, weights)
+            m, n, k, operands = pixels, filters, width * self.window, (self.x_bytes, weights)
         elif direction == "data":
-            m, n, k = self.n * self.h * self.w, width, filters * self.window / self.stride**2 * (1 + c.gather_data)
+            m, n, k = self.n * self.h * self.w, width, filters * self.window / self.stride**2
             operands = self.y_bytes, weights
         else:
-            m, n, k = filters, width * self.window, pixels * (1 + c.gather_weights)
+            m, n, k = filters, width * self.window, pixels
             operands = self.y_bytes, self.x_bytes
-        times = matrix_gemm(b, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands, constants=self.matrix)
+        times = matrix_gemm(b, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands, constants=self.matrix(direction, False))
         slow = np.ones_like(pixels)
         if direction != "forward":
             slow = np.where(self.nhwc, c.group_back_nhwc * (c.group_weights_nhwc if direction == "weights" else 1), c.group_weights if direction == "weights" else 1)
