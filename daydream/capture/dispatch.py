@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -57,7 +57,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     Args:
         modules: of the model, numbered.
-        autocast: what the forward pass runs under, and modules that the backward pass runs again; None without.
+        autocast: paused while an operator runs.
         device: where the model's tensors are; what an operator makes elsewhere is work on the host.
 
     Attributes:
@@ -67,9 +67,7 @@ class OperatorRecorder(TorchDispatchMode):
         recording: whether operators are written down.
     """
 
-    def __init__(
-        self, modules: Mapping[Any, int], autocast: Autocast | None = None, device: str = "meta"
-    ) -> None:
+    def __init__(self, modules: Mapping[Any, int], autocast: Autocast, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[CapturedOperator] = []
         self.storages = Storages()
@@ -83,7 +81,6 @@ class OperatorRecorder(TorchDispatchMode):
         self._made_by: dict[int, int] = {}
         self._device = device
         self._autocast = autocast
-        self._again = ExitStack()
 
     def watch_parameters(self, named: Mapping[str, tuple[torch.Tensor, int]]) -> None:
         """Names of the parameters' tensors, and the modules that hold them."""
@@ -103,17 +100,12 @@ class OperatorRecorder(TorchDispatchMode):
             after.remove()
 
     def _enter(self, module: Any, _: Any) -> None:
-        if self._autocast is not None and self._in_backward():
-            # A checkpoint computes its modules again under the autocast that it saw.
-            self._again.enter_context(self._autocast.active())
         around = self._around[-1] if self._around else NONE
         self._around.append(self._modules.get(module, around))
 
     def _leave(self, *_: Any) -> None:
         if self._around:
             self._around.pop()
-        if not self._around:
-            self._again.close()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -121,7 +113,7 @@ class OperatorRecorder(TorchDispatchMode):
         """Runs and writes down one operator."""
         traits = traits_of(func)
         # What an operator calls inside is its own affair.
-        with self._autocast.paused() if self._autocast is not None else nullcontext():
+        with self._autocast.paused():
             result = func(*args, **(kwargs or {}))
         if self.recording and not traits.name.startswith("profiler::"):
             self._record(traits, ordered_arguments(traits, args, kwargs or {}), result)
@@ -134,8 +126,11 @@ class OperatorRecorder(TorchDispatchMode):
             self.operators[-1] = replace(self.operators[-1], freed=self.operators[-1].freed + freed)
 
     def _in_backward(self) -> bool:
-        """Whether a gradient is made right now; modules run in the backward pass only to be recomputed."""
-        return self.phase == Phase.BACKWARD and not self._around
+        """Whether a gradient is made right now, and not a checkpoint computed again.
+
+        Checkpoints bring back the state of autocast that the forward pass had, that of processors too.
+        """
+        return self.phase == Phase.BACKWARD and not torch.is_autocast_enabled("cpu")
 
     # Records
 
@@ -173,7 +168,8 @@ class OperatorRecorder(TorchDispatchMode):
         """The module of the operator that is recorded next, and the operator whose gradient it makes."""
         if not self._in_backward():
             self._made_by.setdefault(torch.autograd._get_sequence_nr() - 1, len(self.operators))
-            return (self._around[-1] if self._around else NONE), NONE
+            around = self._around[-1] if self._around else self._module_of(torch._C._current_autograd_node())
+            return around, NONE
         node: Any = torch._C._current_autograd_node()
         if node is None:
             return NONE, NONE
@@ -182,4 +178,9 @@ class OperatorRecorder(TorchDispatchMode):
             name = self._parameters.get(self.storages.number(variable)[0])
             return (NONE, NONE) if name is None else (self._parameter_modules[name], NONE)
         forward = self._made_by.get(node._sequence_nr(), NONE)
-        return (self.operators[forward].module if forward != NONE else NONE), forward
+        return self._module_of(node), forward
+
+    def _module_of(self, node: Any) -> int:
+        """The module whose operator a node of autograd's makes the gradient of."""
+        forward = NONE if node is None else self._made_by.get(node._sequence_nr(), NONE)
+        return NONE if forward == NONE else self.operators[forward].module

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -20,7 +21,7 @@ def optimizer_of(parameters: Sequence[Any], name: str, implementation: str = "fo
     """The optimizer with its state made; None for ``none`` and for a model without parameters to train."""
     if name == "none" or not parameters:
         return None
-    way = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
+    way: dict[str, Any] = {"foreach": implementation == "foreach", "fused": implementation == "fused"}
     makers: dict[str, Callable[..., Any]] = {
         "sgd": lambda: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **way),
         "adam": lambda: torch.optim.Adam(parameters, lr=1e-3, **way),
@@ -46,10 +47,7 @@ def state_tensors(optimizer: Any) -> Iterator[torch.Tensor]:
 @contextmanager
 def fused_on_meta() -> Iterator[None]:
     """Within, fused optimizers take tensors without data."""
-    module = sys.modules[torch.optim.Optimizer.__module__]
-    before = module._get_fused_kernels_supported_devices
-    module._get_fused_kernels_supported_devices = lambda: [*before(), "meta"]
-    try:
+    module: Any = sys.modules[torch.optim.Optimizer.__module__]
+    devices = module._get_fused_kernels_supported_devices
+    with patch.object(module, "_get_fused_kernels_supported_devices", lambda: [*devices(), "meta"]):
         yield
-    finally:
-        module._get_fused_kernels_supported_devices = before

@@ -17,18 +17,7 @@ _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 def _layers(kind: str) -> Callable[..., Any]:
     """``aten::lstm.input`` and its relatives."""
 
-    def run(
-        tensor: Any,
-        hidden: Any,
-        weights: Sequence[Any],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        bidirectional: bool,
-        batch_first: bool,
-    ) -> Any:
-        settings = (has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    def run(tensor: Any, hidden: Any, weights: Sequence[Any], *settings: Any) -> Any:
         return _cudnn(kind, tensor, hidden, weights, settings, [])
 
     return run
@@ -37,19 +26,8 @@ def _layers(kind: str) -> Callable[..., Any]:
 def _packed_layers(kind: str) -> Callable[..., Any]:
     """``aten::lstm.data`` and its relatives: sequences of several lengths, one row after the other."""
 
-    def run(
-        tensor: Any,
-        batch_sizes: Any,
-        hidden: Any,
-        weights: Sequence[Any],
-        has_biases: bool,
-        num_layers: int,
-        dropout: float,
-        train: bool,
-        *bidirectional: bool,
-    ) -> Any:
-        settings = (has_biases, num_layers, dropout, train, bidirectional[0], False)
-        return _cudnn(kind, tensor, hidden, weights, settings, batch_sizes.tolist())
+    def run(tensor: Any, batch_sizes: Any, hidden: Any, weights: Sequence[Any], *settings: Any) -> Any:
+        return _cudnn(kind, tensor, hidden, weights, (*settings, False), batch_sizes.tolist())
 
     return run
 

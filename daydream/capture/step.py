@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def capture(
     if dtype in _CASTS:
         model = model.to(_CASTS[dtype])
     modules = {module: index for index, module in enumerate(model.modules())}
-    autocast = Autocast(_AUTOCAST[dtype]) if dtype in _AUTOCAST else None
+    autocast = Autocast()
     recorder = OperatorRecorder(modules, autocast, device)
     owners = _parameters(model, modules)
     recorder.watch_parameters(owners)
@@ -88,19 +88,34 @@ def capture(
         recorder.storages.number(tensor, "optimizer")
     order: list[int] = []
     with ExitStack() as around:
-        if autocast is not None:
-            around.enter_context(autocast.registered())
+        around.enter_context(autocast.effective())
         around.enter_context(recorder)
         around.enter_context(recorder.inside_modules())
         for parameter in trained:
             hook = parameter.register_post_accumulate_grad_hook(lambda each: order.append(id(each)))
             around.callback(hook.remove)
-        casting = autocast.active() if autocast is not None else nullcontext()
+        casting = ExitStack()
+        if dtype in _AUTOCAST:
+            casting.enter_context(torch.autocast("cuda", _AUTOCAST[dtype]))
+        # Autocast of processors is a mark: checkpoints turn it on again where they compute anew.
+        casting.enter_context(torch.autocast("cpu", enabled=device == "meta"))
+        around.enter_context(casting)
         recorder.recording = True
         if training:
-            _train(recorder, lambda: (subject.loss or scalar_of)(model(*args, **kwargs)), casting, update)
+            recorder.phase = Phase.FORWARD
+            loss = (subject.loss or scalar_of)(model(*args, **kwargs))
+            casting.close()
+            recorder.phase = Phase.BACKWARD
+            loss.backward()
+            del loss
+            recorder.phase = Phase.UPDATE
+            if update is not None:
+                around.enter_context(fused_on_meta())
+                update.step()
         else:
-            _infer(recorder, lambda: model(*args, **kwargs), casting)
+            recorder.phase = Phase.FORWARD
+            with torch.no_grad():
+                model(*args, **kwargs)
         recorder.finish()
     names = {module: path for path, module in model.named_modules()}
     places = {parameter: place for place, parameter in enumerate(dict.fromkeys(order))}
@@ -124,26 +139,6 @@ def capture(
         dtype=dtype,
         assumed=subject.assumed,
     )
-
-
-def _train(
-    recorder: OperatorRecorder, loss_of_step: Callable[[], Any], casting: AbstractContextManager[None], update: Any
-) -> None:
-    recorder.phase = Phase.FORWARD
-    with casting:
-        loss = loss_of_step()
-    recorder.phase = Phase.BACKWARD
-    loss.backward()
-    recorder.phase = Phase.UPDATE
-    if update is not None:
-        with fused_on_meta():
-            update.step()
-
-
-def _infer(recorder: OperatorRecorder, forward: Callable[[], Any], casting: AbstractContextManager[None]) -> None:
-    recorder.phase = Phase.FORWARD
-    with torch.no_grad(), casting:
-        forward()
 
 
 def _parameters(model: Any, modules: Mapping[Any, int]) -> dict[str, tuple[torch.Tensor, int]]:

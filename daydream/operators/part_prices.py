@@ -93,7 +93,7 @@ def part_key(part: WorkPart, dtype: str = "") -> PartKey:
     moved = part.moved
     if moved is not None:
         ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
-        moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, kept=moved.kept * ratio)
+        moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, between=moved.between * ratio)
     return PartKey(json.dumps(part.data | {"dtype": dtype}), part.direction, moved, part.efficient)
 
 
@@ -189,11 +189,10 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
 def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     """The call of one of the kernels."""
     from roller.library.calls import LibraryCall
+    from roller.library.elementwise import reuse
     from roller.library.streams import POINT_INSTRUCTIONS
 
-    # What is repeated shares the cache with everything else that passes through.
-    is_kept = device.l2 is not None and moved.kept <= device.l2.capacity_bytes / 2
-    total = moved.bytes + (0.0 if is_kept else moved.again)
+    total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))
     points = moved.outputs * moved.instructions / POINT_INSTRUCTIONS
     kind, work = ("roofline", moved.flops) if moved.flops else ("stream", points)
     sizes = tuple(size / moved.launches for size in (total, moved.outputs, work))

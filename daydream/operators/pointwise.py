@@ -59,11 +59,9 @@ FILLS: Mapping[str, float] = {
     "tril_indices": 10, "triu_indices": 10,
 }  # fmt: skip
 
-#: Instructions for the offsets of an element where tensors do not lie alike: divisions by each size.
-_OFFSETS = 24.0
-
-#: An operand of more bytes than this may be read again where it is repeated; every board's cache keeps smaller ones.
-_SMALL = 2**19
+#: Instructions for the offsets of an element where tensors do not lie alike, divisions by each size; from single calls
+#: on the P100, the only board whose arithmetic they exceed in float32.
+_OFFSETS = 36.0
 
 _INSTRUCTIONS: Mapping[str, float] = {
     "add": 4, "sub": 4, "mul": 4, "min": 4, "max": 4, "div": 16, "pow": 45, "relu": 4, "gelu": 25, "tanh": 20,
@@ -103,13 +101,13 @@ def elementwise(call: Call) -> Work | str:
     output = max(call.outputs, key=lambda tensor: tensor.elements)
     function = _function(call)
     data = _operator(call, output, function) if function else {}
-    again = most_repeated(call.inputs, output.dims) if any(call.inputs.tensors) else None
-    whole = [tensor for tensor in tensors_of(call.inputs) if tensor.elements * 4 > output.elements]
-    is_one_type = all(tensor.dtype == output.dtype for tensor in whole)
-    is_dense = all(is_dense_like(tensor, output) for tensor in whole if tensor.elements == output.elements)
+    operands = [tensor for tensor in (*tensors_of(call.inputs), *call.outputs) if tensor.elements > 1]
+    is_one_type = all(tensor.dtype == output.dtype for tensor in operands)
+    is_dense = all(tensor.dims == output.dims and is_dense_like(tensor, output) for tensor in operands)
     total = moved_bytes(call.inputs, call.outputs)
     moved = None
-    if not data or not is_one_type or not is_dense or (again is not None and again.kept > _SMALL):
+    if not data or not is_one_type or not is_dense:
+        again, between = most_repeated(call, output.dims)
         instructions = _INSTRUCTIONS[function] if function else _OTHERS.get(call.stem, 4.0)
         vector = "vectorized_elementwise_kernel" if is_one_type else "unrolled_elementwise_kernel"
         moved = Moved(
@@ -118,12 +116,12 @@ def elementwise(call: Call) -> Work | str:
             outputs=float(output.elements),
             instructions=instructions + (0.0 if is_dense else _OFFSETS),
             model="element-wise",
-            again=again.again if again is not None and again.kept > _SMALL else 0.0,
-            kept=again.kept if again is not None else 0.0,
+            again=again,
+            between=between,
         )
     part = WorkPart(data, "backward" if call.stem in DERIVATIVES else "forward", moved)
     operations = 2.0 if call.stem in DERIVATIVES else 1.0
-    dtype = DTYPES.get(output.dtype) or next((DTYPES[each.dtype] for each in whole if each.dtype in DTYPES), "float32")
+    dtype = next((DTYPES[each.dtype] for each in (output, *operands) if each.dtype in DTYPES), "float32")
     flops = operations * output.elements
     return Work(kind="element-wise", parts=(part,), flops=flops, bytes=total, dtype=dtype)
 

@@ -56,6 +56,9 @@ def product(call: Call) -> Work | str:
         data["transpose_b"] = True
     if batch is None and _has_bias(stem, inputs, n):
         data["epilogue"] = [{"function": "bias_add", "axis": "n"}]
+        if right.strides and "transpose_b" not in data:
+            # Who says nothing means the weights of a linear layer.
+            data["transpose_b"] = False
     moved = count * (m * k + k * n + m * n) * DTYPE_BYTES[dtype]
     return Work(
         kind="matrix product", parts=(WorkPart(data),), flops=2.0 * count * m * n * k, bytes=float(moved), dtype=dtype

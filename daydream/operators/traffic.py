@@ -57,39 +57,52 @@ def moved_bytes(inputs: Inputs, outputs: Sequence[RecordedTensor]) -> float:
 
 
 class Repeated(NamedTuple):
-    """Bytes that are read again for repeating an input, and bytes that a cache has to keep so that they are not."""
+    """How an operand repeats.
+
+    Attributes:
+        again: bytes that are read again where no cache keeps them.
+        between: bytes of all tensors that pass between two reads of an element: what a cache has to hold.
+    """
 
     again: float
-    kept: float
+    between: float
 
 
-def repeated(tensor: RecordedTensor, dims: Dims) -> Repeated:
+def repeated(tensor: RecordedTensor, dims: Dims, element: int) -> Repeated:
     """How an input of an element-wise operator repeats over a result of these dimensions.
 
-    A mask of 2 x 1 x 64 x 64 is read once per image as long as its part of one image stays in the cache.
+    ``element`` are the bytes that all tensors have per element of the result. The mask of each image below is read
+    again for each of its 16 heads, and between two reads pass 64 x 64 elements of all tensors.
 
-    >>> repeated(RecordedTensor((2, 1, 64, 64), "float"), (2, 16, 64, 64))
-    Repeated(again=491520.0, kept=16384.0)
+    >>> repeated(RecordedTensor((2, 1, 64, 64), "float"), (2, 16, 64, 64), element=12)
+    Repeated(again=491520.0, between=49152.0)
     """
     rank = len(dims)
-    if len(tensor.dims) > rank:
-        return Repeated(0.0, 0.0)
     missing = rank - len(tensor.dims)
+    if missing < 0:
+        return Repeated(0.0, 0.0)
     strides = tensor.strides or (1,) * len(tensor.dims)
     repeats = [True] * missing + [
         step == 0 or size < whole for size, step, whole in zip(tensor.dims, strides, dims[missing:], strict=True)
     ]
-    axes = [axis for axis in range(rank) if repeats[axis] and dims[axis] > 1]
-    if not axes:
-        return Repeated(0.0, 0.0)
-    own = [1 if repeats[axis] else dims[axis] for axis in range(rank)]
-    size = element_bytes(tensor.dtype)
-    return Repeated(float((math.prod(dims) - math.prod(own)) * size), float(math.prod(own[axes[0] + 1 :]) * size))
+    # Dimensions of one element count as neither.
+    axes = [axis for axis in range(rank) if dims[axis] > 1]
+    own = math.prod(dims[axis] for axis in axes if not repeats[axis])
+    while axes and not repeats[axes[0]]:
+        axes.pop(0)
+    times = 1
+    while axes and repeats[axes[0]]:
+        times *= dims[axes.pop(0)]
+    # What repeats further inside is read again at once.
+    again = float((times - 1) * own * element_bytes(tensor.dtype))
+    return Repeated(again, float(math.prod(dims[axis] for axis in axes) * element) if again else 0.0)
 
 
-def most_repeated(inputs: Inputs, dims: Dims) -> Repeated:
-    """The input whose repeated part is the largest."""
-    return max((repeated(tensor, dims) for tensor in inputs.tensors if tensor), key=lambda each: each.kept)
+def most_repeated(call: Call, dims: Dims) -> Repeated:
+    """The operand of which the most is read again; numbers stay in registers."""
+    tensors = [tensor for tensor in call.inputs.tensors if tensor is not None and tensor.elements > 1]
+    element = sum(element_bytes(tensor.dtype) for tensor in (*tensors, *call.outputs))
+    return max((repeated(tensor, dims, element) for tensor in tensors), default=Repeated(0.0, 0.0))
 
 
 def is_dense_like(tensor: RecordedTensor, other: RecordedTensor) -> bool:

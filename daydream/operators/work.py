@@ -23,8 +23,8 @@ class Moved:
         instructions: per output, besides loads and stores.
         launches: kernels that share all this evenly.
         model: the kind of model that this is.
-        again: bytes that are read besides where the L2 cache cannot keep what is repeated.
-        kept: bytes that the cache has to keep for that.
+        again: bytes that are read besides where the L2 cache does not keep what is repeated.
+        between: bytes that pass between two reads of it, which the cache would have to hold.
         flops: arithmetic at the sustained rate of ``dtype``, where the kernel does more than stream.
         dtype: of the arithmetic.
     """
@@ -36,7 +36,7 @@ class Moved:
     launches: int = 1
     model: Model = "streams"
     again: float = 0.0
-    kept: float = 0.0
+    between: float = 0.0
     flops: float = 0.0
     dtype: str = "float32"
 

@@ -1,4 +1,4 @@
-"""Whole models: which library calls a recorded call is, how often a step makes it, and the errors on measured steps."""
+"""Whole models: which runs are captured, how, and the errors on measured steps."""
 
 from __future__ import annotations
 
@@ -9,74 +9,56 @@ import pytest
 
 from bench.accuracy import models
 from bench.accuracy.data import default_directory
-from bench.accuracy.models import RecordedCall, backward_calls, library_calls
-from hal.catalog import load_device
 
 pytest.importorskip("pyarrow")
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
 DATA = default_directory()
 measured_data = pytest.mark.skipif(
-    not (DATA / "models" / "neusight_operators.parquet").is_file(), reason="the measured models are not here"
+    not (DATA / "models" / "neusight_configs").is_dir(), reason="the measured models are not here"
 )
-V100, A100 = load_device("v100-pcie"), load_device("a100")
 
 
-def recorded(target: str, inputs: tuple[tuple[int, ...], ...], output: tuple[int, ...]) -> RecordedCall:
-    return RecordedCall(
-        target=target, inputs=inputs, output=output, times=1, forward_seconds=1e-3, backward_seconds=0.0
-    )
+def score(device: str, mode: str, predicted: float) -> models.Score:
+    return models.Score(device=device, mode=mode, label="bert", measured=1.0, predicted=predicted)
 
 
-def test_products_are_told_apart_by_how_their_weights_lie() -> None:
-    module = recorded("h.0.fc1", ((2, 8, 16),), (2, 8, 32))
-    function = recorded("<built-in method addmm of type object>", ((32,), (16, 64), (64, 32)), (16, 32))
-    head = recorded("lm_head", ((2, 8, 16),), (2, 8, 100))
-    found = [library_calls(call, V100, training=False)[0] for call in (module, function, head)]
-    assert [call.variant for call in found] == ["linear", "addmm", "matmul"]
-    assert [call.sizes for call in found] == [(1, 16, 32, 16), (1, 16, 32, 64), (1, 16, 100, 16)]
-
-
-def test_products_of_four_dimensions_copy_their_views_first() -> None:
-    scores = recorded("<built-in method matmul of type object>", ((2, 4, 32, 8), (2, 4, 8, 32)), (2, 4, 32, 32))
-    values = recorded("<built-in method matmul of type object>", ((2, 4, 32, 32), (2, 4, 32, 8)), (2, 4, 32, 8))
-    assert [call.kind for call in library_calls(scores, V100, training=False)] == ["elementwise", "elementwise", "gemm"]
-    assert [call.kind for call in library_calls(values, V100, training=False)] == ["elementwise", "gemm"]
-
-
-def test_a_repeated_operand_is_read_again_where_l2_cannot_hold_it() -> None:
-    add = recorded("<built-in function add>", ((2, 32, 2048, 2048), (2, 1, 2048, 2048)), (2, 32, 2048, 2048))
-    on_v100, on_a100 = (library_calls(add, board, training=False)[0] for board in (V100, A100))
-    assert (on_v100.inputs, on_a100.inputs) == (None, 1), "16 MiB per image; an addition reads two by itself"
-
-
-def test_dropout_is_nothing_in_inference_and_three_kernels_backward() -> None:
-    dropout = recorded("h.0.attn_dropout", ((4, 64),), (4, 64))
-    assert library_calls(dropout, V100, training=False) == []
-    assert [call.label for call in library_calls(dropout, V100, training=True)] == ["dropout"]
-    assert len(backward_calls(dropout, V100)) == 3
-
-
-def test_views_launch_nothing() -> None:
-    assert library_calls(recorded("view", ((4, 64), (1,)), (64, 4)), V100, training=True) == []
-
-
-def test_tables_show_boards_and_kinds(tmp_path: Path) -> None:
-    score = models.Score(device="t4", label="bert", measured=1.0, predicted=1.1, alone=0.9)
-    assert models.score_table([score]).row_count == 3
-    models.chart([score], tmp_path / "a.png")
+def test_tables_count_boards_and_not_rows(tmp_path: Path) -> None:
+    scores = [score("t4", "inference", 1.1), score("t4", "inference", 0.7), score("p4", "training", 1.5)]
+    assert models.mean_errors(scores, "inference") == {"t4": pytest.approx(0.2)}
+    # three runs, a mean per board and mode, and one per mode
+    assert models.score_table(scores).row_count == 3 + 2 + 2
+    models.chart(scores, tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 0
-    assert models.backward_table({"add": (np.ones(2), np.ones(2))}).row_count == 2
     assert list(models.table(tmp_path, tmp_path)) == []
 
 
 @measured_data
-@pytest.mark.slow
-def test_models_and_backward_calls_are_as_right_as_was_asked() -> None:
+def test_runs_on_several_boards_and_patched_models_are_left_out() -> None:
     runs = models.read_runs(DATA)
-    scores = models.evaluate(runs)
-    boards = {score.device for score in scores}
-    means = {board: np.mean([abs(score.error) for score in scores if score.device == board]) for board in boards}
-    assert np.mean(list(means.values())) < models.BAR / 100
-    assert max(means["t4"], means["p4"]) < models.LENIENT_BAR / 100
-    times = models.backward_times(runs).values()
-    errors = np.concatenate([abs(predicted / measured - 1) for predicted, measured in times])
-    assert len(errors) == 96 and np.median(errors) < models.BACKWARD_BAR / 100
+    assert {run.option for run in runs} <= set(models.OPTIONS)
+    assert not any(run.model.startswith("switch") for run in runs)
+    assert {run.label for run in runs if run.training} == {
+        "bert_large training 2 x 512", "bert_large training 8 x 512", "gpt2_large training 1 x 1024",
+    }  # fmt: skip
+
+
+@measured_data
+def test_a_captured_step_has_the_mask_of_its_day() -> None:
+    run = models.Run(
+        board="", model="bert_large", training=False, batch=2, sequence=128, option="", measured=1.0
+    )  # fmt: skip
+    step = models.captured_step(run, DATA / "models" / "neusight_configs")
+    scores = (2, 16, 128, 128)
+    added = [each for each in step.operators if each.name == "aten::add" and each.outputs[0].dims == scores]
+    assert [each.inputs.tensors[1].dims for each in added] == [(2, 1, 1, 128)] * 24
+
+
+@measured_data
+@pytest.mark.slow
+def test_models_are_as_right_as_was_asked() -> None:
+    scores = models.evaluate(models.read_runs(DATA), DATA / "models" / "neusight_configs")
+    for mode in ("inference", "training"):
+        means = models.mean_errors(scores, mode)
+        assert np.mean(list(means.values())) < models.BAR / 100
+        assert max(means.values()) < models.BOARD_BAR / 100

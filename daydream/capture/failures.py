@@ -1,0 +1,61 @@
+"""What goes wrong inside a model, as one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+
+from daydream.whatif import failure_in_file
+from hal.support.errors import InputError
+
+#: What PyTorch says of an operator whose result has as many elements as the data demand.
+_DATA_DEPENDENT = (
+    re.compile(r"(aten::\S+?): attempted to run this operator with Meta tensors"),
+    re.compile(r"(?:Tensor\.)?(item\(\)) cannot be called on meta tensors"),
+    re.compile(r"(Cannot copy out of meta tensor)"),
+    re.compile(r"register_meta function for (torch\.\w+)\(\) raises unimplemented"),
+)
+
+
+@contextmanager
+def failures_told(title: str, source: Path | None = None) -> Iterator[None]:
+    """Within, exceptions become an :class:`InputError` with the place in the user's file; prints go to stderr.
+
+    Args:
+        title: the model as the user named it.
+        source: the user's file, None for a library's model.
+    """
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    except InputError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise failure(error, title, source) from None
+
+
+def failure(error: BaseException, title: str, source: Path | None = None) -> InputError:
+    """An exception of a model as one line."""
+    message = str(error)
+    by_data = next((each for pattern in _DATA_DEPENDENT for each in pattern.findall(message)), None)
+    told = failure_in_file(error, source) if source is not None else None
+    field = told.field if told is not None else title
+    if by_data is not None:
+        read = "item" in by_data or "copy" in by_data
+        problem = (
+            "reads values of a tensor on the host" if read else f"{by_data} makes a result as large as data demand"
+        )
+        return InputError(field, problem, "there are no data in a capture: give that part fixed sizes, or leave it out")
+    if isinstance(error, MemoryError):
+        return InputError(field, "needs more memory than there is", "tensors that the model makes by itself have data")
+    if told is not None:
+        return InputError(field, told.problem)
+    return InputError(field, f"{type(error).__name__}: {_first(message)}" if message else type(error).__name__)
+
+
+def _first(message: str) -> str:
+    """The first sentence of a long message."""
+    return message.strip().split("\n")[0][:200]

@@ -1,0 +1,167 @@
+"""A model as the command line names it, built and captured."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.capture.captured import Capture
+    from daydream.capture.step import Subject
+
+MODES = ("training", "inference")
+DTYPES = ("float32", "bfloat16", "float16", "amp")
+OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
+ATTENTIONS = ("auto", "flash", "efficient", "eager")
+
+_REMEDY = "give FILE.py:function, timm:NAME, hf:config.json or onnx:model.onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """How a step is captured.
+
+    Attributes:
+        batch: samples; None for what the model's source says, else 1.
+        sequence: tokens of a text; None for the source's.
+        image: height and width of images; None for the source's.
+        class_name: of a model of transformers; None for the configuration's.
+        mode: ``training`` or ``inference``.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``: float32 with autocast to float16.
+        optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``; None for the source's.
+        implementation: of the optimizer, ``for-loop``, ``foreach`` or ``fused``.
+        attention: kernels of ``scaled_dot_product_attention``: ``flash``, ``efficient``, ``eager``, or ``auto``.
+        flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
+        channels_last: images and convolutions' weights lie with their channels last.
+        checkpoint: ``none``, ``full``, or a pattern of modules' paths.
+    """
+
+    batch: int | None = None
+    sequence: int | None = None
+    image: int | None = None
+    class_name: str | None = None
+    mode: str = "training"
+    dtype: str = "float32"
+    optimizer: str | None = None
+    implementation: str = "foreach"
+    attention: str = "auto"
+    flash: bool = True
+    channels_last: bool = False
+    checkpoint: str = "none"
+
+
+def load_subject(
+    text: str,
+    *,
+    batch: int | None = None,
+    sequence: int | None = None,
+    image: int | None = None,
+    class_name: str | None = None,
+    training: bool = True,
+    attention: str = "auto",
+) -> Subject:
+    """A model on ``meta`` with its inputs, from the text that names it.
+
+    Args:
+        text: ``FILE.py:function``, ``timm:NAME``, ``hf:config.json`` or ``onnx:model.onnx``.
+        batch: samples; None for what the source says, else 1.
+        sequence: tokens of a text.
+        image: height and width of images.
+        class_name: of a model of transformers.
+        training: whether labels and a loss are needed.
+        attention: ``eager`` has models of transformers write their attention out.
+
+    Raises:
+        InputError: the text names nothing, or what it names fails.
+    """
+    _check_packages()
+    kind, _, name = text.partition(":")
+    file = re.fullmatch(r"(.+\.py)(?::(\w+))?", text)
+    if kind == "timm" and name:
+        from daydream.capture.timm_models import timm_subject
+
+        return timm_subject(name, batch=batch, image=image, training=training)
+    if kind == "hf" and name:
+        from daydream.capture.hugging_face import hugging_face_subject
+
+        return hugging_face_subject(
+            Path(name), batch=batch, sequence=sequence, image=image, class_name=class_name, training=training,
+            attention=attention,
+        )  # fmt: skip
+    if kind == "onnx" and name:
+        return import_module("daydream.capture.onnx_model").subject_of(Path(name), batch)
+    if file:
+        from daydream.capture.files import file_subject
+
+        return file_subject(
+            Path(file[1]), file[2] or "", batch=batch, sequence=sequence, image=image, training=training
+        )
+    raise InputError(text, "names no model", _REMEDY)
+
+
+def captured(source: str | Subject, options: CaptureOptions) -> Capture:
+    """One step of a model, from its name or built already.
+
+    The capture changes the model: its type, its layout, its checkpoints.
+
+    Raises:
+        InputError: the model cannot be built, or fails on tensors without data.
+    """
+    from daydream.capture.checkpoints import apply_checkpoints
+    from daydream.capture.failures import failures_told
+    from daydream.capture.hugging_face import positions_without_data
+    from daydream.capture.meta_kernels import board_kernels
+    from daydream.capture.step import capture
+
+    training = options.mode == "training"
+    subject = (
+        load_subject(
+            source, batch=options.batch, sequence=options.sequence, image=options.image, training=training,
+            class_name=options.class_name, attention=options.attention,
+        )
+        if isinstance(source, str)
+        else source
+    )  # fmt: skip
+    kernel = options.attention
+    if kernel == "auto":
+        kernel = "flash" if options.flash else "efficient"
+    assumed = list(subject.assumed)
+    paths = apply_checkpoints(subject.model, options.checkpoint) if training else []
+    if paths:
+        assumed.append(f"{len(paths)} modules are computed again in the backward pass, {paths[0]} the first")
+    if options.dtype == "amp":
+        assumed.append("autocast to float16 without scaling of the loss")
+    if options.channels_last:
+        subject = _channels_last(subject)
+    with failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data():
+        return capture(
+            replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
+            optimizer=options.optimizer or "", implementation=options.implementation,
+        )  # fmt: skip
+
+
+def _channels_last(subject: Subject) -> Subject:
+    """Images, and weights of four dimensions, with channels last in memory."""
+    import torch
+
+    def laid(value: Any) -> Any:
+        is_image = isinstance(value, torch.Tensor) and value.dim() == 4
+        return value.contiguous(memory_format=torch.channels_last) if is_image else value
+
+    subject.model.to(memory_format=torch.channels_last)
+    kwargs = {name: laid(value) for name, value in subject.kwargs.items()}
+    return replace(subject, args=[laid(value) for value in subject.args], kwargs=kwargs)
+
+
+def _check_packages() -> None:
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "timm", "transformers", "onnx") if find_spec(name) is None]
+    if missing:
+        raise InputError("daydream predict", f"needs {missing[0]}", "run pip install 'roller[models]'")
