@@ -10,7 +10,7 @@ import argparse
 import multiprocessing
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from typing import NamedTuple
 
 from hal.support.errors import InputError
@@ -24,7 +24,7 @@ class Outcome(NamedTuple):
     failure: str
 
 
-def attempt(name: str, mode: str) -> Outcome:
+def attempt(mode: str, name: str) -> Outcome:
     """Captures one network's step."""
     import torch
 
@@ -42,10 +42,8 @@ def attempt(name: str, mode: str) -> Outcome:
 
 def attempts(names: Sequence[str], mode: str, workers: int) -> Iterator[Outcome]:
     """Outcomes in the order in which they come, from so many processes."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=100) as pool:
-        for done in as_completed([pool.submit(attempt, name, mode) for name in names]):
-            yield done.result()
+    with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=100) as pool:
+        yield from pool.imap_unordered(partial(attempt, mode), names)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

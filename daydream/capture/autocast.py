@@ -158,7 +158,7 @@ class Autocast:
             return type(value)(self._cast(each, dtype) for each in value)
         if isinstance(value, dict):
             return {name: self._cast(each, dtype) for name, each in value.items()}
-        if not _eligible(value) or value.dtype == dtype:
+        if not _eligible(value) or value.dtype == dtype or not value.numel():
             return value
         is_parameter = value.requires_grad and value.is_leaf and not value._is_view()
         if dtype == torch.float32 or not is_parameter or not torch.is_autocast_cache_enabled():

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from daydream.capture.arguments import inputs_of_call, ordered_arguments, recorded_tensor, tensors_in, traits_of
 from daydream.capture.autocast import Autocast
 from daydream.capture.captured import CapturedOperator, CapturedStorage
+from daydream.capture.meta_kernels import SHAPE_FUNCTIONS
 from daydream.graph.graph import Phase
 from daydream.trace.trace import NONE
 
@@ -114,7 +115,7 @@ class OperatorRecorder(TorchDispatchMode):
         traits = traits_of(func)
         # What an operator calls inside is its own affair.
         with self._autocast.paused():
-            result = func(*args, **(kwargs or {}))
+            result = SHAPE_FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
         if self.recording and not traits.name.startswith("profiler::"):
             self._record(traits, ordered_arguments(traits, args, kwargs or {}), result)
         return result

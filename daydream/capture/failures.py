@@ -57,5 +57,5 @@ def failure(error: BaseException, title: str, source: Path | None = None) -> Inp
 
 
 def _first(message: str) -> str:
-    """The first sentence of a long message."""
-    return message.strip().split("\n")[0][:200]
+    """The first paragraph of a long message, without PyTorch's own stack."""
+    return message.strip().split("\n\n")[0].partition("Exception raised from")[0][:240]

@@ -11,7 +11,7 @@ import torch
 
 from daydream.capture.arguments import tensors_in
 from daydream.capture.failures import failures_told
-from daydream.capture.optimizers import OPTIMIZERS
+from daydream.capture.options import OPTIMIZERS
 from daydream.capture.step import Subject
 from daydream.whatif import module_of_file
 from hal.support.errors import InputError, listed

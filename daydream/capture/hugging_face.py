@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -91,9 +91,11 @@ def _configuration(path: Path) -> Any:
         remedy = f"did you mean {listed(close)}?" if close else "models whose code lies beside them are not run"
         raise InputError(f"{path}: model_type", f"transformers knows no {kind!r}", remedy)
     with failures_told(str(path)):
-        # The type of the elements is the user's choice.
-        without = {name: value for name, value in data.items() if name not in ("dtype", "torch_dtype", "auto_map")}
-        return CONFIG_MAPPING[kind].from_dict({**without, "dtype": "float32"})
+        config = CONFIG_MAPPING[kind].from_json_file(path)
+        # The type of the elements is the user's choice, and code beside the file is never run.
+        config.dtype = torch.float32
+        config.__dict__.pop("auto_map", None)
+        return config
 
 
 def _builder(path: Path, config: Any, class_name: str | None) -> Any:
@@ -130,14 +132,17 @@ def _built(builder: Any, config: Any, attention: str | None) -> Any:
 
 @contextmanager
 def positions_without_data() -> Iterator[None]:
-    """Within, transformers does not look at positions for several texts in one row: there are none."""
-    masks = sys.modules.get("transformers.masking_utils")
-    with patch.object(masks, "find_packed_sequence_indices", _one_text) if masks is not None else nullcontext():
+    """Within, transformers does not look at positions and masks for several texts in a row or for padding."""
+    masks: Any = sys.modules.get("transformers.masking_utils")
+    models: Any = sys.modules.get("transformers.modeling_utils")
+    with ExitStack() as around:
+        if masks is not None:
+            around.enter_context(patch.object(masks, "find_packed_sequence_indices", lambda *_, **__: None))
+            around.enter_context(patch.object(masks, "fast_all", lambda *_: True))
+        if models is not None:
+            kind = models.PreTrainedModel
+            around.enter_context(patch.object(kind, "warn_if_padding_and_no_attention_mask", lambda *_: None))
         yield
-
-
-def _one_text(*_: Any, **__: Any) -> None:
-    return None
 
 
 # Inputs
@@ -206,8 +211,11 @@ def _labels(
         return {"start_positions": _tokens(batch), "end_positions": _tokens(batch)}
     if "return_loss" in parameters and "pixel_values" in inputs:
         return {"return_loss": True}
-    if "labels" not in parameters:
+    # Losses over alignments read the lengths of texts on the host.
+    if "labels" not in parameters or kind.endswith("CTC"):
         return {}
+    if kind.endswith("SemanticSegmentation"):
+        return {"labels": _tokens(batch, *inputs["pixel_values"].shape[-2:])}
     if kind.endswith(
         ("SequenceClassification", "ImageClassification", "AudioClassification", "NextSentencePrediction")
     ):

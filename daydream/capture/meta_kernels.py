@@ -6,7 +6,7 @@ a CUDA board has, registered with the dispatcher, so that it does not matter fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -121,6 +121,21 @@ def _convolution(*arguments: Any) -> Any:
 
 def _nothing(*_: Any, **__: Any) -> None:
     """An operator that writes into its arguments alone."""
+
+
+def _grouped_products(mat_a: Any, mat_b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """``aten::_grouped_mm`` of all types; PyTorch's own for ``meta`` takes bfloat16 alone."""
+    if mat_a.dim() == mat_b.dim() == 2:
+        sizes = [offs.shape[0], mat_a.shape[0], mat_b.shape[1]]
+    elif mat_a.dim() == 2:
+        sizes = [mat_a.shape[0], mat_b.shape[-1]]
+    else:
+        sizes = [*(mat_a.shape[1:2] if mat_b.dim() == 2 else mat_a.shape[:2]), mat_b.shape[-1]]
+    return mat_a.new_empty(sizes, dtype=out_dtype or mat_a.dtype)
+
+
+#: What is run in the place of operators whose own kernels for ``meta`` take less than a board's.
+SHAPE_FUNCTIONS: Mapping[Any, Callable[..., Any]] = {torch.ops.aten._grouped_mm.default: _grouped_products}
 
 
 @contextmanager

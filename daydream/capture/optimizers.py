@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 import torch
 
-#: Optimizers by the name of the option: SGD with momentum 0.9, Adam, AdamW.
-OPTIMIZERS = ("sgd", "adam", "adamw", "none")
-
-#: How they walk over the parameters: an operator each, one operator per kind of arithmetic, or one for all.
-IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
-
 
 def optimizer_of(parameters: Sequence[Any], name: str, implementation: str = "foreach") -> Any | None:
-    """The optimizer with its state made; None for ``none`` and for a model without parameters to train."""
+    """The optimizer with its state made; None for ``none`` and for a model without parameters to train.
+
+    Args:
+        parameters: that are trained.
+        name: one of :data:`daydream.capture.options.OPTIMIZERS`.
+        implementation: one of :data:`daydream.capture.options.IMPLEMENTATIONS`.
+    """
     if name == "none" or not parameters:
         return None
     way: dict[str, Any] = {"foreach": implementation == "foreach", "fused": implementation == "fused"}

@@ -3,57 +3,21 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from daydream.capture.options import CaptureOptions
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture
     from daydream.capture.step import Subject
 
-MODES = ("training", "inference")
-DTYPES = ("float32", "bfloat16", "float16", "amp")
-OPTIMIZERS = ("sgd", "adam", "adamw", "none")
-IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
-ATTENTIONS = ("auto", "flash", "efficient", "eager")
+__all__ = ["CaptureOptions", "captured", "load_subject"]
 
 _REMEDY = "give FILE.py:function, timm:NAME, hf:config.json or onnx:model.onnx"
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaptureOptions:
-    """How a step is captured.
-
-    Attributes:
-        batch: samples; None for what the model's source says, else 1.
-        sequence: tokens of a text; None for the source's.
-        image: height and width of images; None for the source's.
-        class_name: of a model of transformers; None for the configuration's.
-        mode: ``training`` or ``inference``.
-        dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``: float32 with autocast to float16.
-        optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``; None for the source's.
-        implementation: of the optimizer, ``for-loop``, ``foreach`` or ``fused``.
-        attention: kernels of ``scaled_dot_product_attention``: ``flash``, ``efficient``, ``eager``, or ``auto``.
-        flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
-        channels_last: images and convolutions' weights lie with their channels last.
-        checkpoint: ``none``, ``full``, or a pattern of modules' paths.
-    """
-
-    batch: int | None = None
-    sequence: int | None = None
-    image: int | None = None
-    class_name: str | None = None
-    mode: str = "training"
-    dtype: str = "float32"
-    optimizer: str | None = None
-    implementation: str = "foreach"
-    attention: str = "auto"
-    flash: bool = True
-    channels_last: bool = False
-    checkpoint: str = "none"
 
 
 def load_subject(

@@ -66,7 +66,7 @@ def capture(
         training: forward, backward and update; else forward alone, without gradients.
         dtype: of parameters and inputs; ``amp`` leaves them in float32 and casts to float16 as autocast does.
         optimizer: in place of the subject's.
-        implementation: of the optimizer, one of :data:`daydream.capture.optimizers.IMPLEMENTATIONS`.
+        implementation: of the optimizer, one of :data:`daydream.capture.options.IMPLEMENTATIONS`.
         device: where the model's tensors are.
     """
     model = subject.model.train(training)
@@ -98,7 +98,7 @@ def capture(
         if dtype in _AUTOCAST:
             casting.enter_context(torch.autocast("cuda", _AUTOCAST[dtype]))
         # Autocast of processors is a mark: checkpoints turn it on again where they compute anew.
-        casting.enter_context(torch.autocast("cpu", enabled=device == "meta"))
+        casting.enter_context(torch.autocast("cpu", enabled=training and device == "meta"))
         around.enter_context(casting)
         recorder.recording = True
         if training:
@@ -142,9 +142,14 @@ def capture(
 
 
 def _parameters(model: Any, modules: Mapping[Any, int]) -> dict[str, tuple[torch.Tensor, int]]:
-    owners = {}
+    """Parameters by the first of their names, each with the module that holds it."""
+    owners: dict[str, tuple[torch.Tensor, int]] = {}
+    known = set()
     for path, module in model.named_modules():
         for name, tensor in module.named_parameters(recurse=False):
+            if tensor in known:
+                continue
+            known.add(tensor)
             owners[f"{path}.{name}" if path else name] = (tensor, modules[module])
     return owners
 

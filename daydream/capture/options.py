@@ -1,0 +1,46 @@
+"""How a step is captured, and the words that the options take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MODES = ("training", "inference")
+DTYPES = ("float32", "bfloat16", "float16", "amp")
+#: SGD with momentum 0.9, Adam, AdamW.
+OPTIMIZERS = ("sgd", "adam", "adamw", "none")
+#: How optimizers walk over the parameters: an operator each, one per kind of arithmetic, or one for all.
+IMPLEMENTATIONS = ("for-loop", "foreach", "fused")
+ATTENTIONS = ("auto", "flash", "efficient", "eager")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureOptions:
+    """How a step is captured.
+
+    Attributes:
+        batch: samples; None for what the model's source says, else 1.
+        sequence: tokens of a text; None for the source's.
+        image: height and width of images; None for the source's.
+        class_name: of a model of transformers; None for the configuration's.
+        mode: ``training`` or ``inference``.
+        dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``: float32 with autocast to float16.
+        optimizer: ``sgd``, ``adam``, ``adamw`` or ``none``; None for the source's.
+        implementation: of the optimizer, ``for-loop``, ``foreach`` or ``fused``.
+        attention: kernels of ``scaled_dot_product_attention``: ``flash``, ``efficient``, ``eager``, or ``auto``.
+        flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
+        channels_last: images and convolutions' weights lie with their channels last.
+        checkpoint: ``none``, ``full``, or a pattern of modules' paths.
+    """
+
+    batch: int | None = None
+    sequence: int | None = None
+    image: int | None = None
+    class_name: str | None = None
+    mode: str = "training"
+    dtype: str = "float32"
+    optimizer: str | None = None
+    implementation: str = "foreach"
+    attention: str = "auto"
+    flash: bool = True
+    channels_last: bool = False
+    checkpoint: str = "none"
