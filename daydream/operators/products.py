@@ -94,6 +94,31 @@ def _column_major(tensor: RecordedTensor) -> bool:
     return len(strides) >= 2 and strides[-2] == 1 and strides[-1] >= tensor.dims[-2] > 1 and tensor.dims[-1] > 1
 
 
+def grouped_product(call: Call) -> Work | str:
+    """The work of ``_grouped_mm``, a product per expert: rows, or summands, are taken to be spread evenly over them."""
+    left, right = call.inputs.tensor(0), call.inputs.tensor(1)
+    if left is None or right is None or not call.outputs:
+        return "sizes of its operands not recorded"
+    dtype = DTYPES.get(left.dtype)
+    if dtype is None:
+        return f"elements of type {left.dtype or 'unknown'}"
+    offsets = call.inputs.tensor(2)
+    experts = next((each.dims[0] for each in (left, right) if len(each.dims) == 3), offsets.elements if offsets else 1)
+    sides = [left.dims[-2], right.dims[-1], left.dims[-1]]
+    # The side that the offsets cut: rows of the left operand, columns of the right one, or what both sum over.
+    cut = {(2, 3): 0, (3, 2): 1, (2, 2): 2}.get((len(left.dims), len(right.dims)))
+    if cut is not None:
+        sides[cut] = -(-sides[cut] // experts)
+    m, n, k = sides
+    if not m * n * k * experts:
+        return "an empty tensor"
+    part = WorkPart({"op": "batch_matmul", "b": experts, "m": m, "n": n, "k": k, "dtype": dtype})
+    total = moved_bytes(call.inputs, call.outputs)
+    flops = 2.0 * experts * m * n * k
+    assumed = "tokens spread evenly over experts"
+    return Work(kind="matrix product", parts=(part,), flops=flops, bytes=total, dtype=dtype, assumed=assumed)
+
+
 # Recurrent layers
 
 #: Where ``_cudnn_rnn`` and its backward pass have the mode and what follows it: hidden size, size of projections,

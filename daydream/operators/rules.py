@@ -13,7 +13,7 @@ from daydream.operators import movement, pointwise, rowwise
 from daydream.operators.attention import describe_attention, is_attention
 from daydream.operators.convolutions import describe_convolution, is_convolution
 from daydream.operators.inputs import Inputs, RecordedTensor
-from daydream.operators.products import PRODUCTS, product, recurrent
+from daydream.operators.products import PRODUCTS, grouped_product, product, recurrent
 from daydream.operators.traffic import Call, tensors_of
 from daydream.operators.updates import is_update, update
 from daydream.operators.work import Work
@@ -53,6 +53,7 @@ RULES = _table(
     (movement.ADAPTIVE_POOLS, movement.adaptive_pool),
     (movement.SORTS, movement.sort),
     (("_cudnn_rnn", "_cudnn_rnn_backward"), recurrent),
+    (("_grouped_mm",), grouped_product),
 )
 
 
