@@ -129,9 +129,10 @@ class OperatorRecorder(TorchDispatchMode):
     def _in_backward(self) -> bool:
         """Whether a gradient is made right now, and not a checkpoint computed again.
 
-        Checkpoints bring back the state of autocast that the forward pass had, that of processors too.
+        The backward pass runs without autocast's cache. Checkpoints bring back the state that the forward pass had, and
+        of that state the cache is what can be seen in here.
         """
-        return self.phase == Phase.BACKWARD and not torch.is_autocast_enabled("cpu")
+        return self.phase == Phase.BACKWARD and not torch.is_autocast_cache_enabled()
 
     # Records
 

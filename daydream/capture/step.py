@@ -97,8 +97,6 @@ def capture(
         casting = ExitStack()
         if dtype in _AUTOCAST:
             casting.enter_context(torch.autocast("cuda", _AUTOCAST[dtype]))
-        # Autocast of processors is a mark: checkpoints turn it on again where they compute anew.
-        casting.enter_context(torch.autocast("cpu", enabled=training and device == "meta"))
         around.enter_context(casting)
         recorder.recording = True
         if training:
@@ -106,6 +104,9 @@ def capture(
             loss = (subject.loss or scalar_of)(model(*args, **kwargs))
             casting.close()
             recorder.phase = Phase.BACKWARD
+            # The recorder knows by it what checkpoints compute anew.
+            around.callback(torch.set_autocast_cache_enabled, torch.is_autocast_cache_enabled())
+            torch.set_autocast_cache_enabled(False)
             loss.backward()
             del loss
             recorder.phase = Phase.UPDATE
