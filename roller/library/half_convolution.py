@@ -1,17 +1,17 @@
 """How long convolutions of 16-bit floats take with cuDNN 8 and 9 on Tensor Cores, forward and both gradients.
 
 A convolution is a product whose operands are gathered: pixels by filters, summed over channels and window. Its kernels
-have the tiles and the pace of cuBLAS's (:mod:`roller.library.matrix_gemm`), and read the activations once from memory
-however often a window takes them. cuDNN's kernels work on NHWC; tensors in NCHW are transposed before and after them.
-Grouped ones fill tiles across groups, of which only the blocks on the diagonal count. Convolutions with a channel per
-group have kernels without matrix units, in which a thread gathers what one result takes.
+have the tiles of cuBLAS's (:mod:`roller.library.matrix_gemm`) and read the activations once from memory, however often
+a window takes them. They work on channels-last tensors in vectors of eight channels: tensors in NCHW are transposed
+for them, other numbers of channels filled up. Groups share tiles, of which only the blocks on the diagonal count.
+Convolutions with a channel per group have kernels without matrix units, a thread per result.
 
 All arrays have one entry per call; seconds of device time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,180 +20,260 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from roller.library.elementwise import kernel_seconds_floor
 from roller.library.gemm_types import Bools, Floats
-from roller.library.matrix_gemm import CONSTANTS as CM, matrix_gemm
+from roller.library.matrix_gemm import CONSTANTS as MATRIX_CONSTANTS
+from roller.library.matrix_gemm import MatrixConstants, matrix_gemm
 
-#: Which of a convolution's three products.
+#: Which of a convolution's three products: the result, the gradient of its data, or that of its weights.
 Gradient = Literal["forward", "data", "weights"]
 
-#: Bytes of an element, and channels whose elements a thread loads at once.
-_BYTES, _VECTOR = 2, 8
+#: Bytes of an element, and the channels that a thread loads at once; images of up to four channels have kernels.
+_BYTES, _VECTOR, _IMAGE = 2, 8, 4
+
+#: Windows of square kernels that PyTorch's depthwise kernel has unrolled loops for, and the widest of cuDNN's.
+_UNROLLED, _WIDEST = (1.0, 3.0, 5.0), 7.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalfConstants:
-    """What belongs to the kernels rather than to a board."""
+    """The numbers of cuDNN's kernels, chosen on every second network of those that pytorch-image-models measured.
 
-    gather: float = 0.1
-    gather_data: float = 0.2
-    gather_weights: float = 0.3
-    overlap: float = 3.0
-    again_overlap: float = 1.421
-    point_weights: float = 0.1
-    transpose: float = 1.0
-    transpose_point: float = 0.5
-    transpose_back: float = 1.0
-    transpose_point_back: float = 0.5
-    ramp_steps: float = 1.227
-    store_cycles: float = 5.104
-    staging: float = 35.18
-    best_share: float = 1.116
-    group_back_nhwc: float = 1.0
-    group_weights_nhwc: float = 1.0
-    group_weights: float = 1.0
-    data_taps: float = 1.0
-    group_width: float = 32
-    tap: float = 6.0
-    base: float = 30.0
-    tap_nhwc: float = 5.0
-    base_nhwc: float = 20.0
-    tap_weights: float = 10.0
-    tap_weights_nhwc: float = 10.0
-    dram_share: float = 0.95
+    Attributes:
+        best_share: pace of the matrix units over the board's best figure, as in ``MatrixConstants``.
+        ramp_steps: as in ``FeedConstants``.
+        store_cycles: likewise.
+        staging: likewise.
+        lost: part of that pace that goes on gathering, by gradient and whether the window has one element.
+        transposed: NCHW: share of reading and writing both activations that their transposition takes, by whether it
+            is the forward pass and whether the window has one element, for which cuDNN has kernels that take NCHW.
+        group_width: channels that groups fill a tile with together.
+        plain_groups: instructions per filter, pixel and window element of gradients of channels-last groups that have
+            no kernel on the matrix units: of up to 32 channels, and of more.
+        base: depthwise: instructions per result, PyTorch's kernel for NCHW and cuDNN's for channels last.
+        tap: depthwise: instructions per result and window element, likewise.
+        loop: depthwise: likewise, where the window is none of those that the kernel was compiled for.
+        tap_weights: depthwise: likewise, of the gradient of the weights.
+    """
+
+    best_share: float = 1.267
+    ramp_steps: float = 0.93
+    store_cycles: float = 3.9
+    staging: float = 31.0
+    lost: Mapping[tuple[Gradient, bool], float]
+    transposed: Mapping[tuple[bool, bool], float]
+    group_width: float = 32.0
+    plain_groups: tuple[float, float] = (400.0, 1300.0)
+    base: tuple[float, float] = (31.0, 22.0)
+    tap: tuple[float, float] = (6.5, 5.2)
+    loop: tuple[float, float] = (27.0, 70.0)
+    tap_weights: tuple[float, float] = (12.3, 10.1)
 
 
-CONSTANTS = HalfConstants()
+#: The constants in use.
+CONSTANTS = HalfConstants(
+    lost={
+        ("forward", True): 0.0, ("forward", False): 0.05, ("data", True): 0.0, ("data", False): 0.2,
+        ("weights", True): 0.11, ("weights", False): 0.32,
+    },
+    transposed={(True, True): 0.3, (True, False): 0.59, (False, True): 1.0, (False, False): 1.0},
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfTimes:
+    """Seconds of the kernels that multiply, and of those that bring tensors into their layout; their names."""
+
+    multiply: Floats
+    transform: Floats
+    names: np.ndarray[tuple[int, ...], np.dtype[np.str_]]
+
+
+def half_convolution(
+    sizes: Mapping[str, Floats],
+    device: DeviceSpec,
+    gradient: Gradient,
+    *,
+    dtype: str,
+    channels_last: bool,
+    constants: HalfConstants = CONSTANTS,
+) -> HalfTimes:
+    """Times of one of the products of convolutions.
+
+    Args:
+        sizes: by the names of ``ConvolutionSizes``, flat arrays of one length.
+        device: a board with a matrix instruction for the type.
+        gradient: which product.
+        dtype: ``float16`` or ``bfloat16``.
+        channels_last: whether the tensors lie in NHWC.
+        constants: the kernels' numbers.
+    """
+    count = len(sizes["n"])
+    alone = (sizes["groups"] == sizes["c"]) & (sizes["groups"] > 1)
+    shared = (sizes["groups"] > 1) & ~alone
+    multiply, transform, names = np.zeros(count), np.zeros(count), np.full(count, "", dtype="<U24")
+    kinds: tuple[tuple[str, Bools, Callable[[_Calls], tuple[Floats, Floats]]], ...] = (
+        ("implicit_gemm", ~alone & ~shared, _Calls.dense),
+        ("implicit_gemm_grouped", shared, _Calls.grouped),
+        ("depthwise", alone, _Calls.depthwise),
+    )
+    for name, members, model in kinds:
+        rows = np.flatnonzero(members)
+        if rows.size:
+            part = {key: value[rows] for key, value in sizes.items()}
+            calls = _Calls(part, device, gradient, dtype, channels_last, constants)
+            multiply[rows], transform[rows] = model(calls)
+            names[rows] = name
+    return HalfTimes(multiply=multiply, transform=transform, names=names)
 
 
 @dataclass(frozen=True, eq=False)
-class HalfProblem:
-    """Convolutions with the names of ``ConvolutionSizes``; ``nhwc`` tells those whose tensors are channels-last."""
+class _Calls:
+    """Convolutions of one kind: an entry per call in every array of sizes."""
 
     sizes: Mapping[str, Floats]
-    nhwc: Bools
     device: DeviceSpec
+    gradient: Gradient
     dtype: str
-    constants: HalfConstants = CONSTANTS
+    channels_last: bool
+    constants: HalfConstants
 
-    def __getattr__(self, name: str) -> Floats:
-        try:
-            return self.sizes[name]
-        except KeyError as error:
-            raise AttributeError(name) from error
-
-    @property
-    def window(self):
-        return self.kh * self.kw
-
-    @property
-    def x_bytes(self):
-        return self.n * self.c * self.h * self.w * _BYTES
-
-    @property
-    def y_bytes(self):
-        return self.n * self.f * self.out_h * self.out_w * _BYTES
-
-    @property
-    def rate(self):
-        return self.constants.dram_share * self.device.dram.bandwidth_bytes_per_second
-
-    def matrix(self, direction, point):
-        c = self.constants
-        lost = {"forward": 0.0 if point else c.gather, "data": 0.0 if point else c.gather_data, "weights": c.point_weights if point else c.gather_weights}[direction]
-        feed = replace(CM.feeds["warps"], ramp_steps=c.ramp_steps, store_cycles=c.store_cycles, staging=c.staging)
-        return replace(CM, feeds={**CM.feeds, "warps": feed}, best_share=c.best_share / (1 + lost), overlap=c.overlap, again_overlap=c.again_overlap)
-
-    def seconds(self, direction: Gradient) -> dict[str, Floats]:
-        depthwise = (self.groups == self.c) & (self.groups > 1)
-        grouped = (self.groups > 1) & ~depthwise
-        dense = ~depthwise & ~grouped
-        out = {"kernel": np.zeros(len(self.n)), "transpose": np.zeros(len(self.n))}
-        for members, model in ((dense, self._dense), (grouped, self._grouped), (depthwise, self._depthwise)):
-            rows = np.flatnonzero(members)
+    def dense(self) -> tuple[Floats, Floats]:
+        """Convolutions of one group: product, and what it needs of other kernels."""
+        multiply, transform = np.zeros(len(self._pixels)), self._transposed + self._filled
+        for is_point in (True, False):
+            rows = np.flatnonzero((self._window == 1) == is_point)
             if rows.size:
-                part = HalfProblem({k: v[rows] for k, v in self.sizes.items()}, self.nhwc[rows], self.device, self.dtype, self.constants)
-                kernel, transpose = getattr(part, model.__name__)(direction)
-                out["kernel"][rows], out["transpose"][rows] = kernel, transpose
-        return out
+                multiply[rows] = self._product(rows, is_point)
+        if self.gradient == "data":
+            # The gradient of what a strided window of one element skips is zero, and written before.
+            skips = (self._window == 1) & (self.sizes["stride"] > 1)
+            transform = transform + np.where(skips, self._x_bytes, 0.0) / self._dram
+        return multiply, transform
 
-    def _transposes(self, first: Floats, second: Floats, forward: bool) -> Floats:
-        c = self.constants
-        point = self.window == 1
-        if forward:
-            share = np.where(point, c.transpose_point, c.transpose)
+    def _product(self, rows: np.ndarray[tuple[int], np.dtype[np.int64]], is_point: bool) -> Floats:
+        size = {name: value[rows] for name, value in self.sizes.items()}
+        pixels, window = self._pixels[rows], self._window[rows]
+        width = np.where(size["c"] <= _IMAGE, _IMAGE, _whole(size["c"]))
+        filters, x, y = _whole(size["f"]), self._x_bytes[rows], self._y_bytes[rows]
+        weights = filters * width * window * _BYTES
+        touched = np.minimum(x, pixels * size["c"] * _BYTES) if is_point else x
+        if self.gradient == "forward":
+            m, n, k, operands = pixels, filters, width * window, (touched, weights)
+        elif self.gradient == "data":
+            m = pixels if is_point else size["n"] * size["h"] * size["w"]
+            taps = window if is_point else window / size["stride"] ** 2
+            n, k, operands = width, filters * taps, (y, weights)
         else:
-            share = np.where(point, c.transpose_point_back, c.transpose_back)
-        return np.where(self.nhwc, 0.0, share * 2 * (first + second) / self.rate)
+            m, n, k, operands = filters, width * window, pixels, (y, touched)
+        ones = np.ones_like(pixels)
+        constants = self._matrix(is_point)
+        times = matrix_gemm(
+            ones, m, n, k, self.device, dtype=self.dtype, constants=constants, operand_bytes=operands
+        )  # fmt: skip
+        return times.seconds
 
-    def _dense(self, direction: Gradient):
-        c = self.constants
-        width = np.where(self.c <= 4, 4, _whole(self.c, _VECTOR))
-        filters = _whole(self.f, _VECTOR)
-        pixels = self.n * self.out_h * self.out_w
-        point = self.window == 1
-        touched = np.where(point, np.minimum(self.x_bytes, pixels * self.c * _BYTES), self.x_bytes)
-        weights = self.f * width * self.window * _BYTES
-        one = np.ones_like(pixels)
-        if direction == "forward":
-            m, n, k = pixels, filters, width * self.window
-            operands = touched, weights
-        elif direction == "data":
-            m = np.where(point, pixels, self.n * self.h * self.w)
-            k = filters * np.where(point, 1, self.window / self.stride**2)
-            n = width
-            operands = self.y_bytes, weights
+    def grouped(self) -> tuple[Floats, Floats]:
+        """Convolutions of several groups of more than one channel: the same."""
+        size, c = self.sizes, self.constants
+        per, filters_per = size["c"] / size["groups"], size["f"] / size["groups"]
+        packed = np.clip(np.floor(c.group_width / per), 1, size["groups"])
+        b = np.ceil(size["groups"] / packed)
+        width, filters = _whole(packed * per), _whole(packed * filters_per)
+        weights = size["f"] * width * self._window * _BYTES
+        if self.gradient == "forward":
+            m, n, k, operands = self._pixels, filters, width * self._window, (self._x_bytes, weights)
+        elif self.gradient == "data":
+            m, n = size["n"] * size["h"] * size["w"], width
+            k, operands = filters * self._window / size["stride"] ** 2, (self._y_bytes, weights)
         else:
-            m, n = filters, width * self.window
-            k = pixels
-            operands = self.y_bytes, touched
-        seconds = np.zeros_like(pixels)
-        for way in (True, False):
-            r = np.flatnonzero(point == way)
-            if r.size:
-                each = (a[r] for a in (one, m, n, k))
-                gathered = operands[0][r], operands[1][r]
-                times = matrix_gemm(*each, self.device, dtype=self.dtype, operand_bytes=gathered, constants=self.matrix(direction, way))
-                seconds[r] = times.seconds
-        extra = np.zeros_like(pixels)
-        if direction == "data":
-            extra = np.where(point & (self.stride > 1), self.x_bytes / self.rate, 0.0)
-        first, second = self.x_bytes, self.y_bytes
-        return seconds + extra, self._transposes(first, second, direction == 'forward')
+            m, n, k, operands = filters, width * self._window, self._pixels, (self._y_bytes, self._x_bytes)
+        multiply = matrix_gemm(
+            b, m, n, k, self.device, dtype=self.dtype, constants=self._matrix(False), operand_bytes=operands
+        ).seconds
+        if self.channels_last and self.gradient != "forward":
+            each = np.where(per > c.group_width, c.plain_groups[1], c.plain_groups[0]) * self._window
+            plain = self._pixels * size["f"] * each / self._lanes
+            multiply = np.where(
+                (per > _VECTOR) & (size["groups"] % _VECTOR != 0), np.maximum(multiply, plain), multiply
+            )
+        return multiply, self._transposed
 
-    def _grouped(self, direction: Gradient):
-        c = self.constants
-        per, out_per = self.c / self.groups, self.f / self.groups
-        packed = np.clip(np.floor(c.group_width / per), 1, self.groups)
-        b = np.ceil(self.groups / packed)
-        width, filters = _whole(packed * per, _VECTOR), _whole(packed * out_per, _VECTOR)
-        pixels = self.n * self.out_h * self.out_w
-        weights = self.f * width * self.window * _BYTES
-        if direction == "forward":
-            m, n, k, operands = pixels, filters, width * self.window, (self.x_bytes, weights)
-        elif direction == "data":
-            m, n, k = self.n * self.h * self.w, width, filters * self.window / self.stride**2
-            operands = self.y_bytes, weights
+    def depthwise(self) -> tuple[Floats, Floats]:
+        """Convolutions with a channel per group, which nothing has to be transposed for."""
+        size, c, layout = self.sizes, self.constants, int(self.channels_last)
+        side = np.maximum(size["kh"], size["kw"])
+        square = (size["kh"] == size["kw"]) & np.isin(side, _UNROLLED)
+        is_compiled = side <= _WIDEST if self.channels_last else square
+        results = size["n"] * size["f"] * size["out_h"] * size["out_w"]
+        if self.gradient == "weights":
+            slower = np.where(is_compiled, 1.0, c.loop[1] / c.tap[1]) if self.channels_last else 1.0
+            each = c.tap_weights[layout] * self._window * slower
         else:
-            m, n, k = filters, width * self.window, pixels
-            operands = self.y_bytes, self.x_bytes
-        times = matrix_gemm(b, m, n, k, self.device, dtype=self.dtype, operand_bytes=operands, constants=self.matrix(direction, False))
-        slow = np.ones_like(pixels)
-        if direction != "forward":
-            slow = np.where(self.nhwc, c.group_back_nhwc * (c.group_weights_nhwc if direction == "weights" else 1), c.group_weights if direction == "weights" else 1)
-        return times.seconds * slow, self._transposes(self.x_bytes, self.y_bytes, direction == 'forward')
-
-    def _depthwise(self, direction: Gradient):
-        c = self.constants
-        lanes = self.device.peak_flops("float32") / 2
-        outputs = self.n * (self.f * self.out_h * self.out_w if direction != "data" else self.c * self.h * self.w)
-        traffic = (self.x_bytes + self.y_bytes) / self.rate
-        if direction == "weights":
-            per = np.where(self.nhwc, c.tap_weights_nhwc, c.tap_weights) * self.window
-        else:
-            taps = self.window / (self.stride**2 if direction == "data" else 1)
-            per = np.where(self.nhwc, c.base_nhwc + c.tap_nhwc * taps, c.base + c.tap * taps)
-        busy = np.hypot(traffic, outputs * per / lanes)
+            taps = self._window / (size["stride"] ** 2 if self.gradient == "data" else 1.0)
+            each = c.base[layout] + np.where(is_compiled, c.tap[layout], c.loop[layout]) * taps
+        if self.gradient == "data":
+            results = size["n"] * size["c"] * size["h"] * size["w"]
+        traffic = (self._x_bytes + self._y_bytes) / self._dram
+        busy = np.hypot(traffic, results * each / self._lanes)
         return busy + kernel_seconds_floor(self.device), np.zeros_like(busy)
 
+    def _matrix(self, is_point: bool) -> MatrixConstants:
+        """The product model's numbers with those of cuDNN's kernels in place of cuBLAS's."""
+        c = self.constants
+        feeds = dict(MATRIX_CONSTANTS.feeds)
+        feeds["warps"] = replace(
+            feeds["warps"], ramp_steps=c.ramp_steps, store_cycles=c.store_cycles, staging=c.staging
+        )  # fmt: skip
+        share = c.best_share / (1 + c.lost[self.gradient, is_point])
+        return replace(MATRIX_CONSTANTS, feeds=feeds, best_share=share)
 
-def _whole(size: Floats, step: float) -> Floats:
-    return np.ceil(size / step) * step
+    @property
+    def _pixels(self) -> Floats:
+        return self.sizes["n"] * self.sizes["out_h"] * self.sizes["out_w"]
+
+    @property
+    def _window(self) -> Floats:
+        return self.sizes["kh"] * self.sizes["kw"]
+
+    @property
+    def _x_bytes(self) -> Floats:
+        return self.sizes["n"] * self.sizes["c"] * self.sizes["h"] * self.sizes["w"] * _BYTES
+
+    @property
+    def _y_bytes(self) -> Floats:
+        return self._pixels * self.sizes["f"] * _BYTES
+
+    @property
+    def _dram(self) -> float:
+        return self.device.dram.bandwidth_bytes_per_second
+
+    @property
+    def _lanes(self) -> float:
+        """Instructions of single threads per second."""
+        return self.device.peak_flops("float32") / 2
+
+    @property
+    def _transposed(self) -> Floats:
+        """Seconds that the layout NCHW costs: both activations are read and written."""
+        if self.channels_last:
+            return np.zeros(len(self._pixels))
+        shares = self.constants.transposed
+        forward = self.gradient == "forward"
+        share = np.where(self._window == 1, shares[forward, True], shares[forward, False])
+        return np.asarray(share * 2 * (self._x_bytes + self._y_bytes) / self._dram)
+
+    @property
+    def _filled(self) -> Floats:
+        """Seconds of copying activations whose channels are no multiple of a vector into ones that are."""
+        c, f = self.sizes["c"], self.sizes["f"]
+        x = np.where((c % _VECTOR != 0) & (c > _IMAGE), self._x_bytes, 0.0)
+        y = np.where(f % _VECTOR != 0, self._y_bytes, 0.0)
+        return np.asarray(2 * (x + y) / self._dram)
+
+
+def _whole(channels: Floats) -> Floats:
+    """Channels in whole vectors.
+
+    >>> _whole(np.array([3.0, 64.0])).tolist()
+    [8.0, 64.0]
+    """
+    return np.asarray(np.ceil(channels / _VECTOR) * _VECTOR)

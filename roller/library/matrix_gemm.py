@@ -226,7 +226,7 @@ class _Candidates:
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls by one set of kernels: an entry per call in every array of sizes."""
+    """Calls by one set of kernels: an entry per call in every array of sizes; memory of both operands in bytes."""
 
     b: Floats
     m: Floats

@@ -81,7 +81,7 @@ def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
 def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> LibraryCall:
     """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
     moved = (read + written) * DTYPE_BYTES[dtype]
-    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points), dtype=dtype, variant=kernel)
+    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0), dtype=dtype, variant=kernel)
 
 
 def attention(operator: Attention) -> list[LibraryCall]:
