@@ -157,7 +157,9 @@ def score_of(row: NetworkRow) -> NetworkScore:
     # Captures have each parameter's elements.
     parameters = float(sum(parameter.tensor.elements for parameter in step.parameters))
     if abs(parameters - row.parameters) > _SAME_PARAMETERS * row.parameters + 2e4:
-        failure = f"timm:{row.model}: has {parameters / 1e6:.1f} M parameters, was measured with {row.parameters / 1e6:.1f}"
+        failure = (
+            f"timm:{row.model}: has {parameters / 1e6:.1f} M parameters, was measured with {row.parameters / 1e6:.1f}"
+        )
         return NetworkScore(row=row, pairs={}, shares={}, failure=failure)
     launched = Counter((each.name, each.inputs, each.outputs) for each in step.operators if each.launches)
     prices = operator_prices(list(launched), load_device("rtx-3090"))
@@ -369,7 +371,9 @@ def chart(scores: Sequence[NetworkScore], path: Path) -> None:
 @click.option("--every", type=click.IntRange(1), default=1, show_default=True, help="Take every n-th pair of networks.")
 @click.option("--workers", type=click.IntRange(1), default=None, help="Processes.  [default: the machine's cores]")
 @click.option("--data", type=click.Path(path_type=Path), default=None, help="The measured data.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/accuracy"), show_default=True)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/accuracy"), show_default=True
+)
 def main(every: int, workers: int | None, data: Path | None, out: Path) -> None:
     """Compare predicted steps of vision networks with measured ones."""
     from bench.accuracy.data import data_directory
