@@ -180,17 +180,25 @@ def _laid_out(inputs: Inputs, backward: bool, work: Work) -> Work:
     data = activations[-1]
     if weights is None or data is None or not (is_channels_last(data) or is_channels_last(weights)):
         return work
-    parts = tuple(
-        replace(part, channels_last=True) if "conv2d" in part.data.get("op", "") else part for part in work.parts
-    )
-    copies = tuple(
-        WorkPart({}, moved=Moved(kernel="elementwise_kernel", bytes=2.0 * tensor.bytes, outputs=float(tensor.elements),
-                                 model="element-wise", scattered=float(tensor.elements)))
-        for tensor in activations
-        if tensor is not None and len(tensor.dims) == 4 and not is_channels_last(tensor)
-        and tensor.dims[1] > 1 and tensor.dims[2] * tensor.dims[3] > 1
-    )  # fmt: skip
+    parts = tuple(replace(part, channels_last="conv2d" in part.data.get("op", "")) for part in work.parts)
+    copies = tuple(_copy(tensor) for tensor in activations if tensor is not None and _lies_apart(tensor))
     return replace(work, parts=(*copies, *parts))
+
+
+def _lies_apart(tensor: RecordedTensor) -> bool:
+    """Whether images have to be copied to lie with their channels last."""
+    return (
+        len(tensor.dims) == 4 and min(tensor.dims[1], math.prod(tensor.dims[2:])) > 1 and not is_channels_last(tensor)
+    )
+
+
+def _copy(tensor: RecordedTensor) -> WorkPart:
+    """A copy into another layout."""
+    count = float(tensor.elements)
+    moved = Moved(
+        kernel="elementwise_kernel", bytes=2.0 * tensor.bytes, outputs=count, model="element-wise", scattered=count
+    )  # fmt: skip
+    return WorkPart({}, moved=moved)
 
 
 def _bias(inputs: Inputs, outputs: Sequence[RecordedTensor], work: Work) -> WorkPart | None:
