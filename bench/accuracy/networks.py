@@ -17,6 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,11 +193,11 @@ def _software(*, training: bool) -> Iterator[None]:
 
     _norms_of_halves()
     timm.layers.set_fused_attn(not training)
-    timm.layers.set_fast_norm(not training)
+    timm.layers.set_fast_norm(not training)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        timm.layers.set_fast_norm(False)
+        timm.layers.set_fast_norm(False)  # type: ignore[no-untyped-call]
         timm.layers.set_fused_attn(True)
 
 
@@ -250,12 +251,10 @@ def _pairs(step: Capture) -> dict[str, int]:
 def table(data: Path, out: Path, *, every: int = 1, workers: int = 0) -> Iterable[Table]:
     """The networks' table, the baselines' and a picture in ``out``; none where the rows or timm are missing."""
     path = data / "models" / "timm.csv"
-    try:
-        import timm  # noqa: F401
-    except (ImportError, RuntimeError) as error:
-        if not isinstance(error, RuntimeError):
-            click.echo(f"networks: skipped, {error}; pip install 'roller[models]'", err=True)
-            return []
+    missing = [name for name in ("torch", "timm", "scipy", "sklearn") if find_spec(name) is None]
+    if missing:
+        click.echo(f"networks: skipped for want of {missing[0]}; pip install 'roller[models,accuracy]'", err=True)
+        return []
     if not path.is_file():
         return []
     from bench.accuracy.networks_baseline import boosted, fitted_line
@@ -304,7 +303,7 @@ def score_table(scores: Sequence[NetworkScore], predictions: Mapping[str, Floats
 
 def accuracy(scores: Sequence[NetworkScore], predicted: Floats, members: np.ndarray[Any, Any]) -> tuple[str, ...]:
     """Median and mean error, rank correlation of steps and of times per image."""
-    from scipy.stats import spearmanr
+    from scipy.stats import spearmanr  # type: ignore[import-untyped]
 
     rows = [score.row for score in scores]
     measured, batch = np.array([row.measured for row in rows]), np.array([row.batch for row in rows])

@@ -102,8 +102,9 @@ def _along_rows(call: Call, op: str, axis_at: int | None, *, backward: bool, col
 def batch_norm(call: Call) -> Work | str:
     """The work of batch norm.
 
-    With statistics of the batch cuDNN reads the input twice and writes once forward; backward it reads both tensors
-    twice and writes one. Its kernels for NCHW have a block per channel. Without, one pass scales and shifts.
+    Recorded ones are two sums and an application, as Roller would build them. The layout of captured ones is known:
+    with statistics of the batch cuDNN reads the input twice and writes once forward; backward it reads both tensors
+    twice and writes one. Its kernels for NCHW have a block per channel. Without statistics one pass scales and shifts.
     """
     backward = call.stem.endswith("_backward")
     main = main_tensor(call.inputs)
@@ -117,6 +118,8 @@ def batch_norm(call: Call) -> Work | str:
     if not backward and (training is False or "no_training" in call.stem or "no_update" in call.stem):
         scale = WorkPart({"op": "elementwise", "shape": [count], "dtype": dtype, "function": "mul", "scalar": True})
         return streamed("batch norm", count, dtype, 2, 2, scale)
+    if not call.outputs:
+        return _recorded_norm(tensor, dtype, backward=backward)
     passes = _NORM_PASSES[backward, layout == "nhwc"]
     moved = Moved(
         kernel=f"bn_{'bw' if backward else 'fw_tr'}_{layout}",
@@ -127,6 +130,16 @@ def batch_norm(call: Call) -> Work | str:
     )
     kind = "gradient of batch norm" if backward else "batch norm"
     return streamed(kind, count, dtype, passes, 10 if backward else 6, WorkPart({}, moved=moved))
+
+
+def _recorded_norm(tensor: RecordedTensor, dtype: str, *, backward: bool) -> Work:
+    n, c, pixels, count = tensor.dims[0], tensor.dims[1], math.prod(tensor.dims[2:]), tensor.elements
+    reduce = WorkPart({"op": "reduce", "function": "sum", "shape": [n, c, pixels], "axes": [0, 2], "dtype": dtype})
+    apply = {"op": "elementwise", "shape": [count], "dtype": dtype}
+    if backward:
+        parts = (reduce, reduce, WorkPart(apply | {"function": "add"}))
+        return streamed("gradient of batch norm", count, dtype, 5, 10, *parts)
+    return streamed("batch norm", count, dtype, 3, 6, reduce, WorkPart(apply | {"function": "mul", "scalar": True}))
 
 
 def group_norm(call: Call) -> Work | str:
