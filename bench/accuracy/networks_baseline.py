@@ -6,14 +6,11 @@ Both are fitted on the networks that our constants were chosen on, mode by mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.accuracy.network_rows import NetworkScore
 from sokoban.schedule.table import Floats
-
-if TYPE_CHECKING:
-    from bench.accuracy.networks import NetworkScore
 
 
 def fitted_line(scores: Sequence[NetworkScore]) -> Floats:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench.accuracy import networks
+from bench.accuracy.network_rows import NetworkRow, NetworkScore, read_rows
 from bench.accuracy.networks_baseline import boosted, fitted_line
 
 ROWS = """board,mode,layout,model,batch,image,parameters_millions,gmacs,step_ms,software
@@ -17,17 +18,17 @@ rtx3090,training,NCHW,b,64,32,1.0,,20.0,torch
 """
 
 
-def row(model: str, measured: float, *, chosen_on: bool = True, parameters: float = 1e6) -> networks.NetworkRow:
-    return networks.NetworkRow(
+def row(model: str, measured: float, *, chosen_on: bool = True, parameters: float = 1e6) -> NetworkRow:
+    return NetworkRow(
         model=model, training=False, channels_last=True, batch=8, image=32, parameters=parameters, measured=measured,
         chosen_on=chosen_on,
     )  # fmt: skip
 
 
-def score(number: int) -> networks.NetworkScore:
+def score(number: int) -> NetworkScore:
     """A network whose step takes as long as its FLOPs at a teraflop a second."""
     each = row(f"n{number}", number * 1e-3, chosen_on=number % 2 == 0)
-    return networks.NetworkScore(
+    return NetworkScore(
         row=each, predicted=1.1 * number * 1e-3, flops=number * 1e9, parameters=1e6, layers=number,
         pairs={"relu convolution": number}, shares={},
     )  # fmt: skip
@@ -35,7 +36,7 @@ def score(number: int) -> networks.NetworkScore:
 
 def test_rows_belong_to_halves_by_their_place_among_the_names(tmp_path: Path) -> None:
     (tmp_path / "timm.csv").write_text(ROWS)
-    first, second = networks.read_rows(tmp_path / "timm.csv")
+    first, second = read_rows(tmp_path / "timm.csv")
     assert (first.kind, first.chosen_on, first.measured) == ("inference NHWC", True, 0.01)
     assert (second.kind, second.chosen_on, second.parameters) == ("training NCHW", False, 1e6)
 
@@ -46,7 +47,7 @@ def test_tables_tell_halves_and_failures_apart(tmp_path: Path) -> None:
     view = networks.score_table(scores, {"ours": ours})
     assert view.row_count == 3  # both halves of the one kind, and all of its mode
     assert networks.accuracy(scores, ours, np.ones(12, dtype=bool)) == ("10.0%", "10.0%", "1.000", "1.000")
-    failed = networks.NetworkScore(row=row("x", 1.0), pairs={}, shares={}, failure="no such network")
+    failed = NetworkScore(row=row("x", 1.0), pairs={}, shares={}, failure="no such network")
     failures = networks.failure_table([*scores, failed])
     assert failures.row_count == 1
     assert "92.3% of 13" in str(failures.title)
@@ -75,7 +76,7 @@ def test_a_network_is_captured_in_both_layouts() -> None:
         pytest.skip("builds a network of timm")
     seconds = {}
     for channels_last in (False, True):
-        each = networks.NetworkRow(
+        each = NetworkRow(
             model="resnet18", training=True, channels_last=channels_last, batch=64, image=64, parameters=11.69e6,
             measured=1.0, chosen_on=True,
         )  # fmt: skip
