@@ -19,6 +19,7 @@ from rich.table import Table
 
 from bench.accuracy.library import boards
 from daydream.capture.captured import Capture
+from daydream.capture.fusion import fused
 from daydream.operators.calls import OperatorPrice, operator_prices
 from hal.spec.device import DeviceSpec
 
@@ -34,7 +35,7 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
 
 #: Changes of a captured step by what the data calls the option of a run. Several boards, and models whose routing was
 #: patched, are not captured.
-OPTIONS: dict[str, Callable[[Capture], Capture]] = {"": lambda capture: capture}
+OPTIONS: dict[str, Callable[[Capture], Capture]] = {"": lambda capture: capture, "fusion": fused}
 
 
 @dataclass(frozen=True, kw_only=True)

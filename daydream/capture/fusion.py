@@ -44,8 +44,8 @@ Reads = dict[Value, list[RecordedTensor]]
 _NAMES = 10
 
 ASSUMED = (
-    "Compiled as TorchInductor's rules fuse loops: kernels cost the bytes that they read and write, cheap results are"
-    " computed again in the backward pass, products and convolutions stay calls of libraries."
+    "compiled as TorchInductor's rules fuse loops: kernels cost the bytes that they read and write, cheap results are"
+    " computed again in the backward pass, products and convolutions stay calls of libraries"
 )
 
 
@@ -222,7 +222,9 @@ def _one_of_each_row(tensor: RecordedTensor) -> RecordedTensor:
 
 
 def _is_random(capture: Capture, node: Node) -> bool:
-    return any(word in capture.operators[node.index].name for word in ("dropout", "bernoulli", "rand", "normal_", "uniform"))
+    return any(
+        word in capture.operators[node.index].name for word in ("dropout", "bernoulli", "rand", "normal_", "uniform")
+    )
 
 
 def _bytes(capture: Capture, value: Value, tensors: Iterable[RecordedTensor]) -> int:

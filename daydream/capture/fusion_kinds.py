@@ -59,7 +59,7 @@ class Part:
 
 WHOLE = (Part(kind=Kind.WHOLE),)
 
-#: Elements without PyTorch's own mark of an operator that runs element by element.
+#: Operators that run element by element without PyTorch's mark of it.
 _POINTS = frozenset({
     "_to_copy", "copy", "native_dropout", "hardswish_backward", "hardtanh_backward", "hardsigmoid_backward",
     "elu_backward", "softplus_backward", "leaky_relu_backward", "log_sigmoid_forward", "log_sigmoid_backward",
@@ -69,19 +69,21 @@ _POINTS = frozenset({
     "mse_loss_backward", "slice_scatter", "select_scatter",
 })  # fmt: skip
 
+#: Operators that read nothing.
 _CONSTANTS = frozenset({
     "zeros_like", "ones_like", "full_like", "zeros", "ones", "full", "new_zeros", "new_ones", "new_full", "arange",
     "scalar_tensor", "eye",
 })  # fmt: skip
 
-#: Those that read elements by an index.
+#: Operators that read elements by an index.
 _PICKS = frozenset({"embedding", "index", "gather", "index_select"})
 
-#: Those that read other elements than they write.
+#: Operators that read other elements than they write.
 _GATHERS = frozenset({
-    "roll", "flip", "max_pool2d_with_indices", "avg_pool2d", "avg_pool1d", "max_pool2d_with_indices_backward", "avg_pool2d_backward", "upsample_nearest2d", "upsample_bilinear2d",
-    "upsample_nearest2d_backward", "upsample_bicubic2d", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d",
-    "replication_pad2d", "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+    "roll", "flip", "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool1d", "avg_pool2d",
+    "avg_pool2d_backward", "upsample_nearest2d", "upsample_nearest2d_backward", "upsample_bilinear2d",
+    "upsample_bicubic2d", "pixel_shuffle", "pixel_unshuffle", "reflection_pad2d", "replication_pad2d",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
 })  # fmt: skip
 
 _REDUCTIONS = frozenset({

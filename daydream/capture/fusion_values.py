@@ -59,7 +59,7 @@ class Node:
 def nodes_of(capture: Capture) -> list[Node]:
     """The nodes of a step in order; operators that launch nothing have none."""
     current: dict[int, Value] = {}
-    nodes = []
+    nodes: list[Node] = []
     for index, operator in enumerate(capture.operators):
         if operator.launches:
             parts = parts_of(operator)
@@ -67,9 +67,7 @@ def nodes_of(capture: Capture) -> list[Node]:
     return nodes
 
 
-def _nodes(
-    index: int, operator: CapturedOperator, parts: Sequence[Part], current: dict[int, Value]
-) -> Iterator[Node]:
+def _nodes(index: int, operator: CapturedOperator, parts: Sequence[Part], current: dict[int, Value]) -> Iterator[Node]:
     read = tensors_by_storage(arguments_of(operator), operator.read)
     if operator.name in _OVERWRITES and operator.read and operator.read[0] in operator.written:
         read[operator.read[0]] = read[operator.read[0]][1:]
@@ -93,9 +91,7 @@ def _nodes(
         node = Node(index=index, part=part, phase=operator.phase, reads={}, writes=[], after=set())
         if not part.constant:
             node.reads = {value: list(tensors) for value, tensors in reads.items() if tensors}
-        node.writes = [
-            value for position, value in results.items() if part.writes is None or position in part.writes
-        ]
+        node.writes = [value for position, value in results.items() if part.writes is None or position in part.writes]
         for earlier in made:  # the statistics that the elements need
             node.reads.update({value: [value.tensor] for value in earlier.writes if value.tensor is not None})
             node.after.add(earlier)
@@ -132,9 +128,7 @@ def arguments_of(operator: CapturedOperator) -> list[RecordedTensor]:
     return tensors
 
 
-def tensors_by_storage(
-    tensors: Sequence[RecordedTensor], storages: Sequence[int]
-) -> dict[int, list[RecordedTensor]]:
+def tensors_by_storage(tensors: Sequence[RecordedTensor], storages: Sequence[int]) -> dict[int, list[RecordedTensor]]:
     """Which of the tensors lie in which storage.
 
     Storages are named once each, in the order in which tensors first use them: where there are fewer storages than
@@ -149,7 +143,7 @@ def tensors_by_storage(
     waiting = list(storages)
     for place, tensor in enumerate(tensors):
         spare = len(tensors) - place > len(waiting)
-        if tensor in known and spare or not waiting:
+        if (tensor in known and spare) or not waiting:
             storage = known.get(tensor, storages[-1] if storages else -1)
         else:
             storage = waiting.pop(0)

@@ -168,7 +168,7 @@ class Evaluation:
         if condition.is_meta:
             raise self._error(node.name, "takes a branch that depends on data")
         graph = node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
-        self._file.weights.update({weight.name: weight for weight in graph.initializer})  # type: ignore[attr-defined]
+        self._file.weights.update({weight.name: weight for weight in graph.initializer})
         ends = tuple(
             Node(kind="Identity", name=node.name, inputs=(each.name,), outputs=(name,), attributes={}, scope=node.scope)
             for each, name in zip(graph.output, node.outputs, strict=False)
@@ -192,6 +192,8 @@ class Evaluation:
             sizes = tuple(int(size) for size in numbers(self._file.value(node.inputs[0])))
             self._made_weights[node.outputs[0]] = (sizes, torch.float32)
             return
+        if node.kind == "BatchNormalization":
+            node = self._with_own_statistics(node)
         inputs = [
             self._resolve(name, node.scope, node.name, position, node.kind) if name else None
             for position, name in enumerate(node.inputs)
@@ -259,6 +261,20 @@ class Evaluation:
         if before is None or tensor is None or not tensor.is_meta or tensor.numel() == before[0]:
             return None
         return torch.tensor([round(before[1][0] * ratio), *before[1][1:]], dtype=torch.int64, device="cpu")
+
+    def _with_own_statistics(self, node: Node) -> Node:
+        """A norm with statistics under names of its own: files hold them once with weights of equal values."""
+        inputs = list(node.inputs)
+        for position, name in list(enumerate(inputs))[3:]:
+            inputs[position] = f"{name} of {node.outputs[0]}"
+            for weights in (self._file.weights, self._made_weights):
+                if name in weights:
+                    weights[inputs[position]] = weights[name]
+                    self._as_weights.add(inputs[position])
+                    break
+            else:
+                inputs[position] = name
+        return replace(node, inputs=tuple(inputs))
 
     def _constant(self, node: Node) -> torch.Tensor:
         for key, value in node.attributes.items():

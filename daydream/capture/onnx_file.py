@@ -67,7 +67,7 @@ class OnnxFile:
     nodes: tuple[Node, ...]
     inputs: Mapping[str, tuple[tuple[int | str | None, ...], torch.dtype]]
     outputs: tuple[str, ...]
-    weights: Mapping[str, Any]
+    weights: dict[str, Any]
 
     def value(self, name: str) -> torch.Tensor:
         """A weight's values on the CPU; InputError where they lie in a file that is missing."""
@@ -102,6 +102,8 @@ def read(path: Path) -> OnnxFile:
     if not nodes:
         raise InputError(str(path), "is no ONNX model", "its graph has no nodes")
     _check_known(path, nodes)
+    nodes = _without_second_names(nodes, weights, {each.name for each in graph.output})
+    nodes = _with_silu(nodes, {each.name for each in graph.output})
     nodes = _with_linear_layers(nodes, weights, {each.name for each in graph.output})
     return OnnxFile(
         path=path,
@@ -189,7 +191,39 @@ def _check_known(path: Path, nodes: Sequence[Node]) -> None:
     )  # fmt: skip
 
 
-# Linear layers
+# Second names, and layers that exporters take apart
+
+
+def _without_second_names(nodes: Sequence[Node], weights: Mapping[str, Any], results: set[str]) -> tuple[Node, ...]:
+    """The nodes without those that only give a weight another name: exporters write weights of equal values once."""
+    first: dict[str, str] = {}
+    others = []
+    for node in nodes:
+        inputs = tuple(first.get(name, name) for name in node.inputs)
+        if node.kind == "Identity" and inputs[0] in weights and node.outputs[0] not in results:
+            first[node.outputs[0]] = inputs[0]
+        else:
+            others.append(replace(node, inputs=inputs) if inputs != node.inputs else node)
+    return tuple(others)
+
+
+def _with_silu(nodes: Sequence[Node], results: set[str]) -> tuple[Node, ...]:
+    """The nodes with products of a tensor and its sigmoid as SiLU, which exporters take apart."""
+    users = Counter(name for node in nodes for name in node.inputs)
+    sigmoids = {
+        node.outputs[0]: node for node in nodes
+        if node.kind == "Sigmoid" and users[node.outputs[0]] == 1 and node.outputs[0] not in results
+    }  # fmt: skip
+    others: list[Node] = []
+    gone = set()
+    for node in nodes:
+        factor = next((name for name in node.inputs if name in sigmoids), "") if node.kind == "Mul" else ""
+        if factor and sigmoids[factor].inputs[0] in node.inputs:
+            others.append(replace(node, kind="Silu", inputs=sigmoids[factor].inputs))
+            gone.add(factor)
+        else:
+            others.append(node)
+    return tuple(node for node in others if node.kind != "Sigmoid" or node.outputs[0] not in gone)
 
 
 def _with_linear_layers(nodes: Sequence[Node], weights: Mapping[str, Any], results: set[str]) -> tuple[Node, ...]:

@@ -160,7 +160,7 @@ def subject_of(
 
 def _merged(file: OnnxFile) -> Iterator[str]:
     if any(node.kind == "Linear" for node in file.nodes):
-        yield "Products with weights in an ONNX file are linear layers, with the sum after them as their bias."
+        yield "products with weights in the file are linear layers, with the sum after them as their bias"
 
 
 class _Sizes:
@@ -195,13 +195,13 @@ class _Sizes:
     def _supposed(self, name: str, axis: int, rank: int, symbol: str) -> int:
         words = symbol.lower()
         if "past" in words:
-            return self._noted(f"Without a past: {symbol} is 0.", 0)
+            return self._noted(f"{symbol} is 0: no past", 0)
         if "seq" in words or "len" in words or "token" in words or (rank == 2 and not words):
             size = self._sequence or _SEQUENCE
-            return self._noted(f"{size} tokens where the file leaves {symbol or 'their number'} open.", size)
+            return self._noted(f"{size} tokens where the file leaves {symbol or 'their number'} open", size)
         if "height" in words or "width" in words or words in ("h", "w") or (rank == 4 and axis > 1 and not words):
             size = self._image or _IMAGE
-            return self._noted(f"{size} rows and columns where the file leaves {symbol or 'them'} open.", size)
+            return self._noted(f"{size} rows and columns where the file leaves {symbol or 'them'} open", size)
         raise InputError(
             f"{self._file.path}: {name}", f"leaves its size {axis} ({symbol or 'no name'}) open", "export it with sizes"
         )

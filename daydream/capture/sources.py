@@ -59,7 +59,8 @@ def load_subject(
             attention=attention,
         )  # fmt: skip
     if kind == "onnx" and name:
-        return import_module("daydream.capture.onnx_model").subject_of(Path(name), batch)
+        onnx_model = import_module("daydream.capture.onnx_model")
+        return onnx_model.subject_of(Path(name), batch, sequence=sequence, image=image)
     if file:
         from daydream.capture.files import file_subject
 

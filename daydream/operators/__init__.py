@@ -1,1 +1,1 @@
-"""What recorded operators compute, and what Roller says they take."""
+"""What operators of recordings and captures compute, by rules in tables, and what Roller says they take."""

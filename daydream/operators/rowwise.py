@@ -46,6 +46,9 @@ _SOFTMAX_INSTRUCTIONS, _NORM_INSTRUCTIONS = 20.0, 10.0
 #: The persistent kernels for NHWC take a third more backward than five tensors, as networks' steps show.
 _NORM_PASSES = {(False, False): 3.0, (False, True): 3.0, (True, False): 5.0, (True, True): 6.5}
 
+#: Longest row that a warp keeps in registers; rows that a large board works on at a time, a block for each.
+_WARP_ROW, _ROWS = 1024, 256
+
 #: Threads of a block that goes over a group's elements.
 _GROUP_THREADS = 512
 
@@ -57,16 +60,21 @@ def softmax(call: Call) -> Work | str:
     if isinstance(work, str) or not call.outputs:
         return work
     types = {tensor.dtype for tensor in tensors_of(call.inputs)} | {tensor.dtype for tensor in call.outputs}
-    if len(types) == 1:
+    is_log_gradient = call.stem == "_log_softmax_backward_data"
+    if len(types) == 1 and not is_log_gradient:
         return work
-    # Autocast reads halves and writes floats in one kernel.
+    # Autocast reads halves and writes floats in one kernel; the gradient of log-softmax needs no product before it.
     total = moved_bytes(call.inputs, call.outputs)
+    gradient, columns = stored_bytes(tensors_of(call.inputs)[0]), work.parts[0].data["shape"][1]
+    reads_twice = is_log_gradient and columns > _WARP_ROW
     moved = Moved(
         kernel="cunn_SoftMaxBackward" if backward else "cunn_SoftMaxForward",
         bytes=total,
         outputs=float(call.outputs[0].elements),
         instructions=_SOFTMAX_INSTRUCTIONS,
         model="row-wise",
+        again=float(gradient) if reads_twice else 0.0,
+        between=_ROWS * total / call.outputs[0].elements * columns if reads_twice else 0.0,
     )
     part = WorkPart({}, work.parts[0].direction, moved)
     return Work(kind=work.kind, parts=(part,), flops=work.flops, bytes=total, dtype=work.dtype)

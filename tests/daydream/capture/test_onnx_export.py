@@ -14,27 +14,28 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("onnx")
 
 from daydream.capture.captured import Capture  # noqa: E402
-from daydream.capture.meta_kernels import board_kernels  # noqa: E402
 from daydream.capture.onnx_model import subject_of  # noqa: E402
-from daydream.capture.step import Subject, capture  # noqa: E402
+from daydream.capture.options import CaptureOptions  # noqa: E402
+from daydream.capture.sources import captured  # noqa: E402
+from daydream.capture.step import Subject  # noqa: E402
 from daydream.graph.graph import Phase  # noqa: E402
 
 
 class ConvolutionalNet(torch.nn.Module):
-    """Convolution, batch norm, ReLU, pooling, a grouped and a transposed convolution, a linear layer."""
+    """Convolutions, a grouped and a transposed one, batch norm, activations, pooling, a linear layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.norm = torch.nn.BatchNorm2d(8)
         self.pool = torch.nn.MaxPool2d(2)
-        self.group = torch.nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8, bias=False)
-        self.up = torch.nn.ConvTranspose2d(8, 12, 2, stride=2, bias=False)
+        self.group = torch.nn.Conv2d(8, 8, 3, padding=1, stride=2, groups=8)
+        self.up = torch.nn.ConvTranspose2d(8, 12, 2, stride=2)
         self.head = torch.nn.Linear(12, 10)
 
     def forward(self, image: Any) -> Any:
         hidden = self.pool(torch.relu(self.norm(self.conv(image))))
-        hidden = torch.nn.functional.hardswish(self.up(self.group(hidden)))
+        hidden = torch.nn.functional.silu(self.up(torch.nn.functional.hardswish(self.group(hidden))))
         return self.head(torch.nn.functional.adaptive_avg_pool2d(hidden, 1).flatten(1))
 
 
@@ -80,12 +81,11 @@ def exported(model: Any, inputs: Any, path: Path, dynamo: bool, **options: Any) 
     return path
 
 
-def captured(subject: Subject, **options: Any) -> Capture:
-    with board_kernels("flash", options.get("dtype") == "amp"):
-        return capture(subject, **options)
+def step(subject: Subject, *, training: bool = False, dtype: str = "float32") -> Capture:
+    return captured(subject, CaptureOptions(mode="training" if training else "inference", dtype=dtype))
 
 
-def launched(step: Capture, without: frozenset[str] = frozenset()) -> list[tuple[Any, ...]]:
+def launched(capture: Capture) -> list[tuple[Any, ...]]:
     """Name, phase, sizes and types of the inputs, and sizes of the results of operators that launch kernels."""
     return [
         (
@@ -94,8 +94,8 @@ def launched(step: Capture, without: frozenset[str] = frozenset()) -> list[tuple
             [(tensor.dims, tensor.dtype) for tensor in each.inputs.tensors if tensor is not None],
             [tensor.dims for tensor in each.outputs],
         )
-        for each in step.operators
-        if each.launches and each.name not in without
+        for each in capture.operators
+        if each.launches
     ]
 
 
@@ -126,8 +126,8 @@ _MORE = {"block": ["aten::cat"]}
 def test_an_export_launches_what_the_network_launches(tmp_path: Path, net: str, training: bool, dtype: str) -> None:
     make, inputs = NETS[net]
     path = exported(make().train(training), inputs, tmp_path / "net.onnx", dynamo=False)
-    of_file = launched(captured(subject_of(path), training=training, dtype=dtype))
-    of_network = launched(captured(on_meta(make, inputs), training=training, dtype=dtype))
+    of_file = launched(step(subject_of(path), training=training, dtype=dtype))
+    of_network = launched(step(on_meta(make, inputs), training=training, dtype=dtype))
     if not training:
         assert of_file == of_network
         return
@@ -141,11 +141,12 @@ def _spare(one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]) -> list[str
     return [text.split("'")[1] for text in spare.elements()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", ["block", "tied"])
 def test_the_newer_exporter_writes_the_same_network(tmp_path: Path, net: str) -> None:
     make, inputs = NETS[net]
-    of_file = captured(subject_of(exported(make().eval(), inputs, tmp_path / "net.onnx", dynamo=True)))
-    of_network = captured(on_meta(make, inputs))
+    of_file = step(subject_of(exported(make().eval(), inputs, tmp_path / "net.onnx", dynamo=True)))
+    of_network = step(on_meta(make, inputs))
     assert launched(of_file) == launched(of_network)
     paths = {of_file.modules[each.module].path for each in of_file.operators if each.launches}
     assert paths == {of_network.modules[each.module].path for each in of_network.operators if each.launches}
@@ -153,15 +154,15 @@ def test_the_newer_exporter_writes_the_same_network(tmp_path: Path, net: str) ->
 
 def test_modules_bear_the_names_of_the_network(tmp_path: Path) -> None:
     make, inputs = NETS["convolutional"]
-    step = captured(subject_of(exported(make(), inputs, tmp_path / "net.onnx", dynamo=False)), training=True)
+    capture = step(subject_of(exported(make(), inputs, tmp_path / "net.onnx", dynamo=False)), training=True)
     names = {
-        step.modules[each.module].path: each.name
-        for each in step.operators
+        capture.modules[each.module].path: each.name
+        for each in capture.operators
         if each.phase == Phase.BACKWARD and each.launches
     }
     assert names["conv"] == "aten::convolution_backward"
-    assert {each.name for each in step.parameters} == {name for name, _ in make().named_parameters()}
-    assert all(each.trained for each in step.parameters)
+    assert {each.name for each in capture.parameters} == {name for name, _ in make().named_parameters()}
+    assert all(each.trained for each in capture.parameters)
 
 
 def test_linear_weights_lie_as_in_the_network(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_linear_weights_lie_as_in_the_network(tmp_path: Path) -> None:
     make, inputs = NETS["block"]
     path = exported(make(), inputs, tmp_path / "net.onnx", dynamo=False)
     orders = [
-        [each.inputs.tensors[2].strides for each in step.operators if each.name == "aten::addmm"]  # type: ignore[union-attr]
-        for step in (captured(subject_of(path)), captured(on_meta(make, inputs)))
+        [each.inputs.tensors[2].strides for each in capture.operators if each.name == "aten::addmm"]  # type: ignore[union-attr]
+        for capture in (step(subject_of(path)), step(on_meta(make, inputs)))
     ]
     assert orders[0] == orders[1] == [(1, 32), (1, 32), (1, 64)]
