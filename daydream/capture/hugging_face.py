@@ -174,6 +174,11 @@ def _inputs(
     if config.is_encoder_decoder and "decoder_input_ids" in parameters:
         inputs["decoder_input_ids"] = _tokens(batch, tokens)
         assumed.append(f"the decoder gets {tokens} tokens")
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and window < tokens:
+        assumed.append(f"the window of {window} tokens is a mask, as transformers gives it to PyTorch's attention")
+    if "mamba" in config.model_type:
+        assumed.append("state spaces run without the kernels of mamba-ssm, as transformers does without that package")
     if "use_cache" in parameters:
         inputs["use_cache"] = False
         assumed.append("no cache of keys and values is written")
