@@ -13,15 +13,16 @@ import csv
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -41,7 +42,7 @@ MEDIAN_BAR, MEAN_BAR, RANK_BAR = 15.0, 20.0, 0.97
 #: Names under which today's timm builds another network than the one that was measured have other parameters.
 _SAME_PARAMETERS = 0.03
 
-#: Calls in a worker before a new process takes its place: captured operators are remembered.
+#: Rows in a worker before a new process takes its place: captured operators are remembered.
 _TASKS_PER_WORKER = 150
 
 
@@ -52,11 +53,11 @@ def evaluate(rows: Sequence[NetworkRow], workers: int) -> list[NetworkScore]:
     """The prediction of every row, in order; progress goes to the terminal."""
     scores: list[NetworkScore] = []
     with (
-        ProcessPoolExecutor(workers, max_tasks_per_child=_TASKS_PER_WORKER) as pool,
-        Progress(transient=True) as progress,
+        get_context("spawn").Pool(workers, maxtasksperchild=_TASKS_PER_WORKER) as pool,
+        Progress(console=Console(stderr=True)) as progress,
     ):
         task = progress.add_task("networks", total=len(rows))
-        for score in pool.map(score_of, rows):
+        for score in pool.imap(score_of, rows):
             scores.append(score)
             progress.advance(task)
     return scores
