@@ -124,7 +124,10 @@ def _builder(path: Path, config: Any, class_name: str | None) -> Any:
 
 def _built(builder: Any, config: Any, attention: str | None) -> Any:
     from transformers.initialization import no_init_weights
+    from transformers.utils import logging
 
+    # Hints at what configurations leave to defaults are of no use here.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     make = getattr(builder, "from_config", None) or builder._from_config
     with no_init_weights():
         model = make(config, **({"attn_implementation": attention} if attention else {}))

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from daydream.capture.captured import Capture
+from daydream.memory.allocator import CachingAllocator
 from daydream.memory.device import context_bytes, handle_bytes
-from daydream.memory.footprint import Allocation, Footprint, MemoryKind, Replayed, footprint, replayed
+from daydream.memory.footprint import (
+    REPLAYED_STEPS,
+    Allocation,
+    Footprint,
+    MemoryKind,
+    Replayed,
+    footprint,
+    replayed,
+    step_moments,
+)
 from daydream.memory.workspace import workspaces
 from daydream.operators.calls import OperatorPrice
-from daydream.trace.trace import NONE
+from daydream.trace.trace import NONE, Floats, MemoryEvents
 
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
@@ -94,6 +106,34 @@ class StepMemory:
             "peak": self.limiting,
             "owners_bytes": {kind.value: size for kind, size in self.owners.items()},
         }
+
+
+def memory_events(memory: StepMemory, begin_us: Floats, end_us: Floats) -> MemoryEvents:
+    """The allocations and frees of the last of some steps, as a recording has them.
+
+    Args:
+        memory: of the step.
+        begin_us: when the host begins with every operator, microseconds.
+        end_us: when it is done with it.
+    """
+    *_, last = step_moments(memory.footprint, CachingAllocator(), REPLAYED_STEPS)
+    moments = [each for each in last if each.bytes]
+    operator = np.array([each.operator for each in moments], np.int64)
+    size = np.array([each.bytes for each in moments], np.int64)
+    # What an operator needs it asks for when it begins; what nobody needs any more goes when it is done. What the step
+    # before has left goes first.
+    time = np.where(size > 0, begin_us[operator], end_us[operator]) if len(moments) else np.empty(0)
+    first = int(np.argmax(size > 0)) if len(moments) else 0
+    time[:first] = begin_us[:1]
+    return MemoryEvents(
+        time_us=np.maximum.accumulate(time),
+        thread=np.zeros(len(moments), np.int64),
+        device=np.zeros(len(moments), np.int64),
+        bytes=size,
+        address=np.array([each.address for each in moments], np.int64),
+        allocated=np.array([each.allocated + memory.handles for each in moments], np.int64),
+        reserved=np.array([each.reserved + memory.handles for each in moments], np.int64),
+    )
 
 
 def step_memory(
