@@ -24,7 +24,9 @@ def workspaces(prices: Sequence[OperatorPrice]) -> dict[int, int]:
         if price.work is None or price.work.kind != "convolution":
             continue
         names = " ".join(kernel.name for kernel in price.kernels)
-        scratch = max((_scratch(part.data, names) for part in price.work.parts if part.data), default=0)
+        # The others add a bias, or sum its gradient.
+        parts = [part.data for part in price.work.parts if part.data and "kh" in part.data]
+        scratch = max((_scratch(data, names) for data in parts), default=0)
         if scratch:
             needed[number] = scratch
     return needed
