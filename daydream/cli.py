@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
+from daydream.command.place import place_command
 from daydream.command.predict import predict_command
+from daydream.command.sweep import sweep_command
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
 
@@ -293,7 +295,8 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
-main.add_command(predict_command)
+for _command in (predict_command, sweep_command, place_command):
+    main.add_command(_command)
 
 
 @main.command("record", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -1,0 +1,274 @@
+"""``daydream sweep``: what fits on which board, at which speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.command.outputs import print_json
+from daydream.command.predict import MOST_ANSWERS, STEP_OPTIONS, batch_sizes, chosen_devices, predicted_steps
+from hal.support.errors import InputError, listed
+
+if TYPE_CHECKING:
+    from daydream.predict.step import PredictedStep
+    from daydream.whatif import PassRequest
+    from hal.spec.device import DeviceSpec
+
+#: What stands between passes of one variant: names, files and values may hold every other sign.
+_THEN = " then "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a step is run.
+
+    Attributes:
+        dtype: ``float32``, ``bfloat16``, ``float16`` or ``amp``.
+        checkpoint: ``none``, ``full``, or a pattern of modules' paths.
+        channels_last: whether images lie with their channels last.
+        passes: what-if passes, applied one after another.
+    """
+
+    dtype: str
+    checkpoint: str
+    channels_last: bool
+    passes: tuple[PassRequest, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """In words: ``amp, checkpoint full, ddp:workers=8``."""
+        parts = [self.dtype]
+        parts += [] if self.checkpoint == "none" else [f"checkpoint {self.checkpoint}"]
+        parts += ["channels last"] if self.channels_last else []
+        return ", ".join([*parts, *(request.text for request in self.passes)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepRow:
+    """A board, a batch and a variant.
+
+    Attributes:
+        variant: how the step is run.
+        device: the board's name.
+        batch: samples; None where that is unknown.
+        seconds: of a step.
+        reserved: bytes of PyTorch's allocator at their peak.
+        on_device: bytes that nvidia-smi would show.
+        fits: whether the board has them.
+        best: whether nothing that fits on this board trains faster.
+    """
+
+    variant: Variant
+    device: str
+    batch: int | None
+    seconds: float
+    reserved: int
+    on_device: int
+    fits: bool
+    best: bool = False
+
+    @property
+    def pace(self) -> float:
+        """Samples per second, steps where the batch is unknown."""
+        return (self.batch or 1) / self.seconds if self.seconds else 0.0
+
+    def record(self, model: str) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "model": model,
+            "device": self.device,
+            "batch": self.batch,
+            "dtype": self.variant.dtype,
+            "checkpoint": self.variant.checkpoint,
+            "channels_last": self.variant.channels_last,
+            "passes": [request.text for request in self.variant.passes],
+            "step_seconds": round(self.seconds, 9),
+            "samples_per_second": float(f"{self.pace:.6g}"),
+            "reserved_bytes": self.reserved,
+            "device_bytes": self.on_device,
+            "fits": self.fits,
+            "best": self.best,
+        }
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
+        click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
+        click.option(
+            "--dtype",
+            "dtypes",
+            default="float32",
+            show_default=True,
+            metavar="TYPE,...",
+            help="float32, bfloat16, float16, amp: each of those named.",
+        ),
+        click.option(
+            "--checkpoint",
+            "checkpoints",
+            default="none",
+            show_default=True,
+            metavar="none|full|MODULE,...",
+            help="Recomputed in the backward pass: each of those named.",
+        ),
+        click.option("--channels-last/--no-channels-last", default=False, help="Every variant as NHWC, too."),
+        click.option(
+            "--pass",
+            "passes",
+            multiple=True,
+            metavar="'NAME[:KEY=VALUE][ then ...]'",
+            help="Every variant after these changes, too (daydream passes).",
+        ),
+        *STEP_OPTIONS,
+        click.option("--json/--no-json", "as_json", default=False, help="A JSON object per line of the table."),
+        click.argument("model"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("sweep")
+@_options
+def sweep_command(
+    *,
+    model: str,
+    device: str,
+    batch: str | None,
+    dtypes: str,
+    checkpoints: str,
+    channels_last: bool,
+    passes: tuple[str, ...],
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Tell which batches of MODEL fit on which boards, how fast they are, and which is best.
+
+    MODEL and options are those of daydream predict. Types, checkpoints, layouts and passes are combined.
+    """
+    devices, batches = chosen_devices(device), batch_sizes(batch)
+    variants = _variants(dtypes, checkpoints, channels_last, passes)
+    if len(devices) * len(batches) * len(variants) > MOST_ANSWERS:
+        count = len(devices) * len(batches) * len(variants)
+        raise InputError("daydream sweep", f"{count} answers", f"ask for {MOST_ANSWERS} at most")
+    swept: list[SweepRow] = []
+    assumed: dict[str, None] = {}
+    for row, sentences in _rows(model, devices, batches, variants, options):
+        swept.append(row)
+        assumed.update(dict.fromkeys(sentences))
+    rows = with_best(swept, [spec.name for spec in devices], variants)
+    if as_json:
+        for row in rows:
+            print_json(row.record(model))
+    else:
+        _print(model, options["mode"], rows, list(assumed))
+
+
+def _variants(dtypes: str, checkpoints: str, channels_last: bool, passes: Sequence[str]) -> list[Variant]:
+    """Every combination, those without passes first.
+
+    Raises:
+        InputError: a type is unknown, or a pass.
+    """
+    from daydream.capture.options import DTYPES
+    from daydream.whatif import parse_pass
+
+    chosen = _parts("--dtype", dtypes)
+    unknown = [dtype for dtype in chosen if dtype not in DTYPES]
+    if unknown:
+        raise InputError("--dtype", f"{unknown[0]!r} is no type", f"known: {listed(DTYPES)}")
+    changes = [tuple(parse_pass(each.strip()) for each in text.split(_THEN)) for text in passes]
+    layouts = (False, True) if channels_last else (False,)
+    return [
+        Variant(dtype=dtype, checkpoint=checkpoint, channels_last=layout, passes=change)
+        for change in [(), *changes]
+        for dtype, checkpoint, layout in product(chosen, _parts("--checkpoint", checkpoints), layouts)
+    ]
+
+
+def _parts(option: str, text: str) -> list[str]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise InputError(option, f"{text!r} has an empty part", "put one comma between two")
+    return list(dict.fromkeys(parts))
+
+
+def _rows(
+    model: str,
+    devices: Sequence[DeviceSpec],
+    batches: Sequence[int | None],
+    variants: Sequence[Variant],
+    options: Mapping[str, Any],
+) -> Iterator[tuple[SweepRow, tuple[str, ...]]]:
+    """Every row, with what its capture had to suppose; progress goes to stderr."""
+    plain = [variant for variant in variants if not variant.passes]
+    for number, (variant, batch) in enumerate(product(plain, batches), 1):
+        size = "" if batch is None else f", batch {batch}"
+        click.echo(f"daydream: {variant.title}{size} ({number} of {len(plain) * len(batches)})", err=True)
+        run = {key: getattr(variant, key) for key in ("dtype", "checkpoint", "channels_last")}
+        # The same step under every list of passes.
+        same_step = [other for other in variants if replace(other, passes=()) == variant]
+        for step in predicted_steps(model, devices, [batch], {**options, **run}):
+            for other in same_step:
+                yield _row(step, other), step.capture.assumed
+
+
+def _row(step: PredictedStep, variant: Variant) -> SweepRow:
+    seconds, gained = step.step_seconds, 0
+    if variant.passes:
+        seconds, gained = _after(step, variant.passes)
+    memory = step.memory
+    capacity = step.device.dram.capacity_bytes
+    return SweepRow(
+        variant=variant,
+        device=step.device.name,
+        batch=step.capture.batch,
+        seconds=seconds,
+        reserved=memory.reserved + gained,
+        on_device=memory.on_device + gained,
+        fits=capacity is None or memory.on_device + gained <= capacity,
+    )
+
+
+def _after(step: PredictedStep, passes: Sequence[PassRequest]) -> tuple[float, int]:
+    """Seconds of a step after passes, and the bytes that they say its peak gains."""
+    from daydream.answers import predict, replay_of
+    from daydream.predict.trace import predicted_trace
+
+    prediction = predict(replay_of(predicted_trace(step)), passes)
+    told = [getattr(applied, "memory_bytes", None) or {} for applied in prediction.applied]
+    return float(prediction.after.timeline.step_us[0]) * 1e-6, round(sum(sum(each.values()) for each in told))
+
+
+def with_best(rows: Sequence[SweepRow], devices: Sequence[str], variants: Sequence[Variant]) -> list[SweepRow]:
+    """Rows by board, variant and batch; on each board that of the best pace among those that fit is marked."""
+    answer = []
+    for device in devices:
+        of_board = [row for variant in variants for row in rows if (row.device, row.variant) == (device, variant)]
+        best = max((row for row in of_board if row.fits), key=lambda row: row.pace, default=None)
+        answer += [replace(row, best=row is best) for row in of_board]
+    return answer
+
+
+def _print(model: str, mode: str, rows: Sequence[SweepRow], assumed: Sequence[str]) -> None:
+    from rich.text import Text
+
+    from daydream.report.tables import line, print_table, table
+
+    columns = ("device", "variant", "batch", "step ms", "samples/s", "reserved GB", "device GB", "fits", "best")
+    view = table(f"{model}, {mode}", *columns)
+    view.columns[1].justify = "left"
+    for row in rows:
+        pace = f"{row.pace:,.0f}" if row.pace >= 100 else f"{row.pace:.3g}"
+        cells = ["-" if row.batch is None else str(row.batch), f"{1e3 * row.seconds:.2f}", pace]
+        cells += [f"{row.reserved / 1e9:.2f}", f"{row.on_device / 1e9:.2f}", "yes" if row.fits else "no"]
+        view.add_row(row.device, Text(row.variant.title), *cells, "best" if row.best else "")
+    print_table(view)
+    for device in dict.fromkeys(row.device for row in rows):
+        if not any(row.fits for row in rows if row.device == device):
+            line(f"nothing fits on {device}")
+    for sentence in assumed:
+        line(f"assumed: {sentence}")
