@@ -39,6 +39,7 @@ PAGES = (
     "docs/inspect.md",
     "docs/adding-a-device.md",
     "docs/predict.md",
+    "docs/place.md",
 )
 
 #: The operator and the device of the walkthrough.
@@ -311,6 +312,11 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     ),
     "predict": lambda: console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200")),
     "predict-one": lambda: console(_PREDICTION.format("h100-sxm")),
+    "sweep": lambda: console(
+        "daydream sweep timm:resnet50 --device v100,h100 --batch 128..512 --dtype float32,amp"
+        " --checkpoint 'none,layer*.*'"
+    ),
+    "place": lambda: console("daydream place examples/models/jobs.json --boards rtx-2080-ti,rtx-3090"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
     "constants": _constants,
