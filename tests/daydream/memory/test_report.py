@@ -16,8 +16,10 @@ from daydream.memory.recorded import recorded_memory
 from daydream.memory.report import memory_counters, memory_record, memory_section, sentences
 from daydream.report.timeline import PROCESS_OFFSET
 from daydream.trace.kineto import read_trace
+from hal.support.errors import InputError
 from tests.daydream.memory.test_recorded import MIB, training
 from tests.daydream.recorded import recorded_trace
+from tests.daydream.trace.test_garbage import mutated
 from tests.daydream.traces import Builder
 
 
@@ -109,6 +111,26 @@ def test_counters_stand_in_the_timeline(trace: Path, tmp_path: Path) -> None:
         assert counters[0]["args"]["allocated"] == counters[0]["args"]["inputs"] == 1000
         # The file is a trace that can be read again.
         assert len(read_trace(tmp_path / "out.json")) > 0
+
+
+@pytest.mark.parametrize("generation", ["2021", "2022", "2026"])
+def test_damaged_recordings_are_told_as_far_as_they_go(generation: str, tmp_path: Path, new_seed: int) -> None:
+    shown = 0
+    for seed in range(new_seed, new_seed + 10):
+        path = tmp_path / "trace.json"
+        path.write_bytes(mutated(training(generation).document(), seed))
+        try:
+            replayed = replay(path)
+        except InputError:
+            continue
+        assert replayed.graph.trace is not None
+        memories = recorded_memory(replayed.graph.trace)
+        memory_section(memories, replayed.steps)
+        for memory, counter in zip(memories, memory_counters(memories, replayed.timeline), strict=True):
+            assert (memory.footprint.allocated >= 0).all()
+            assert (np.diff(counter.time_us) >= 0).all()
+            shown += bool(memory_record(memory, replayed.steps, 5)["steps"])
+    assert shown
 
 
 def test_the_recorded_training_on_a_v100() -> None:
