@@ -42,6 +42,9 @@ MEDIAN_BAR, MEAN_BAR, RANK_BAR = 15.0, 20.0, 0.97
 #: Names under which today's timm builds another network than the one that was measured have other parameters.
 _SAME_PARAMETERS = 0.03
 
+#: All networks take most of an hour: the page has those of every seventh pair.
+SAMPLED = 7
+
 #: Rows in a worker before a new process takes its place: captured operators are remembered.
 _TASKS_PER_WORKER = 150
 
@@ -177,8 +180,15 @@ def _pairs(step: Capture) -> dict[str, int]:
 # Tables
 
 
-def table(data: Path, out: Path, *, every: int = 1, workers: int = 0) -> Iterable[Table]:
-    """The networks' table, the baselines' and a picture in ``out``; none where the rows or timm are missing."""
+def table(data: Path, out: Path, *, every: int = SAMPLED, workers: int = 0) -> Iterable[Table]:
+    """The networks' table, the baselines' and a picture in ``out``; none where the rows or timm are missing.
+
+    Args:
+        data: directory of the measurements.
+        out: of pictures.
+        every: take every n-th pair of networks.
+        workers: processes; 0 takes one for every core.
+    """
     path = data / "models" / "timm.csv"
     missing = [name for name in ("torch", "timm", "scipy", "sklearn") if find_spec(name) is None]
     if missing:

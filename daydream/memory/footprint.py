@@ -77,7 +77,8 @@ def allocations(capture: Capture, workspace: Mapping[int, int] | None = None) ->
     last_backward = max((i for i, each in enumerate(operators) if each.phase == Phase.BACKWARD), default=NONE)
     held = []
     for number, storage in enumerate(capture.storages):
-        if storage.kind == "host":
+        # Fused steps never make some of their storages.
+        if storage.kind == "host" or (storage.kind == "step" and number not in born):
             continue
         begin, end = born.get(number, NONE), died.get(number, len(operators))
         if storage.kind in _BEFORE:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from daydream.capture.captured import Capture, CapturedModule, CapturedStorage
@@ -85,3 +87,8 @@ def test_inference_has_no_feature_maps() -> None:
         storages=STEP.storages[:1] + STEP.storages[:1] + STEP.storages[2:5],
     )
     assert footprint(step).owners()[MemoryKind.FEATURE_MAPS] == 0
+
+
+def test_what_a_fused_step_never_makes_is_held_by_nobody() -> None:
+    unmade = replace(STEP, storages=(*STEP.storages, CapturedStorage(64 * MIB, "step"), CapturedStorage(4, "host")))
+    assert footprint(unmade).allocated.tolist() == footprint(STEP).allocated.tolist()

@@ -69,6 +69,7 @@ def training_step(generation: str) -> dict[str, Any]:
         trace.annotation("Optimizer.step#SGD.step", at + 700, 60).operator("aten::add_", at + 710, 20)
         trace.launch(at + 715, 5, correlation=key + 11).kernel("elementwise_kernel", at + 890, 20, correlation=key + 11)
         trace.launch(at + 800, 1000, correlation=key + 12, name="cudaStreamSynchronize")
+        trace.memory(at + 145, 4096, address=512).memory(at + 410, -4096, address=512, thread=200)
     document: dict[str, Any] = json.loads(trace.text())
     return document
 
