@@ -242,7 +242,7 @@ def score_table(scores: Sequence[NetworkScore], predictions: Mapping[str, Floats
 
 def accuracy(scores: Sequence[NetworkScore], predicted: Floats, members: np.ndarray[Any, Any]) -> tuple[str, ...]:
     """Median and mean error, rank correlation of steps and of times per image."""
-    from scipy.stats import spearmanr  # type: ignore[import-untyped]
+    from scipy.stats import spearmanr
 
     rows = [score.row for score in scores]
     measured, batch = np.array([row.measured for row in rows]), np.array([row.batch for row in rows])
