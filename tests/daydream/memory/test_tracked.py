@@ -81,3 +81,29 @@ def test_transformers_hold_what_is_tracked(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"model_type": kind, **CONFIGURATIONS[kind]}))
     compared(f"hf:{path}", "adamw")
+
+
+#: Networks of other kinds, of which what outlives a step is compared.
+OTHERS = (
+    "regnetx_002", "convnext_atto", "swin_tiny_patch4_window7_224", "ghostnet_050", "lcnet_035", "tinynet_e",
+    "poolformer_s12", "resmlp_12_224", "edgenext_xx_small", "mobilevit_xxs",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHERS)
+def test_weights_gradients_and_states_are_exact(name: str) -> None:
+    from daydream.capture.options import CaptureOptions
+    from daydream.capture.sources import captured, load_subject
+
+    model = load_subject(f"timm:{name}", batch=2, training=True).model
+    parameters = sum(each.numel() * each.element_size() for each in model.parameters())
+    buffers = sum(each.numel() * each.element_size() for each in model.buffers())
+    held = footprint(captured(f"timm:{name}", CaptureOptions(batch=2, optimizer="adam"))).held
+
+    def total(kind: MemoryKind) -> int:
+        return sum(each.bytes for each in held if each.kind is kind)
+
+    assert total(MemoryKind.WEIGHTS) == parameters + buffers
+    assert total(MemoryKind.GRADIENTS) == parameters
+    assert total(MemoryKind.OPTIMIZER) == 2 * parameters
