@@ -275,7 +275,8 @@ def _through(allocator: CachingAllocator, memory: Footprint, behind: list[Block]
     for operator in range(memory.operators):
         # Operators that allocate nothing have a moment, too.
         yield Moment(operator, 0, NONE, allocator.allocated, allocator.reserved)
-        for state in states if first and operator == update else ():
+        # A step without an update makes them in the end.
+        for state in states if first and operator == min(update, memory.operators - 1) else ():
             block = allocator.allocate(state.bytes)
             yield moment(operator, block.size, block)
         for each in births.get(operator, ()):
