@@ -177,8 +177,8 @@ def _score(run: Run, device: DeviceSpec, step: Capture) -> Score:
 def _data_parallel_seconds(step: Capture, device: DeviceSpec, workers: int) -> float:
     """The step of one of the boards of a node that exchange gradients as DistributedDataParallel does."""
     from daydream.answers import predict, replay_of
-    from daydream.predict.step import predicted
-    from daydream.predict.trace import predicted_trace
+    from daydream.prediction.step import predicted
+    from daydream.prediction.trace import predicted_trace
     from daydream.whatif import parse_pass
     from roller.library.collectives import node_for
 

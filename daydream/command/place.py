@@ -16,7 +16,7 @@ from daydream.command.predict import chosen_devices, predicted_steps
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
-    from daydream.predict.placing import Placement
+    from daydream.prediction.placing import Placement
     from hal.spec.device import DeviceSpec
 
 #: Largest numbers of jobs and boards: above these the solver's program has too many unknowns.
@@ -97,7 +97,7 @@ def place_command(*, jobs: Path, boards: str, limit: float, as_json: bool) -> No
     """
     import numpy as np
 
-    from daydream.predict.placing import placed
+    from daydream.prediction.placing import placed
 
     counts = board_counts(boards)
     devices = list(counts)
@@ -248,7 +248,7 @@ def _record(
     figures: Sequence[Sequence[BoardFigures]],
     kinds: Sequence[int],
 ) -> dict[str, Any]:
-    from daydream.predict.placing import greedy, makespan, random_makespan
+    from daydream.prediction.placing import greedy, makespan, random_makespan
 
     boards = []
     for board, name in enumerate(names):
@@ -292,7 +292,7 @@ def _print_jobs(jobs: Sequence[Job], figures: Sequence[Sequence[BoardFigures]], 
 def _print_schedule(schedule: Placement, names: Sequence[str], jobs: Sequence[Job]) -> None:
     from rich.text import Text
 
-    from daydream.predict.placing import RANDOM_TRIALS, greedy, makespan, random_makespan
+    from daydream.prediction.placing import RANDOM_TRIALS, greedy, makespan, random_makespan
     from daydream.report.tables import line, percent, print_table, table
 
     view = table("Schedule", "board", "done at s", "jobs in order, s")

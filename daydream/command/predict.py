@@ -14,7 +14,7 @@ from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture
-    from daydream.predict.step import PredictedStep
+    from daydream.prediction.step import PredictedStep
     from hal.spec.device import DeviceSpec
 
 #: Largest number of answers that one command gives.
@@ -111,7 +111,7 @@ def predict_command(
     MODEL is FILE.py:FUNCTION (a function that returns a model and its inputs; its file is run), timm:NAME,
     hf:CONFIG.json, or onnx:MODEL.onnx.
     """
-    from daydream.predict.answer import print_answer, print_assumed, print_comparison, step_record
+    from daydream.prediction.answer import print_answer, print_assumed, print_comparison, step_record
 
     check_outputs(out, html)
     if plot is not None:
@@ -140,7 +140,7 @@ def predict_command(
         print_comparison(steps, hourly)
         print_assumed(steps[0])
     if plot is not None:
-        from daydream.predict.chart import write_chart
+        from daydream.prediction.chart import write_chart
 
         write_chart(steps, plot)
     if single and (passes or out is not None or html is not None):
@@ -154,7 +154,7 @@ def predicted_steps(
 
     ``options`` are those of the command line, by the names of its parameters.
     """
-    from daydream.predict.step import predicted
+    from daydream.prediction.step import predicted
 
     options = dict(options)
     implementation, compiles = options.pop("implementation"), options.pop("compiles")
@@ -219,7 +219,7 @@ def _as_trace(
 ) -> None:
     """The step as a trace: written, reported, changed by passes."""
     from daydream.answers import predict, replay_of
-    from daydream.predict.trace import predicted_trace
+    from daydream.prediction.trace import predicted_trace
     from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]

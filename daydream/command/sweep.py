@@ -14,7 +14,7 @@ from daydream.command.predict import MOST_ANSWERS, STEP_OPTIONS, batch_sizes, ch
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
-    from daydream.predict.step import PredictedStep
+    from daydream.prediction.step import PredictedStep
     from daydream.whatif import PassRequest
     from hal.spec.device import DeviceSpec
 
@@ -236,7 +236,7 @@ def _row(step: PredictedStep, variant: Variant) -> SweepRow:
 def _after(step: PredictedStep, passes: Sequence[PassRequest]) -> tuple[float, int]:
     """Seconds of a step after passes, and the bytes that they say its peak gains."""
     from daydream.answers import predict, replay_of
-    from daydream.predict.trace import predicted_trace
+    from daydream.prediction.trace import predicted_trace
 
     prediction = predict(replay_of(predicted_trace(step)), passes)
     told = [getattr(applied, "memory_bytes", None) or {} for applied in prediction.applied]

@@ -11,7 +11,7 @@ from daydream.capture.captured import Capture, CapturedModule, CapturedOperator,
 from daydream.graph.graph import Phase
 from daydream.operators.calls import KernelPrice, OperatorPrice
 from daydream.operators.inputs import Inputs, RecordedTensor
-from daydream.predict.step import PredictedStep
+from daydream.prediction.step import PredictedStep
 from daydream.trace.trace import NONE
 from hal.catalog import load_device
 

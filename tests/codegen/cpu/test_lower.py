@@ -216,7 +216,8 @@ def test_what_is_run_through_is_asked_for(operator: dict[str, Any], read: int, w
     library = built(form, schedule_for(form, cached=False).with_(reduce_threads=shared))
     for request, streams in (("prefetcht0", read), ("prefetchw", written)):
         lines = set(re.findall(rf"{request}\s+(.*)", library.assembly))
-        assert len({re.sub(r"^-?\d*", "", line) for line in lines}) == streams, "as many arrays"
+        # Loops that LLVM unrolled may count the lines of an array with several registers.
+        assert len({re.sub(r"^-?\d*|,.*", "", line) for line in lines}) == streams, "as many arrays"
     assert error_of(form, library, tmp_path) < 1e-5
 
 

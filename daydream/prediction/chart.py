@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from daydream.predict.step import PredictedStep
+from daydream.prediction.step import PredictedStep
 from hal.support.errors import InputError
 
 #: The phases' colours, those of the HTML report.

@@ -14,7 +14,7 @@ from daydream.graph.graph import Phase
 from daydream.memory.predicted import StepMemory, step_memory
 from daydream.operators.calls import Implementation, KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.pricing import bound_of
-from daydream.predict.host import host_seconds
+from daydream.prediction.host import host_seconds
 from daydream.trace.trace import Floats, Ints
 
 if TYPE_CHECKING:

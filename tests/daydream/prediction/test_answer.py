@@ -6,8 +6,8 @@ import pytest
 
 from daydream.graph.graph import Phase
 from daydream.operators.calls import KernelPrice
-from daydream.predict.answer import module_seconds, samples_per_unit, step_record, utilisation
-from daydream.predict.errors import MODEL_ERRORS
+from daydream.prediction.answer import module_seconds, samples_per_unit, step_record, utilisation
+from daydream.prediction.errors import MODEL_ERRORS
 from tests.daydream.captures import operator, step_of
 
 OPERATORS = [

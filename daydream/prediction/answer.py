@@ -10,8 +10,8 @@ from rich.text import Text
 
 from daydream.graph.graph import Phase
 from daydream.memory.footprint import MemoryKind
-from daydream.predict.errors import MODEL_ERRORS
-from daydream.predict.step import PredictedStep
+from daydream.prediction.errors import MODEL_ERRORS
+from daydream.prediction.step import PredictedStep
 from daydream.report.arithmetic import peak_of
 from daydream.report.tables import line, percent, print_table, table
 from daydream.trace.trace import NONE

@@ -16,7 +16,7 @@ from daydream.capture.captured import Capture, CapturedOperator
 from daydream.graph.graph import Phase
 from daydream.memory.predicted import memory_events
 from daydream.operators.inputs import RecordedTensor
-from daydream.predict.step import PredictedStep
+from daydream.prediction.step import PredictedStep
 from daydream.trace.dtypes import element_bytes
 from daydream.trace.trace import NONE, Category, ThreadName, Trace
 

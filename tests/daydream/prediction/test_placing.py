@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from daydream.predict.placing import Placement, greedy, makespan, placed, random_makespan
+from daydream.prediction.placing import Placement, greedy, makespan, placed, random_makespan
 from daydream.trace.trace import Floats
 from hal.support.errors import InputError
 

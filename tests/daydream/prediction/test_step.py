@@ -10,8 +10,8 @@ import pytest
 from daydream.answers import predict, replay, replay_of
 from daydream.graph.graph import Phase, TaskKind
 from daydream.operators.inputs import Inputs, RecordedTensor, inputs_of, outputs_of
-from daydream.predict.step import LAUNCH_LATENCY
-from daydream.predict.trace import operator_arguments, predicted_trace
+from daydream.prediction.step import LAUNCH_LATENCY
+from daydream.prediction.trace import operator_arguments, predicted_trace
 from daydream.trace.trace import Category
 from daydream.trace.writer import write_trace
 from daydream.whatif import parse_pass
