@@ -14,6 +14,7 @@ import numpy as np
 
 from daydream.capture.captured import Capture, CapturedOperator
 from daydream.graph.graph import Phase
+from daydream.memory.footprint import allocations
 from daydream.operators.inputs import RecordedTensor
 from daydream.predict.step import PredictedStep
 from daydream.trace.dtypes import element_bytes
@@ -201,8 +202,19 @@ def _trace(step: PredictedStep, events: _Events) -> Trace:
             **({} if capture.batch is None else {"batch": capture.batch}),
             "predicted": {"model": capture.title, "dtype": capture.dtype, "device": step.device.name},
             "gradients": _gradients(capture),
+            "memory": _memory(capture),
         },
     )
+
+
+def _memory(capture: Capture) -> list[list[Any]]:
+    """Bytes, first and last operator, kind and module of everything that the step holds."""
+    paths = [module.path for module in capture.modules]
+    return [
+        [each.bytes, each.born, each.died, each.kind.value, paths[each.module] if each.module != NONE else ""]
+        for each in allocations(capture)
+        if each.bytes
+    ]
 
 
 def _gradients(capture: Capture) -> list[dict[str, Any]]:
