@@ -25,6 +25,9 @@ _HOST, _STREAM = 0, 1
 #: What the calls around kernels are called.
 _LAUNCH, _WAIT = "cudaLaunchKernel", "cudaDeviceSynchronize"
 
+#: Seconds between the last launch and the wait for the device.
+_APART = 1e-9
+
 #: Share of an operator's time on the host that the call itself takes, which launches.
 _CALL_SHARE = 0.3
 
@@ -66,7 +69,8 @@ def predicted_trace(step: PredictedStep) -> Trace:
     _operators(events, step, ends)
     host_end = float(ends[-1]) if len(ends) else 0.0
     if len(step.kernels) and length > host_end:
-        events.add(_WAIT, Category.RUNTIME, host_end, length)
+        # Times that are rounded must not put the call into the launch before it.
+        events.add(_WAIT, Category.RUNTIME, min(host_end + _APART, length), length)
     return _trace(step, events)
 
 
