@@ -17,7 +17,10 @@ from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.answers import Replay
+    from daydream.graph.simulate import Timeline
+    from daydream.memory.recorded import RecordedMemory
     from daydream.report.analysis import Analysis
+    from daydream.report.timeline import Counter
     from daydream.whatif import AppliedPass
 
 
@@ -82,20 +85,30 @@ def report_command(
 ) -> None:
     """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
     before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
+    memories = _memories(before.timeline)
     if as_json:
+        from daydream.memory.report import memory_record
         from daydream.report.analysis import report_record
 
-        print_json({"trace": str(trace), **report_record(before), "warnings": list(before.timeline.graph.warnings)})
+        memory = [memory_record(each, before.steps, rows) for each in memories]
+        warnings = list(before.timeline.graph.warnings)
+        print_json({"trace": str(trace), **report_record(before), "memory": memory, "warnings": warnings})
     else:
+        from daydream.memory.report import print_memory
         from daydream.report.tables import line, print_report, print_steps
 
         print_steps(before, _partial(before))
         line()
         print_report(before, rows)
+        for each in memories:
+            line()
+            print_memory(each, before.steps, rows)
         warn(before.timeline.graph)
-    write_timeline_file(out, before.timeline, "simulated")
+    write_timeline_file(out, before.timeline, "simulated", lambda: _counters(before.timeline))
     if html is not None:
-        write_html(html, before)
+        from daydream.memory.report import memory_section
+
+        write_html(html, before, more=memory_section(memories, before.steps))
 
 
 @main.command("simulate")
@@ -113,7 +126,7 @@ def simulate_command(trace: Path, number: int | None, out: Path | None, html: Pa
         edges = len(answer.graph.edge_source)
         line(f"{len(answer.graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
         warn(answer.graph)
-    write_timeline_file(out, answer.timeline, "simulated")
+    write_timeline_file(out, answer.timeline, "simulated", lambda: _counters(answer.timeline))
     if html is not None and analysis is not None:
         write_html(html, analysis)
 
@@ -301,6 +314,7 @@ main.add_command(predict_command)
 @click.option("--batch", type=click.IntRange(1), default=None, help="Batch size, kept with the trace.")
 @click.option("--stack/--no-stack", default=False, help="Also record Python's call stacks.")
 @click.option("--modules/--no-modules", default=True, show_default=True, help="Also record which module runs.")
+@click.option("--memory/--no-memory", default=False, help="Also record what is allocated and freed.")
 @click.option("--stop/--no-stop", default=True, show_default=True, help="End the script after the last recorded step.")
 @click.argument("script", type=click.Path(path_type=Path))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -313,6 +327,7 @@ def record_command(
     batch: int | None,
     stack: bool,
     modules: bool,
+    memory: bool,
     stop: bool,
     script: Path,
     arguments: tuple[str, ...],
@@ -333,6 +348,7 @@ def record_command(
         batch=batch,
         with_stack=stack,
         with_modules=modules,
+        memory=memory,
         stop=stop,
     )
     if done.note:
@@ -351,6 +367,22 @@ def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | No
     from daydream.answers import replay
 
     return replay(trace, number)
+
+
+def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:
+    """What the recording tells of memory, as a rule nothing."""
+    trace = timeline.graph.trace
+    if trace is None or trace.memory is None:
+        return ()
+    from daydream.memory.recorded import recorded_memory
+
+    return recorded_memory(trace)
+
+
+def _counters(timeline: Timeline) -> Sequence[Counter]:
+    from daydream.memory.report import memory_counters
+
+    return memory_counters(_memories(timeline), timeline)
 
 
 def _partial(analysis: Analysis) -> list[str]:

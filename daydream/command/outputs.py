@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from daydream.graph.graph import TaskGraph
     from daydream.graph.simulate import Timeline
     from daydream.report.analysis import Analysis
+    from daydream.report.timeline import Counter
     from daydream.whatif import AppliedPass
 
 
@@ -32,21 +33,27 @@ def check_outputs(out: Path | None, html: Path | None) -> None:
             raise InputError(option, f"there is no directory {path.parent}", "make it first")
 
 
-def write_timeline_file(path: Path | None, timeline: Timeline, label: str) -> None:
-    """Writes a timeline where a path is given; `label` stands in its rows' names."""
+def write_timeline_file(
+    path: Path | None, timeline: Timeline, label: str, counters: Callable[[], Sequence[Counter]] = tuple
+) -> None:
+    """Writes a timeline where a path is given; `label` stands in its rows' names, `counters` are worked out then."""
     if path is not None:
         from daydream.report.timeline import write_timeline
 
-        write_timeline(timeline, path, label)
+        write_timeline(timeline, path, label, counters())
 
 
 def write_html(
-    path: Path, before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = ()
+    path: Path,
+    before: Analysis,
+    after: Analysis | None = None,
+    applied: Sequence[AppliedPass] = (),
+    more: str = "",
 ) -> None:
-    """Writes the report of one timeline, or of two."""
+    """Writes the report of one timeline, or of two; `more` is HTML for its end."""
     from daydream.report.html import write_report
 
-    write_report(path, before, after, applied)
+    write_report(path, before, after, applied, more)
 
 
 def warn(graph: TaskGraph) -> None:

@@ -60,6 +60,7 @@ class Recorder:
         *,
         batch: int | None,
         with_stack: bool,
+        memory: bool = False,
         timed: int = 0,
         has_prelude: bool = False,
     ) -> None:
@@ -84,7 +85,7 @@ class Recorder:
             record_shapes=True,
             with_modules=True,
             with_stack=with_stack,
-            profile_memory=False,
+            profile_memory=memory,
             **_newer_options(self._torch),
         )
 
@@ -182,6 +183,7 @@ def record(
     batch: int | None = None,
     with_stack: bool = False,
     with_modules: bool = True,
+    memory: bool = False,
 ) -> Iterator[Recorder]:
     """Record `steps` training steps after `warmup` others, and write them to `path`.
 
@@ -201,6 +203,7 @@ def record(
         batch: samples per step; by default, the length of the model's first input.
         with_stack: record Python call stacks, which slows the CPU side down.
         with_modules: mark each module's forward pass with a range ``nn.Module: layer1.0.conv1``.
+        memory: record allocations and frees, which slows the CPU side down.
 
     Raises:
         InputError: PyTorch is missing, `path` cannot be written, or a number is out of range.
@@ -209,7 +212,8 @@ def record(
     _check(steps, warmup, timed)
     schedule = _Schedule(torch.profiler.ProfilerAction, warmup, steps)
     watch = ModelWatch(torch, annotate=with_modules, model=model)
-    recorder = Recorder(_target(torch, path), schedule, watch, batch=batch, with_stack=with_stack, timed=timed)
+    target = _target(torch, path)
+    recorder = Recorder(target, schedule, watch, batch=batch, with_stack=with_stack, memory=memory, timed=timed)
     recorder.start()
     try:
         yield recorder
@@ -230,6 +234,7 @@ def record_script(
     batch: int | None = None,
     with_stack: bool = False,
     with_modules: bool = True,
+    memory: bool = False,
     stop: bool = True,
 ) -> Recorded:
     """Run a Python script as ``python SCRIPT ARGS`` does, and record `steps` of its training steps.
@@ -255,7 +260,9 @@ def record_script(
     schedule = _Schedule(torch.profiler.ProfilerAction, max(warmup, 1), steps, has_prelude=True)
     watch = ModelWatch(torch, annotate=with_modules)
     path = _target(torch, out)
-    recorder = Recorder(path, schedule, watch, batch=batch, with_stack=with_stack, timed=timed, has_prelude=True)
+    recorder = Recorder(
+        path, schedule, watch, batch=batch, with_stack=with_stack, memory=memory, timed=timed, has_prelude=True
+    )
     counter = _OptimizerSteps(recorder, stop)
     # Not an attribute of torch.optim, which deletes the name.
     hooks = importlib.import_module("torch.optim.optimizer")

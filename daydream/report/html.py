@@ -35,19 +35,25 @@ _REASONS = {
 Named = list[tuple[str, Analysis]]
 
 
-def write_report(path: Path, before: Analysis, after: Analysis | None, applied: Sequence[AppliedPass] = ()) -> None:
+def write_report(
+    path: Path, before: Analysis, after: Analysis | None, applied: Sequence[AppliedPass] = (), more: str = ""
+) -> None:
     """Writes the report of one timeline, or of a baseline and a prediction; it appears whole or not at all.
+
+    Args:
+        path: the file.
+        before, after, applied, more: as for :func:`report`.
 
     Raises:
         OSError: the file cannot be written.
     """
     from hal.support.atomic import write_atomic
 
-    write_atomic(path, report(before, after, applied))
+    write_atomic(path, report(before, after, applied, more))
 
 
-def report(before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = ()) -> str:
-    """The report as HTML. All text from the trace and from passes is escaped."""
+def report(before: Analysis, after: Analysis | None = None, applied: Sequence[AppliedPass] = (), more: str = "") -> str:
+    """The report as HTML. All text from the trace and from passes is escaped; `more` is HTML for its end."""
     graph = before.timeline.graph
     named: Named = [("baseline", before), ("predicted", after)] if after else [("simulated", before)]
     source = Path(graph.trace.path).name if graph.trace is not None else "a task graph"
@@ -64,6 +70,7 @@ def report(before: Analysis, after: Analysis | None = None, applied: Sequence[Ap
         _layers(named),
         _idle(named),
         _utilisation(before),
+        more,
     ]
     title = f"Daydream: {esc(source)}"
     return (

@@ -44,10 +44,10 @@ def picture(timeline: Timeline, step: int, longest_us: float) -> str:
     for place, lane in enumerate(lanes, start=1):
         parts.append(_lane(timeline, lane, edges, begin, longest_us, top + place * (LANE + GAP)))
     height = top + (len(lanes) + 1) * (LANE + GAP) + (16 if left_out else 0)
-    axis = _axis(longest_us, end - begin, height)
+    ruler = axis(longest_us, end - begin, height)
     note = f'<text class="faint" x="{LEFT}" y="{height - 4}">{esc(left_out)}</text>' if left_out else ""
     label = f"Timeline of {esc(timeline.graph.steps[step].name)}"
-    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{axis}{"".join(parts)}{note}</svg>'
+    return f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{ruler}{"".join(parts)}{note}</svg>'
 
 
 def _lanes(timeline: Timeline, begin: float, end: float) -> tuple[list[_Lane], str]:
@@ -128,8 +128,13 @@ def _frame(label: str, edges: Floats, begin: float, longest_us: float, y: int) -
     )
 
 
+def x_of(time_us: float, longest_us: float) -> float:
+    """Where a time since the picture's begin is drawn."""
+    return LEFT + (WIDTH - LEFT) * time_us / longest_us if longest_us else LEFT
+
+
 def _x(time_us: float, begin: float, longest_us: float) -> float:
-    return LEFT + (WIDTH - LEFT) * (time_us - begin) / longest_us if longest_us else LEFT
+    return x_of(time_us - begin, longest_us)
 
 
 def _rectangles(
@@ -179,7 +184,7 @@ def _strip(critical: Floats, edges: Floats, begin: float, longest_us: float, y: 
     return "".join(drawn)
 
 
-def _axis(longest_us: float, length_us: float, height: int) -> str:
+def axis(longest_us: float, length_us: float, height: int) -> str:
     """Ticks in milliseconds, about ten of them."""
     if longest_us <= 0:
         return ""

@@ -61,3 +61,27 @@ def _widen(enclosing: Ints, begin: Floats, end: Floats, last: Ints) -> None:
             ends[above], lasts[above] = ends[row], lasts[row]
         begins[above] = min(begins[above], begins[row])
     begin[:], end[:], last[:] = begins, ends, lasts
+
+
+def moved(timeline: Timeline, time_us: Floats, thread: Ints) -> Floats:
+    """Times of the recording as times of the timeline, in their order.
+
+    Args:
+        timeline: of a recording.
+        time_us: ascending.
+        thread: index of each time's thread among the trace's, by whose tasks it moves; -1 is moved by all of them.
+    """
+    graph, trace = timeline.graph, timeline.graph.trace
+    tasks = np.flatnonzero((graph.event != NONE) & graph.on_cpu & np.isfinite(graph.recorded_us))
+    if trace is None or not len(tasks):
+        return time_us
+    lane = trace.thread[graph.event[tasks]]
+    result = time_us.astype(np.float64)
+    for each in np.unique(thread).tolist():
+        own = tasks[lane == each] if (lane == each).any() else tasks
+        own = own[np.argsort(graph.recorded_us[own], kind="stable")]
+        recorded_us, shift_us = graph.recorded_us[own], timeline.start_us[own] - graph.recorded_us[own]
+        last = np.maximum(np.searchsorted(recorded_us, time_us, side="right") - 1, 0)
+        result = np.where(thread == each, time_us + shift_us[last], result)
+    # Threads that move apart do not change what was first.
+    return np.maximum.accumulate(result)

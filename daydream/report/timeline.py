@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +33,43 @@ _CATEGORIES = {
 _GPU_CATEGORIES = {TaskKind.MEMCPY: "gpu_memcpy", TaskKind.MEMSET: "gpu_memset"}
 
 
-def write_timeline(timeline: Timeline, path: Path, label: str = "predicted") -> None:
+@dataclass(frozen=True, eq=False)
+class Counter:
+    """Amounts that change over time.
+
+    Attributes:
+        name: of the row.
+        device: the GPU that it stands below; -1 for the host.
+        time_us: in the timeline, ascending.
+        series: amounts from each time on, by their names.
+        process: of the host that it stands below where there is no device.
+    """
+
+    name: str
+    device: int
+    time_us: Floats
+    series: dict[str, Ints]
+    process: int = 0
+
+
+def write_timeline(timeline: Timeline, path: Path, label: str = "predicted", counters: Sequence[Counter] = ()) -> None:
     """Writes a timeline as Chrome trace JSON, compressed if the name ends in .gz; the file appears whole or not at all.
 
     Times are absolute as in the recording, and the first step begins where it began there. Operators last, as there,
     until the last task inside them is done; what is their own is the argument `own_us`. Processes and threads have
     their recorded names and numbers, the processes with `label` behind the name and :data:`PROCESS_OFFSET` added.
+    Counters are rows of their own.
 
     Raises:
         OSError: the file cannot be written.
     """
     from hal.support.atomic import write_atomic
 
-    text = encoded(timeline, label)
+    text = encoded(timeline, label, counters)
     write_atomic(path, gzip.compress(text, 3, mtime=0) if path.suffix == ".gz" else text)
 
 
-def encoded(timeline: Timeline, label: str = "predicted") -> bytes:
+def encoded(timeline: Timeline, label: str = "predicted", counters: Sequence[Counter] = ()) -> bytes:
     """The JSON text."""
     graph, encoder = timeline.graph, msgspec.json.Encoder()
     head: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms", "traceName": f"daydream: {label}"}
@@ -56,12 +77,12 @@ def encoded(timeline: Timeline, label: str = "predicted") -> bytes:
         head["deviceProperties"] = graph.trace.devices
         head["distributedInfo"] = graph.trace.distributed
         head["daydream"] = graph.trace.metadata
-    events = ",\n".join(_events(timeline, label))
+    events = ",\n".join(_events(timeline, label, counters))
     return b"".join([encoder.encode(head)[:-1], b',"traceEvents":[\n', events.encode(), b"\n]}\n"])
 
 
-def _events(timeline: Timeline, label: str) -> Iterator[str]:
-    """Names of rows, steps, tasks, arrows from launches to what they launch, and the critical path."""
+def _events(timeline: Timeline, label: str, counters: Sequence[Counter]) -> Iterator[str]:
+    """Names of rows, steps, tasks, arrows from launches to what they launch, the critical path, and counters."""
     times = _Times(timeline)
     for event in (*_names(timeline.graph, label), *_steps(timeline, times)):
         yield msgspec.json.encode(event).decode()
@@ -69,6 +90,8 @@ def _events(timeline: Timeline, label: str) -> Iterator[str]:
     yield from _modules(timeline, times)
     yield from _arrows(timeline, times)
     yield from _critical_path(timeline, times)
+    for counter in counters:
+        yield from _counted(counter, times)
 
 
 class _Times:
@@ -341,3 +364,13 @@ def _critical_path(timeline: Timeline, times: _Times) -> Iterator[str]:
         if length > 0:
             args = f'{{"task":{row},"resource":"{labels[kind]}","critical":true}}'
             yield f'{head}{names[name]},"ts":{begin},"dur":{length},"args":{args}}}'
+
+
+def _counted(counter: Counter, times: _Times) -> Iterator[str]:
+    pid = PROCESS_OFFSET + (counter.device if counter.device != NONE else _CPU + max(counter.process, 0))
+    head = f'{{"ph":"C","name":{_quoted(counter.name)},"pid":{pid},"tid":0,"ts":'
+    names = [_quoted(name) for name in counter.series]
+    columns = zip(*(amounts.tolist() for amounts in counter.series.values()), strict=True)
+    for begin, amounts in zip(times.text(counter.time_us), columns, strict=True):
+        series = ",".join(f"{name}:{amount}" for name, amount in zip(names, amounts, strict=True))
+        yield f'{head}{begin},"args":{{{series}}}}}'

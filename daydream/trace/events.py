@@ -45,6 +45,9 @@ _SUFFIXES = {
     "_user_annotation": Category.GPU_ANNOTATION,
 }
 
+#: Name of instants that stand for an allocation or a free, in every generation.
+MEMORY = "[memory]"
+
 #: What Kineto writes as events although nothing runs: markers, counters, and copies of other events.
 _NOT_TASKS = frozenset(
     {
@@ -82,6 +85,7 @@ class Sorted:
     forward_backward: list[Event] = field(default_factory=list)
     launches: list[Event] = field(default_factory=list)
     labels: dict[tuple[int, int], str] = field(default_factory=dict)
+    memory: list[Event] = field(default_factory=list)
 
 
 class Numbers:
@@ -130,7 +134,7 @@ class _Categories(dict[str | None, int]):
 
 
 def sort_out(document: Document, numbers: Numbers, notes: Notes) -> Sorted:
-    """Tasks, arrows and labels among the document's events, in the file's order."""
+    """Tasks, arrows, labels and allocations among the document's events, in the file's order."""
     lists = Sorted()
     categories = _Categories()
     unknown: Counter[str] = Counter()
@@ -157,6 +161,8 @@ def sort_out(document: Document, numbers: Numbers, notes: Notes) -> Sorted:
             halves.append(event)
         elif phase == "M" and event.name == "thread_name":
             _label(event, numbers, lists.labels)
+        elif event.name == MEMORY:
+            lists.memory.append(event)
     for event in _paired(halves, numbers, notes):
         add(event)
     if unknown:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from daydream.trace.events import ON_DEVICE, Clock, Numbers, Places, places_of, sort_out
 from daydream.trace.links import Ends, launch_correlations, operator_arrows
+from daydream.trace.memory import memory_events
 from daydream.trace.text import Document, Event, Notes, no_collection, read_document
 from daydream.trace.trace import NONE, Category, Floats, Ints, Trace
 from hal.support.errors import InputError
@@ -95,6 +96,7 @@ def _build(path: Path, document: Document, notes: Notes) -> Trace:
         devices=tuple(entry for entry in _of_type(document, "deviceProperties", list) if isinstance(entry, dict)),
         distributed=_of_type(document, "distributedInfo", dict),
         metadata=_of_type(document, "daydream", dict),
+        memory=memory_events(lists.memory, clock, origin, places.threads, numbers, notes),
         origin_us=float(origin) / (1000.0 if document.exact else 1.0),
         warnings=notes.sentences(),
     )

@@ -49,6 +49,32 @@ class ThreadName:
         return self.device != NONE
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MemoryEvents:
+    """Allocations and frees ("[memory]" events of ``profile_memory``) in the order in which they happened.
+
+    Attributes:
+        time_us: when, microseconds from the trace's `origin_us`.
+        thread: index into the trace's `threads` of where it was called, NONE where nothing else ran there.
+        device: whose memory, NONE for the host's.
+        bytes: allocated, or below 0 freed; on a GPU those of the allocator's block.
+        address: of the block; NONE in the profilers of 2021.
+        allocated: bytes in use on the device behind it ("Total Allocated"), NONE where not recorded.
+        reserved: bytes that the device's allocator holds ("Total Reserved"), NONE where not recorded.
+    """
+
+    time_us: Floats
+    thread: Ints
+    device: Ints
+    bytes: Ints
+    address: Ints
+    allocated: Ints
+    reserved: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trace:
     """The complete events of one trace, sorted by start time (longer first where starts are equal).
@@ -92,6 +118,8 @@ class Trace:
     """The profiler's distributedInfo, as recorded."""
     metadata: dict[str, Any] = field(default_factory=dict)
     """What `daydream record` added (key "daydream"): gradient sizes and DDP buckets; empty elsewhere."""
+    memory: MemoryEvents | None = None
+    """Allocations and frees, None where none were recorded."""
     origin_us: float = 0.0
     """Time of the earliest event, microseconds as recorded: since 1970, or from 2024 on since a base time that the
     file names (and which is not added)."""

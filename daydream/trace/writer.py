@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from daydream.trace.events import MEMORY
 from daydream.trace.trace import NONE, Category, Trace
 from hal.support.atomic import write_atomic
 
@@ -78,6 +79,25 @@ def _events(trace: Trace) -> Iterator[dict[str, Any]]:
             yield {"ph": "s", "name": "ac2g", **arrow}
         elif correlation != NONE and place.is_stream:
             yield {"ph": "f", "name": "ac2g", "bp": "e", **arrow}
+    yield from _memory(trace)
+
+
+def _memory(trace: Trace) -> Iterator[dict[str, Any]]:
+    memory = trace.memory
+    if memory is None:
+        return
+    columns = (memory.time_us, memory.thread, memory.device, memory.bytes, memory.address, memory.allocated)
+    for time, thread, device, size, address, allocated, reserved in zip(
+        *(column.tolist() for column in (*columns, memory.reserved)), strict=True
+    ):
+        place = trace.threads[thread] if thread != NONE else None
+        args = {"Device Type": int(device != NONE), "Device Id": device, "Bytes": size}
+        optional = (("Addr", address), ("Total Allocated", allocated), ("Total Reserved", reserved))
+        yield {
+            "ph": "i", "s": "t", "cat": "cpu_instant_event", "name": MEMORY, "pid": place.process if place else 0,
+            "tid": place.number if place else 0, "ts": round(time + trace.origin_us, 3),
+            "args": args | {key: value for key, value in optional if value != NONE},
+        }  # fmt: skip
 
 
 def _row_names(trace: Trace) -> Iterator[dict[str, Any]]:

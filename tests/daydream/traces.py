@@ -171,6 +171,27 @@ class Builder:
         self.events.append(self._event("gpu_user_annotation", name, start, duration, device, stream, arguments))
         return self
 
+    def memory(
+        self,
+        start: float,
+        bytes: int,
+        *,
+        address: int | None = None,
+        device: int = 0,
+        allocated: int | None = None,
+        reserved: int | None = None,
+        thread: int | None = None,
+    ) -> Builder:
+        """Memory of a device, -1 for the host, allocated or (below 0) freed."""
+        given = {"Device Type": int(device >= 0), "Device Id": device, "Bytes": bytes}
+        if self.generation > "2021":
+            given |= {"Addr": address, "Total Allocated": allocated, "Total Reserved": reserved, "Ev Idx": 0}
+        line = {"pid": self.process, "tid": self._line(thread), "ts": self._time(start)}
+        category = {} if self.generation == "2021" else {"cat": "cpu_instant_event"}
+        args = {key: value for key, value in given.items() if value is not None}
+        self.events.append({"ph": "i", **category, "s": "t", "name": "[memory]", **line, "args": args})
+        return self
+
     def forward_backward(
         self,
         forward_start: float,
