@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from daydream.graph.memory import StepMemory
+from daydream.graph.memory import HeldMemory
 from daydream.trace.trace import NONE, Floats, Ints, Trace
 
 
@@ -136,7 +136,7 @@ class TaskGraph:
     warnings: tuple[str, ...] = ()
     workers: int = 0
     """Among how many workers the all-reduces are that a pass inserted or priced; 0 where none did."""
-    memory: StepMemory | None = None
+    memory: HeldMemory | None = None
     """What a step holds, as far as a pass has changed it; None before any has."""
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ durations, or add tasks, leave them valid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -16,8 +16,8 @@ import numpy as np
 from daydream.trace.trace import NONE, Floats, Ints
 
 
-class Bytes(StrEnum):
-    """What memory holds: TBD's kinds (thesis 3.4.4)."""
+class MemoryKind(StrEnum):
+    """What memory holds: TBD's five types (thesis 3.4.4), its "dynamic" one told apart by what is allocated."""
 
     WEIGHTS = "weights"
     GRADIENTS = "weight gradients"
@@ -43,12 +43,12 @@ class Held:
     bytes: float
     born: int
     died: int
-    kind: Bytes
+    kind: MemoryKind
     layer: int = NONE
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StepMemory:
+class HeldMemory:
     """The memory of one step.
 
     Attributes:
@@ -82,9 +82,9 @@ class StepMemory:
         """The moment in which most is held, -1 without moments."""
         return int(self.curve.argmax()) if len(self.curve) else NONE
 
-    def at_peak(self) -> dict[Bytes, float]:
+    def at_peak(self) -> dict[MemoryKind, float]:
         """Bytes at the peak by kind."""
-        sums = dict.fromkeys(Bytes, 0.0)
+        sums = dict.fromkeys(MemoryKind, 0.0)
         for each in self.held:
             if each.born <= self.peak <= each.died:
                 sums[each.kind] += each.bytes
@@ -107,12 +107,7 @@ class StepMemory:
         return np.flatnonzero(wanted)
 
 
-def difference(before: StepMemory, after: StepMemory) -> dict[str, float]:
+def difference(before: HeldMemory, after: HeldMemory) -> dict[str, float]:
     """Bytes by kind at the peak after less those at the peak before; kinds that stay are left out."""
     old, new = before.at_peak(), after.at_peak()
-    return {kind.value: new[kind] - old[kind] for kind in Bytes if abs(new[kind] - old[kind]) >= 1}
-
-
-def total(held: Sequence[Held], kind: Bytes) -> float:
-    """Bytes of one kind, whenever they are held."""
-    return sum(each.bytes for each in held if each.kind is kind)
+    return {kind.value: new[kind] - old[kind] for kind in MemoryKind if abs(new[kind] - old[kind]) >= 1}

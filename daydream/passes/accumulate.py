@@ -11,7 +11,7 @@ import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind
-from daydream.graph.memory import Bytes, Held, StepMemory
+from daydream.graph.memory import Held, HeldMemory, MemoryKind
 from daydream.operators.pricing import device_of
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.batches import smaller
@@ -24,7 +24,7 @@ from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
 #: Kinds of memory that grow with the batch; inputs stay where they are until they are used.
-_OF_BATCH = (Bytes.FEATURE_MAPS, Bytes.TEMPORARY, Bytes.WORKSPACE)
+_OF_BATCH = (MemoryKind.FEATURE_MAPS, MemoryKind.TEMPORARY, MemoryKind.WORKSPACE)
 
 #: Times that adding a gradient to another one moves it: both are read, one is written.
 _ADD_TRAFFIC = 3
@@ -201,19 +201,19 @@ def _update_rate(graph: TaskGraph, size: float) -> float:
 # Memory
 
 
-def _accumulated(memory: StepMemory, parts: int) -> StepMemory:
+def _accumulated(memory: HeldMemory, parts: int) -> HeldMemory:
     """The last micro-batch: what the batch makes is smaller, and the gradients of those before it are there already."""
     held = []
     count = len(memory.events)
-    weights = {each.bytes for each in memory.held if each.kind is Bytes.GRADIENTS}
+    weights = {each.bytes for each in memory.held if each.kind is MemoryKind.GRADIENTS}
     update = int(memory.moments(Phase.UPDATE).min(initial=count))
     for each in memory.held:
-        if each.kind is Bytes.GRADIENTS and each.born == NONE and each.died < count:
+        if each.kind is MemoryKind.GRADIENTS and each.born == NONE and each.died < count:
             # What the step before left is gone before the first micro-batch.
             continue
-        if each.kind is Bytes.GRADIENTS:
+        if each.kind is MemoryKind.GRADIENTS:
             held.append(replace(each, born=NONE))
-            held.append(replace(each, died=min(each.born + 1, each.died), kind=Bytes.TEMPORARY))
+            held.append(replace(each, died=min(each.born + 1, each.died), kind=MemoryKind.TEMPORARY))
         elif each.kind in _OF_BATCH and NONE < each.born < update and not _of_weights(each, weights):
             held.append(replace(each, bytes=each.bytes / parts))
         else:
@@ -223,4 +223,4 @@ def _accumulated(memory: StepMemory, parts: int) -> StepMemory:
 
 def _of_weights(each: Held, weights: set[float]) -> bool:
     """Whether it is as large as a gradient, and so no part of the batch."""
-    return each.kind is Bytes.TEMPORARY and each.bytes in weights
+    return each.kind is MemoryKind.TEMPORARY and each.bytes in weights

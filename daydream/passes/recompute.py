@@ -10,7 +10,7 @@ import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Mark, Phase, TaskGraph, TaskKind
-from daydream.graph.memory import Bytes, Held, StepMemory
+from daydream.graph.memory import Held, HeldMemory, MemoryKind
 from daydream.operators.inputs import inputs_of
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
@@ -232,7 +232,7 @@ def _again(edit: Edit, block: _Block, host_us: float) -> None:
 # Memory
 
 
-def _forgotten(graph: TaskGraph, memory: StepMemory, layers: frozenset[int]) -> StepMemory:
+def _forgotten(graph: TaskGraph, memory: HeldMemory, layers: frozenset[int]) -> HeldMemory:
     """The step's memory with a block's feature maps freed at its end and made anew before its backward pass."""
     forward, backward = memory.moments(Phase.FORWARD, layers), memory.moments(Phase.BACKWARD, layers)
     if not len(forward) or not len(backward):
@@ -241,7 +241,7 @@ def _forgotten(graph: TaskGraph, memory: StepMemory, layers: frozenset[int]) -> 
     inside = set(forward.tolist())
     maps = [
         each for each in memory.held
-        if each.kind is Bytes.FEATURE_MAPS and each.born in inside and each.died > end
+        if each.kind is MemoryKind.FEATURE_MAPS and each.born in inside and each.died > end
     ]  # fmt: skip
     result = _result(graph, memory, maps, end, again)
     forgotten = {id(each) for each in maps}
@@ -257,7 +257,7 @@ def _twice(each: Held, end: int, again: int) -> Iterator[Held]:
         yield replace(each, born=again)
 
 
-def _result(graph: TaskGraph, memory: StepMemory, maps: list[Held], end: int, again: int) -> Held | None:
+def _result(graph: TaskGraph, memory: HeldMemory, maps: list[Held], end: int, again: int) -> Held | None:
     """What the block hands on: what others free before its own gradients begin, else what the next operator reads."""
     passed = [each for each in maps if each.died < again]
     if passed or not maps:
