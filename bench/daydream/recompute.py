@@ -116,7 +116,7 @@ def step_of(make: Callable[[], tuple[nn.Module, Any, Any]], change: str) -> tupl
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     if change == "recompute":
         for block in model.get_submodule("blocks").children():
-            block.forward = _checkpointed(block.forward)  # type: ignore[method-assign]
+            block.forward = _checkpointed(block.forward)
     parts = MICRO_BATCHES if change == "accumulate" else 1
 
     def step() -> None:
@@ -147,7 +147,11 @@ def recording(make: Callable[[], tuple[nn.Module, Any, Any]], change: str, path:
 
 
 def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Seconds of the processor that every kind of step takes: the median of rounds in which each has its turn."""
+    """Seconds of the processor that every kind of step takes, in rounds in which each has its turn.
+
+    The median of the first kind; of another one that times the median of its ratio to the first in the same round, since
+    a machine whose pace changes does so for both.
+    """
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + WARM_STEPS):
         for name, step in steps.items():
@@ -155,7 +159,12 @@ def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, 
             step()
             if number >= WARM_STEPS:
                 times[name].append(time.process_time() - began)
-    return {name: statistics.median(some) for name, some in times.items()}
+    first = next(iter(times.values()))
+    ratios = {
+        name: statistics.median(own / other for own, other in zip(some, first, strict=True))
+        for name, some in times.items()
+    }
+    return {name: ratio * statistics.median(first) for name, ratio in ratios.items()}
 
 
 CHANGES: Mapping[str, dict[str, Any]] = {"recompute": {}, "accumulate": {"steps": MICRO_BATCHES}}

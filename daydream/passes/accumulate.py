@@ -15,7 +15,7 @@ from daydream.graph.memory import Held, HeldMemory, MemoryKind
 from daydream.operators.pricing import device_of
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.batches import smaller
-from daydream.passes.basis.bytes import changed_memory, memory_of
+from daydream.passes.basis.bytes import changed_memory, memory_of, states_per_weight
 from daydream.passes.basis.checks import above_zero, at_least
 from daydream.passes.basis.copies import copied
 from daydream.passes.basis.gradients import ParameterGradient, find_gradients
@@ -26,8 +26,9 @@ from hal.support.errors import InputError
 #: Kinds of memory that grow with the batch; inputs stay where they are until they are used.
 _OF_BATCH = (MemoryKind.FEATURE_MAPS, MemoryKind.TEMPORARY, MemoryKind.WORKSPACE)
 
-#: Times that adding a gradient to another one moves it: both are read, one is written.
-_ADD_TRAFFIC = 3
+#: Times that adding a gradient to another one moves it: both are read, one is written. So does an update without
+#: states; each state is scaled in place and added to, 2 and 3 times.
+_ADD_TRAFFIC, _STATE_TRAFFIC = 3, 5
 
 
 @what_if("accumulate")
@@ -37,7 +38,8 @@ def accumulate(graph: TaskGraph, *, steps: int = 4, grow: bool = False, memory_g
     The batch of a step stays: a micro-batch is a `steps`-th of it, and its kernels take what the library's models
     give for that batch over what they give for the whole, times what was recorded. Without such a price, what goes
     beyond the shortest kernel of the trace shrinks with the batch. The host launches everything every time; where it
-    computes itself, what goes beyond the median of its tasks shrinks. With `grow` micro-batches are as large as the
+    computes itself, what goes beyond an operator that makes a view shrinks: caches that hold a micro-batch better than
+    the batch, and products that are less efficient, are not in it. With `grow` micro-batches are as large as the
     step's batch was, so that a step trains `steps` times as many samples.
 
     From the second micro-batch on every gradient is added to the one that is there: one kernel each, which moves three
@@ -64,12 +66,14 @@ def accumulate(graph: TaskGraph, *, steps: int = 4, grow: bool = False, memory_g
     if not grow:
         less = smaller(graph, rows, steps)
         kernels = rows[graph.on_gpu[rows]]
-        took = float(graph.duration_us[rows].sum()), float(less.duration_us.sum())
+        took = float((graph.duration_us + graph.gap_us)[rows].sum()), float((less.duration_us + less.gap_us).sum())
         notes.append(
             f"a micro-batch takes {took[1] / took[0]:.3f} of the whole batch's time on threads and streams together"
             + (f"; {less.priced} of {len(kernels)} GPU tasks by the library's models" if len(kernels) else "")
         )
-        graph = graph.with_durations(rows, less.duration_us)
+        gaps = graph.gap_us.copy()
+        gaps[rows] = less.gap_us
+        graph = replace(graph.with_durations(rows, less.duration_us), gap_us=gaps)
     edit = Edit(graph)
     for step in np.unique(graph.step[rows]).tolist():
         _repeat(edit, rows[graph.step[rows] == step], steps - 1)
@@ -192,10 +196,13 @@ def _board_rate(graph: TaskGraph) -> float:
 
 
 def _update_rate(graph: TaskGraph, size: float) -> float:
-    """Bytes of gradients, read with the weights that are written, over the time of the update: what a host reaches."""
+    """What a host reaches: the bytes that an update moves, as far as they go by the gradients' size, over its time."""
     rows = np.flatnonzero((graph.phase == Phase.UPDATE) & (graph.mark == Mark.NONE))
-    longest = max(np.bincount(np.maximum(graph.step[rows], 0), graph.duration_us[rows]).tolist(), default=0.0)
-    return _ADD_TRAFFIC * size / longest if longest else 0.0
+    longest = max(
+        np.bincount(np.maximum(graph.step[rows], 0), (graph.duration_us + graph.gap_us)[rows]).tolist(), default=0.0
+    )
+    traffic = _ADD_TRAFFIC + _STATE_TRAFFIC * (states_per_weight(graph) if graph.trace is not None else 0)
+    return traffic * size / longest if longest else 0.0
 
 
 # Memory
@@ -206,7 +213,7 @@ def _accumulated(memory: HeldMemory, parts: int) -> HeldMemory:
     held = []
     count = len(memory.events)
     weights = {each.bytes for each in memory.held if each.kind is MemoryKind.GRADIENTS}
-    update = int(memory.moments(Phase.UPDATE).min(initial=count))
+    backward = int(memory.moments(Phase.BACKWARD).max(initial=NONE))
     for each in memory.held:
         if each.kind is MemoryKind.GRADIENTS and each.born == NONE and each.died < count:
             # What the step before left is gone before the first micro-batch.
@@ -214,7 +221,7 @@ def _accumulated(memory: HeldMemory, parts: int) -> HeldMemory:
         if each.kind is MemoryKind.GRADIENTS:
             held.append(replace(each, born=NONE))
             held.append(replace(each, died=min(each.born + 1, each.died), kind=MemoryKind.TEMPORARY))
-        elif each.kind in _OF_BATCH and NONE < each.born < update and not _of_weights(each, weights):
+        elif each.kind in _OF_BATCH and NONE < each.born <= backward and not _of_weights(each, weights):
             held.append(replace(each, bytes=each.bytes / parts))
         else:
             held.append(each)

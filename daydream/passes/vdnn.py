@@ -9,6 +9,7 @@ import numpy as np
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.passes import Outcome, what_if
+from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.checks import above_zero, at_least
 from daydream.passes.basis.idioms import (
     LayerRun,
@@ -26,6 +27,7 @@ from daydream.passes.basis.idioms import (
     roles,
     tensors,
 )
+from daydream.passes.basis.maps import away
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -89,7 +91,18 @@ def vdnn(
     for step in sorted({layer.forward.step for layer in layers}):
         of_step = [layer for layer in layers if layer.forward.step == step]
         copies.of_step(of_step, prefetch_distance, wait_for_offload)
-    return Outcome(edit.apply(), _notes(graph, layers, len(pairs), pcie_gbps))
+    memory = memory_of(graph)
+    after = None if memory is None else away(memory, _away(layers, memory.step, prefetch_distance))
+    changed, told, gain = changed_memory(edit.apply(), memory, after)
+    return Outcome(changed, (*_notes(graph, layers, len(pairs), pcie_gbps), *told), gain)
+
+
+def _away(layers: list[_Offload], step: int, distance: int) -> list[tuple[int, float, int]]:
+    """The maps of a step: layer, bytes, and the layer whose backward call brings each back."""
+    of_step = [layer for layer in layers if layer.forward.step == step]
+    ahead = [of_step[place + distance].forward.layer for place in range(len(of_step) - distance)]
+    triggers = [*ahead, *[NONE] * (len(of_step) - len(ahead))]
+    return [(each.forward.layer, each.bytes, trigger) for each, trigger in zip(of_step, triggers, strict=True)]
 
 
 class _Copies:

@@ -10,6 +10,7 @@ import numpy as np
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
 from daydream.operators.part_prices import part_key, part_prices
 from daydream.operators.pricing import describe_calls, device_of
+from daydream.operators.rules import VIEWS
 from daydream.operators.work import Moved, Work, WorkPart
 from daydream.passes.basis.gradients import find_gradients
 from daydream.trace.trace import Floats, Ints
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SmallerTasks:
-    """Durations of tasks at a part of the batch, and how many of them a model gave."""
+    """Durations and gaps of tasks at a part of the batch, and how many of them a model gave."""
 
     duration_us: Floats
+    gap_us: Floats
     priced: int
 
 
@@ -31,10 +33,11 @@ def smaller(graph: TaskGraph, rows: Ints, parts: int) -> SmallerTasks:
     """What these tasks take at a batch `parts` times as small.
 
     A GPU task whose call the library's models price at both sizes takes recorded time x price there / price here. Of
-    any other, and of CPU tasks that compute, what goes beyond the shortest kind of task shrinks with the batch:
-    the median of the host's tasks, the shortest kernel. Host tasks of a graph whose work is on a GPU keep their time.
+    any other, and of CPU tasks that compute, what goes beyond a task without work shrinks with the batch: beyond the
+    shortest kernel, or the median operator of the host that makes a view. Host tasks of a graph whose work is on a GPU
+    keep their time.
     """
-    durations = graph.duration_us[rows].copy()
+    durations, gaps = graph.duration_us[rows].copy(), graph.gap_us[rows].copy()
     on_gpu = graph.on_gpu[rows]
     if on_gpu.any():
         kernels = durations[on_gpu & (durations > 0)]
@@ -43,10 +46,13 @@ def smaller(graph: TaskGraph, rows: Ints, parts: int) -> SmallerTasks:
         priced, ratio = _priced(graph, rows[on_gpu], parts)
         places = np.flatnonzero(on_gpu)[priced]
         durations[places] = graph.duration_us[rows[places]] * ratio
-        return SmallerTasks(durations, len(places))
-    hosts = durations[durations > 0]
-    least = float(np.median(hosts)) if len(hosts) else 0.0
-    return SmallerTasks(_beyond(durations, least, parts), 0)
+        return SmallerTasks(durations, gaps, len(places))
+    # What an operator computes behind the last one that it calls stands in the gap.
+    whole = durations + gaps
+    views = np.array([text.rpartition("::")[2] in VIEWS for text in graph.names], np.bool_)[graph.name[rows]]
+    least = float(np.median(whole[views])) if views.any() else 0.0
+    factor = np.divide(_beyond(whole, least, parts), whole, out=np.ones(len(whole)), where=whole > 0)
+    return SmallerTasks(durations * factor, gaps * factor, 0)
 
 
 def _beyond(duration_us: Floats, least_us: float, parts: int) -> Floats:
