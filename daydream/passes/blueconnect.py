@@ -48,8 +48,8 @@ def blueconnect(
     level i works on S / (p1...p(i-1)) bytes (BlueConnect, section 3). Each level has a channel of its own, so
     stages of different buckets run side by side on different levels, as the paper's do; the two stages of a level
     share its links. `interference` makes every stage that much slower, as what overlaps in the pass ddp. With `node`,
-    the name or file of one (``roller devices``), the stages of the innermost level take what the model of NCCL gives there, and
-    that level's bandwidth and latency are not used.
+    the name or file of one (``roller devices``), the stages of the innermost level take what the model of NCCL gives
+    there, and that level's bandwidth and latency are not used.
 
     Works on the all-reduces that the pass ddp inserted and on recorded ones. A recorded one keeps its place on its
     stream, which waits there for the chain: so recorded all-reduces do not overlap each other.

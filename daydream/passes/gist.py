@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.memory import HeldMemory
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.checks import at_least
@@ -21,7 +23,7 @@ from daydream.passes.basis.idioms import (
     preceding,
     roles,
 )
-from daydream.passes.basis.maps import encoded, input_bytes
+from daydream.passes.basis.maps import Absence, absence, encoded, input_bytes
 from daydream.trace.trace import NONE, Ints
 
 #: What 2x2 pooling leaves of a map.
@@ -82,7 +84,7 @@ def gist(
     if lossy:
         _reduce(graph, calls, inserts, sizes, coded, dpr_factor)
     before = memory_of(graph)
-    after = None if before is None else encoded(before, sizes.maps)
+    after = None if before is None else encoded(before, _absences(graph, before, sizes.maps))
     changed, told, gain = changed_memory(inserts.edit.apply(), before, after)
     counted = ", ".join(f"{count} {name}" for name, count in sorted(inserts.count.items()))
     notes = (
@@ -149,11 +151,11 @@ class _Inserts:
 
 @dataclass
 class _Sizes:
-    """Recorded sizes of calls' inputs, and the maps that are encoded: layer, bytes, what remains of them."""
+    """Recorded sizes of calls' inputs, and the maps that are encoded: calls, bytes, what remains of them."""
 
     graph: TaskGraph
     density: float
-    maps: list[tuple[int, float, float]] = field(default_factory=list)
+    maps: list[tuple[LayerRun, LayerRun | None, float, float]] = field(default_factory=list)
 
     def of(self, role: Role, run: LayerRun) -> float:
         """Bytes of a call's input; 0 where unknown."""
@@ -164,12 +166,22 @@ class _Sizes:
         whole, part = self.of(Role.RELU, relu), self.of(Role.CONVOLUTION, reader)
         return part / whole if whole and part else _POOLED
 
-    def keep(self, role: Role, run: LayerRun, code: str) -> None:
+    def keep(self, role: Role, run: LayerRun, back: LayerRun | None, code: str) -> None:
         """The input of a call is encoded."""
         size = self.of(role, run)
         share = {"binarize": 1 / 32, "SSDC": self.density * 5 / 4, "DPR": 1 / 2}[code]
         if size:
-            self.maps.append((run.layer, size, min(share, 1.0)))
+            self.maps.append((run, back, size, min(share, 1.0)))
+
+
+def _absences(
+    graph: TaskGraph, memory: HeldMemory, maps: list[tuple[LayerRun, LayerRun | None, float, float]]
+) -> Iterator[tuple[Absence, float]]:
+    """When maps are encoded in the step whose memory is known, and what remains of them."""
+    for run, back, size, share in maps:
+        away = absence(graph, memory, size, run, back) if back is not None else None
+        if away is not None:
+            yield away, share
 
 
 def _code_relus(
@@ -185,7 +197,7 @@ def _code_relus(
             coded |= {relu.first, follower[1].first}
             inserts.behind(follower[1], "binarize", encode * took)
             inserts.ahead(calls.back[relu.first], "binarize decode", decode * took)
-            sizes.keep(Role.POOLING, follower[1], "binarize")
+            sizes.keep(Role.POOLING, follower[1], calls.back[relu.first], "binarize")
             follower = calls.after(graph, follower[1])
             # The convolution reads what the pooling leaves.
             took *= sizes.pooled(relu, follower[1]) if follower and follower[0] is Role.CONVOLUTION else 1.0
@@ -193,7 +205,7 @@ def _code_relus(
             coded |= {relu.first, follower[1].first}
             inserts.behind(follower[1], "SSDC encode", encode * took)
             inserts.ahead(calls.back[follower[1].first], "SSDC decode", decode * took)
-            sizes.keep(Role.CONVOLUTION, follower[1], "SSDC")
+            sizes.keep(Role.CONVOLUTION, follower[1], calls.back[follower[1].first], "SSDC")
     return coded
 
 
@@ -206,6 +218,6 @@ def _reduce(graph: TaskGraph, calls: _Calls, inserts: _Inserts, sizes: _Sizes, c
         position = min(int(np.searchsorted(relus, first)), len(relus) - 1)
         nearest = min((relus[max(position - 1, 0)], relus[position]), key=lambda row: abs(int(row) - first))
         took = factor * float(graph.duration_us[nearest]) * (_POOLED if kind is Role.POOLING else 1.0)
-        sizes.keep(kind, run, "DPR")
+        sizes.keep(kind, run, calls.back[first], "DPR")
         inserts.behind(run, "DPR", took)
         inserts.ahead(calls.back[first], "DPR decode", took)

@@ -39,6 +39,8 @@ def changed_memory(
     graph: TaskGraph, before: HeldMemory | None, after: HeldMemory | None
 ) -> tuple[TaskGraph, tuple[str, ...], dict[str, float] | None]:
     """The graph with its new memory, what to say about it, and the difference by kind."""
+    if graph.trace is None and graph.memory is None:
+        return graph, (), None
     if before is None or after is None:
         return graph, ("what that does to memory is unknown: sizes are not recorded",), None
     gain = difference(before, after)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from daydream.graph.graph import Phase, TaskGraph
+from daydream.graph.graph import TaskGraph
 from daydream.graph.memory import Held, HeldMemory, MemoryKind
 from daydream.passes.basis.idioms import LayerRun, operators_named, outermost_operator, tensors
 from daydream.trace.trace import NONE
@@ -27,16 +27,35 @@ def input_bytes(graph: TaskGraph, runs: Sequence[LayerRun], operators: str) -> l
     return sizes
 
 
-def map_of(memory: HeldMemory, layer: int, size: float) -> Held | None:
-    """The feature map of this size that is there when a layer's forward call ends, the last one made."""
-    forward, backward = memory.moments(Phase.FORWARD, (layer,)), memory.moments(Phase.BACKWARD, (layer,))
-    if layer == NONE or not len(forward) or not len(backward):
+@dataclass(frozen=True)
+class Absence:
+    """A map's time between its uses: bytes, the last moment of the forward call, the first of the backward one."""
+
+    bytes: float
+    end: int
+    again: int
+
+
+def absence(graph: TaskGraph, memory: HeldMemory, size: float, forward: LayerRun, backward: LayerRun) -> Absence | None:
+    """When a map of this size is in nobody's use, between two calls; None outside the step whose memory is known."""
+    if not size or forward.step != memory.step or graph.trace is None:
         return None
-    end, again = int(forward.max()), int(backward.min())
+    operators = [int(graph.operator[row]) for row in (forward.last, backward.first)]
+    if NONE in operators:
+        return None
+    begins = np.maximum.accumulate(graph.trace.start_us[memory.events])
+    ends = graph.trace.start_us + graph.trace.duration_us
+    end = int(np.searchsorted(begins, ends[operators[0]], side="left")) - 1
+    again = int(np.searchsorted(begins, graph.trace.start_us[operators[1]], side="left"))
+    return Absence(size, end, again) if 0 <= end < again else None
+
+
+def map_of(memory: HeldMemory, away: Absence) -> Held | None:
+    """The feature map of this size that is held all the while, the last one made."""
     fitting = [
         each for each in memory.held
-        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - size < _ROUNDING
-        and each.born <= end and each.died >= again
+        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - away.bytes < _ROUNDING
+        and each.born <= away.end and each.died >= away.again
     ]  # fmt: skip
     return max(fitting, key=lambda each: each.born, default=None)
 
@@ -48,25 +67,21 @@ def without(memory: HeldMemory, gone: Iterable[Held], instead: Iterable[Held] = 
     return replace(memory, held=(*kept, *instead))
 
 
-def encoded(memory: HeldMemory, maps: Iterable[tuple[int, float, float]]) -> HeldMemory:
-    """Maps (layer, bytes, what remains of them) held smaller between forward and backward pass, whole while in use."""
-    for layer, size, share in maps:
-        each = map_of(memory, layer, size)
+def encoded(memory: HeldMemory, maps: Iterable[tuple[Absence, float]]) -> HeldMemory:
+    """Maps, and what remains of each, held smaller between forward and backward call, whole while in use."""
+    for away, share in maps:
+        each = map_of(memory, away)
         if each is not None:
-            again = int(memory.moments(Phase.BACKWARD, (layer,)).min())
-            whole = replace(each, born=again, died=again, bytes=each.bytes * (1 - share), kind=MemoryKind.TEMPORARY)
-            memory = without(memory, [each], [replace(each, bytes=each.bytes * share), whole])
+            less = replace(each, bytes=each.bytes * share)
+            whole = replace(each, born=away.again, died=away.again, bytes=each.bytes * (1 - share))
+            memory = without(memory, [each], [less, replace(whole, kind=MemoryKind.TEMPORARY)])
     return memory
 
 
-def away(memory: HeldMemory, maps: Iterable[tuple[int, float, int]]) -> HeldMemory:
-    """Maps (layer, bytes, layer whose backward call brings them back, -1 the first of all) on the host meanwhile."""
-    for layer, size, trigger in maps:
-        each = map_of(memory, layer, size)
-        if each is None:
-            continue
-        end = int(memory.moments(Phase.FORWARD, (layer,)).max())
-        calls = memory.moments(Phase.BACKWARD, None if trigger == NONE else (trigger,))
-        back = int(calls.min()) if len(calls) else each.died
-        memory = without(memory, [each], [replace(each, died=end), replace(each, born=max(back, end + 1))])
+def elsewhere(memory: HeldMemory, maps: Iterable[Absence]) -> HeldMemory:
+    """Maps that are not held between their two calls."""
+    for away in maps:
+        each = map_of(memory, away)
+        if each is not None:
+            memory = without(memory, [each], [replace(each, died=away.end), replace(each, born=away.again)])
     return memory
