@@ -149,8 +149,8 @@ def recording(make: Callable[[], tuple[nn.Module, Any, Any]], change: str, path:
 def in_turns(steps: Mapping[str, Callable[[], None]], rounds: int) -> dict[str, float]:
     """Seconds of the processor that every kind of step takes, in rounds in which each has its turn.
 
-    The median of the first kind; of another one that times the median of its ratio to the first in the same round, since
-    a machine whose pace changes does so for both.
+    The median of the first kind; of another one that times the median of its ratio to the first in the same round,
+    since a machine whose pace changes does so for both.
     """
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + WARM_STEPS):
