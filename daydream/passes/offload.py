@@ -198,12 +198,25 @@ def _preceding(graph: TaskGraph, row: int) -> int:
     return int(before[0]) if len(before) else NONE
 
 
+def _following(graph: TaskGraph, memory: HeldMemory) -> dict[int, int]:
+    """For each layer the next one of the forward pass of which moments in both passes are known."""
+    order = list(dict.fromkeys(graph.layer[_gpu(graph, Phase.FORWARD, memory.step)].tolist()))
+    following: dict[int, int] = {}
+    after = NONE
+    for layer in reversed(order):
+        if layer == NONE:
+            continue
+        if after != NONE:
+            following[layer] = after
+        if all(len(memory.moments(phase, (layer,))) for phase in (Phase.FORWARD, Phase.BACKWARD)):
+            after = layer
+    return following
+
+
 def _layers(graph: TaskGraph, memory: HeldMemory, wanted: str | None) -> Iterator[_Layer]:
     """The layers behind which maps can go, with those maps, and GPU tasks in both passes."""
     fitting = set(np.flatnonzero(matching(graph.layers, wanted or "")).tolist())
-    forward = memory.moments(Phase.FORWARD)
-    order = list(dict.fromkeys(layer for layer in memory.layer[forward].tolist() if layer != NONE))
-    behind = dict(pairwise(order))
+    behind = _following(graph, memory)
     held: dict[int, list[Held]] = {}
     for each in memory.held:
         freeing = int(memory.layer[each.died]) if each.died < len(memory.events) else NONE

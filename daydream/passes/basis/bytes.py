@@ -44,10 +44,9 @@ def changed_memory(
     if before is None or after is None:
         return graph, ("what that does to memory is unknown: sizes are not recorded",), None
     gain = difference(before, after)
-    note = (
-        f"memory at the peak: {after.peak_bytes / 1e6:.1f} MB instead of {before.peak_bytes / 1e6:.1f} MB, "
-        f"{before.source}"
-    )
+    was = f"{before.peak_bytes / 1e6:.1f} MB"
+    now = f"{after.peak_bytes / 1e6:.1f} MB instead of {was}" if gain else f"{was} as before"
+    note = f"memory at the peak: {now}, {before.source}"
     return replace(graph, memory=after), (note,), gain
 
 

@@ -54,7 +54,7 @@ def test_every_second_block_named_modules_and_segments():
 def test_the_host_pays_for_every_block():
     made = recompute(network(), host_us=30.0).graph
     rows = made.select(name="checkpoint")
-    assert made.duration_us[rows].tolist() == [15] * 4
+    assert sorted(made.duration_us[rows].tolist()) == pytest.approx([9, 9, 21, 21])
     assert sorted(made.phase[rows].tolist()) == [Phase.FORWARD] * 2 + [Phase.BACKWARD] * 2
 
 
