@@ -290,7 +290,7 @@ def _laptop() -> str:
 
 #: A training step of the example model, on these boards.
 _PREDICTION = (
-    "daydream predict hf:examples/llama-1b.json --sequence 4096 --batch 2 --dtype bfloat16 --optimizer adamw"
+    "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --batch 2 --dtype bfloat16 --optimizer adamw"
     " --device {}"
 )
 

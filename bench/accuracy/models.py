@@ -33,9 +33,12 @@ _CLASSES: Mapping[str, tuple[str, str]] = {
     "opt": ("AutoModelForCausalLM", "AutoModelForCausalLM"),
 }
 
-#: Changes of a captured step by what the data calls the option of a run. Several boards, and models whose routing was
-#: patched, are not captured.
-OPTIONS: dict[str, Callable[[Capture], Capture]] = {"": lambda capture: capture, "fusion": fused}
+#: Changes of a captured step by what the data calls the option of a run. Models that several boards share, and those
+#: whose routing was patched, are not captured.
+OPTIONS: dict[str, Callable[[Capture], Capture]] = {"": lambda capture: capture, "fusion": fused, "dp4": lambda c: c}
+
+#: Boards among which an option divides the batch.
+BOARDS = {"dp4": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,7 @@ def captured_step(run: Run, configurations: Path) -> Capture:
 
     subject = load_subject(
         f"hf:{configurations / run.model}.json",
-        batch=run.batch,
+        batch=run.batch // BOARDS.get(run.option, 1),
         sequence=run.sequence,
         class_name=_class_of(run),
         training=run.training,
@@ -159,6 +162,8 @@ def evaluate(runs: Sequence[Run], configurations: Path) -> list[Score]:
 def _score(run: Run, device: DeviceSpec, step: Capture) -> Score:
     prices = operator_prices([(each.name, each.inputs, each.outputs) for each in step.operators], device)
     predicted = sum(price.seconds for price in prices)
+    if run.option in BOARDS:
+        predicted = _data_parallel_seconds(step, device, BOARDS[run.option])
     return Score(
         device=device.name,
         mode=run.mode,
@@ -167,6 +172,19 @@ def _score(run: Run, device: DeviceSpec, step: Capture) -> Score:
         predicted=predicted,
         by_bytes=_by_bytes(prices) / predicted,
     )
+
+
+def _data_parallel_seconds(step: Capture, device: DeviceSpec, workers: int) -> float:
+    """The step of one of the boards of a node that exchange gradients as DistributedDataParallel does."""
+    from daydream.answers import predict, replay_of
+    from daydream.predict.step import predicted
+    from daydream.predict.trace import predicted_trace
+    from daydream.whatif import parse_pass
+    from roller.library.collectives import node_for
+
+    before = replay_of(predicted_trace(predicted(step, [device])[0]))
+    requested = parse_pass(f"ddp:workers={workers},node={node_for(device, None).name}")
+    return float(predict(before, [requested]).after.timeline.step_us[0]) * 1e-6
 
 
 def _by_bytes(prices: Iterable[OperatorPrice]) -> float:

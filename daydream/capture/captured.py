@@ -72,8 +72,8 @@ class CapturedParameter:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStorage:
-    """Memory that tensors share: bytes, and ``parameter``, ``buffer``, ``input``, ``optimizer`` or ``step`` for what
-    the step itself makes."""
+    """Memory that tensors share: bytes, and ``parameter``, ``buffer``, ``input``, ``optimizer``, ``step`` for what the
+    step itself makes, or ``host`` for what is not on the device."""
 
     bytes: int
     kind: str

@@ -20,9 +20,10 @@ from daydream.trace.trace import NONE
 
 
 class Storages:
-    """Numbers of the memory that tensors share; says which are no longer held."""
+    """Numbers of the memory that tensors share; says which are no longer held. ``device`` is where the model lies."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str) -> None:
+        self._device = device
         self.records: list[CapturedStorage] = []
         self._numbers: dict[int, int] = {}
         self._held: dict[int, Any] = {}
@@ -36,7 +37,9 @@ class Storages:
         if known is not None:
             return known, False
         number = len(self.records)
-        self.records.append(CapturedStorage(storage.nbytes(), kind))
+        # Optimizers count their steps on the host.
+        place = kind if tensor.device.type == self._device else "host"
+        self.records.append(CapturedStorage(storage.nbytes(), place))
         self._numbers[address] = number
         self._held[number] = weakref.ref(storage, lambda _: self._release(address, number))
         return number, True
@@ -71,7 +74,7 @@ class OperatorRecorder(TorchDispatchMode):
     def __init__(self, modules: Mapping[Any, int], autocast: Autocast, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.operators: list[CapturedOperator] = []
-        self.storages = Storages()
+        self.storages = Storages(device)
         self.phase = Phase.NONE
         self.recording = False
         self._modules = modules

@@ -49,8 +49,12 @@ def failure(error: BaseException, title: str, source: Path | None = None) -> Inp
             "reads values of a tensor on the host" if read else f"{by_data} makes a result as large as data demand"
         )
         return InputError(field, problem, "there are no data in a capture: give that part fixed sizes, or leave it out")
-    if isinstance(error, MemoryError):
-        return InputError(field, "needs more memory than there is", "tensors that the model makes by itself have data")
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in message:
+        return InputError(
+            field, "needs more memory than there is", "tensors that the model itself puts there have data"
+        )
+    if "not compiled with CUDA" in message:
+        return InputError(field, "asks for a board", "leave the device out: the capture has tensors without data")
     if told is not None:
         return InputError(field, told.problem)
     return InputError(field, f"{type(error).__name__}: {_first(message)}" if message else type(error).__name__)

@@ -124,7 +124,10 @@ def _builder(path: Path, config: Any, class_name: str | None) -> Any:
 
 def _built(builder: Any, config: Any, attention: str | None) -> Any:
     from transformers.initialization import no_init_weights
+    from transformers.utils import logging
 
+    # Hints at what configurations leave to defaults are of no use here.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     make = getattr(builder, "from_config", None) or builder._from_config
     with no_init_weights():
         model = make(config, **({"attn_implementation": attention} if attention else {}))
@@ -177,6 +180,11 @@ def _inputs(
     if config.is_encoder_decoder and "decoder_input_ids" in parameters:
         inputs["decoder_input_ids"] = _tokens(batch, tokens)
         assumed.append(f"the decoder gets {tokens} tokens")
+    window = getattr(config, "sliding_window", None)
+    if isinstance(window, int) and window < tokens:
+        assumed.append(f"the window of {window} tokens is a mask, as transformers gives it to PyTorch's attention")
+    if "mamba" in config.model_type:
+        assumed.append("state spaces run without the kernels of mamba-ssm, as transformers does without that package")
     if "use_cache" in parameters:
         inputs["use_cache"] = False
         assumed.append("no cache of keys and values is written")

@@ -103,6 +103,22 @@ def _softmax(name: str) -> Callable[..., Any]:
     return softmax
 
 
+def _convolution(*arguments: Any) -> Any:
+    """A convolution's result in the layout that cuDNN gives it: channels last where either operand has them so.
+
+    PyTorch's own kernel for ``meta`` cannot know the board and leaves all results in NCHW.
+    """
+    from torch._meta_registrations import meta_conv
+    from torch._prims_common import suggest_memory_format
+
+    result = meta_conv(*arguments)
+    layouts = {suggest_memory_format(tensor) for tensor in arguments[:2]}
+    for layout in (torch.channels_last, torch.channels_last_3d):
+        if layout in layouts and result.dim() == (4 if layout is torch.channels_last else 5):
+            return torch.empty_like(result, memory_format=layout)
+    return result
+
+
 def _nothing(*_: Any, **__: Any) -> None:
     """An operator that writes into its arguments alone."""
 
@@ -136,6 +152,7 @@ def board_kernels(attention: str) -> Iterator[None]:
         for name, kernel in META_RECURRENCE.items():
             library.impl(name, kernel, "Meta")
         library.impl("_fused_sgd_", _nothing, "Meta")
+        library.impl("convolution", _convolution, "Meta")
         yield
     finally:
         library._destroy()

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 #: Largest number of answers that one command gives.
 MOST_ANSWERS = 1000
 
+#: Batches that ``--largest-batch`` tries at most, and into how many parts of itself it narrows the answer down.
+LARGEST_BATCH, BATCH_STEPS = 1 << 20, 64
+
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -28,6 +31,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
         click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
+        click.option(
+            "--largest-batch", is_flag=True, help="The largest batch that fits on each board, in place of --batch."
+        ),
         click.option("--sequence", type=click.IntRange(1), default=None, help="Tokens of a sample."),
         click.option("--image", type=click.IntRange(1), default=None, help="Side of an image in pixels."),
         click.option("--class", "class_name", default=None, help="Class of transformers, as AutoModelForCausalLM."),
@@ -83,6 +89,7 @@ def predict_command(
     *,
     model: str,
     device: str,
+    largest_batch: bool,
     price: tuple[str, ...],
     passes: tuple[str, ...],
     out: Path | None,
@@ -105,7 +112,10 @@ def predict_command(
 
         check_plot(plot)
     devices = chosen_devices(device)
-    batches = batch_sizes(options.pop("batch"))
+    batch = options.pop("batch")
+    if largest_batch and batch is not None:
+        raise InputError("--largest-batch", "finds the batch size", "leave --batch out")
+    batches = batch_sizes(batch)
     hourly = hourly_prices(price, devices)
     if len(devices) * len(batches) > MOST_ANSWERS:
         raise InputError("--batch", f"{len(devices) * len(batches)} answers", f"ask for {MOST_ANSWERS} at most")
@@ -113,7 +123,7 @@ def predict_command(
     for option, given in (("--out", out), ("--html", html), ("--pass", passes or None)):
         if given is not None and not single:
             raise InputError(option, "is of one step, several were asked for", "give one device and one batch size")
-    steps = _predicted(model, devices, batches, options)
+    steps = _largest(model, devices, options) if largest_batch else _predicted(model, devices, batches, options)
     if as_json:
         for step in steps:
             print_json(step_record(step, hourly))
@@ -146,6 +156,35 @@ def _predicted(
             for step in predicted(capture, boards, implementation):
                 steps[batch, step.device.name] = step
     return [steps[batch, spec.name] for spec in devices for batch in batches]
+
+
+def _largest(model: str, devices: Sequence[DeviceSpec], options: dict[str, Any]) -> list[PredictedStep]:
+    """The step with the largest batch that fits on each board, found by doubling and halving."""
+    steps: dict[tuple[int, str], PredictedStep] = {}
+
+    def step_of(batch: int, spec: DeviceSpec) -> PredictedStep:
+        if (batch, spec.name) not in steps:
+            click.echo(f"daydream: trying {batch} on {spec.name}", err=True)
+            for step in _predicted(model, devices, [batch], dict(options)):
+                steps[batch, step.device.name] = step
+        return steps[batch, spec.name]
+
+    answers = []
+    for spec in devices:
+        fitting, refused = 0, 1
+        while refused <= LARGEST_BATCH and step_of(refused, spec).memory.fits:
+            fitting, refused = refused, 2 * refused
+        if not fitting:
+            needed = step_of(1, spec).memory
+            text = f"{needed.on_device / 1e9:.1f} GB for one sample, {needed.limiting} needs most"
+            raise InputError(
+                "--largest-batch", f"nothing fits on {spec.name}: {text}", "shrink the model, or recompute"
+            )
+        while refused - fitting > max(fitting // BATCH_STEPS, 1):
+            middle = (fitting + refused) // 2
+            fitting, refused = (middle, refused) if step_of(middle, spec).memory.fits else (fitting, middle)
+        answers.append(step_of(fitting, spec))
+    return answers
 
 
 def _captured(model: str, options: Mapping[str, Any], *, compiles: bool) -> Capture:

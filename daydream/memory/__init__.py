@@ -1,1 +1,1 @@
-"""Bytes instead of seconds: allocations of a step, the allocator that serves them, and whose they are."""
+"""Bytes instead of seconds: allocations of a step or recording, the allocator that serves them, and whose they are."""

@@ -15,10 +15,14 @@ from daydream.trace.trace import NONE, Category, Floats, Ints
 
 
 def with_memory(graph: TaskGraph) -> TaskGraph:
-    """The graph with the memory of its last full step, as recorded; the graph itself where none was."""
-    if graph.memory is not None or graph.trace is None or graph.trace.memory is None:
+    """The graph with the memory of its last full step, as recorded; the graph itself where none was.
+
+    A predicted trace says more of its storages than its allocations do.
+    """
+    trace = graph.trace
+    if graph.memory is not None or trace is None or trace.memory is None or "predicted" in trace.metadata:
         return graph
-    for device in recorded_memory(graph.trace):
+    for device in recorded_memory(trace):
         for step in device.steps:
             if step.index == chosen_step(graph) and step.peak != NONE:
                 return replace(graph, memory=_of_step(graph, device, step))

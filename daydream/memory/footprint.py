@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,6 +65,8 @@ def allocations(capture: Capture, workspace: Mapping[int, int] | None = None) ->
     last_backward = max((i for i, each in enumerate(operators) if each.phase == Phase.BACKWARD), default=NONE)
     held = []
     for number, storage in enumerate(capture.storages):
+        if storage.kind == "host":
+            continue
         begin, end = born.get(number, NONE), died.get(number, len(operators))
         if storage.kind in _BEFORE:
             kind = _BEFORE[storage.kind]
@@ -159,6 +162,24 @@ class StepOutOfMemoryError(Exception):
         self.needed = needed
 
 
+class Moment(NamedTuple):
+    """An allocation, or a free where ``bytes`` is negative.
+
+    Attributes:
+        operator: that asks for it, or behind which it is given back.
+        bytes: of the block.
+        address: of the block.
+        allocated: bytes of blocks in use behind it.
+        reserved: bytes of segments behind it.
+    """
+
+    operator: int
+    bytes: int
+    address: int
+    allocated: int
+    reserved: int
+
+
 def replayed(
     memory: Footprint,
     *,
@@ -180,27 +201,42 @@ def replayed(
     Raises:
         StepOutOfMemoryError: a step does not fit.
     """
-    allocator = CachingAllocator(capacity, expandable=expandable)
-    curves: list[tuple[int, int]] = []
+    allocated, reserved = np.zeros(memory.operators, np.int64), np.zeros(memory.operators, np.int64)
     peaks = [0, 0]
-    at = NONE
+    for moments in step_moments(memory, CachingAllocator(capacity, expandable=expandable), steps):
+        allocated[:], reserved[:] = 0, 0
+        for moment in moments:
+            allocated[moment.operator] = max(allocated[moment.operator], moment.allocated)
+            reserved[moment.operator] = max(reserved[moment.operator], moment.reserved)
+            peaks = [max(peaks[0], moment.allocated), max(peaks[1], moment.reserved)]
+    return Replayed(allocated, reserved, *peaks)
+
+
+def step_moments(memory: Footprint, allocator: CachingAllocator, steps: int) -> Iterator[list[Moment]]:
+    """What the allocator is asked for in every step; one that says where it stands begins every operator.
+
+    Raises:
+        StepOutOfMemoryError: a step does not fit.
+    """
+    kept = [each for each in memory.held if each.born == NONE and each.bytes]
+    behind: list[Block] = []
+    at = 0
     try:
-        for each in memory.held:
-            if each.born == NONE and each.kind is not MemoryKind.OPTIMIZER and each.bytes:
+        for each in kept:
+            if each.kind is not MemoryKind.OPTIMIZER:
                 allocator.allocate(each.bytes)
         for step in range(steps):
-            curves = []
-            for at, allocated, reserved in _through(allocator, memory, first=step == 0):
-                curves.append((allocated, reserved))
-                peaks = [max(peaks[0], allocated), max(peaks[1], reserved)]
+            moments: list[Moment] = []
+            for moment in _through(allocator, memory, behind, first=step == 0):
+                at = moment.operator
+                moments.append(moment)
+            yield moments
     except OutOfMemoryError as error:
-        raise StepOutOfMemoryError(at + 1, error.needed) from None
-    columns = np.array(curves, np.int64).reshape(-1, 2)
-    return Replayed(columns[:, 0], columns[:, 1], *peaks)
+        raise StepOutOfMemoryError(at, error.needed) from None
 
 
-def _through(allocator: CachingAllocator, memory: Footprint, *, first: bool) -> Iterator[tuple[int, int, int]]:
-    """One step: after the allocations of every operator its number, bytes allocated, and bytes reserved."""
+def _through(allocator: CachingAllocator, memory: Footprint, behind: list[Block], *, first: bool) -> Iterator[Moment]:
+    """One step; ``behind`` holds the blocks that the step before left, and then those that this one leaves."""
     births: dict[int, list[Allocation]] = {}
     deaths: dict[int, list[Block]] = {}
     for each in memory.held:
@@ -209,15 +245,28 @@ def _through(allocator: CachingAllocator, memory: Footprint, *, first: bool) -> 
     states = [each for each in memory.held if each.kind is MemoryKind.OPTIMIZER and each.bytes]
     # The update begins behind the last operator that makes a gradient.
     update = 1 + max((each.born for each in memory.held if each.kind is MemoryKind.GRADIENTS), default=NONE)
-    for operator in range(memory.operators):
-        if first and operator == update:
-            for state in states:
-                allocator.allocate(state.bytes)
-        for each in births.get(operator, ()):
-            deaths.setdefault(each.died, []).append(allocator.allocate(each.bytes))
-        yield operator, allocator.allocated, allocator.reserved
-        for block in deaths.pop(operator, ()):
-            allocator.free(block)
-    for blocks in deaths.values():
+
+    def moment(operator: int, size: int, block: Block) -> Moment:
+        address = (block.segment << 40) + block.offset
+        return Moment(operator, size, address, allocator.allocated, allocator.reserved)
+
+    def freed(operator: int, blocks: list[Block]) -> Iterator[Moment]:
         for block in blocks:
+            # Joining with neighbours moves the block.
+            size, place = block.size, Block(block.segment, block.offset, 0)
             allocator.free(block)
+            yield moment(operator, -size, place)
+
+    yield from freed(0, behind)
+    behind.clear()
+    for operator in range(memory.operators):
+        # Operators that allocate nothing have a moment, too.
+        yield Moment(operator, 0, NONE, allocator.allocated, allocator.reserved)
+        for state in states if first and operator == update else ():
+            block = allocator.allocate(state.bytes)
+            yield moment(operator, block.size, block)
+        for each in births.get(operator, ()):
+            block = allocator.allocate(each.bytes)
+            (behind if each.died >= memory.operators else deaths.setdefault(each.died, [])).append(block)
+            yield moment(operator, block.size, block)
+        yield from freed(operator, deaths.pop(operator, []))

@@ -186,7 +186,7 @@ def _of_device(trace: Trace, calls: _Calls, memory: MemoryEvents, device: int) -
     footprint = _footprint(calls, time_us, memory.thread[rows], pairs)
     allocated = footprint.allocated
     total = int(memory.allocated[rows[0]])
-    # The host's total counts from the recording's begin.
+    # The host's total counts from the profiler's first begin.
     before = max(total - int(allocated[0]), 0) if total != NONE else 0 if device == NONE else None
     return RecordedMemory(
         device=device,

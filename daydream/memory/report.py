@@ -61,11 +61,11 @@ def sentences(memory: RecordedMemory) -> list[str]:
     texts = []
     if memory.before_bytes is None:
         texts.append("What was there before the recording is not recorded: weights and states of optimizers as a rule.")
-    elif memory.device == NONE:
-        texts.append("Of the CPU only what is allocated in the recording is known: weights come on top.")
-    else:
+    elif memory.before_bytes:
         whole = megabytes(memory.before_bytes)
         texts.append(f"{whole} MB on top are there throughout: weights and states of optimizers as a rule.")
+    elif memory.device == NONE:
+        texts.append("Of the CPU only what is allocated in the recording is known: weights come on top.")
     if not memory.by_address:
         texts.append("The trace holds no addresses: a free is taken for that of the latest allocation of its size.")
     if memory.replayed is not None:

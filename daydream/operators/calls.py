@@ -80,15 +80,17 @@ def operator_prices(
     distinct = {id(work): work for work in works if work is not None}
     by_library = part_prices(distinct.values(), device, "library")
     unpriced = [work for work in distinct.values() if any(by_library[part_key(part)].reason for part in work.parts)]
-    instead = {id(work): _by_roofline(work) for work in unpriced}
+    instead = {id(work): _otherwise(work) for work in unpriced}
     by_library |= part_prices(instead.values(), device, "library")
     best = part_prices(distinct.values(), device, implementation) if implementation != "library" else {}
     prices = {key: _price(work, instead.get(key), by_library, best) for key, work in distinct.items()}
     return [prices[id(work)] if work is not None else _NOTHING for work in works]
 
 
-def _by_roofline(work: Work) -> Work:
-    """Work that no model of the board's library knows, as its arithmetic against its bytes."""
+def _otherwise(work: Work) -> Work:
+    """Work that no model of the board's library knows: memory-efficient attention, or arithmetic against bytes."""
+    if work.kind == "attention" and not work.parts[0].efficient:
+        return replace(work, parts=tuple(replace(part, efficient=True) for part in work.parts))
     moved = Moved(
         kernel=work.kind,
         bytes=work.bytes,

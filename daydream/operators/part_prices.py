@@ -72,6 +72,7 @@ class PartKey(NamedTuple):
     direction: Direction
     moved: Moved | None = None
     efficient: bool = False
+    channels_last: bool = False
 
 
 #: Kind of a library call -> the kind of model that prices it.
@@ -89,12 +90,14 @@ _KNOWN: dict[tuple[Any, ...], dict[PartKey, PartPrice]] = {}
 def part_key(part: WorkPart, dtype: str = "") -> PartKey:
     """The part by its value; ``dtype`` in place of its own element type."""
     if not dtype or not part.data:
-        return PartKey(json.dumps(part.data) if part.data else "", part.direction, part.moved, part.efficient)
+        text = json.dumps(part.data) if part.data else ""
+        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last)
     moved = part.moved
     if moved is not None:
         ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
         moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, between=moved.between * ratio)
-    return PartKey(json.dumps(part.data | {"dtype": dtype}), part.direction, moved, part.efficient)
+    text = json.dumps(part.data | {"dtype": dtype})
+    return PartKey(text, part.direction, moved, part.efficient, part.channels_last)
 
 
 def part_prices(
@@ -172,7 +175,7 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library import library_calls
-    from roller.library.calls import check_call
+    from roller.library.calls import CHANNELS_LAST, check_call
 
     data = json.loads(key.text)
     try:
@@ -183,6 +186,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
         if not key.efficient:
             raise
         return [efficient_attention_call(data, key.direction, device)]
+    if key.channels_last:
+        return [replace(call, variant=CHANNELS_LAST) if call.kind == "convolution" else call for call in calls]
     return calls
 
 
@@ -196,6 +201,8 @@ def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     points = moved.outputs * moved.instructions / POINT_INSTRUCTIONS
     kind, work = ("roofline", moved.flops) if moved.flops else ("stream", points)
     sizes = tuple(size / moved.launches for size in (total, moved.outputs, work))
+    if kind == "stream":
+        sizes = (*sizes, moved.scattered / moved.launches, moved.blocks)
     return LibraryCall(kind=kind, label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.kernel)
 
 
@@ -229,15 +236,16 @@ def _gradient_prices(
     keys: Sequence[PartKey], gradients: Sequence[tuple[int, LibraryCall]], device: DeviceSpec
 ) -> list[tuple[int, KernelPrice]]:
     prices = []
-    for kind in dict.fromkeys((keys[place].direction, call.dtype) for place, call in gradients):
-        same_kind = [(place, call) for place, call in gradients if (keys[place].direction, call.dtype) == kind]
+    kinds = [(keys[place].direction, call.dtype, keys[place].channels_last) for place, call in gradients]
+    for kind in dict.fromkeys(kinds):
+        same_kind = [gradient for gradient, its in zip(gradients, kinds, strict=True) if its == kind]
         kernels = _gradient_kernels([call for _, call in same_kind], device, *kind)
         prices += [(place, kernel) for (place, _), kernel in zip(same_kind, kernels, strict=True)]
     return prices
 
 
 def _gradient_kernels(
-    calls: Sequence[LibraryCall], device: DeviceSpec, direction: Direction, dtype: str
+    calls: Sequence[LibraryCall], device: DeviceSpec, direction: Direction, dtype: str, channels_last: bool
 ) -> list[KernelPrice]:
     """One gradient of convolutions: its stages among those of the backward pass."""
     from roller.library.calls import KINDS
@@ -245,7 +253,9 @@ def _gradient_kernels(
 
     columns = zip(*(call.sizes for call in calls), strict=True)
     sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
-    times = convolution_seconds(sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward")
+    times = convolution_seconds(
+        sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward", channels_last=channels_last
+    )  # fmt: skip
     prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
     stages = {name.removeprefix(prefix): each for name, each in times.stages.items() if name.startswith(prefix)}
     table = np.stack(list(stages.values()))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from daydream.operators.inputs import DTYPES, Inputs, RecordedTensor
-from daydream.operators.traffic import Call, is_dense_like, most_repeated, moved_bytes, tensors_of
+from daydream.operators.traffic import Call, is_dense_like, most_repeated, moved_bytes, scattered_elements, tensors_of
 from daydream.operators.work import Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -118,6 +118,7 @@ def elementwise(call: Call) -> Work | str:
             model="element-wise",
             again=again,
             between=between,
+            scattered=max((scattered_elements(tensor, output) for tensor in operands), default=0.0),
         )
     part = WorkPart(data, "backward" if call.stem in DERIVATIVES else "forward", moved)
     operations = 2.0 if call.stem in DERIVATIVES else 1.0

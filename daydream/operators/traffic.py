@@ -111,3 +111,33 @@ def is_dense_like(tensor: RecordedTensor, other: RecordedTensor) -> bool:
         return True
     pairs = zip(tensor.dims, tensor.strides, other.strides, strict=True)
     return tensor.dims == other.dims and all(mine == theirs for size, mine, theirs in pairs if size > 1)
+
+
+def is_channels_last(tensor: RecordedTensor) -> bool:
+    """Whether images lie in memory pixel by pixel (NHWC); ``c10::MemoryFormat``'s rule for ambiguous sizes.
+
+    >>> is_channels_last(RecordedTensor((8, 64, 7, 7), "float", (3136, 1, 448, 64)))
+    True
+    >>> is_channels_last(RecordedTensor((8, 64, 1, 1), "float", (64, 1, 1, 1)))
+    False
+    """
+    if len(tensor.dims) != 4 or len(tensor.strides) != 4 or tensor.strides[1] == 0:
+        return False
+    least = 0
+    for axis in (1, 3, 2, 0):
+        step = tensor.strides[axis]
+        if step < least or (axis == 0 and least == tensor.strides[1]):
+            return False
+        least = step * max(tensor.dims[axis], 1)
+    return True
+
+
+def scattered_elements(source: RecordedTensor, result: RecordedTensor) -> float:
+    """Elements of a copy whose neighbours in the result lie further than a sector of 32 bytes apart in the source."""
+    if source.dims != result.dims or len(source.strides) != len(result.strides) or not result.strides:
+        return 0.0
+    axes = [axis for axis, size in enumerate(result.dims) if size > 1]
+    if not axes:
+        return 0.0
+    innermost = min(axes, key=lambda axis: result.strides[axis])
+    return float(result.elements) if source.strides[innermost] * element_bytes(source.dtype) >= 32 else 0.0

@@ -30,6 +30,8 @@ class Moved:
         between: bytes that pass between two reads of it, which the cache would have to hold.
         flops: arithmetic at the sustained rate of ``dtype``, where the kernel does more than stream.
         dtype: of the arithmetic.
+        scattered: elements that are read one by one, neighbours of the result lying apart in the operand.
+        blocks: of a kernel that has few, such as one per channel; 0 for as many as there is work for.
     """
 
     kernel: str
@@ -42,6 +44,8 @@ class Moved:
     between: float = 0.0
     flops: float = 0.0
     dtype: str = "float32"
+    scattered: float = 0.0
+    blocks: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class WorkPart:
         moved: the library's kernel, where the operator alone does not say what that moves.
         efficient: of attention: whether boards without FlashAttention run memory-efficient kernels for it.
         times: how often it runs, one after the other.
+        channels_last: of convolutions: whether their tensors lie in NHWC.
     """
 
     data: dict[str, Any]
@@ -61,6 +66,7 @@ class WorkPart:
     moved: Moved | None = None
     efficient: bool = False
     times: int = 1
+    channels_last: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

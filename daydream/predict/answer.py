@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daydream.graph.graph import Phase
+from daydream.memory.footprint import MemoryKind
 from daydream.predict.errors import MODEL_ERRORS
 from daydream.predict.step import PredictedStep
 from daydream.report.arithmetic import peak_of
@@ -37,6 +38,7 @@ def step_record(step: PredictedStep, prices: Mapping[str, float] | None = None) 
         "model_flops": step.flops,
         "model_flops_utilization": _significant(utilisation(step)),
         "bound": step.bound,
+        "memory": step.memory.record(),
         "priced_by": {model: round(share, 6) for model, share in step.priced_by.items()},
         "assumed": list(step.capture.assumed),
     }
@@ -77,15 +79,15 @@ def print_comparison(steps: Sequence[PredictedStep], prices: Mapping[str, float]
     training = steps[0].capture.training
     columns = ["device", "batch", "step ms"]
     columns += ["forward", "backward", "update"] if training else []
-    columns += ["samples/s", "GPU busy", "MFU", "bound"] + (["samples per unit"] if prices else [])
+    columns += ["samples/s", "GPU busy", "MFU", "bound", "memory GB"] + (["samples per unit"] if prices else [])
     view = table(_title(steps[0]), *columns)
-    view.columns[-1 if not prices else -2].justify = "left"
+    view.columns[columns.index("bound")].justify = "left"
     for step in steps:
         phases = [_ms(seconds) for seconds in step.phases] if training else []
         used = utilisation(step)
         cells = [step.device.name, _count(step.capture.batch), _ms(step.step_seconds), *phases]
         cells += [_pace(step.samples_per_second), percent(step.busy_seconds, step.step_seconds)]
-        cells += ["-" if used is None else f"{100 * used:.0f} %", step.bound]
+        cells += ["-" if used is None else f"{100 * used:.0f} %", step.bound, _gigabytes(step)]
         view.add_row(*cells, *([_pace(samples_per_unit(step, prices))] if prices else []))
     print_table(view)
 
@@ -99,6 +101,8 @@ def print_answer(step: PredictedStep, rows: int) -> None:
     print_table(_operators(step, rows))
     line()
     print_table(_modules(step, rows))
+    line()
+    print_table(_memory(step, rows))
     print_assumed(step)
 
 
@@ -183,6 +187,30 @@ def module_seconds(step: PredictedStep) -> dict[str, tuple[float, ...]]:
         place = {Phase.FORWARD: 0, Phase.BACKWARD: 1}.get(operator.phase, 2)
         totals.setdefault(path or "(model)", [0.0, 0.0, 0.0])[place] += sum(each.seconds for each in price.kernels)
     return {path: tuple(parts) for path, parts in totals.items()}
+
+
+def _gigabytes(step: PredictedStep) -> str:
+    """What nvidia-smi would show, and whether the board has it."""
+    return f"{step.memory.on_device / 1e9:.1f}" + ("" if step.memory.fits else " does not fit")
+
+
+def _memory(step: PredictedStep, rows: int) -> Table:
+    """Bytes at the peak by kind, and the modules that hold most of the feature maps then."""
+    memory = step.memory
+    view = table(f"Memory at the peak, {memory.limiting}", "held", "GB", "share")
+    whole = sum(memory.owners.values())
+    for kind, size in sorted(memory.owners.items(), key=lambda item: -item[1]):
+        view.add_row(kind.value, f"{size / 1e9:.2f}", percent(size, whole))
+    totals: dict[str, int] = {}
+    for held in memory.footprint.at_peak():
+        if held.kind is MemoryKind.FEATURE_MAPS:
+            path = ".".join("*" if part.isdigit() else part for part in memory.path_of(held).split("."))
+            totals[path or "(model)"] = totals.get(path or "(model)", 0) + held.bytes
+    for path, size in sorted(totals.items(), key=lambda item: -item[1])[: max(rows // 2, 1)]:
+        view.add_row(Text(f"  feature maps of {path}"), f"{size / 1e9:.2f}", percent(size, whole))
+    for name, size in (("allocated", memory.allocated), ("reserved", memory.reserved), ("device", memory.on_device)):
+        view.add_row(name, f"{size / 1e9:.2f}", "")
+    return view
 
 
 def _ms(seconds: float) -> str:

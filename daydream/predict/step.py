@@ -11,6 +11,7 @@ import numpy as np
 
 from daydream.capture.captured import Capture
 from daydream.graph.graph import Phase
+from daydream.memory.predicted import StepMemory, step_memory
 from daydream.operators.calls import Implementation, KernelPrice, OperatorPrice, operator_prices
 from daydream.operators.pricing import bound_of
 from daydream.predict.host import host_seconds
@@ -112,6 +113,11 @@ class PredictedStep:
         backward = max(until[1] - until[0], 0.0) if self.capture.training else 0.0
         return PhaseSeconds(forward, backward, max(self.step_seconds - forward - backward, 0.0))
 
+    @cached_property
+    def memory(self) -> StepMemory:
+        """What the step needs of the board's memory."""
+        return step_memory(self.capture, self.prices, self.device)
+
     # What the answer says of itself
 
     @cached_property
@@ -155,10 +161,13 @@ def predicted(
     Raises:
         InputError: a board runs no such library.
     """
-    calls = [(operator.name, operator.inputs, operator.outputs) for operator in capture.operators]
+    launching = [place for place, operator in enumerate(capture.operators) if operator.launches]
+    calls = [(each.name, each.inputs, each.outputs) for each in map(capture.operators.__getitem__, launching)]
     steps = []
     for device in devices:
-        prices = operator_prices(calls, device, implementation)
+        prices = [OperatorPrice()] * len(capture.operators)
+        for place, price in zip(launching, operator_prices(calls, device, implementation), strict=True):
+            prices[place] = price
         counts = [len(price.kernels) for price in prices]
         host = host_seconds(capture.operators, counts, device)
         steps.append(PredictedStep(capture=capture, device=device, prices=tuple(prices), host=host))

@@ -15,6 +15,7 @@ import numpy as np
 from daydream.capture.captured import Capture, CapturedOperator
 from daydream.graph.graph import Phase
 from daydream.memory.footprint import allocations
+from daydream.memory.predicted import memory_events
 from daydream.operators.inputs import RecordedTensor
 from daydream.predict.step import PredictedStep
 from daydream.trace.dtypes import element_bytes
@@ -201,6 +202,7 @@ def _trace(step: PredictedStep, events: _Events) -> Trace:
         bytes=np.full(len(rows), np.nan),
         arguments=tuple(arguments),
         forward_backward=np.empty((0, 2), np.int64),
+        memory=memory_events(step.memory, 1e6 * (np.cumsum(step.host) - step.host), 1e6 * np.cumsum(step.host)),
         devices=({"id": 0, "name": step.device.name},),
         metadata={
             **({} if capture.batch is None else {"batch": capture.batch}),

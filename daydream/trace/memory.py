@@ -14,8 +14,8 @@ from daydream.trace.trace import NONE, Ints, MemoryEvents, ThreadName
 #: "Device Type" of the host (c10::DeviceType).
 _HOST = 0
 
-#: Larger sizes and addresses are damage, and fit no column together.
-_LARGEST = 2**62
+#: Larger addresses are damage, and so are sizes of a petabyte, whose sums may not fit a column.
+_LARGEST, _LARGEST_SIZE = 2**62, 2**50
 
 
 def memory_events(
@@ -31,7 +31,7 @@ def memory_events(
     arguments = [event.args or {} for event in events]
     size = _column(arguments, "Bytes", 0)
     raw, usable = clock.raw([event.ts for event in events])
-    kept = usable & (size != 0)
+    kept = usable & (size != 0) & (np.abs(size) <= _LARGEST_SIZE)
     notes.add("{} of memory without a usable time or size, left out", int((~kept).sum()))
     if not kept.any():
         return None

@@ -6,6 +6,10 @@ import numpy as np
 
 from daydream.trace.trace import NONE, Category, Flags, Ints, Trace
 
+#: Microseconds below which two times are one: no profiler's clock resolves less than a nanosecond, and an end, a start
+#: and a duration added up, is some bits off the start that follows it.
+_SAME_US = 4e-4
+
 CPU_CATEGORIES = (Category.OPERATOR, Category.ANNOTATION, Category.PYTHON, Category.RUNTIME)
 
 
@@ -28,7 +32,7 @@ def enclosing_events(trace: Trace) -> Ints:
     for row, thread, start, end in zip(rows.tolist(), trace.thread[rows].tolist(), starts, ends, strict=True):
         if thread != lane:
             open_rows, open_ends, lane = [], [], thread
-        while open_ends and open_ends[-1] <= start:
+        while open_ends and open_ends[-1] <= start + _SAME_US:
             open_ends.pop()
             open_rows.pop()
         enclosing.append(open_rows[-1] if open_rows else NONE)

@@ -35,10 +35,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "attention": (
         "b", "heads", "kv_heads", "queries", "keys", "head_dim", "value_dim", "causal", "window", "page",
     ),
-    "stream": ("moved", "outputs", "points"),
+    "stream": ("moved", "outputs", "points", "scattered", "blocks"),
     "roofline": ("moved", "outputs", "flops"),
     "collective": ("bytes", "ranks"),
 }  # fmt: skip
+
+#: Variant of convolutions whose tensors lie in NHWC.
+CHANNELS_LAST = "nhwc"
 
 #: The first boards that FlashAttention runs on, and those whose generation of it multiplies eight-bit floats.
 FLASH_CAPABILITY, FLASH_FLOAT8_CAPABILITY = (8, 0), (9, 0)
@@ -56,7 +59,7 @@ class LibraryCall:
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
             ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
             ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
-            of a node which is not the board's usual one.
+            of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -213,7 +216,13 @@ def _on_tensor_cores(
 
 def _convolutions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     shapes = ConvolutionSizes(**dict(sizes))
-    times = convolution_seconds(shapes, device, dtype_bytes=DTYPE_BYTES[first.dtype], direction=first.direction)
+    times = convolution_seconds(
+        shapes,
+        device,
+        dtype_bytes=DTYPE_BYTES[first.dtype],
+        direction=first.direction,
+        channels_last=first.variant == CHANNELS_LAST,
+    )
     return _listed(times, labels)
 
 
@@ -241,7 +250,15 @@ def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], devi
 
 
 def _streams(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
-    times = streamed_seconds(sizes["moved"], sizes["outputs"], sizes["points"], device, first.variant)
+    times = streamed_seconds(
+        sizes["moved"],
+        sizes["outputs"],
+        sizes["points"],
+        device,
+        first.variant,
+        scattered=sizes["scattered"],
+        blocks=sizes["blocks"],
+    )
     return _listed(times, labels)
 
 

@@ -29,6 +29,8 @@ from roller.library.convolution_algorithms import (
 )
 from roller.library.elementwise import Direction, Floats, LibraryTime, host_seconds, library_time
 from roller.library.gemm_types import Bools
+from roller.library.half_convolution import Gradient, half_convolution
+from roller.library.matrix_gemm import has_matrix_gemm
 
 #: Host time of a convolution call in units of ``framework.call_seconds`` in a fresh process.
 HOST = 2.2
@@ -99,6 +101,7 @@ def convolution_seconds(
     direction: Direction = "forward",
     input_gradient: bool = True,
     shapes_seen: float = SHAPES_SEEN,
+    channels_last: bool = False,
 ) -> LibraryTime:
     """Time of convolution calls without bias.
 
@@ -109,8 +112,14 @@ def convolution_seconds(
         direction: forward, or the backward pass: gradients of input and filters.
         input_gradient: whether the backward pass makes the gradient of the input; the first layer of a net does not.
         shapes_seen: different convolutions the process ran before; raises the host time, never the kernels'.
+        channels_last: whether tensors of halves lie in NHWC; float32 knows NCHW alone.
     """
     each = sizes.broadcast()
+    if dtype_bytes == 2 and has_matrix_gemm(device, "float16"):
+        gradients: tuple[Gradient, ...] = ("forward",)
+        if direction == "backward":
+            gradients = ("data", "weights") if input_gradient else ("weights",)
+        return _of_halves(each, device, gradients, HOST + HOST_PER_SHAPE * shapes_seen, channels_last=channels_last)
     window, groups = each["kh"] * each["kw"], each["groups"]
     images, inputs, outputs = each["n"], each["c"], each["f"]
     problem = ConvolutionProblem(
@@ -145,6 +154,32 @@ def convolution_seconds(
         parts = [("", forward_algorithms(device, problem))]
     winograd = _takes_winograd(each) & (dtype_bytes == 4)
     return _call(device, parts, winograd, groups == inputs, HOST + HOST_PER_SHAPE * shapes_seen)
+
+
+def _of_halves(
+    sizes: Mapping[str, Floats],
+    device: DeviceSpec,
+    gradients: tuple[Gradient, ...],
+    host_units: float,
+    *,
+    channels_last: bool,
+) -> LibraryTime:
+    """Calls on Tensor Cores, whose types of sixteen bits have kernels of one pace."""
+    shape = sizes["n"].shape
+    flat = {name: size.ravel() for name, size in sizes.items()}
+    stages: dict[str, Floats] = {}
+    names = np.full(shape, "", dtype=np.str_)
+    kernels = np.zeros(shape)
+    for gradient in gradients:
+        times = half_convolution(flat, device, gradient, dtype="float16", channels_last=channels_last)
+        prefix = {"forward": "", "data": "data_", "weights": "weight_"}[gradient]
+        stages[f"{prefix}multiply"] = times.multiply.reshape(shape)
+        stages[f"{prefix}transform"] = times.transform.reshape(shape)
+        kernels = kernels + 1 + (stages[f"{prefix}transform"] > 0)
+        names = np.char.add(np.char.add(names, np.where(names == "", "", "+")), times.names.reshape(shape))
+    host = host_seconds(device, np.full(shape, host_units * len(gradients)))
+    kernel = np.sum(list(stages.values()), axis=0)
+    return library_time(device, {"host": host, **stages}, kernel, kernels, names)
 
 
 def _takes_winograd(sizes: Mapping[str, Floats]) -> Bools:

@@ -166,6 +166,7 @@ def matrix_gemm(
     *,
     dtype: str,
     constants: MatrixConstants = CONSTANTS,
+    operand_bytes: tuple[Floats, Floats] | None = None,
 ) -> MatrixTimes:
     """Times of products on Tensor Cores.
 
@@ -177,8 +178,12 @@ def matrix_gemm(
         device: a board with a matrix instruction for the type (:func:`has_matrix_gemm`).
         dtype: element type of the operands.
         constants: the library's numbers.
+        operand_bytes: memory of x and of the weights of every call where the kernel gathers them from less than
+            ``m * k`` and ``n * k`` elements, as convolutions do.
     """
     is_aligned = aligned(n, k, DTYPE_BYTES[dtype])
+    size = DTYPE_BYTES[dtype]
+    x_bytes, w_bytes = (b * m * k * size, b * n * k * size) if operand_bytes is None else operand_bytes
     seconds, tile_m, tile_n, splits = (np.zeros(len(m)) for _ in range(4))
     stages = {name: np.zeros(len(m)) for name in STAGES}
     is_vector = np.zeros(len(m), dtype=bool)
@@ -189,7 +194,10 @@ def matrix_gemm(
         assert kernels is not None
         for start in range(0, len(members), _CHUNK):
             chosen = members[start : start + _CHUNK]
-            calls = _Calls(b[chosen], m[chosen], n[chosen], k[chosen], device, kernels, DTYPE_BYTES[dtype], constants)
+            calls = _Calls(
+                b[chosen], m[chosen], n[chosen], k[chosen], x_bytes[chosen], w_bytes[chosen], device, kernels, size,
+                constants,
+            )  # fmt: skip
             times = calls.times()
             seconds[chosen], is_vector[chosen], names[chosen] = times.seconds, times.is_vector, kernels.name
             tile_m[chosen], tile_n[chosen], splits[chosen] = times.tile_m, times.tile_n, times.splits
@@ -218,12 +226,14 @@ class _Candidates:
 
 @dataclass(frozen=True, eq=False)
 class _Calls:
-    """Calls by one set of kernels: an entry per call in every array of sizes."""
+    """Calls by one set of kernels: an entry per call in every array of sizes; memory of both operands in bytes."""
 
     b: Floats
     m: Floats
     n: Floats
     k: Floats
+    x_bytes: Floats
+    weights: Floats
     device: DeviceSpec
     kernels: Kernels
     element_bytes: int
@@ -337,7 +347,7 @@ class _Calls:
         together = np.clip(self.device.unit_count * np.minimum(resident, 2) / splits, 1, along_m * along_n)
         band = np.minimum(along_n, c.band_tiles)
         bands = np.where(together > band * along_m, np.maximum(1.0, along_m * along_n / together), along_n / band)
-        x = self.b[rows, None] * self.m[rows, None] * self.k[rows, None] * self.element_bytes
+        x = self.x_bytes[rows, None]
         return np.asarray(x * (bands - 1) * self._lost(x))
 
     def _resident(self, tile_m: Floats, tile_n: Floats, depth: Floats) -> Floats:
@@ -353,7 +363,7 @@ class _Calls:
         if self.kernels.feed != "warps":
             return np.full(len(self.m), np.inf)
         ports = c.vector_share * self.device.unit_count * self._port
-        seconds = c.vector_seconds + np.maximum(self._cold_bytes / self._dram_rate, self._weights / ports)
+        seconds = c.vector_seconds + np.maximum(self._cold_bytes / self._dram_rate, self.weights / ports)
         return np.where(self.m == 1, seconds, np.inf)
 
     def _launch_seconds(self) -> Floats:
@@ -399,22 +409,18 @@ class _Calls:
         return wide if integers else max(self.element_bytes, 2)
 
     @cached_property
-    def _weights(self) -> Floats:
-        return np.asarray(self.b * self.n * self.k * self.element_bytes)
-
-    @cached_property
     def _cold_share(self) -> Floats:
         """Share of the weights that come from DRAM: all or nothing but where they just about fit."""
-        filled = (WEIGHTS_IN_TURN * self._weights / (self.constants.kept_share * self._l2_bytes)) ** 8
+        filled = (WEIGHTS_IN_TURN * self.weights / (self.constants.kept_share * self._l2_bytes)) ** 8
         return np.where(np.isinf(filled), 1.0, filled / (1 + filled))
 
     @cached_property
     def _cold_bytes(self) -> Floats:
-        return np.asarray(self._weights * self._cold_share)
+        return np.asarray(self.weights * self._cold_share)
 
     @cached_property
     def _once_bytes(self) -> Floats:
         """Bytes between DRAM and L2 when nothing is read again."""
-        x = self.b * self.m * self.k * self.element_bytes
+        x = self.x_bytes
         results = self.b * self.m * self.n * self._output_bytes
         return np.asarray(self._cold_bytes + x * self._lost(x) + self.constants.written * results * self._lost(results))

@@ -81,7 +81,7 @@ def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
 def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> LibraryCall:
     """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
     moved = (read + written) * DTYPE_BYTES[dtype]
-    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points), dtype=dtype, variant=kernel)
+    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0), dtype=dtype, variant=kernel)
 
 
 def attention(operator: Attention) -> list[LibraryCall]:
@@ -161,9 +161,9 @@ def _backward(call: LibraryCall) -> list[LibraryCall]:
         return [replace(call, label=label, sizes=(*sizes, 0), direction="backward")]
     if call.kind in ("convolution", "softmax", "layer_norm"):
         return [replace(call, label=label, direction="backward")]
-    moved, _, work = call.sizes
+    moved, _, work, *others = call.sizes
     if call.kind == "roofline":
         # Every operand's gradient costs about what the operator did, and there are two as a rule.
         return [replace(call, label=label, sizes=(2 * moved, call.sizes[1], 2 * work))]
     elements = moved / DTYPE_BYTES[call.dtype]
-    return [replace(call, label=label, variant=f"{call.variant} (backward)", sizes=(moved, elements, work))]
+    return [replace(call, label=label, variant=f"{call.variant} (backward)", sizes=(moved, elements, work, *others))]

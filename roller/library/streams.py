@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from hal.spec.device import DeviceSpec
 from roller.library.elementwise import (
     BLOCK_ELEMENTS,
+    Floats,
     LibraryTime,
     block_seconds,
     host_seconds,
@@ -24,6 +25,12 @@ from roller.library.elementwise import (
 
 #: Host time of a call in units of ``framework.call_seconds``: about that of a module such as relu.
 HOST = 1.1
+
+#: Bytes that a block of some hundred threads has under way to DRAM: few blocks leave it idle.
+BLOCK_BYTES = 2500
+
+#: Bytes that a load takes out of L2 where neighbours in a warp do not lie beside each other: a sector.
+SECTOR_BYTES = 32
 
 #: Instructions per point: a load, an operation, and its share of the addresses.
 POINT_INSTRUCTIONS = 3.0
@@ -38,6 +45,8 @@ def streamed_seconds(
     *,
     dtype: str = "float32",
     roofline: bool = False,
+    scattered: ArrayLike = 0,
+    blocks: ArrayLike = 0,
 ) -> LibraryTime:
     """Time of calls that stream.
 
@@ -49,13 +58,15 @@ def streamed_seconds(
         algorithm: name of the kernel.
         dtype: type of the arithmetic, for a roofline call.
         roofline: whether no kernel is known.
+        scattered: elements whose neighbours in the result lie elsewhere in the operand: each takes a sector.
+        blocks: of kernels that have few, such as one per channel; 0 for as many as there is work for.
 
     Raises:
         InputError: the board has no arithmetic rate for ``dtype``.
     """
-    traffic, results, work = (
-        np.atleast_1d(array)
-        for array in np.broadcast_arrays(*(np.asarray(value, dtype=np.float64) for value in (moved, outputs, points)))
+    sizes = (moved, outputs, points, scattered, blocks)
+    traffic, results, work, apart, few = (
+        np.atleast_1d(array) for array in np.broadcast_arrays(*(np.asarray(size, dtype=np.float64) for size in sizes))
     )
     ones = np.ones(traffic.shape)
     if roofline:
@@ -68,6 +79,16 @@ def streamed_seconds(
         "launch": block_seconds(device, np.ceil(results / BLOCK_ELEMENTS)),
         **stream_seconds(device, traffic),
         "arithmetic": arithmetic,
+        "sectors": apart * SECTOR_BYTES / (device.l2 or device.dram).bandwidth_bytes_per_second,
+        "blocks": _few_blocks_seconds(device, traffic, few),
     }
-    busy = np.maximum.reduce([stages["dram"] + stages["l2"], stages["arithmetic"], stages["launch"]])
+    memory = np.maximum(stages["dram"] + stages["l2"], stages["blocks"])
+    busy = np.maximum.reduce([memory, stages["arithmetic"], stages["launch"], stages["sectors"]])
     return library_time(device, stages, busy + kernel_seconds_floor(device), ones, algorithm)
+
+
+def _few_blocks_seconds(device: DeviceSpec, moved: Floats, blocks: Floats) -> Floats:
+    """Seconds of a kernel whose few blocks, two on a unit at a time, wait for DRAM; 0 where blocks are not counted."""
+    latency = device.dram.latency_seconds or 400e-9
+    under_way = np.minimum(blocks, 2.0 * device.unit_count) * BLOCK_BYTES
+    return np.asarray(np.where(blocks > 0, moved * latency / np.maximum(under_way, BLOCK_BYTES), 0.0))

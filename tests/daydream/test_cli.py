@@ -173,7 +173,8 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
     assert result.exit_code == 7
     assert result.stderr == "daydream: the script failed\n1 step recorded in t.json\n"
     options = {
-        "steps": 2, "warmup": 3, "timed": 0, "batch": None, "with_stack": True, "with_modules": True, "stop": True,
+        "steps": 2, "warmup": 3, "timed": 0, "batch": None, "with_stack": True, "with_modules": True,
+        "memory": False, "stop": True,
     }  # fmt: skip
     assert calls == [((Path("t.json"), Path("own.py"), ("--out", "x", "-v", "a b")), options)]
 

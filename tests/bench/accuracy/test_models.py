@@ -34,12 +34,13 @@ def test_tables_count_boards_and_not_rows(tmp_path: Path) -> None:
 
 
 @measured_data
-def test_runs_on_several_boards_and_patched_models_are_left_out() -> None:
+def test_models_that_boards_share_and_patched_ones_are_left_out() -> None:
     runs = models.read_runs(DATA)
     assert {run.option for run in runs} <= set(models.OPTIONS)
     assert not any(run.model.startswith("switch") for run in runs)
     assert {run.label for run in runs if run.training} == {
         "bert_large training 2 x 512", "bert_large training 8 x 512", "gpt2_large training 1 x 1024",
+        "gpt2_large training 4 x 1024 dp4",
     }  # fmt: skip
 
 

@@ -84,6 +84,16 @@ def selects():
 
 def deep():
     return deep()
+
+class Huge(Net):
+    def forward(self, rows):
+        return super().forward(rows) + torch.ones(10**13)
+
+def huge():
+    return Huge(), torch.zeros(2, 8)
+
+def board():
+    return Net().cuda(), torch.zeros(2, 8)
 """
 
 
@@ -136,6 +146,7 @@ def test_one_function_needs_no_name(tmp_path: Path) -> None:
         ("reads", "net.py:54: reads values of a tensor on the host"),
         ("selects", "net.py:61: torch.nonzero makes a result as large as data demand"),
         ("deep", "RecursionError"),
+        ("huge", "net.py:71: needs more memory than there is"),
         ("nothing", "has no function 'nothing'"),
     ],
 )
@@ -143,6 +154,12 @@ def test_what_is_wrong_with_a_file_is_one_line(file: Path, function: str, told: 
     with pytest.raises(InputError, match=re.escape(told)) as error:
         captured(f"{file}:{function}", CaptureOptions())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="PyTorch knows boards here")
+def test_a_model_that_asks_for_a_board(file: Path) -> None:
+    with pytest.raises(InputError, match=r"net\.py:77: asks for a board; leave the device out"):
+        load_subject(f"{file}:board")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +274,13 @@ def test_models_of_transformers(
     assert {each.order >= 0 for each in step.parameters if each.trained} >= {True}
     gradients = [each for each in step.parameters if each.order >= 0]
     assert len(gradients) >= 0.9 * len(step.parameters)
+
+
+def test_what_is_assumed_of_windows(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = written(tmp_path, "mistral", {**GROUPED, "sliding_window": 8}, "MistralForCausalLM")
+    told = [any("window" in each for each in load_subject(source, sequence=length).assumed) for length in (8, 9)]
+    assert told == [False, True]
 
 
 def test_attention_written_out(tmp_path: Path) -> None:

@@ -315,3 +315,18 @@ def test_frozen_parameters_have_no_gradient() -> None:
     step = capture(subject, training=True)
     assert [each.order for each in step.parameters if not each.trained] == [-1] * 3
     assert sorted(each.order for each in step.parameters if each.trained) == list(range(6))
+
+
+def test_convolutions_have_the_layout_that_cudnn_gives_them() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.Conv2d(16, 8, 1))
+    image = torch.empty(2, 8, 9, 9, device="meta")
+    layouts = {}
+    for layout in (torch.contiguous_format, torch.channels_last):
+        model = network.to("meta").to(memory_format=layout)
+        with board_kernels("efficient"):
+            step = capture(Subject(title="layout", model=model, args=[image], batch=2), training=True, dtype="amp")
+        layouts[layout] = [
+            each.outputs[0].strides[1] for each in step.operators if stem(each) in ("convolution", "native_batch_norm")
+        ]
+    # Of an image in NCHW, weights in NHWC make a result in NHWC.
+    assert layouts == {torch.contiguous_format: [49, 49, 49], torch.channels_last: [1, 1, 1]}

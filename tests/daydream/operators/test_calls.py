@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from daydream.graph.graph import TaskKind
 from daydream.operators.calls import operator_prices, work_of_call
-from daydream.operators.inputs import Inputs, RecordedTensor
+from daydream.operators.inputs import Inputs, RecordedTensor, inputs_of
 from daydream.operators.rules import RULES, describe
 from daydream.operators.updates import launches_of
+from daydream.tasks.build import read_graph
+from daydream.trace.trace import NONE
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.library import library_time
+from tests.daydream.recorded import recorded_trace
 
 V100, A100, H100 = (load_device(name) for name in ("v100", "a100", "h100"))
 
@@ -208,6 +213,8 @@ def test_attention_without_flash_kernels_is_memory_efficient():
     for device, dtype in ((V100, "c10::Half"), (A100, "float")):
         (price,) = operator_prices([attention("efficient", dtype)], device)
         assert [(kernel.name, kernel.model) for kernel in price.kernels] == [("fmha_cutlassF", "attention")]
+    (asked,) = operator_prices([attention("flash", "c10::Half")], V100)
+    assert asked.kernels[0].name == "fmha_cutlassF"
     (slow,) = operator_prices([attention("efficient", "float")], A100)
     (fast,) = operator_prices([attention("flash", "c10::Half")], A100)
     assert slow.flops == fast.flops and slow.seconds > 3 * fast.seconds
@@ -248,3 +255,26 @@ def test_no_operator_has_two_rules():
     families += [movement.SCATTERED_GRADIENTS, movement.POOLS, movement.ADAPTIVE_POOLS, movement.SORTS]
     stems = [stem for family in families for stem in family]
     assert len(stems) == len(set(stems)) and set(stems) <= set(RULES)
+
+
+# A recorded step
+
+
+def test_streaming_kernels_of_a_recorded_step_take_what_is_predicted():
+    graph = read_graph(recorded_trace("resnet50_v100_nw0"))
+    kernels = np.flatnonzero((graph.kind == TaskKind.KERNEL) & graph.on_gpu & (graph.operator != NONE))
+    for name in ("aten::threshold_backward", "aten::clamp_min", "aten::add", "aten::max_pool2d_with_indices"):
+        rows = [row for row in kernels.tolist() if graph.trace.text(int(graph.operator[row])) == name]
+        operators = []
+        for row in rows:
+            each = inputs_of(graph.trace, int(graph.operator[row]))
+            assert each is not None and each.tensors[0] is not None
+            dims = each.tensors[0].dims
+            if "pool" in name:
+                # A window of 3 by 3 in steps of 2.
+                dims = (*dims[:2], dims[2] // 2, dims[3] // 2)
+                each = Inputs(each.tensors, ("", "[3, 3]", "[2, 2]", "[1, 1]"))
+            results = (tensor(*dims), tensor(*dims, dtype="long int")) if "pool" in name else (tensor(*dims),)
+            operators.append((name, each, results))
+        predicted = sum(price.seconds for price in operator_prices(operators, V100))
+        assert predicted * 1e6 == pytest.approx(float(graph.duration_us[rows].sum()), rel=0.12), name

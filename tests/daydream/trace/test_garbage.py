@@ -69,6 +69,7 @@ def training_step(generation: str) -> dict[str, Any]:
         trace.annotation("Optimizer.step#SGD.step", at + 700, 60).operator("aten::add_", at + 710, 20)
         trace.launch(at + 715, 5, correlation=key + 11).kernel("elementwise_kernel", at + 890, 20, correlation=key + 11)
         trace.launch(at + 800, 1000, correlation=key + 12, name="cudaStreamSynchronize")
+        trace.memory(at + 145, 4096, address=512).memory(at + 410, -4096, address=512, thread=200)
     document: dict[str, Any] = json.loads(trace.text())
     return document
 
@@ -152,6 +153,7 @@ def test_every_pass_survives_damaged_traces(name: str, tmp_path: Path, new_seed:
         "remove": {"match": "relu|elementwise"},
         "blueconnect": {"factors": "4x2", "bandwidths": "100x10"},
         "unprofiled": {"step_ms": 0.05},
+        "port": {"device": "a100"},
     }
     for seed in range(new_seed, new_seed + 40):
         path = tmp_path / f"{seed}.json"

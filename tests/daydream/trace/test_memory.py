@@ -55,6 +55,7 @@ def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
                 event(**instant, args={**args, "Bytes": 64, "Addr": "0x40"}),
                 event(**instant, args={**args, "Bytes": "much"}),
                 event(**instant, args={**args, "Bytes": 2**63}),
+                event(**instant, args={**args, "Bytes": 2**51}),
                 event(**instant, args={**args, "Bytes": True}),
                 event(**instant, args=None),
                 event(**{**instant, "ts": None}, args={**args, "Bytes": 64}),
@@ -63,7 +64,7 @@ def test_damaged_events_are_left_out_and_counted(tmp_path: Path) -> None:
     )
     assert trace.memory is not None
     assert (trace.memory.bytes.tolist(), trace.memory.address.tolist()) == ([64], [64])
-    assert "5 events of memory without a usable time or size, left out" in trace.warnings
+    assert "6 events of memory without a usable time or size, left out" in trace.warnings
 
 
 def test_memory_alone_is_no_trace_of_work(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A model of one's own for ``daydream predict examples/model.py:network``: a function that returns it with inputs."""
+"""A model of one's own for ``daydream predict transformer.py:network``: a function that returns it with inputs."""
 
 import torch
 from torch import nn

@@ -1,0 +1,83 @@
+"""Bytes of captured steps against PyTorch's MemTracker on the same tensors without data, to the byte."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daydream.memory.footprint import MemoryKind, footprint
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("timm", "transformers")), reason="needs what builds models"
+)
+
+#: Configurations of transformers, small.
+_TEXT = {"vocab_size": 128, "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+CONFIGURATIONS: dict[str, dict[str, Any]] = {
+    "llama": {**_TEXT, "architectures": ["LlamaForCausalLM"], "intermediate_size": 96, "num_key_value_heads": 2},
+    "bert": {**_TEXT, "architectures": ["BertForSequenceClassification"], "intermediate_size": 96},
+    "gpt2": {"architectures": ["GPT2LMHeadModel"], "vocab_size": 128, "n_layer": 2, "n_embd": 64, "n_head": 4},
+    "opt": {**_TEXT, "architectures": ["OPTForCausalLM"], "ffn_dim": 96, "word_embed_proj_dim": 64},
+}
+
+NETWORKS = ("resnet18", "mobilenetv3_small_050", "efficientnet_lite0", "vit_tiny_patch16_224", "mixer_s32_224", "vgg11")
+
+
+def tracked(text: str, optimizer: str) -> dict[str, int]:
+    """What MemTracker says of the peak of a training step, by its own kinds."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    from daydream.capture.hugging_face import positions_without_data
+    from daydream.capture.meta_kernels import board_kernels
+    from daydream.capture.optimizers import optimizer_of
+    from daydream.capture.sources import load_subject
+    from daydream.capture.step import scalar_of
+
+    subject = load_subject(text, batch=2, sequence=16, training=True)
+    model = subject.model.train()
+    update = optimizer_of(list(model.parameters()), optimizer, "foreach")
+    tracker = MemTracker()
+    inputs = [each for each in (*subject.args, *subject.kwargs.values()) if isinstance(each, torch.Tensor)]
+    tracker.track_external(model, update, *inputs)
+    with board_kernels("flash"), positions_without_data(), tracker:
+        loss = (subject.loss or scalar_of)(model(*subject.args, **subject.kwargs))
+        loss.backward()
+        del loss
+        update.step()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("meta")]
+    return {str(kind).rpartition(".")[2]: size for kind, size in peak.items()}
+
+
+def compared(text: str, optimizer: str) -> None:
+    from daydream.capture.options import CaptureOptions
+    from daydream.capture.sources import captured
+
+    capture = captured(text, CaptureOptions(batch=2, sequence=16, optimizer=optimizer))
+    memory, truth = footprint(capture), tracked(text, optimizer)
+    owners = memory.owners()
+    assert memory.peak_bytes == truth["Total"]
+    assert owners[MemoryKind.WEIGHTS] == truth["PARAM"] + truth["BUFFER"]
+    parameters = sum(each.tensor.bytes for each in capture.parameters)
+    # The tracker counts what the update makes for itself as the optimizer's.
+    assert owners[MemoryKind.OPTIMIZER] == (2 if optimizer == "adamw" else 1) * parameters <= truth["OPT"]
+    assert truth["PARAM"] == parameters
+    gradients = [each for each in memory.held if each.kind is MemoryKind.GRADIENTS]
+    assert sum(each.bytes for each in gradients) == parameters
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_hold_what_is_tracked(name: str) -> None:
+    compared(f"timm:{name}", "sgd")
+
+
+@pytest.mark.parametrize("kind", CONFIGURATIONS)
+def test_transformers_hold_what_is_tracked(kind: str, tmp_path: Path) -> None:
+    import json
+
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": kind, **CONFIGURATIONS[kind]}))
+    compared(f"hf:{path}", "adamw")
