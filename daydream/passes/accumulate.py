@@ -48,7 +48,7 @@ def accumulate(graph: TaskGraph, *, steps: int = 4, grow: bool = False, memory_g
     (``no_sync``); a library that exchanges every time is not meant.
 
     Assumptions: one micro-batch after the other; batch norms see smaller batches, which changes what is learnt. Put
-    passes that replace kernels before this one, for it repeats what it finds.
+    passes that replace kernels, and recompute, before this one, for it repeats what it finds.
 
     Raises:
         InputError: a number out of range, or a graph without a backward pass.
