@@ -237,7 +237,15 @@ def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
 
 
 def _pass_records(applied: Sequence[AppliedPass]) -> list[dict[str, Any]]:
-    return [{"name": each.name, "parameters": each.parameters, "notes": list(each.notes)} for each in applied]
+    return [
+        {
+            "name": each.name,
+            "parameters": each.parameters,
+            "notes": list(each.notes),
+            **({} if each.memory_bytes is None else {"memory_bytes": dict(each.memory_bytes)}),
+        }
+        for each in applied
+    ]
 
 
 @main.command("passes")

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
     from daydream.graph.graph import TaskGraph
-    from daydream.passes import Parameter, WhatIf
+    from daydream.passes import Outcome, Parameter, WhatIf
 
 _OPTION = "--pass"
 
@@ -50,11 +50,15 @@ class PassRequest:
 
 @dataclass(frozen=True)
 class AppliedPass:
-    """A pass that was applied: its name, every parameter with its value, and what it says it did."""
+    """A pass that was applied: its name, every parameter with its value, and what it says it did.
+
+    `memory_bytes` is what the peak of a step gains by kind, None where the pass leaves memory as it is.
+    """
 
     name: str
     parameters: dict[str, Any]
     notes: tuple[str, ...]
+    memory_bytes: Mapping[str, float] | None = None
 
     @property
     def settings(self) -> str:
@@ -265,13 +269,14 @@ def apply_passes(graph: TaskGraph, requests: Sequence[PassRequest]) -> tuple[Tas
     """
     applied = []
     for request in requests:
-        graph, notes = _apply(graph, request)
-        values = {**request.defaults, **request.parameters}
-        applied.append(AppliedPass(request.name, {key.rstrip("_"): value for key, value in values.items()}, notes))
+        outcome = _apply(graph, request)
+        graph, notes = outcome.graph, tuple(str(note) for note in outcome.notes)
+        values = {key.rstrip("_"): value for key, value in {**request.defaults, **request.parameters}.items()}
+        applied.append(AppliedPass(request.name, values, notes, outcome.memory_bytes))
     return graph, applied
 
 
-def _apply(graph: TaskGraph, request: PassRequest) -> tuple[TaskGraph, tuple[str, ...]]:
+def _apply(graph: TaskGraph, request: PassRequest) -> Outcome:
     from daydream.graph.graph import TaskGraph
     from daydream.passes import Outcome
 
@@ -295,7 +300,7 @@ def _apply(graph: TaskGraph, request: PassRequest) -> tuple[TaskGraph, tuple[str
     if len(outcome.graph.steps) != len(graph.steps):
         count = len(outcome.graph.steps)
         raise InputError(where, f"made {count} steps of {len(graph.steps)}", "keep the steps as they are")
-    return outcome.graph, tuple(str(note) for note in outcome.notes)
+    return outcome
 
 
 def _check(where: str, graph: TaskGraph) -> None:

@@ -1,6 +1,6 @@
 """Autocast for tensors without data, for which PyTorch's own does nothing.
 
-The lists are those of CUDA boards (``aten/src/ATen/autocast_mode.h``). The dispatcher has a key for autocast of every
+The lists are those of CUDA boards (:mod:`daydream.operators.autocast`). The dispatcher has a key for autocast of every
 kind of device, above autograd: kernels registered there under a key that nobody else uses cast the arguments as
 PyTorch's do, so that casts are part of the graph and operators are composed of others after the casts.
 """
@@ -15,39 +15,7 @@ from unittest.mock import patch
 import torch
 import torch.utils.checkpoint
 
-#: Operators that autocast runs in half precision. The last two are cast where cuDNN's kernels are registered.
-LOWER = (
-    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
-    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv", "addr", "matmul",
-    "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
-    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
-    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention", "_cudnn_rnn",
-)  # fmt: skip
-
-#: Operators that autocast runs in float32.
-SINGLE = (
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
-    "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm",
-    "rms_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity",
-    "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss",
-    "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss",
-    "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm",
-    "logsumexp", "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
-    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
-    "_upsample_bilinear2d_aa", "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
-)  # fmt: skip
-
-#: Operators whose result autocast makes float32, where the call names no other type: they cast while they read.
-SINGLE_RESULT = (
-    "prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm",
-    "linalg_matrix_norm", "linalg_matrix_norm.str_ord", "sum", "sum.dim_IntList",
-)  # fmt: skip
-
-#: Operators whose arguments autocast brings to the widest type among them.
-PROMOTED = (
-    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
-    "scatter_add",
-)  # fmt: skip
+from daydream.operators.autocast import LOWER, PROMOTED, SINGLE, SINGLE_RESULT
 
 #: The dispatcher's key for autocast of devices that PyTorch does not know.
 _KEY = "AutocastPrivateUse1"

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from daydream.graph.memory import HeldMemory
 from daydream.trace.trace import NONE, Floats, Ints, Trace
 
 
@@ -133,6 +134,10 @@ class TaskGraph:
     enclosing: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """For each row of `trace`, the innermost CPU event around it on its thread (-1 without)."""
     warnings: tuple[str, ...] = ()
+    workers: int = 0
+    """Among how many workers the all-reduces are that a pass inserted or priced; 0 where none did."""
+    memory: HeldMemory | None = None
+    """What a step holds, as far as a pass has changed it; None before any has."""
 
     def __len__(self) -> int:
         return len(self.name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,24 +11,13 @@ import numpy as np
 
 from daydream.capture.captured import Capture
 from daydream.graph.graph import Phase
+from daydream.graph.memory import MemoryKind as MemoryKind
 from daydream.memory.allocator import Block, CachingAllocator, OutOfMemoryError
 from daydream.trace.trace import NONE, Ints
 
 #: Steps that the allocator is replayed for: from the second on optimizers have their states, and the third finds the
 #: segments that the second left.
 REPLAYED_STEPS = 3
-
-
-class MemoryKind(StrEnum):
-    """What memory holds: TBD's five types (thesis 3.4.4), its "dynamic" one told apart by what is allocated."""
-
-    WEIGHTS = "weights"
-    GRADIENTS = "weight gradients"
-    OPTIMIZER = "optimizer states"
-    FEATURE_MAPS = "feature maps"
-    WORKSPACE = "workspace"
-    INPUTS = "inputs"
-    TEMPORARY = "temporary"
 
 
 #: Kinds of captured storages that exist before the step.

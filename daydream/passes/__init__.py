@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from keyword import iskeyword
@@ -21,10 +21,18 @@ from daydream.graph.graph import TaskGraph
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a pass made: the changed graph, and in one sentence each what it changed and assumed, with numbers."""
+    """What a pass made.
+
+    Attributes:
+        graph: the changed one.
+        notes: in one sentence each what it changed and assumed, with numbers.
+        memory_bytes: by kind what is held at the peak of a step after the pass, less what is held at the peak before;
+            None for a pass that leaves memory as it is.
+    """
 
     graph: TaskGraph
     notes: tuple[str, ...] = ()
+    memory_bytes: Mapping[str, float] | None = None
 
 
 PassFunction = Callable[..., Outcome]

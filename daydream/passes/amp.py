@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
+from daydream.graph.memory import Held, HeldMemory, MemoryKind
+from daydream.operators.autocast import keeps_single
 from daydream.operators.pricing import CallPrice, Prices, describe_calls, device_of, is_auxiliary
 from daydream.operators.pricing import price as price_of
 from daydream.passes import Outcome, what_if
+from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -35,6 +38,9 @@ TF32 = re.compile(r"tf32|s1688gemm|s16816gemm(?!_f16|_bf16)", re.IGNORECASE)
 INTEGER = re.compile(r"offsets?kernel|<(?:long|int|bool|unsigned char)\b", re.IGNORECASE)
 
 NCCL = re.compile(r"nccl", re.IGNORECASE)
+
+#: Kernels of operators that autocast keeps in float32, by name.
+SINGLE = re.compile(r"softmax|layer_?norm|group_?norm|RowwiseMoments|nll_?loss|cross_entropy", re.IGNORECASE)
 
 #: Bytes moved per element that becomes half precision: 4 read and 2 written.
 CAST_BYTES = 6
@@ -63,16 +69,21 @@ def amp(
     tensor_cores: str = "auto",
     price: bool = False,
     casts: bool = False,
+    single: bool = True,
 ) -> Outcome:
     """Mixed precision: compute-bound kernels three times as fast, memory-bound ones twice.
 
     A kernel is compute-bound where its operator's arithmetic at the board's sustained rate takes longer than moving
     its tensors, in float32; without recorded sizes its name decides, as in the paper. Auxiliary kernels of a
     convolution (layouts, transforms) are memory-bound. Unlike the paper, what cannot gain stays: kernels that run in
-    half precision already, integer kernels, copies to and from the host, and the update, which keeps float32 weights.
+    half precision already, integer kernels, copies to and from the host, the update, which keeps float32 weights, and
+    what autocast keeps in float32, forward and backward: softmax, losses, layer and group norms, exponentials, sums
+    (batch norms and element-wise operators run in half precision). ``single=no`` shortens these too, as the paper does.
 
-    Assumptions: the factors hold for every kernel; nothing overflows; layers that autocast keeps in float32
-    (softmax, losses, norms) move half as much all the same, as the paper has it.
+    Feature maps that other operators make take half the bytes; the weights get copies in half precision besides, which
+    autocast keeps until the backward pass needs them.
+
+    Assumptions: the factors hold for every kernel; nothing overflows.
 
     Args:
         graph: the baseline.
@@ -88,6 +99,7 @@ def amp(
             with known sizes.
         casts: adds the kernels that cast the weights of each matrix product and convolution to half precision in the
             forward pass (autocast); the paper adds none.
+        single: whether operators that autocast keeps in float32 keep their durations.
 
     Raises:
         InputError: a factor is not positive, or the board is unknown.
@@ -101,6 +113,9 @@ def amp(
     if tensor_cores == "no":
         compute_factor = tf32_factor = 1.0
     chosen = _choose(graph, spec, update)
+    if single:
+        chosen, kept = _without_single(graph, chosen)
+        notes = [*kept, *notes]
     factor = _factors(graph, chosen, compute_factor, memory_factor, tf32_factor)
     if price and spec is not None:
         notes.append(_use_prices(graph, chosen, spec, factor, tensor_cores != "no"))
@@ -113,7 +128,10 @@ def amp(
     if casts and spec is not None:
         changed, note = _with_casts(changed, chosen, spec)
         notes.append(note)
-    return Outcome(changed, tuple(notes))
+    before = memory_of(graph)
+    after = None if before is None else _halved(graph, before, single)
+    changed, told, gain = changed_memory(changed, before, after)
+    return Outcome(changed, (*notes, *told), gain)
 
 
 def _check(factors: dict[str, float], tensor_cores: str) -> None:
@@ -160,6 +178,48 @@ def _choose(graph: TaskGraph, spec: DeviceSpec | None, update: bool) -> _Chosen:
     return _Chosen(rows[gains], compute[gains], by_model[gains], narrowed)
 
 
+def _single(graph: TaskGraph, rows: Ints) -> NDArray[np.bool_]:
+    """Which GPU tasks autocast leaves in float32: by their operator, without one by their name."""
+    by_name = np.array([bool(SINGLE.search(text)) for text in graph.names] or [False], np.bool_)[graph.name[rows]]
+    if graph.trace is None:
+        return by_name
+    kept = np.array([keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
+    operator = graph.operator[rows]
+    return np.where(operator == NONE, by_name, kept[graph.trace.name[operator]])
+
+
+def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[str]]:
+    """The choice without what autocast keeps in float32, and what to say of that."""
+    gains = ~_single(graph, chosen.rows)
+    if gains.all():
+        return chosen, []
+    calls = chosen.calls
+    narrowed = (
+        None if calls is None else Prices(calls.rows[gains], calls.calls, calls.call[gains], calls.microseconds[gains])
+    )
+    time = graph.duration_us[chosen.rows[~gains]].sum() / 1e3
+    note = f"{(~gains).sum()} kernels of {time:.1f} ms stay in float32 as autocast has it: softmax, losses, norms"
+    return _Chosen(chosen.rows[gains], chosen.compute[gains], chosen.by_model[gains], narrowed), [note]
+
+
+def _halved(graph: TaskGraph, memory: HeldMemory, single: bool) -> HeldMemory:
+    """Feature maps in half precision but for those of operators in float32, and weights once more in half precision."""
+    assert graph.trace is not None
+    wide = np.array([single and keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
+    of_batch = (MemoryKind.FEATURE_MAPS, MemoryKind.TEMPORARY)
+    end = int(memory.moments(Phase.BACKWARD).max(initial=NONE))
+    held = [
+        replace(each, bytes=each.bytes / 2)
+        if each.kind in of_batch and NONE < each.born <= end and not wide[graph.trace.name[memory.events[each.born]]]
+        else each
+        for each in memory.held
+    ]
+    weights = sum(each.bytes for each in memory.held if each.kind is MemoryKind.WEIGHTS)
+    first = max(int(memory.moments(Phase.FORWARD).min(initial=0)), 0)
+    copies = Held(bytes=weights / 2, born=first, died=max(end, first), kind=MemoryKind.WEIGHTS)
+    return replace(memory, held=(*held, copies))
+
+
 def _gains(call: CallPrice) -> bool:
     """Whether an operator has float32 tensors to make smaller; where nothing is known, it does."""
     return call.work.dtype == "float32" if call.work is not None else not call.reason.startswith("elements of type")
@@ -199,7 +259,7 @@ def _told(graph: TaskGraph, chosen: _Chosen, factor: Floats) -> list[str]:
         )
     kernels = (graph.kind == TaskKind.KERNEL) & graph.on_gpu
     kept = int(kernels.sum()) - len(chosen.rows)
-    return [*notes, f"{kept} kernels keep their durations: update, half precision, integers, collectives"]
+    return [*notes, f"{kept} kernels keep their durations: update, half precision, integers, float32, collectives"]
 
 
 def _collectives(graph: TaskGraph) -> Ints:

@@ -12,6 +12,7 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.communication import (
+    INTERFERENCE,
     all_gather_us,
     all_reduces,
     check_not_negative,
@@ -36,7 +37,7 @@ def blueconnect(
     factors: str,
     bandwidths: str,
     latencies_us: str = "5",
-    interference: float = 0.0,
+    interference: float = INTERFERENCE,
     node: str = "",
 ) -> Outcome:
     """Every all-reduce as reduce-scatters and all-gathers, one pair for each level of the network (algorithm 8).
@@ -46,9 +47,9 @@ def blueconnect(
     all levels. The chain of an all-reduce of S bytes is reduce-scatter p1, ..., pk, all-gather pk, ..., p1, where
     level i works on S / (p1...p(i-1)) bytes (BlueConnect, section 3). Each level has a channel of its own, so
     stages of different buckets run side by side on different levels, as the paper's do; the two stages of a level
-    share its links. `interference` makes every stage that much slower, as in the pass ddp. With `node`, the name or
-    file of one (``roller devices``), the stages of the innermost level take what the model of NCCL gives there, and
-    that level's bandwidth and latency are not used.
+    share its links. `interference` makes every stage that much slower, as what overlaps in the pass ddp. With `node`,
+    the name or file of one (``roller devices``), the stages of the innermost level take what the model of NCCL gives
+    there, and that level's bandwidth and latency are not used.
 
     Works on the all-reduces that the pass ddp inserted and on recorded ones. A recorded one keeps its place on its
     stream, which waits there for the chain: so recorded all-reduces do not overlap each other.

@@ -11,6 +11,7 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.communication import (
+    INTERFERENCE,
     MEBIBYTE,
     all_reduce_us,
     all_reduces,
@@ -46,7 +47,7 @@ def ddp(
     bucket_mb: float = 0.0,
     first_bucket_mb: float = 1.0,
     overlap: bool = True,
-    interference: float = 0.0,
+    interference: float = INTERFERENCE,
     gradient_mb: float = 0.0,
     call_us: float = CALL_US,
     existing: str = "replace",
@@ -69,8 +70,9 @@ def ddp(
     Assumptions: all workers alike, none waits for another's computation; what every worker computes does not
     change; one exchange a step of every gradient that the trace shows, so with gradients accumulated over several
     backward passes each of them is exchanged; the copies of gradients into buckets and back are not added.
-    `bandwidth` is a worker's bus bandwidth in GB/s (12.5: 100 Gbit/s), `latency_us` one step of the ring. Real NCCL
-    calls were 34 % slower than the formula beside running kernels (4.6.5): `interference` 0.34 adds that. With
+    `bandwidth` is a worker's bus bandwidth in GB/s (12.5: 100 Gbit/s), `latency_us` one step of the ring. Beside
+    running kernels NCCL's calls took 34 % longer than the formula on average, and what it says when they ran alone
+    (4.6.5): `interference` is added to all-reduces that overlap the backward pass, to none with ``overlap=no``. With
     `node`, the name or file of one (``roller devices``), all-reduces take what the model of NCCL gives there, a worker
     on every board, and `bandwidth` and `latency_us` are not used.
 
@@ -81,6 +83,8 @@ def ddp(
     check_not_negative("ddp", latency_us=latency_us, interference=interference, call_us=call_us, bucket_mb=bucket_mb)
     if existing not in ("replace", "keep"):
         raise InputError("ddp: existing", f"{existing!r} is unknown", "write replace or keep")
+    # Alone on the board, collectives take what the formula says.
+    interference = interference if overlap else 0.0
     cost = _Cost(workers, bandwidth, latency_us, 1.0 + interference, node_of("ddp", node, workers))
     recorded = np.intersect1d(all_reduces(graph), recorded_collectives(graph))
     if len(recorded):
@@ -102,7 +106,7 @@ def ddp(
     ]
     if not overlap:
         notes.append("no all-reduce starts before the backward pass ends")
-    return Outcome(insert.edit.apply(), tuple(notes))
+    return Outcome(replace(insert.edit.apply(), workers=workers), tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -236,11 +240,13 @@ def _reprice(graph: TaskGraph, recorded: Ints, cost: _Cost, existing: str) -> Ou
     notes = [
         f"{held}: they stay in place and take what the formula gives for {cost.workers} workers "
         f"{cost.where}, {durations.sum() / 1e3:.3f} ms in all instead of {before:.3f} ms"
+        + (f", {cost.slower - 1:.0%} slower beside kernels" if cost.slower > 1 else "")
     ]
     if len(priced) < len(recorded):
         notes.append(f"{len(recorded) - len(priced)} all-reduces of unknown size stay as recorded")
     written = graph.bytes.copy()
     written[recorded] = sizes
     return Outcome(
-        replace(tied(graph, recorded).with_durations(priced, durations), bytes=written), (*notes, *untouched)
+        replace(tied(graph, recorded).with_durations(priced, durations), bytes=written, workers=cost.workers),
+        (*notes, *untouched),
     )

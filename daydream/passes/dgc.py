@@ -51,9 +51,10 @@ def dgc(
 
     A share `ratio` of the elements is sent, each with its index (`index_factor` 2: as many bytes again). Durations
     of all-reduces are scaled by the product, as in the thesis, but for `latency_us` of each, which stays. That is
-    right for a sparse all-reduce. With `workers` n what happens in practice is meant, an all-gather of everybody's
-    different elements: n - 1 of them arrive where a ring all-reduce carries 2 (n-1) / n arrays, so the factor is
-    ratio x index_factor x n / 2.
+    right for a sparse all-reduce. What happens in practice among n workers is an all-gather of everybody's different
+    elements: n - 1 of them arrive where a ring all-reduce carries 2 (n-1) / n arrays, so the factor is
+    ratio x index_factor x n / 2. `workers` 0 is the number that the pass ddp was given, else the recorded one; where
+    neither is known, and with 2, the factor is that of the sparse all-reduce.
 
     Before every all-reduce stands one compression kernel behind the GPU tasks it waits for, after it one
     decompression kernel before the GPU tasks that wait for it, each with a launch of `launch_us`. Their time is the
@@ -80,14 +81,17 @@ def dgc(
     rows, sizes = rows[~np.isnan(sizes)], sizes[~np.isnan(sizes)]
     graph = tied(graph, np.intersect1d(rows, recorded_collectives(graph)))
     rate = elementwise_gb_s or elementwise_rate(graph)
+    workers = workers or graph.workers or _recorded_workers(graph)
     factor = ratio * index_factor * (workers / 2.0 if workers else 1.0)
     fixed = np.minimum(graph.duration_us[rows], latency_us)
     shorter = fixed + (graph.duration_us[rows] - fixed) * factor
     passes = (compress_passes, decompress_passes)
     inserted = _insert_kernels(graph, rows, sizes, rate, passes, launch_us, (shorter, sizes * ratio * index_factor))
     before, after = float(graph.duration_us[rows].sum()), float(shorter.sum())
+    among = f", an all-gather among {workers} workers" if workers else ", a sparse all-reduce among unknown workers"
     notes = [
-        f"{len(rows)} all-reduces take {factor:g} of their time: {after / 1e3:.3f} ms instead of {before / 1e3:.3f} ms",
+        f"{len(rows)} all-reduces take {factor:g} of their time{among}: {after / 1e3:.3f} ms instead of "
+        f"{before / 1e3:.3f} ms",
         f"compression moves {sizes.sum() / 1e6:.1f} MB of gradients {sum(passes):g} times at {rate:.0f} GB/s"
         + ("" if elementwise_gb_s else ", the rate of this trace's element-wise kernels"),
     ]
@@ -96,6 +100,12 @@ def dgc(
     if unknown:
         notes.append(f"{unknown} all-reduces of unknown size stay as they were")
     return Outcome(inserted, tuple(notes))
+
+
+def _recorded_workers(graph: TaskGraph) -> int:
+    """The ranks of the recorded group, 0 where the trace does not say."""
+    ranks = graph.trace.distributed.get("world_size") if graph.trace is not None else None
+    return ranks if isinstance(ranks, int) and ranks > 1 else 0
 
 
 def _insert_kernels(

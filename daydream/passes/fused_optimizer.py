@@ -8,9 +8,12 @@ import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.memory import HeldMemory, MemoryKind
 from daydream.passes import Outcome, what_if
+from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.checks import at_least, one_of
-from daydream.passes.basis.idioms import is_elementwise, is_fused_optimizer, named, renamed
+from daydream.passes.basis.idioms import idle_hosts, is_elementwise, is_fused_optimizer, named, renamed
+from daydream.passes.basis.maps import without
 from daydream.trace.trace import NONE, Ints
 
 #: Tensors of a parameter's size that the fused kernel moves, over those that separate kernels do.
@@ -39,6 +42,8 @@ def fused_optimizer(
     in the trace (Adam 7/23, AdamW 7/22, SGD with momentum 5/11; 5/11 otherwise). Kernels that are fused already
     keep their time. The work is split evenly over `kernels` kernels a step.
 
+    Temporary tensors of the update, which separate kernels hand to each other, are not held any more.
+
     `host_us` of host time a step stays: collecting parameters, gradients and state, about 1 µs for each of some
     200 tensors. Copies and collectives of the phase stay, as do CPU tasks that launch or wait for them.
 
@@ -65,7 +70,7 @@ def fused_optimizer(
         edit.set("duration_us", of_group, total / len(of_group))
     edit.set("kind", remain, TaskKind.KERNEL)
     edit.remove(np.setdiff1d(rows, remain))
-    idle = _idle_hosts(graph, np.setdiff1d(rows, remain))
+    idle = idle_hosts(graph, np.setdiff1d(rows, remain))
     edit.remove(idle)
     _drop_launches(edit, np.setdiff1d(rows, remain))
     for first in (step_rows[0] for step_rows in kept):
@@ -82,19 +87,16 @@ def fused_optimizer(
         notes.append(f"{already} of the kernels belong to a fused optimizer already and keep their time")
     if duration == "traffic" and already < len(rows):
         notes.append(f"element-wise kernels move {ratio:.2f} of their bytes")
-    return Outcome(edit.apply(), tuple(notes))
+    before_bytes = memory_of(graph)
+    after_bytes = None if before_bytes is None else _without_temporaries(before_bytes)
+    changed, told, gain = changed_memory(edit.apply(), before_bytes, after_bytes)
+    return Outcome(changed, (*notes, *told), gain)
 
 
-def _idle_hosts(graph: TaskGraph, gone: Ints) -> Ints:
-    """CPU tasks of the update that have nothing left to do: all but those that launch what stays or wait."""
-    launches = graph.edge_kind == Dependency.LAUNCH
-    gone_mask = np.zeros(len(graph), np.bool_)
-    gone_mask[gone] = True
-    busy = graph.edge_source[launches & ~gone_mask[graph.edge_target]]
-    waits = graph.edge_target[graph.edge_kind == Dependency.SYNC]
-    hosts = graph.select(kind=TaskKind.CPU, gpu=False, phase=Phase.UPDATE)
-    launched = graph.edge_source[launches & gone_mask[graph.edge_target]]
-    return np.setdiff1d(np.union1d(hosts, launched), np.union1d(busy, waits))
+def _without_temporaries(memory: HeldMemory) -> HeldMemory:
+    """The step's memory without what separate kernels of the update hand to each other."""
+    update = set(memory.moments(Phase.UPDATE).tolist())
+    return without(memory, [each for each in memory.held if each.kind is MemoryKind.TEMPORARY and each.born in update])
 
 
 def _drop_launches(edit: Edit, gone: Ints) -> None:

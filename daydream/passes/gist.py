@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
+from daydream.graph.memory import HeldMemory
 from daydream.passes import Outcome, what_if
+from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.checks import at_least
 from daydream.passes.basis.idioms import (
     LayerRun,
@@ -20,7 +23,19 @@ from daydream.passes.basis.idioms import (
     preceding,
     roles,
 )
+from daydream.passes.basis.maps import Absence, absence, encoded, input_bytes
 from daydream.trace.trace import NONE, Ints
+
+#: What 2x2 pooling leaves of a map.
+_POOLED = 1 / 4
+
+#: Operators of the calls whose inputs are encoded.
+_OPERATORS = {
+    Role.CONVOLUTION: r"conv(?!ert)",
+    Role.BATCHNORM: r"batch_?norm",
+    Role.RELU: r"relu|threshold|clamp_min",
+    Role.POOLING: r"pool(?!ed)",
+}
 
 
 @what_if("gist")
@@ -31,6 +46,7 @@ def gist(
     decode_factor: float = 1.0,
     lossy: bool = False,
     dpr_factor: float = 0.75,
+    density: float = 0.5,
 ) -> Outcome:
     """Encoding kernels behind ReLUs in the forward pass, decoding ones in the backward pass (algorithm 11).
 
@@ -41,9 +57,12 @@ def gist(
 
     Durations come from existing element-wise kernels: encoding takes `encode_factor` and decoding `decode_factor`
     times the ReLU's forward kernel, which reads and writes the map once; a conversion by cuSPARSE that passes
-    over the map twice is nearer 2. DPR takes `dpr_factor` times the nearest ReLU (0.75: reads 4 bytes, writes 2).
-    Each kernel brings a launch of the trace's usual duration. What the memory so saved is good for (a larger
-    batch) is not part of the answer: this is the overhead.
+    over the map twice is nearer 2. A pooled map takes the share of that which its recorded size is of the ReLU's, a
+    quarter without sizes, as windows of 2x2 leave. DPR takes `dpr_factor` times the nearest ReLU (0.75: reads 4 bytes,
+    writes 2). Each kernel brings a launch of the trace's usual duration.
+
+    In memory a binarised map takes a bit for each element, a sparse one 5 bytes for each of the share `density` of
+    them that is not zero, after DPR 2 bytes; each is whole again while its gradient is made.
 
     Raises:
         InputError: a negative factor.
@@ -54,20 +73,25 @@ def gist(
         "dpr-factor": dpr_factor,
     }.items():
         at_least(name, value, 0.0)
+    at_least("density", density, 0.0)
     role = roles(graph)
     calls = _Calls.of(graph, role)
     if not calls.relu:
         return Outcome(graph, ("no forward kernel of a ReLU: nothing is encoded",))
     inserts = _Inserts(Edit(graph), preceding(graph))
-    coded = _code_relus(graph, calls, inserts, encode_factor, decode_factor)
+    sizes = _Sizes(graph, density)
+    coded = _code_relus(graph, calls, inserts, sizes, (encode_factor, decode_factor))
     if lossy:
-        _reduce(graph, calls, inserts, coded, dpr_factor)
+        _reduce(graph, calls, inserts, sizes, coded, dpr_factor)
+    before = memory_of(graph)
+    after = None if before is None else encoded(before, _absences(graph, before, sizes.maps))
+    changed, told, gain = changed_memory(inserts.edit.apply(), before, after)
     counted = ", ".join(f"{count} {name}" for name, count in sorted(inserts.count.items()))
     notes = (
         f"inserted {counted}" if counted else "no ReLU is followed by pooling or a convolution",
         f"{inserts.total_us / 1000:.3f} ms of GPU time added in all steps",
     )
-    return Outcome(inserts.edit.apply(), notes)
+    return Outcome(changed, (*notes, *told), gain)
 
 
 @dataclass
@@ -125,9 +149,47 @@ class _Inserts:
         self.total_us += duration_us
 
 
-def _code_relus(graph: TaskGraph, calls: _Calls, inserts: _Inserts, encode: float, decode: float) -> set[int]:
+@dataclass
+class _Sizes:
+    """Recorded sizes of calls' inputs, and the maps that are encoded: calls, bytes, what remains of them."""
+
+    graph: TaskGraph
+    density: float
+    maps: list[tuple[LayerRun, LayerRun | None, float, float]] = field(default_factory=list)
+
+    def of(self, role: Role, run: LayerRun) -> float:
+        """Bytes of a call's input; 0 where unknown."""
+        return input_bytes(self.graph, [run], _OPERATORS[role])[0]
+
+    def pooled(self, relu: LayerRun, reader: LayerRun) -> float:
+        """What a pooled map that a convolution reads is of the ReLU's."""
+        whole, part = self.of(Role.RELU, relu), self.of(Role.CONVOLUTION, reader)
+        return part / whole if whole and part else _POOLED
+
+    def keep(self, role: Role, run: LayerRun, back: LayerRun | None, code: str) -> None:
+        """The input of a call is encoded."""
+        size = self.of(role, run)
+        share = {"binarize": 1 / 32, "SSDC": self.density * 5 / 4, "DPR": 1 / 2}[code]
+        if size:
+            self.maps.append((run, back, size, min(share, 1.0)))
+
+
+def _absences(
+    graph: TaskGraph, memory: HeldMemory, maps: list[tuple[LayerRun, LayerRun | None, float, float]]
+) -> Iterator[tuple[Absence, float]]:
+    """When maps are encoded in the step whose memory is known, and what remains of them."""
+    for run, back, size, share in maps:
+        away = absence(graph, memory, size, run, back) if back is not None else None
+        if away is not None:
+            yield away, share
+
+
+def _code_relus(
+    graph: TaskGraph, calls: _Calls, inserts: _Inserts, sizes: _Sizes, factors: tuple[float, float]
+) -> set[int]:
     """Inserts the lossless kernels; returns the first rows of the calls that are coded."""
     coded: set[int] = set()
+    encode, decode = factors
     for relu in calls.relu:
         took = float(graph.duration_us[relu.rows].sum())
         follower = calls.after(graph, relu)
@@ -135,15 +197,19 @@ def _code_relus(graph: TaskGraph, calls: _Calls, inserts: _Inserts, encode: floa
             coded |= {relu.first, follower[1].first}
             inserts.behind(follower[1], "binarize", encode * took)
             inserts.ahead(calls.back[relu.first], "binarize decode", decode * took)
+            sizes.keep(Role.POOLING, follower[1], calls.back[relu.first], "binarize")
             follower = calls.after(graph, follower[1])
+            # The convolution reads what the pooling leaves.
+            took *= sizes.pooled(relu, follower[1]) if follower and follower[0] is Role.CONVOLUTION else 1.0
         if follower and follower[0] is Role.CONVOLUTION:
             coded |= {relu.first, follower[1].first}
             inserts.behind(follower[1], "SSDC encode", encode * took)
             inserts.ahead(calls.back[follower[1].first], "SSDC decode", decode * took)
+            sizes.keep(Role.CONVOLUTION, follower[1], calls.back[follower[1].first], "SSDC")
     return coded
 
 
-def _reduce(graph: TaskGraph, calls: _Calls, inserts: _Inserts, coded: set[int], factor: float) -> None:
+def _reduce(graph: TaskGraph, calls: _Calls, inserts: _Inserts, sizes: _Sizes, coded: set[int], factor: float) -> None:
     """Inserts the lossy kernels behind every call that is no ReLU and not coded already."""
     relus = np.array(sorted(run.first for run in calls.relu), np.int64)
     for first, (kind, run) in calls.starts.items():
@@ -151,6 +217,7 @@ def _reduce(graph: TaskGraph, calls: _Calls, inserts: _Inserts, coded: set[int],
             continue
         position = min(int(np.searchsorted(relus, first)), len(relus) - 1)
         nearest = min((relus[max(position - 1, 0)], relus[position]), key=lambda row: abs(int(row) - first))
-        took = factor * float(graph.duration_us[nearest])
+        took = factor * float(graph.duration_us[nearest]) * (_POOLED if kind is Role.POOLING else 1.0)
+        sizes.keep(kind, run, calls.back[first], "DPR")
         inserts.behind(run, "DPR", took)
         inserts.ahead(calls.back[first], "DPR decode", took)

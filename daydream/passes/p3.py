@@ -20,6 +20,7 @@ from daydream.passes.basis.communication import (
     transfer_us,
 )
 from daydream.passes.basis.gradients import ParameterGradient, consumers, find_gradients, last_of_threads
+from daydream.passes.basis.idioms import idle_hosts
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -58,7 +59,8 @@ def p3(
     only one pull; that leaves most of a server's traffic out.) With more than 0 they are machines of their own, and
     n / `servers` times as slow where that is more than 1.
 
-    `update` "server" takes the GPU tasks of the update phase off, since servers update parameters, at no cost here;
+    `update` "server" takes the GPU tasks of the update phase off and the host time of its operators, all but calls
+    that wait or launch something else, since servers update parameters, at no cost here;
     "worker" leaves them: then they wait for all pulls, and the forward pass for them.
 
     All-reduces that the graph holds, recorded or inserted, are taken out.
@@ -81,7 +83,7 @@ def p3(
     insert = _Insertion(edit=Edit(graph), network=network, slice_bytes=slice_mb * MEBIBYTE, priority=priority)
     for step, of_step in gradients.steps.items():
         insert.step(of_step, _Needs.of(graph, step, of_step, update))
-    removed = _remove_updates(insert.edit) if update == "server" else 0
+    removed, host_us = _remove_updates(insert.edit) if update == "server" else (0, 0.0)
     replaced = all_reduces(graph)
     insert.edit.remove(replaced, launches=True)
     steps = len(gradients.steps)
@@ -93,7 +95,8 @@ def p3(
         f"at {bandwidth:g} GB/s" + ("" if priority else ", first come, first served"),
     ]
     if removed:
-        notes.append(f"{removed} GPU tasks of the update phase are done by servers")
+        host = f"{host_us / 1e3:.3f} ms of host time go with them"
+        notes.append(f"{removed} GPU tasks of the update phase are done by servers; {host}")
     if len(replaced):
         notes.append(f"{len(replaced)} all-reduces that the graph held are gone")
     if insert.unknown:
@@ -227,8 +230,13 @@ class _Insertion:
         )
 
 
-def _remove_updates(edit: Edit) -> int:
-    """Takes the GPU tasks of the update phase off, with their launches; returns how many."""
+def _remove_updates(edit: Edit) -> tuple[int, float]:
+    """Takes the GPU tasks of the update phase off, with their launches and operators.
+
+    Returns how many GPU tasks, and the host time that goes with them, microseconds.
+    """
     rows = edit.graph.select(phase=Phase.UPDATE, gpu=True)
+    hosts = idle_hosts(edit.graph, rows) if len(rows) else rows
     edit.remove(rows, launches=True)
-    return len(rows)
+    edit.remove(hosts)
+    return len(rows), float((edit.graph.duration_us + edit.graph.gap_us)[hosts].sum())

@@ -8,7 +8,7 @@ from daydream.graph.edit import Edit
 from daydream.graph.graph import TaskGraph, TaskKind
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.checks import above_zero, at_least, chosen, one_of, pattern
-from daydream.passes.basis.idioms import is_collective, is_compute_bound, is_within_device, named
+from daydream.passes.basis.idioms import host_of, is_collective, is_compute_bound, is_within_device, named
 from daydream.trace.trace import Floats, Ints
 from hal.support.errors import InputError
 
@@ -105,23 +105,33 @@ def remove(
     phase: str = "all",
     on: str = "gpu",
     launches: bool = True,
+    host: str = "launch",
 ) -> Outcome:
     """The remove primitive: the tasks chosen are gone, with `launches` also the CUDA calls that launch them.
 
-    The choice is written as for `scale`; at least one of match, layer and phase must be given.
+    The choice is written as for `scale`; at least one of match, layer and phase must be given. The time that operators
+    take on the host besides their launches stays, so that a step which the host holds back hardly gets shorter;
+    ``host=operator`` takes off all of the operators that launch nothing else, which is the upper bound of what getting
+    rid of them can bring.
 
     Raises:
         InputError: nothing chosen by name, layer or phase, or a malformed choice.
     """
+    one_of("host", host, ("launch", "operator"))
     if not match and not layer and phase == "all":
         raise InputError("match", "would remove every task", "give match, layer or phase")
     rows = _tasks(graph, match, layer, phase, on)
     edit = Edit(graph)
     edit.remove(rows, launches=launches)
+    hosts = host_of(graph, rows[graph.on_gpu[rows]]) if host == "operator" else np.empty(0, np.int64)
+    edit.remove(hosts)
     after = edit.apply()
     calls = len(graph) - len(after) - len(rows)
-    note = f"{len(rows)} tasks of {_ms(graph.duration_us[rows])} removed, {calls} of their launches"
-    return Outcome(after, (note,))
+    if host == "operator":
+        gone = f"{calls} tasks of the host, {_ms((graph.duration_us + graph.gap_us)[hosts])} of their operators"
+    else:
+        gone = f"{calls} of their launches"
+    return Outcome(after, (f"{len(rows)} tasks of {_ms(graph.duration_us[rows])} removed, {gone}",))
 
 
 def _tasks(graph: TaskGraph, match: str, layer: str, phase: str, on: str) -> Ints:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.graph.memory import HeldMemory
 from daydream.passes import Outcome, what_if
+from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.checks import above_zero, at_least
 from daydream.passes.basis.idioms import (
     LayerRun,
@@ -26,6 +29,7 @@ from daydream.passes.basis.idioms import (
     roles,
     tensors,
 )
+from daydream.passes.basis.maps import Absence, absence, elsewhere
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -89,7 +93,22 @@ def vdnn(
     for step in sorted({layer.forward.step for layer in layers}):
         of_step = [layer for layer in layers if layer.forward.step == step]
         copies.of_step(of_step, prefetch_distance, wait_for_offload)
-    return Outcome(edit.apply(), _notes(graph, layers, len(pairs), pcie_gbps))
+    memory = memory_of(graph)
+    after = None if memory is None else elsewhere(memory, _away(graph, memory, layers, prefetch_distance))
+    changed, told, gain = changed_memory(edit.apply(), memory, after)
+    return Outcome(changed, (*_notes(graph, layers, len(pairs), pcie_gbps), *told), gain)
+
+
+def _away(graph: TaskGraph, memory: HeldMemory, layers: list[_Offload], distance: int) -> Iterator[Absence]:
+    """When the maps of the step whose memory is known are on the host."""
+    of_step = [layer for layer in layers if layer.forward.step == memory.step]
+    first = min((layer.backward for layer in of_step), key=lambda run: run.first, default=None)
+    for place, layer in enumerate(of_step):
+        trigger = of_step[place + distance].backward if place + distance < len(of_step) else first
+        assert trigger is not None
+        away = absence(graph, memory, layer.bytes, layer.forward, trigger)
+        if away is not None:
+            yield away
 
 
 class _Copies:

@@ -14,6 +14,7 @@ import numpy as np
 
 from daydream.capture.captured import Capture, CapturedOperator
 from daydream.graph.graph import Phase
+from daydream.memory.footprint import allocations
 from daydream.memory.predicted import memory_events
 from daydream.operators.inputs import RecordedTensor
 from daydream.prediction.step import PredictedStep
@@ -24,6 +25,9 @@ _HOST, _STREAM = 0, 1
 
 #: What the calls around kernels are called.
 _LAUNCH, _WAIT = "cudaLaunchKernel", "cudaDeviceSynchronize"
+
+#: Seconds between the last launch and the wait for the device.
+_APART = 1e-9
 
 #: Share of an operator's time on the host that the call itself takes, which launches.
 _CALL_SHARE = 0.3
@@ -66,7 +70,8 @@ def predicted_trace(step: PredictedStep) -> Trace:
     _operators(events, step, ends)
     host_end = float(ends[-1]) if len(ends) else 0.0
     if len(step.kernels) and length > host_end:
-        events.add(_WAIT, Category.RUNTIME, host_end, length)
+        # Times that are rounded must not put the call into the launch before it.
+        events.add(_WAIT, Category.RUNTIME, min(host_end + _APART, length), length)
     return _trace(step, events)
 
 
@@ -203,8 +208,19 @@ def _trace(step: PredictedStep, events: _Events) -> Trace:
             **({} if capture.batch is None else {"batch": capture.batch}),
             "predicted": {"model": capture.title, "dtype": capture.dtype, "device": step.device.name},
             "gradients": _gradients(capture),
+            "memory": _memory(capture),
         },
     )
+
+
+def _memory(capture: Capture) -> list[list[Any]]:
+    """Bytes, first and last operator, kind and module of everything that the step holds."""
+    paths = [module.path for module in capture.modules]
+    return [
+        [each.bytes, each.born, each.died, each.kind.value, paths[each.module] if each.module != NONE else ""]
+        for each in allocations(capture)
+        if each.bytes
+    ]
 
 
 def _gradients(capture: Capture) -> list[dict[str, Any]]:

@@ -244,6 +244,9 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         line(f"{applied_pass.name}{applied_pass.settings}")
         for note in applied_pass.notes:
             line(f"  {note}")
+        if applied_pass.memory_bytes:
+            kinds = ", ".join(f"{kind} {size / 1e6:+,.1f} MB" for kind, size in applied_pass.memory_bytes.items())
+            line(f"  at the peak of memory: {kinds}")
 
 
 def print_passes(passes: Sequence[WhatIf]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from daydream.graph.graph import TaskGraph
 from daydream.graph.simulate import simulate
 from daydream.passes import Outcome, WhatIf, parameters_of, registered
-from daydream.whatif import apply_passes, parse_pass
+from daydream.whatif import PassRequest, apply_passes, parse_pass
 from hal.support.errors import InputError
 from tests.daydream.graphs import graph, launched, pairs
 
@@ -191,3 +191,13 @@ def test_no_such_file(tmp_path: Path) -> None:
 def test_every_registered_pass_has_a_summary_and_parameters_that_can_be_written() -> None:
     for name, found in registered().items():
         assert name == found.name and found.summary.endswith("."), name
+
+
+def test_bytes_that_a_pass_tells_are_kept() -> None:
+    def less(graph: TaskGraph) -> Outcome:
+        return Outcome(graph, ("less",), {"feature maps": -5.0})
+
+    request = PassRequest(text="less", name="less", function=less, parameters={}, defaults={})
+    _, (applied,) = apply_passes(small(), [request])
+    assert applied.memory_bytes == {"feature maps": -5.0}
+    assert apply_passes(small(), [parse_pass("shrink")])[1][0].memory_bytes is None

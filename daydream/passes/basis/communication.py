@@ -22,6 +22,10 @@ from daydream.trace.trace import NONE, Floats, Ints, argument
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
+#: By how much NCCL's calls were slower beside running kernels than the formulas, and than alone (thesis 4.6.5, figure
+#: 4.9: 34 % on average over measured all-reduces of DDP).
+INTERFERENCE = 0.34
+
 #: Bytes a microsecond in one GB/s.
 BYTES_PER_US = 1e3
 

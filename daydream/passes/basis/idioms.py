@@ -158,6 +158,19 @@ def host_of(graph: TaskGraph, rows: Ints) -> Ints:
     return np.union1d(calls, inside)
 
 
+def idle_hosts(graph: TaskGraph, gone: Ints) -> Ints:
+    """CPU tasks of the update that have nothing left to do without these GPU tasks: all but those that launch what
+    stays or wait."""
+    launches = graph.edge_kind == Dependency.LAUNCH
+    gone_mask = np.zeros(len(graph), np.bool_)
+    gone_mask[gone] = True
+    busy = graph.edge_source[launches & ~gone_mask[graph.edge_target]]
+    waits = graph.edge_target[graph.edge_kind == Dependency.SYNC]
+    hosts = graph.select(kind=TaskKind.CPU, gpu=False, phase=Phase.UPDATE)
+    launched = graph.edge_source[launches & gone_mask[graph.edge_target]]
+    return np.setdiff1d(np.union1d(hosts, launched), np.union1d(busy, waits))
+
+
 def _launched_within(graph: TaskGraph, rows: Ints) -> Ints:
     """For each trace row how many of these GPU tasks were launched inside it."""
     count = np.zeros(len(graph.enclosing), np.int64)

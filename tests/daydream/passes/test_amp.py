@@ -62,6 +62,18 @@ def test_what_cannot_gain_stays():
     assert durations(amp(recorded([whole_numbers, halves]))) == [60, 60]
 
 
+def test_what_autocast_keeps_in_float32_stays():
+    sizes, kernel = [[1024, 1024]], [("elementwise", 60)]
+    names = ["aten::_softmax", "aten::native_layer_norm_backward", "aten::nll_loss_forward", "aten::batch_norm"]
+    some = recorded([operator(name, sizes, kernels=kernel) for name in [*names, "aten::gelu"]])
+    # Batch norms have no rule in autocast's lists, and run in the type of their input.
+    assert durations(amp(some)) == [60, 60, 60, 30, 30]
+    assert durations(amp(some, single=False)) == [30] * 5
+    note = "3 kernels of 0.2 ms stay in float32 as autocast has it: softmax, losses, norms"
+    assert note in amp(some).notes
+    assert durations(amp(by_name("softmax_warp_forward", "relu"))) == [60, 30]
+
+
 def test_the_update_stays_in_float32_unless_asked():
     update = by_name("vectorized_elementwise_kernel", phase=Phase.UPDATE)
     assert durations(amp(update)) == [60]

@@ -19,7 +19,7 @@ from hal.support.errors import InputError
 from roller.library.collectives import collective_seconds
 from tests.daydream.graphs import CHANNEL, STREAM2, graph, launched, pairs, task
 
-LEVELS = {"factors": "4x2", "bandwidths": "100x10", "latencies_us": "1"}
+LEVELS = {"factors": "4x2", "bandwidths": "100x10", "latencies_us": "1", "interference": 0.0}
 
 
 def inserted(count: int = 1) -> TaskGraph:
@@ -61,7 +61,7 @@ def test_levels_work_side_by_side_on_different_buckets():
 
 
 def test_interference_slows_every_stage():
-    made = blueconnect(inserted(), **LEVELS, interference=1.0).graph
+    made = blueconnect(inserted(), **{**LEVELS, "interference": 1.0}).graph
     assert simulate(made).start_us[made.select(name="update")] == pytest.approx([11 + 2 * 328])
 
 
@@ -99,7 +99,7 @@ def test_what_ddp_inserted_can_be_decomposed():
 def test_a_chain_takes_the_time_of_the_hierarchical_formula(factors, size, bandwidth):
     tasks = [task("ncclAllReduce", CHANNEL, 1, kind=TaskKind.COMMUNICATION, bytes=size)]
     text = "x".join(map(str, factors))
-    made = blueconnect(graph(tasks), factors=text, bandwidths=str(bandwidth), latencies_us="2").graph
+    made = blueconnect(graph(tasks), factors=text, bandwidths=str(bandwidth), latencies_us="2", interference=0.0).graph
     rates, latencies = [bandwidth] * len(factors), [2.0] * len(factors)
     expected = hierarchical_all_reduce_us(size, factors, rates, latencies)
     assert simulate(made).makespan_us == pytest.approx(expected)

@@ -8,6 +8,8 @@ import pytest
 
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
+from daydream.passes.basis.communication import all_reduces
+from daydream.passes.ddp import ddp
 from daydream.passes.dgc import dgc, elementwise_rate
 from daydream.tasks.build import read_graph
 from hal.support.errors import InputError
@@ -55,6 +57,16 @@ def test_gradients_are_compressed_exchanged_and_decompressed():
 def test_sparse_all_gathers_grow_with_the_workers():
     # 0.01 x 2 x 8 / 2 = 8 % of 100 µs.
     assert times(dgc(exchange(), **USUAL, workers=8).graph)["ncclAllReduce bucket 0"] == (91, 99)
+
+
+def test_the_workers_are_those_of_ddp():
+    tasks = [*launched("b", 10, phase=Phase.BACKWARD), *launched("update", 5, phase=Phase.UPDATE)]
+    whole = ddp(graph(tasks, pairs(2)), workers=32, gradient_mb=1.0).graph
+    before, after = (made.duration_us[all_reduces(made)] for made in (whole, dgc(whole, **USUAL).graph))
+    # 0.01 x 2 x 32 / 2 = 32 %; who says 2 workers means a sparse all-reduce, 2 %.
+    assert after.tolist() == pytest.approx((0.32 * before).tolist())
+    sparse = dgc(whole, **USUAL, workers=2)
+    assert sparse.graph.duration_us[all_reduces(sparse.graph)].tolist() == pytest.approx((0.02 * before).tolist())
 
 
 def test_latency_is_not_compressed():

@@ -9,6 +9,7 @@ from daydream.graph.simulate import simulate
 from daydream.passes.gist import gist
 from hal.support.errors import InputError
 from tests.daydream.graphs import graph, launched, pairs
+from tests.daydream.recorded import operator, recorded
 
 FORWARD = [("fprop", "conv1", 20), ("relu", "relu1", 4), ("fprop", "conv2", 20), ("relu", "relu2", 6)]
 FORWARD += [("max_pool", "pool", 5), ("sgemm", "fc", 9)]
@@ -66,6 +67,19 @@ def test_pooling_before_a_convolution_is_stored_sparse_too():
         row["phase"] = Phase.FORWARD
     after = gist(graph(rows, pairs(3))).graph
     assert names(after) == ["relu", "max_pool", "Gist binarize", "fprop", "Gist SSDC encode"]
+    # Binarising goes over the ReLU's map, the sparse code over a quarter of it.
+    assert after.duration_us[after.select(name="Gist")].tolist() == [4, 1]
+
+
+def test_a_pooled_map_takes_its_recorded_share_of_the_relu():
+    operators = [
+        operator("aten::relu", [[8, 64, 12, 12]], kernels=[("relu", 9)], phase=Phase.FORWARD),
+        operator("aten::max_pool2d", [[8, 64, 12, 12]], kernels=[("max_pool", 5)], phase=Phase.FORWARD),
+        operator("aten::conv2d", [[8, 64, 4, 4], [64, 64, 3, 3]], kernels=[("fprop", 20)], phase=Phase.FORWARD),
+    ]
+    after = gist(recorded(operators)).graph
+    # 4 x 4 of 12 x 12: a ninth.
+    assert after.duration_us[after.select(name="Gist SSDC encode")].tolist() == pytest.approx([1])
 
 
 def test_without_relu_nothing_changes():

@@ -10,7 +10,7 @@ from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.passes.p3 import p3
 from hal.support.errors import InputError
-from tests.daydream.graphs import CHANNEL, graph, launched, pairs, task
+from tests.daydream.graphs import CHANNEL, MAIN, graph, launched, pairs, task
 
 MIB_IN_30_US = 2**20 / 30 / 1e3
 
@@ -49,6 +49,23 @@ def test_the_next_forward_pass_waits_layer_by_layer():
     assert found["next f1"] == (131, 141)
     assert found["next f2"] == (141, 151)
     assert "update" not in found
+
+
+def test_the_host_does_nothing_for_what_servers_update():
+    tasks = [
+        *launched("b", 10, phase=Phase.BACKWARD, layer="l1"),
+        # 40 µs of the optimizer's operators on the host; a wait and the launch of a copy stay.
+        task("aten::add_", MAIN, 30, gap_us=10, phase=Phase.UPDATE),
+        *launched("update", 5, phase=Phase.UPDATE),
+        *launched("Memcpy DtoH", 1, phase=Phase.NONE),
+        task("cudaStreamSynchronize", MAIN, 3, phase=Phase.UPDATE),
+    ]
+    edges = [(0, 1, Dependency.LAUNCH), (3, 4, Dependency.LAUNCH), (5, 6, Dependency.LAUNCH), (6, 7, Dependency.SYNC)]
+    outcome = p3(graph(tasks, edges), **{**USUAL, "gradient_mb": 1.0})
+    hosts = [outcome.graph.text(row) for row in outcome.graph.select(gpu=False) if outcome.graph.on_cpu[row]]
+    assert hosts == ["cudaLaunchKernel", "cudaLaunchKernel", "cudaStreamSynchronize"]
+    # 30 and 10 µs of the operator, 1 of the launch.
+    assert "1 GPU tasks of the update phase are done by servers; 0.041 ms of host time go with them" in outcome.notes
 
 
 def last_forward(made: TaskGraph) -> tuple[float, float]:

@@ -1,0 +1,113 @@
+"""Memory of one training step beside its graph: what is held from when to when, as passes change it.
+
+A moment is an operator of the trace: :attr:`Held.born` and :attr:`Held.died` count moments, so that passes which change
+durations, or add tasks, leave them valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from daydream.trace.trace import NONE, Floats, Ints
+
+
+class MemoryKind(StrEnum):
+    """What memory holds: TBD's five types (thesis 3.4.4), its "dynamic" one told apart by what is allocated."""
+
+    WEIGHTS = "weights"
+    GRADIENTS = "weight gradients"
+    OPTIMIZER = "optimizer states"
+    FEATURE_MAPS = "feature maps"
+    WORKSPACE = "workspace"
+    INPUTS = "inputs"
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Memory that is held for a while.
+
+    Attributes:
+        bytes: as asked for, before an allocator rounds.
+        born: the moment in which it is made, -1 for what exists before the step.
+        died: the last moment in which it is held; the number of moments where it outlives the step.
+        kind: what it holds.
+        layer: index of the graph's layers, -1 without.
+    """
+
+    bytes: float
+    born: int
+    died: int
+    kind: MemoryKind
+    layer: int = NONE
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HeldMemory:
+    """The memory of one step.
+
+    Attributes:
+        step: index of the graph's steps.
+        source: where the sizes come from, in words.
+        events: the trace row of every moment's operator.
+        phase: of every moment.
+        layer: of every moment, as :attr:`Held.layer`.
+        held: in any order.
+    """
+
+    step: int
+    source: str
+    events: Ints
+    phase: Ints
+    layer: Ints
+    held: tuple[Held, ...]
+
+    @cached_property
+    def curve(self) -> Floats:
+        """Bytes held in every moment."""
+        return self.curve_of(self.held)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Bytes held at the peak."""
+        return float(self.curve.max(initial=0.0))
+
+    @property
+    def peak(self) -> int:
+        """The moment in which most is held, -1 without moments."""
+        return int(self.curve.argmax()) if len(self.curve) else NONE
+
+    def at_peak(self) -> dict[MemoryKind, float]:
+        """Bytes at the peak by kind."""
+        sums = dict.fromkeys(MemoryKind, 0.0)
+        for each in self.held:
+            if each.born <= self.peak <= each.died:
+                sums[each.kind] += each.bytes
+        return sums
+
+    def curve_of(self, held: Iterable[Held]) -> Floats:
+        """Bytes that some of it takes in every moment."""
+        count = len(self.events)
+        changes = np.zeros(count + 1)
+        for each in held:
+            changes[max(each.born, 0)] += each.bytes
+            changes[min(each.died + 1, count)] -= each.bytes
+        return np.cumsum(changes)[:count]
+
+    def moments(self, phase: int, layers: Iterable[int] | None = None) -> Ints:
+        """The moments of a phase; of these layers alone where they are given."""
+        wanted = self.phase == phase
+        if layers is not None:
+            wanted &= np.isin(self.layer, list(layers))
+        return np.flatnonzero(wanted)
+
+
+def difference(before: HeldMemory, after: HeldMemory) -> dict[str, float]:
+    """Bytes by kind at the peak after less those at the peak before; kinds that stay are left out."""
+    old, new = before.at_peak(), after.at_peak()
+    return {kind.value: new[kind] - old[kind] for kind in MemoryKind if abs(new[kind] - old[kind]) >= 1}

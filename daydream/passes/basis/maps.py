@@ -1,0 +1,87 @@
+"""Feature maps of single calls: which memory of a step is the input of a layer, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from daydream.graph.graph import TaskGraph
+from daydream.graph.memory import Held, HeldMemory, MemoryKind
+from daydream.passes.basis.idioms import LayerRun, operators_named, outermost_operator, tensors
+from daydream.trace.trace import NONE
+
+#: Allocators round sizes up by less than this.
+_ROUNDING = 512
+
+
+def input_bytes(graph: TaskGraph, runs: Sequence[LayerRun], operators: str) -> list[float]:
+    """Bytes of the first tensor that each call's operator (a regular expression of names) got; 0 where unknown."""
+    firsts = np.array([run.first for run in runs], np.int64)
+    owners = outermost_operator(graph, firsts, operators_named(graph, operators))
+    sizes = []
+    for owner in owners.tolist():
+        inputs = tensors(graph, owner)
+        sizes.append(float(inputs[0].bytes) if inputs else 0.0)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A map's time between its uses: bytes, the last moment of the forward call, the first of the backward one."""
+
+    bytes: float
+    end: int
+    again: int
+
+
+def absence(graph: TaskGraph, memory: HeldMemory, size: float, forward: LayerRun, backward: LayerRun) -> Absence | None:
+    """When a map of this size is in nobody's use, between two calls; None outside the step whose memory is known."""
+    if not size or forward.step != memory.step or graph.trace is None:
+        return None
+    operators = [int(graph.operator[row]) for row in (forward.last, backward.first)]
+    if NONE in operators:
+        return None
+    begins = np.maximum.accumulate(graph.trace.start_us[memory.events])
+    ends = graph.trace.start_us + graph.trace.duration_us
+    end = int(np.searchsorted(begins, ends[operators[0]], side="left")) - 1
+    again = int(np.searchsorted(begins, graph.trace.start_us[operators[1]], side="left"))
+    return Absence(size, end, again) if 0 <= end < again else None
+
+
+def map_of(memory: HeldMemory, away: Absence) -> Held | None:
+    """The feature map of this size that is held all the while, the last one made."""
+    fitting = [
+        each for each in memory.held
+        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - away.bytes < _ROUNDING
+        and each.born <= away.end and each.died >= away.again
+    ]  # fmt: skip
+    return max(fitting, key=lambda each: each.born, default=None)
+
+
+def without(memory: HeldMemory, gone: Iterable[Held], instead: Iterable[Held] = ()) -> HeldMemory:
+    """The memory with some of it replaced."""
+    identities = {id(each) for each in gone}
+    kept = (each for each in memory.held if id(each) not in identities)
+    return replace(memory, held=(*kept, *instead))
+
+
+def encoded(memory: HeldMemory, maps: Iterable[tuple[Absence, float]]) -> HeldMemory:
+    """Maps, and what remains of each, held smaller between forward and backward call, whole while in use."""
+    for away, share in maps:
+        each = map_of(memory, away)
+        if each is not None:
+            less = replace(each, bytes=each.bytes * share)
+            whole = replace(each, born=away.again, died=away.again, bytes=each.bytes * (1 - share))
+            memory = without(memory, [each], [less, replace(whole, kind=MemoryKind.TEMPORARY)])
+    return memory
+
+
+def elsewhere(memory: HeldMemory, maps: Iterable[Absence]) -> HeldMemory:
+    """Maps that are not held between their two calls."""
+    for away in maps:
+        each = map_of(memory, away)
+        if each is not None:
+            memory = without(memory, [each], [replace(each, died=away.end), replace(each, born=away.again)])
+    return memory
