@@ -239,7 +239,7 @@ def _after(step: PredictedStep, passes: Sequence[PassRequest]) -> tuple[float, i
     from daydream.prediction.trace import predicted_trace
 
     prediction = predict(replay_of(predicted_trace(step)), passes)
-    told = [getattr(applied, "memory_bytes", None) or {} for applied in prediction.applied]
+    told = [applied.memory_bytes or {} for applied in prediction.applied]
     return float(prediction.after.timeline.step_us[0]) * 1e-6, round(sum(sum(each.values()) for each in told))
 
 

@@ -12,7 +12,7 @@ from daydream.graph.simulate import simulate
 from daydream.operators.work import Moved, Work, WorkPart
 from daydream.passes.accumulate import accumulate
 from daydream.passes.basis.batches import with_batch
-from daydream.predict.trace import predicted_trace
+from daydream.prediction.trace import predicted_trace
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from tests.daydream.captures import operator, step_of

@@ -13,7 +13,7 @@ from daydream.graph.memory import MemoryKind
 from daydream.memory.beside import with_memory
 from daydream.memory.footprint import footprint
 from daydream.passes.basis.bytes import memory_of
-from daydream.predict.trace import predicted_trace
+from daydream.prediction.trace import predicted_trace
 from daydream.tasks.build import read_graph
 from tests.daydream.captures import operator, step_of
 from tests.daydream.graphs import graph, launched, pairs
