@@ -236,7 +236,10 @@ def score_table(scores: Sequence[NetworkScore], predictions: Mapping[str, Floats
             for half, members in halves.items():
                 if members.sum() > 2:
                     figures = accuracy(scores, predicted, members)
-                    view.add_row(way, kind, half, str(members.sum()), *figures, asked if half == "all" else "")
+                    # The page has these: ours, and what the others come to on what they were not trained on.
+                    style = "bold" if is_ours or (kind in modes and half == "others") else None
+                    cells = (way, kind, half, str(members.sum()), *figures, asked if half == "all" else "")
+                    view.add_row(*cells, style=style)
     return view
 
 
