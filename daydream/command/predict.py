@@ -61,7 +61,8 @@ STEP_OPTIONS = (
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     choice = click.Choice
-    for option in (
+    # The one that is put around last stands first in the help.
+    given = (
         click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
         click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
         click.option(
@@ -85,7 +86,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--json/--no-json", "as_json", default=False, help="A JSON object per board and batch."),
         click.option("--rows", type=click.IntRange(1, 1000), default=10, help="Lines of each table."),
         click.argument("model"),
-    ):
+    )
+    for option in reversed(given):
         command = option(command)
     return command
 

@@ -96,7 +96,8 @@ class SweepRow:
 
 
 def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
+    # The one that is put around last stands first in the help.
+    given = (
         click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
         click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
         click.option(
@@ -126,7 +127,8 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         *STEP_OPTIONS,
         click.option("--json/--no-json", "as_json", default=False, help="A JSON object per line of the table."),
         click.argument("model"),
-    ):
+    )
+    for option in reversed(given):
         command = option(command)
     return command
 
