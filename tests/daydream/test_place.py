@@ -13,6 +13,8 @@ from daydream.cli import main
 from daydream.command.place import board_counts
 from hal.support.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("pytorch")
+
 #: Three jobs of known length. The V100 has 16 GB: it cannot run the second.
 GIVEN: list[dict[str, Any]] = [
     {"name": "short", "seconds": {"h100": 10, "v100": 30}, "memory_gb": 4},

@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 from daydream.cli import main
 from daydream.command.sweep import SweepRow, Variant, with_best
 
+pytestmark = pytest.mark.usefixtures("pytorch")
+
 #: Weights of 2 GB, inputs of 512 KB a sample: the board's 16 GiB end between 1,024 and 32,768 samples.
 NETWORK = """
 import torch
