@@ -23,17 +23,18 @@ def modules() -> list[str]:
     return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in with_examples]
 
 
-def check(name: str) -> None:
-    report = doctest.testmod(importlib.import_module(name))
-    assert report.attempted > 0 and report.failed == 0
+def results(name: str) -> doctest.TestResults:
+    return doctest.testmod(importlib.import_module(name))
 
 
 @pytest.mark.parametrize("name", [name for name in modules() if not name.startswith(WITH_PYTORCH)])
 def test_examples_return_what_is_shown(name: str) -> None:
-    check(name)
+    report = results(name)
+    assert report.attempted > 0 and report.failed == 0
 
 
 @pytest.mark.usefixtures("pytorch")
 @pytest.mark.parametrize("name", [name for name in modules() if name.startswith(WITH_PYTORCH)])
 def test_examples_beside_pytorch_return_what_is_shown(name: str) -> None:
-    check(name)
+    report = results(name)
+    assert report.attempted > 0 and report.failed == 0
