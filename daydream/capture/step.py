@@ -72,20 +72,13 @@ def capture(
     model = subject.model.train(training)
     if dtype in _CASTS:
         model = model.to(_CASTS[dtype])
-    modules = {module: index for index, module in enumerate(model.modules())}
     autocast = Autocast()
-    recorder = OperatorRecorder(modules, autocast, device)
-    owners = _parameters(model, modules)
-    recorder.watch_parameters(owners)
-    for buffer in model.buffers():
-        recorder.storages.number(buffer, "buffer")
+    recorder = OperatorRecorder({module: index for index, module in enumerate(model.modules())}, autocast, device)
     args, kwargs = _cast_inputs(subject, dtype)
-    for tensor in tensors_in([args, kwargs]):
-        recorder.storages.number(tensor, "input")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad] if training else []
     update = optimizer_of(trained, optimizer or subject.optimizer, implementation)
-    for tensor in state_tensors(update) if update is not None else ():
-        recorder.storages.number(tensor, "optimizer")
+    owners = _parameters(model)
+    _number_storages(recorder, model, owners, [args, kwargs], update)
     order: list[int] = []
     with ExitStack() as around:
         around.enter_context(autocast.effective())
@@ -118,22 +111,11 @@ def capture(
             with torch.no_grad():
                 model(*args, **kwargs)
         recorder.finish()
-    names = {module: path for path, module in model.named_modules()}
-    places = {parameter: place for place, parameter in enumerate(dict.fromkeys(order))}
     return Capture(
         title=subject.title,
         operators=tuple(recorder.operators),
-        modules=tuple(CapturedModule(names[module], type(module).__name__) for module in modules),
-        parameters=tuple(
-            CapturedParameter(
-                name=name,
-                tensor=recorded_tensor(tensor),
-                storage=recorder.storages.number(tensor)[0],
-                trained=training and tensor.requires_grad,
-                order=places.get(id(tensor), -1),
-            )
-            for name, (tensor, _) in owners.items()
-        ),
+        modules=tuple(CapturedModule(path, type(module).__name__) for path, module in model.named_modules()),
+        parameters=_captured_parameters(recorder, owners, order, training=training),
         storages=tuple(recorder.storages.records),
         batch=subject.batch,
         training=training,
@@ -142,16 +124,50 @@ def capture(
     )
 
 
-def _parameters(model: Any, modules: Mapping[Any, int]) -> dict[str, tuple[torch.Tensor, int]]:
-    """Parameters by the first of their names, each with the module that holds it."""
+def _number_storages(
+    recorder: OperatorRecorder, model: Any, owners: Mapping[str, tuple[torch.Tensor, int]], inputs: Any, update: Any
+) -> None:
+    """Numbers what exists before the step, by what it is."""
+    recorder.watch_parameters(owners)
+    for buffer in model.buffers():
+        recorder.storages.number(buffer, "buffer")
+    for tensor in tensors_in(inputs):
+        recorder.storages.number(tensor, "input")
+    for tensor in state_tensors(update) if update is not None else ():
+        recorder.storages.number(tensor, "optimizer")
+
+
+def _captured_parameters(
+    recorder: OperatorRecorder,
+    owners: Mapping[str, tuple[torch.Tensor, int]],
+    order: Sequence[int],
+    *,
+    training: bool,
+) -> tuple[CapturedParameter, ...]:
+    """The parameters; ``order`` names their tensors as the gradients came."""
+    places = {parameter: place for place, parameter in enumerate(dict.fromkeys(order))}
+    return tuple(
+        CapturedParameter(
+            name=name,
+            tensor=recorded_tensor(tensor),
+            storage=recorder.storages.number(tensor)[0],
+            trained=training and tensor.requires_grad,
+            order=places.get(id(tensor), -1),
+        )
+        for name, (tensor, _) in owners.items()
+    )
+
+
+def _parameters(model: Any) -> dict[str, tuple[torch.Tensor, int]]:
+    """Parameters by the first of their names, each with the index of the module that holds it."""
     owners: dict[str, tuple[torch.Tensor, int]] = {}
     known = set()
-    for path, module in model.named_modules():
+    for index, (path, module) in enumerate(model.named_modules()):
         for name, tensor in module.named_parameters(recurse=False):
             if tensor in known:
                 continue
             known.add(tensor)
-            owners[f"{path}.{name}" if path else name] = (tensor, modules[module])
+            owners[f"{path}.{name}" if path else name] = (tensor, index)
     return owners
 
 
