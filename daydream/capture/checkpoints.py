@@ -7,9 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from hal.support.errors import InputError
+
+
+#: Parts of operators' names whose results selective checkpoints keep: products of which every second is kept, and
+#: attention.
+_HALVED, _KEPT = "aten::mm", "aten::_scaled_dot_product_"
 
 
 def apply_checkpoints(model: Any, which: str) -> list[str]:
@@ -17,23 +22,45 @@ def apply_checkpoints(model: Any, which: str) -> list[str]:
 
     Args:
         model: any module.
-        which: ``none``; ``full`` for the blocks of which the model repeats the most; else a pattern of paths, as
-            ``layers.*``, that ends at the modules to checkpoint.
+        which: ``none``; ``full`` for the blocks of which the model repeats the most; ``selective`` for the same blocks,
+            of which attention and every second product are kept, as torchtitan does per operator; else a pattern of
+            paths, as ``layers.*``, that ends at the modules to checkpoint.
 
     Raises:
         InputError: no module has such a path, or none is repeated.
     """
     if which == "none":
         return []
-    paths = _repeated(model) if which == "full" else _matching(model, which)
+    if which in ("full", "selective"):
+        paths = repeated_blocks(model)
+        if not paths:
+            remedy = "name modules: --checkpoint 'stages.*'"
+            raise InputError(f"--checkpoint {which}", "the model repeats no block", remedy)
+    else:
+        paths = _matching(model, which)
     for path in paths:
         module = model.get_submodule(path)
-        module.forward = _recomputed(module)
+        module.forward = _recomputed(module, _selective if which == "selective" else None)
     return paths
 
 
-def _repeated(model: Any) -> list[str]:
-    """Paths of the blocks in the list of equal modules that holds the most parameters."""
+def _selective() -> Any:
+    """What keeps results in the forward pass and gives them back in the backward pass, for one block."""
+    counts = {False: 0, True: 0}
+
+    def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+        name = operator.name()
+        kept = name.startswith(_KEPT)
+        if name == _HALVED:
+            counts[context.is_recompute] += 1
+            kept = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+def repeated_blocks(model: Any) -> list[str]:
+    """Paths of the blocks in the list of equal modules that holds the most parameters; empty without such a list."""
     best: tuple[int, list[str]] = (0, [])
     for path, module in model.named_modules():
         if not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
@@ -42,8 +69,6 @@ def _repeated(model: Any) -> list[str]:
         size = sum(parameter.numel() for parameter in module.parameters())
         if len(children) > 1 and len({type(child) for child in children.values()}) == 1 and size > best[0]:
             best = size, [f"{path}.{name}" if path else name for name in children]
-    if not best[1]:
-        raise InputError("--checkpoint full", "the model repeats no block", "name modules: --checkpoint 'stages.*'")
     return best[1]
 
 
@@ -61,7 +86,9 @@ def _matching(model: Any, pattern: str) -> list[str]:
     return paths
 
 
-def _recomputed(module: Any) -> Callable[..., Any]:
+def _recomputed(module: Any, contexts: Callable[[], Any] | None = None) -> Callable[..., Any]:
+    """The module's forward as a checkpoint; ``contexts`` makes what decides by operator, None keeps nothing."""
+    around = {"context_fn": contexts} if contexts is not None else {}
     forward = module.forward
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -75,6 +102,6 @@ def _recomputed(module: Any) -> Callable[..., Any]:
     def outer(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
-        return checkpoint(inner, *args, use_reentrant=False, **kwargs)
+        return checkpoint(inner, *args, use_reentrant=False, **around, **kwargs)
 
     return outer

@@ -29,7 +29,7 @@ class CaptureOptions:
         attention: kernels of ``scaled_dot_product_attention``: ``flash``, ``efficient``, ``eager``, or ``auto``.
         flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
         channels_last: images and convolutions' weights lie with their channels last.
-        checkpoint: ``none``, ``full``, or a pattern of modules' paths.
+        checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
     """
 
     batch: int | None = None

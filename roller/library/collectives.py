@@ -153,6 +153,7 @@ def collective_seconds(
     node: NodeSpec,
     *,
     dtype: str = "bfloat16",
+    per_node: int | None = None,
     timing: Timing = TIMING,
 ) -> LibraryTime:
     """Time of a collective from the first board's kernel to the last one's end, out of place.
@@ -164,6 +165,7 @@ def collective_seconds(
         ranks: how many take part, one on a board; above the node's boards whole nodes.
         node: where.
         dtype: element type, which matters to sums alone.
+        per_node: how many of them share a node, where others than neighbours form the group; None fills nodes.
         timing: constants of the model.
 
     Raises:
@@ -172,10 +174,14 @@ def collective_seconds(
     if collective not in COLLECTIVES:
         raise InputError("op", f"no collective is called {collective!r}", f"use one of {', '.join(COLLECTIVES)}")
     size, count = np.broadcast_arrays(np.asarray(message_bytes, np.float64), np.asarray(ranks, np.float64))
-    check_ranks(count, node)
+    inside = np.minimum(count, node.boards)
+    if per_node is None:
+        check_ranks(count, node)
+    else:
+        _check_spread(count, per_node, node)
+        inside = np.minimum(count, per_node)
     if np.any(size < 1):
         raise InputError("bytes", f"got {size.min():g}, expected 1 or more", "write the size of a message")
-    inside = np.minimum(count, node.boards)
     nodes = count / inside
     # In an all-to-all a rank's messages to other nodes do not pass through its own.
     held = size / nodes if collective == "alltoall" else size
@@ -242,6 +248,22 @@ def check_ranks(ranks: ArrayLike, node: NodeSpec) -> None:
         raise InputError(
             "ranks", f"{parted[0]:g} do not fill nodes of {node.boards} boards", f"write a multiple of {node.boards}"
         )
+
+
+def _check_spread(counts: Floats, per_node: int, node: NodeSpec) -> None:
+    """Refuse a group that does not fill its part of every node.
+
+    Raises:
+        InputError: more boards of a node than it has, a last node with fewer, or several nodes without a network.
+    """
+    if not 1 <= per_node <= node.boards:
+        raise InputError("per_node", f"got {per_node}", f"write 1 to {node.boards}, as {node.name} has boards")
+    over = counts[counts > per_node]
+    if len(over) and np.any(over % per_node):
+        raise InputError("ranks", f"{over[0]:g} do not fill nodes of {per_node}", f"write a multiple of {per_node}")
+    if len(over) and node.network is None:
+        remedy = "describe its network in a node file"
+        raise InputError("node", f"{node.name} stands alone, {over[0]:g} ranks need several", remedy)
 
 
 def link_rate(node: NodeSpec, ranks: Floats, timing: Timing = TIMING) -> Floats:
