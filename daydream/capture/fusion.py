@@ -25,7 +25,7 @@ it: the loss is part of the forward pass.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from daydream.capture.captured import Capture, CapturedOperator
@@ -49,13 +49,18 @@ ASSUMED = (
 )
 
 
-def fused(capture: Capture) -> Capture:
+def fused(capture: Capture, regions: Sequence[int] | None = None) -> Capture:
     """The step with the kernels that TorchInductor would generate, ``inductor::triton_..._fused_NAMES``.
 
     Their inputs are the distinct tensors that they read, their outputs those that they write: what they cost is the sum
     of both. Axes that are broadcast have one element.
+
+    Args:
+        capture: the step.
+        regions: of every operator, where blocks are compiled each by itself, -1 where it is not compiled; None compiles
+            the step as a whole.
     """
-    nodes = nodes_of(capture)
+    nodes = nodes_of(capture, regions)
     groups = groups_of(nodes)
     group_of = {node: group for group in groups for node in group.nodes}
     values = list(dict.fromkeys(value for node in nodes for value in (*node.reads, *node.writes)))
@@ -140,6 +145,8 @@ class _Stored:
     def _can_be_made_again(self, value: Value) -> bool:
         writer = value.writer
         assert writer is not None and value.tensor is not None
+        if any(node.region != writer.region for node in value.readers):
+            return False
         part = writer.part
         is_loop = part.kind is Kind.ROWS or (part.kind is Kind.POINT and (part.picks or not part.gathers))
         # A part of a storage that is written in place needs what was there.

@@ -22,6 +22,7 @@ class Group:
         columns: elements that it reduces into one.
         phase: of the step.
         nodes: its loops in order.
+        region: of the step that it is compiled in.
     """
 
     kind: Kind
@@ -29,6 +30,7 @@ class Group:
     columns: int
     phase: Phase
     nodes: list[Node] = field(default_factory=list)
+    region: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -57,7 +59,9 @@ class _Grouping:
         self._of: dict[Node, Group] = {}
         for node in nodes:
             part = node.part
-            group = Group(kind=part.kind, rows=part.rows, columns=part.columns, phase=node.phase, nodes=[node])
+            group = Group(
+                kind=part.kind, rows=part.rows, columns=part.columns, phase=node.phase, nodes=[node], region=node.region
+            )
             self.groups.append(group)
             self._of[node] = group
             if part.kind is Kind.WHOLE:
@@ -87,7 +91,7 @@ class _Grouping:
         return list(dict.fromkeys(self._of[each] for each in ordered))
 
     def _may_join(self, one: Group, other: Group) -> bool:
-        if one.phase != other.phase or one.kind in (Kind.WHOLE, Kind.LIST):
+        if (one.phase, one.region) != (other.phase, other.region) or one.kind in (Kind.WHOLE, Kind.LIST):
             return False
         if len(one.nodes) + len(other.nodes) > _LARGEST:
             return False

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from daydream.capture.captured import Capture, CapturedOperator
-from daydream.capture.fusion_kinds import Part, parts_of
+from daydream.capture.fusion_kinds import WHOLE, Part, parts_of
 from daydream.graph.graph import Phase
 from daydream.operators.inputs import RecordedTensor
+from daydream.trace.trace import NONE
 
 #: Operators that write their first argument without reading it.
 _OVERWRITES = frozenset({"aten::copy_", "aten::fill_", "aten::zero_", "aten::bernoulli_", "aten::normal_"})
@@ -46,6 +47,7 @@ class Node:
         reads: tensors of the values that it reads.
         writes: values that it makes.
         after: nodes that must have run before it.
+        region: of the step that is compiled by itself; -1 outside all, where nothing is.
     """
 
     index: int
@@ -54,20 +56,29 @@ class Node:
     reads: dict[Value, list[RecordedTensor]]
     writes: list[Value]
     after: set[Node]
+    region: int = 0
 
 
-def nodes_of(capture: Capture) -> list[Node]:
-    """The nodes of a step in order; operators that launch nothing have none."""
+def nodes_of(capture: Capture, regions: Sequence[int] | None = None) -> list[Node]:
+    """The nodes of a step in order; operators that launch nothing have none.
+
+    Args:
+        capture: the step.
+        regions: of every operator, -1 where it is not compiled; None for one region.
+    """
     current: dict[int, Value] = {}
     nodes: list[Node] = []
     for index, operator in enumerate(capture.operators):
         if operator.launches:
-            parts = parts_of(operator)
-            nodes.extend(_nodes(index, operator, parts, current))
+            region = 0 if regions is None else regions[index]
+            parts = parts_of(operator) if region != NONE else WHOLE
+            nodes.extend(_nodes(index, operator, parts, current, region))
     return nodes
 
 
-def _nodes(index: int, operator: CapturedOperator, parts: Sequence[Part], current: dict[int, Value]) -> Iterator[Node]:
+def _nodes(
+    index: int, operator: CapturedOperator, parts: Sequence[Part], current: dict[int, Value], region: int
+) -> Iterator[Node]:
     read = tensors_by_storage(arguments_of(operator), operator.read)
     if operator.name in _OVERWRITES and operator.read and operator.read[0] in operator.written:
         read[operator.read[0]] = read[operator.read[0]][1:]
@@ -88,7 +99,7 @@ def _nodes(index: int, operator: CapturedOperator, parts: Sequence[Part], curren
         for position, (storage, tensors) in enumerate(list(read.items())[:count]):
             results.setdefault(position, Value(storage=storage, tensor=tensors[0]))
     for part in parts:
-        node = Node(index=index, part=part, phase=operator.phase, reads={}, writes=[], after=set())
+        node = Node(index=index, part=part, phase=operator.phase, reads={}, writes=[], after=set(), region=region)
         if not part.constant:
             node.reads = {value: list(tensors) for value, tensors in reads.items() if tensors}
         node.writes = [value for position, value in results.items() if part.writes is None or position in part.writes]

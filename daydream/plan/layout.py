@@ -1,0 +1,143 @@
+"""How a step is divided among boards: how many ways, in which order the boards stand, what each keeps of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from hal.spec.node import NodeSpec
+from hal.support.errors import InputError
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Shard = Literal["none", "zero1", "fsdp"]
+
+SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
+SHARDS: tuple[Shard, ...] = ("none", "zero1", "fsdp")
+
+#: DDP's ``bucket_cap_mb``, in MiB.
+USUAL_BUCKET_MB = 25.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Ranks of a step in three directions, neighbours in the tensor direction first, as Megatron numbers them.
+
+    Attributes:
+        data: copies of the model that work on samples of their own.
+        tensor: boards that share every layer.
+        pipeline: stages, one after the other.
+        schedule: in which order a stage takes micro-batches: ``gpipe`` forward all, then backward all; ``1f1b``
+            one forward, one backward; ``interleaved`` the same with several chunks of the model on a stage.
+        chunks: of the model on a stage, 1 but for ``interleaved``.
+        micro_batches: that every copy of the model works on in a step.
+        shard: what the ranks of the data direction share: ``none`` (DDP), ``zero1`` the optimizer's states, ``fsdp``
+            parameters, gradients and states.
+        bucket_bytes: of gradients that are exchanged together by DDP.
+        overlap: whether exchanges of gradients begin while the backward pass still runs.
+        sequence: whether tensor ranks hold a part of the sequence each between the layers that they share.
+        master: whether parameters of 16 bits are kept in float32, too, for the optimizer.
+        reduce_bytes: of an element of a gradient that is exchanged; 0 for that of the gradient itself.
+    """
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+    schedule: Schedule = "1f1b"
+    chunks: int = 1
+    micro_batches: int = 1
+    shard: Shard = "none"
+    bucket_bytes: float = USUAL_BUCKET_MB * 2**20
+    overlap: bool = True
+    sequence: bool = False
+    master: bool = True
+    reduce_bytes: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Boards of the step."""
+        return self.data * self.tensor * self.pipeline
+
+    @property
+    def words(self) -> str:
+        """The layout in a few words.
+
+        >>> Layout(data=4, tensor=2, shard="fsdp").words
+        'fsdp 4, tensor 2'
+        """
+        named = [(self.shard if self.shard != "none" else "data", self.data)]
+        named += [("tensor", self.tensor), ("pipeline", self.pipeline)]
+        return ", ".join(f"{name} {count}" for name, count in named if count > 1) or "one board"
+
+    def check(self, node: NodeSpec | None) -> None:
+        """Refuses what no job can be.
+
+        Raises:
+            InputError: a number is out of range, the boards do not fill their nodes, or the schedule does not fit.
+        """
+        for name in ("data", "tensor", "pipeline", "micro_batches", "chunks"):
+            if getattr(self, name) < 1:
+                raise InputError(f"--{name.replace('_', '-')}", f"got {getattr(self, name)}", "write 1 or more")
+        if self.schedule == "interleaved":
+            if self.chunks < 2 or self.pipeline < 2:
+                raise InputError("--schedule interleaved", "needs several stages of several chunks", "add --chunks 2")
+            if self.micro_batches % self.pipeline:
+                problem = f"{self.micro_batches} micro-batches do not go through {self.pipeline} stages in turns"
+                raise InputError("--micro-batches", problem, f"write a multiple of {self.pipeline}")
+        elif self.chunks > 1:
+            raise InputError("--chunks", f"{self.schedule} has one chunk on a stage", "add --schedule interleaved")
+        if node is None:
+            return
+        if self.ranks > node.boards and self.ranks % node.boards:
+            problem = f"{self.ranks} ranks do not fill nodes of {node.boards} boards"
+            raise InputError("--data", problem, f"write numbers whose product is a multiple of {node.boards}")
+        if self.ranks > node.boards and node.network is None:
+            raise InputError("--node", f"{node.name} stands alone, {self.ranks} ranks need several", "name another")
+        small, large = sorted((self.tensor, node.boards))
+        if large % small:
+            problem = f"{self.tensor} do not divide the {node.boards} boards of {node.name}"
+            raise InputError("--tensor", problem, "write a number that does")
+
+    # Who stands where
+
+    def tensor_per_node(self, node: NodeSpec) -> int:
+        """Ranks of a tensor group that share a node."""
+        return min(self.tensor, node.boards)
+
+    def data_per_node(self, node: NodeSpec) -> int:
+        """Ranks of a data group that share a node."""
+        return min(self.data, max(node.boards // self.tensor, 1))
+
+    def same_node(self, stage: int, other: int, node: NodeSpec) -> bool:
+        """Whether a rank of one stage finds its neighbour of another in its own node."""
+        size = self.tensor * self.data
+        return stage * size // node.boards == other * size // node.boards and abs(stage - other) * size < node.boards
+
+
+def orders(layout: Layout, stage: int) -> list[tuple[bool, int, int]]:
+    """What a stage does, in order: whether forward, which micro-batch, which chunk.
+
+    1F1B is that of PipeDream-Flush, the interleaved one Megatron's (Narayanan et al. 2021, section 2.2.2).
+
+    >>> [("F" if forward else "B") + str(number) for forward, number, _ in orders(Layout(pipeline=2, micro_batches=3), 0)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    count, chunks, stages = layout.micro_batches, layout.chunks, layout.pipeline
+    if layout.schedule == "interleaved":
+        group = stages * chunks
+
+        def place(step: int, *, forward: bool) -> tuple[bool, int, int]:
+            chunk = step % group // stages
+            return forward, step // group * stages + step % stages, chunk if forward else chunks - 1 - chunk
+
+        total = count * chunks
+        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages, total)
+        forwards = [place(step, forward=True) for step in range(total)]
+        backwards = [place(step, forward=False) for step in range(total)]
+    else:
+        forwards = [(True, number, 0) for number in range(count)]
+        backwards = [(False, number, 0) for number in range(count)]
+        ahead = count if layout.schedule == "gpipe" else min(stages - stage - 1, count)
+    done = forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards, strict=False):
+        done += [forward, backward]
+    return done + backwards[len(forwards) - ahead :]
