@@ -1,0 +1,197 @@
+"""What the passes of a stage take: kernels and launches of every unit, and every collective of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from daydream.graph.graph import Phase
+from daydream.operators.calls import KernelPrice, OperatorPrice
+from daydream.operators.inputs import Inputs, RecordedTensor
+from daydream.plan.layout import Layout
+from daydream.prediction.step import LAUNCH_LATENCY, PredictedStep, predicted
+from daydream.trace.dtypes import element_bytes
+from daydream.trace.trace import NONE, Ints
+
+if TYPE_CHECKING:
+    from daydream.capture.captured import Capture, CapturedOperator
+    from daydream.operators.calls import Implementation
+    from daydream.plan.units import Units
+    from hal.spec.device import DeviceSpec
+    from hal.spec.node import NodeSpec
+
+#: Collectives of tensor ranks by the operators that a capture has for them.
+_COLLECTIVES = {
+    "_c10d_functional::all_reduce": "all_reduce",
+    "_c10d_functional::all_gather_into_tensor": "all_gather",
+    "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
+}
+
+#: What an update of parameters in float32 is recorded as.
+_FULL = "float"
+
+
+class Pass(NamedTuple):
+    """A unit going one way, in seconds.
+
+    Attributes:
+        device: of its kernels, one after the other, and the collectives that they wait for.
+        lead: from when the host begins with it until its first kernel can run.
+        host: until the host has launched everything.
+        exchanged: of the device's seconds, those of collectives.
+    """
+
+    device: float
+    lead: float
+    host: float
+    exchanged: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Costs:
+    """Times of a plan's parts on a board in a node.
+
+    Attributes:
+        units: of the captured step of one rank.
+        layout: the plan.
+        step: the captured step priced, collectives of tensor ranks with it.
+        node: where the boards are; None for one board.
+    """
+
+    units: Units
+    layout: Layout
+    step: PredictedStep
+    node: NodeSpec | None
+
+    @cached_property
+    def _seconds(self) -> np.ndarray:
+        return np.array([price.seconds for price in self.step.prices], np.float64)
+
+    @cached_property
+    def _is_collective(self) -> np.ndarray:
+        return np.array([each.name in _COLLECTIVES for each in self.units.capture.operators], np.bool_)
+
+    def passing(self, members: Sequence[int], phase: Phase) -> Pass:
+        """Some units in a row going one way."""
+        rows = np.flatnonzero(np.isin(self.units.unit, members) & (self.units.phase == phase))
+        return self._pass(rows)
+
+    def _pass(self, rows: Ints) -> Pass:
+        seconds, host = self._seconds[rows], self.step.host[rows]
+        busy = np.flatnonzero(seconds > 0)
+        lead = float(host[: busy[0] + 1].sum()) + LAUNCH_LATENCY if len(busy) else 0.0
+        exchanged = float(seconds[self._is_collective[rows]].sum())
+        return Pass(float(seconds.sum()), lead, float(host.sum()), exchanged)
+
+    def update(self, members: Sequence[int]) -> Pass:
+        """The update of some units' parameters, as far as the rank keeps them."""
+        rows = np.flatnonzero(self.units.phase == Phase.UPDATE)
+        whole = self._pass(rows)
+        total = float(self.units.trained.sum())
+        share = float(self.units.trained[list(members)].sum()) / total if total else 0.0
+        return Pass(whole.device * share, min(whole.lead, whole.host * share), whole.host * share, 0.0)
+
+    # Collectives between ranks
+
+    def exchange(self, collective: str, size: float) -> float:
+        """Seconds of a collective of the data direction."""
+        if self.node is None or self.layout.data == 1 or size < 1:
+            return 0.0
+        return _seconds(collective, size, self.layout.data, self.node, self.layout.data_per_node(self.node))
+
+    def hand_over(self, stage: int, other: int) -> float:
+        """Seconds in which a micro-batch's result goes from one stage to another."""
+        size = self.boundary_bytes
+        if self.node is None or size < 1 or stage == other:
+            return 0.0
+        per_node = 2 if self.layout.same_node(stage, other, self.node) else 1
+        return _seconds("send", size, 2, self.node, min(per_node, self.node.boards))
+
+    @cached_property
+    def boundary_bytes(self) -> float:
+        """Bytes that one block hands to the next: what the first of them makes last and the second reads."""
+        units = self.units
+        if units.count < 4:
+            return 0.0
+        first, second = units.rows(1, Phase.FORWARD), units.rows(2, Phase.FORWARD)
+        operators = units.capture.operators
+        made = {storage: row for row in first.tolist() for storage in operators[row].made}
+        read = [storage for row in second.tolist() for storage in operators[row].read if storage in made]
+        if not read:
+            return 0.0
+        return float(units.capture.storages[max(read, key=made.__getitem__)].bytes)
+
+    def unit_bytes(self, unit: int) -> float:
+        """Bytes of a unit's parameters as the step computes with them."""
+        sizes = [each.tensor.bytes for each in self.units.capture.parameters]
+        return float(np.bincount(self.units.parameter_unit, weights=sizes, minlength=self.units.count)[unit])
+
+    def gradient_bytes(self, unit: int) -> float:
+        """Bytes of a unit's gradients as they are exchanged."""
+        each = self.layout.reduce_bytes or max(
+            (element_bytes(parameter.tensor.dtype) for parameter in self.units.capture.parameters), default=4
+        )
+        return float(self.units.trained[unit]) * each
+
+
+def costs_of(
+    units: Units,
+    layout: Layout,
+    device: DeviceSpec,
+    node: NodeSpec | None,
+    implementation: Implementation = "library",
+) -> Costs:
+    """Times of a plan's parts.
+
+    Raises:
+        InputError: the board runs no such library.
+    """
+    capture = units.capture
+    changed = replace(capture, operators=tuple(_kept_part(each, capture, layout) for each in capture.operators))
+    (step,) = predicted(changed, [device], implementation)
+    prices = list(step.prices)
+    for row, operator in enumerate(capture.operators):
+        if operator.name in _COLLECTIVES:
+            seconds = _tensor_seconds(operator, layout, node)
+            kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collective")
+            prices[row] = OperatorPrice(kernels=(kernel,))
+    return Costs(units=units, layout=layout, step=replace(step, prices=tuple(prices)), node=node)
+
+
+def _tensor_seconds(operator: CapturedOperator, layout: Layout, node: NodeSpec | None) -> float:
+    """Seconds of a collective among tensor ranks; sizes are those of the whole array."""
+    sizes = [each.bytes for each in (*operator.inputs.tensors, *operator.outputs) if each is not None]
+    if node is None or layout.tensor == 1 or not sizes:
+        return 0.0
+    return _seconds(_COLLECTIVES[operator.name], max(sizes), layout.tensor, node, layout.tensor_per_node(node))
+
+
+def _seconds(collective: str, size: float, ranks: int, node: NodeSpec, per_node: int) -> float:
+    from roller.library.collectives import collective_seconds
+
+    return float(collective_seconds(collective, size, ranks, node, per_node=per_node).kernel_seconds)
+
+
+def _kept_part(operator: CapturedOperator, capture: Capture, layout: Layout) -> CapturedOperator:
+    """An operator of the update over the part of the parameters that a rank keeps, in full precision."""
+    if operator.phase != Phase.UPDATE:
+        return operator
+    ranks = layout.data if layout.shard != "none" else 1
+
+    def kept(tensor: RecordedTensor) -> RecordedTensor:
+        if not tensor.dims or tensor.elements == 1:
+            return tensor
+        # Sizes of one row keep equal parameters equal.
+        dtype = _FULL if layout.master and element_bytes(tensor.dtype) < element_bytes(_FULL) else tensor.dtype
+        return RecordedTensor((ceil(tensor.elements / ranks),), dtype, (1,))
+
+    inputs = operator.inputs
+    tensors = tuple(kept(each) if each is not None else None for each in inputs.tensors)
+    lists = tuple(tuple(kept(each) for each in members) for members in inputs.lists)
+    outputs = tuple(kept(each) for each in operator.outputs)
+    return replace(operator, inputs=Inputs(tensors, inputs.values, lists), outputs=outputs)

@@ -1,0 +1,320 @@
+"""The task graph of a plan: one rank of every stage, with its host, its kernels and its collectives.
+
+Ranks that differ in their data or tensor direction alone do the same at the same time, so that one of them stands for
+all: nothing in a plan tells them apart.
+
+Collectives follow PyTorch and Megatron. DDP exchanges buckets of gradients as soon as they are full, on a stream beside
+the backward pass. FSDP gathers the parameters of a block while the one before it runs, forward and backward, and sends
+its gradients while the next one runs; with a pipeline parameters stay gathered through the step. Megatron exchanges all
+gradients behind the last backward pass (``overlap`` false). ZeRO's first stage exchanges as these do and gathers the
+parameters behind the update. What a stage makes is sent to the next one while it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, Thread, ThreadKind, TrainingStep
+from daydream.plan.costs import Costs, Pass
+from daydream.plan.layout import orders
+from daydream.trace.trace import NONE
+
+#: Streams of a rank: kernels, gathers, exchanges of gradients, messages to other stages forward and backward.
+STREAMS = ("kernels", "all-gather", "gradients", "to the next stage", "to the stage before")
+
+_US = 1e6
+
+
+def plan_graph(costs: Costs) -> TaskGraph:
+    """The graph of one step; its makespan is the step's length."""
+    build = _Builder(costs)
+    for stage in range(costs.layout.pipeline):
+        build.stage(stage)
+    return build.graph()
+
+
+@dataclass(eq=False)
+class _Builder:
+    costs: Costs
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    edges: list[tuple[int, int, int]] = field(default_factory=list)
+    names: dict[str, int] = field(default_factory=dict)
+    threads: dict[Thread, int] = field(default_factory=dict)
+    layers: dict[str, int] = field(default_factory=dict)
+    # (forward, micro-batch, part of the model) -> the kernels and the message behind which another stage may begin.
+    sent: dict[tuple[bool, int, int], int] = field(default_factory=dict)
+    awaited: list[tuple[tuple[bool, int, int], int]] = field(default_factory=list)
+
+    # Rows
+
+    def add(
+        self,
+        name: str,
+        thread: Thread,
+        seconds: float,
+        *,
+        kind: TaskKind,
+        phase: Phase,
+        layer: str = "",
+        size: float = np.nan,
+        after: Sequence[int] = (),
+        mark: Mark = Mark.NONE,
+    ) -> int:
+        """A task at the end of its thread, behind others."""
+        row = len(self.rows)
+        self.rows.append((
+            self.names.setdefault(name, len(self.names)), int(kind),
+            self.threads.setdefault(thread, len(self.threads)), _US * seconds,
+            self.layers.setdefault(layer, len(self.layers)) if layer else NONE, int(phase), int(mark), size,
+        ))  # fmt: skip
+        between = Dependency.COMMUNICATION if kind is TaskKind.COMMUNICATION else Dependency.SYNC
+        self.edges += [(source, row, int(between)) for source in after]
+        return row
+
+    def stream(self, stage: int, which: int) -> Thread:
+        """A stream of the rank that stands for a stage."""
+        label = f"stage {stage}: {STREAMS[which]}"
+        return Thread(kind=ThreadKind.STREAM, label=label, number=which, device=stage, process=stage)
+
+    def host(self, stage: int) -> Thread:
+        """The host thread of a stage's rank."""
+        return Thread(kind=ThreadKind.CPU, label=f"stage {stage}: host", process=stage)
+
+    def run(self, stage: int, name: str, taken: Pass, phase: Phase, layer: str, after: Sequence[int]) -> int:
+        """Kernels of some units behind what they wait for; the task at whose end all of them are done."""
+        host, kernels = self.host(stage), self.stream(stage, 0)
+        first = self.add(f"launch {name}", host, taken.lead, kind=TaskKind.CPU, phase=phase, layer=layer)
+        rest = max(taken.host - taken.lead, 0.0)
+        last = self.add(f"launch rest of {name}", host, rest, kind=TaskKind.CPU, phase=phase, layer=layer)
+        busy = self.add(name, kernels, taken.device, kind=TaskKind.KERNEL, phase=phase, layer=layer, after=after)
+        self.edges.append((first, busy, int(Dependency.LAUNCH)))
+        done = self.add(f"end of {name}", kernels, 0.0, kind=TaskKind.KERNEL, phase=phase, layer=layer)
+        self.edges.append((last, done, int(Dependency.LAUNCH)))
+        return done
+
+    # A stage
+
+    def stage(self, stage: int) -> None:
+        """All tasks of a stage's rank, in the order in which its host asks for them."""
+        _Stage(self, stage).build()
+
+    def graph(self) -> TaskGraph:
+        """The graph of all stages."""
+        self.edges += [
+            (self.sent[key], row, int(Dependency.COMMUNICATION)) for key, row in self.awaited if key in self.sent
+        ]
+        name, kind, thread, duration, layer, phase, mark, size = (np.array(column) for column in zip(*self.rows, strict=True))
+        count = len(self.rows)
+        edges = np.array(self.edges, np.int64).reshape(-1, 3)
+        return TaskGraph(
+            names=tuple(self.names), threads=tuple(self.threads), layers=tuple(self.layers),
+            steps=(TrainingStep("planned step", float("nan")),), name=name.astype(np.int64), kind=kind.astype(np.int64),
+            thread=thread.astype(np.int64), duration_us=duration.astype(np.float64), gap_us=np.zeros(count),
+            layer=layer.astype(np.int64), phase=phase.astype(np.int64), step=np.zeros(count, np.int64),
+            mark=mark.astype(np.int64), operator=np.full(count, NONE), event=np.full(count, NONE),
+            bytes=size.astype(np.float64), priority=np.zeros(count, np.int64), recorded_us=np.full(count, np.nan),
+            edge_source=edges[:, 0], edge_target=edges[:, 1], edge_kind=edges[:, 2], edge_lag_us=np.zeros(len(edges)),
+            workers=self.costs.layout.data,
+        )  # fmt: skip
+
+
+@dataclass(eq=False)
+class _Stage:
+    """The tasks of one rank."""
+
+    build_: _Builder
+    stage: int
+
+    def __post_init__(self) -> None:
+        layout, units = self.costs.layout, self.costs.units
+        runs = units.stages(layout.pipeline * layout.chunks)
+        self.parts = [runs[chunk * layout.pipeline + self.stage] for chunk in range(layout.chunks)]
+        self.parallel = layout.data > 1 and self.costs.node is not None
+        self.sharded = self.parallel and layout.shard == "fsdp"
+        # Parameters that are gathered when kernels ask for them.
+        self.gathered: dict[int, int] = {}
+        self.exchanged: list[int] = []
+        self.filling: float = 0.0
+        self.ready: list[int] = []
+
+    @property
+    def costs(self) -> Costs:
+        """Times."""
+        return self.build_.costs
+
+    def build(self) -> None:
+        """Every pass of every micro-batch, then the update."""
+        layout = self.costs.layout
+        last = layout.micro_batches - 1
+        for forward, micro_batch, chunk in orders(layout, self.stage):
+            members = self.parts[chunk]
+            first_of_step = micro_batch == 0
+            if forward:
+                self._forward(members, micro_batch, chunk, gathers=self.sharded and (first_of_step or layout.pipeline == 1))
+            else:
+                exchanges = self.parallel and (micro_batch == last or (self.sharded and layout.pipeline == 1))
+                self._backward(members, micro_batch, chunk, exchanges=exchanges)
+        self._update()
+
+    # Passes
+
+    def _key(self, forward: bool, micro_batch: int, chunk: int, *, sent: bool) -> tuple[bool, int, int]:
+        """What a pass waits for, or lets another wait for: the part of the model that makes it."""
+        place = chunk * self.costs.layout.pipeline + self.stage
+        if sent:
+            return forward, micro_batch, place
+        return forward, micro_batch, place - 1 if forward else place + 1
+
+    def _forward(self, members: Sequence[int], micro_batch: int, chunk: int, *, gathers: bool) -> None:
+        units = self.costs.units
+        if not gathers:
+            done = self._run("forward", members, Phase.FORWARD, micro_batch, chunk, (), first=True)
+        else:
+            # The root's parameters are needed before everything else.
+            root = [unit for unit in members if unit in (0, units.count - 1)]
+            before = self._gather(root, "root", Phase.FORWARD)
+            done = before[0] if before else NONE
+            for place, unit in enumerate(members):
+                after = list(before)
+                if unit not in root:
+                    after += self._gather([unit], self._name(unit), Phase.FORWARD)
+                done = self._run(
+                    "forward", [unit], Phase.FORWARD, micro_batch, chunk, after, first=place == 0
+                )
+        self._send(True, micro_batch, chunk, done)
+
+    def _backward(self, members: Sequence[int], micro_batch: int, chunk: int, *, exchanges: bool) -> None:
+        layout, units = self.costs.layout, self.costs.units
+        regathers = self.sharded and layout.pipeline == 1
+        if not (exchanges and layout.overlap) and not regathers:
+            done = self._run("backward", members, Phase.BACKWARD, micro_batch, chunk, (), first=True)
+            if exchanges:
+                self._exchange_all(members, done)
+            self._send(False, micro_batch, chunk, done)
+            return
+        root = [unit for unit in members if unit in (0, units.count - 1)]
+        before = self._gather(root, "root", Phase.BACKWARD) if regathers else []
+        done = NONE
+        for place, unit in enumerate(reversed(members)):
+            after = list(before)
+            if regathers and unit not in root and unit != units.count - 2:
+                after += self._gather([unit], self._name(unit), Phase.BACKWARD)
+            done = self._run("backward", [unit], Phase.BACKWARD, micro_batch, chunk, after, first=place == 0)
+            if exchanges and not (self.sharded and unit in root):
+                self._exchange(unit, done)
+        if exchanges and self.sharded:
+            self._reduce(root, "root", done)
+        elif exchanges:
+            self._flush(done)
+        self._send(False, micro_batch, chunk, done)
+
+    def _run(
+        self, name: str, members: Sequence[int], phase: Phase, micro_batch: int, chunk: int, after: Sequence[int],
+        *, first: bool,
+    ) -> int:  # fmt: skip
+        layer = self._name(members[0]) if len(members) == 1 else ""
+        taken = self.costs.passing(members, phase)
+        title = f"{name} {micro_batch}" + (f" of {layer}" if layer else "")
+        row = len(self.build_.rows) + 2
+        done = self.build_.run(self.stage, title, taken, phase, layer, after)
+        if first:
+            self.build_.awaited.append((self._key(phase == Phase.FORWARD, micro_batch, chunk, sent=False), row))
+        return done
+
+    def _name(self, unit: int) -> str:
+        units = self.costs.units
+        if unit == 0:
+            return "before the blocks"
+        return "behind the blocks" if unit == units.count - 1 else units.blocks[unit - 1]
+
+    # Messages
+
+    def _send(self, forward: bool, micro_batch: int, chunk: int, done: int) -> None:
+        """Hands a pass's result to the stage that waits for it."""
+        layout = self.costs.layout
+        place = chunk * layout.pipeline + self.stage
+        goal = place + 1 if forward else place - 1
+        key = self._key(forward, micro_batch, chunk, sent=True)
+        if not 0 <= goal < layout.pipeline * layout.chunks:
+            return
+        seconds = self.costs.hand_over(self.stage, goal % layout.pipeline)
+        thread = self.build_.stream(self.stage, 3 if forward else 4)
+        phase = Phase.FORWARD if forward else Phase.BACKWARD
+        self.build_.sent[key] = self.build_.add(
+            "send", thread, seconds, kind=TaskKind.COMMUNICATION, phase=phase,
+            size=self.costs.boundary_bytes, after=[done],
+        )  # fmt: skip
+
+    def _gather(self, members: Sequence[int], name: str, phase: Phase) -> list[int]:
+        """FSDP's all-gather of some units' parameters: the task to wait for."""
+        size = sum(self.costs.unit_bytes(unit) for unit in members)
+        if not size:
+            return []
+        # The host asks for it in its turn: after it has launched what stands before.
+        asked = self._host_row()
+        thread = self.build_.stream(self.stage, 1)
+        row = self.build_.add(
+            f"all-gather {name}", thread, self.costs.exchange("all_gather", size), kind=TaskKind.COMMUNICATION,
+            phase=phase, size=size, after=asked,
+        )  # fmt: skip
+        return [row]
+
+    def _host_row(self) -> list[int]:
+        """The last task of the rank's host thread, as far as there is one."""
+        thread = self.build_.threads.get(self.build_.host(self.stage))
+        for row in range(len(self.build_.rows) - 1, max(len(self.build_.rows) - 12, 0) - 1, -1):
+            if self.build_.rows[row][2] == thread:
+                return [row]
+        return []
+
+    def _exchange(self, unit: int, done: int) -> None:
+        """Gradients of a unit: sent at once by FSDP, put into a bucket by DDP."""
+        if self.sharded:
+            self._reduce([unit], self._name(unit), done)
+            return
+        self.filling += self.costs.gradient_bytes(unit)
+        while self.filling >= self.costs.layout.bucket_bytes:
+            self._all_reduce(self.costs.layout.bucket_bytes, done)
+            self.filling -= self.costs.layout.bucket_bytes
+
+    def _flush(self, done: int) -> None:
+        if self.filling:
+            self._all_reduce(self.filling, done)
+            self.filling = 0.0
+
+    def _exchange_all(self, members: Sequence[int], done: int) -> None:
+        """All gradients behind the backward pass."""
+        self._all_reduce(sum(self.costs.gradient_bytes(unit) for unit in members), done)
+
+    def _all_reduce(self, size: float, done: int) -> None:
+        collective = "reduce_scatter" if self.costs.layout.shard != "none" else "all_reduce"
+        self._exchange_task(collective, f"{collective.replace('_', '-')} of gradients", size, done)
+
+    def _reduce(self, members: Sequence[int], name: str, done: int) -> None:
+        size = sum(self.costs.gradient_bytes(unit) for unit in members)
+        self._exchange_task("reduce_scatter", f"reduce-scatter {name}", size, done)
+
+    def _exchange_task(self, collective: str, name: str, size: float, done: int) -> None:
+        if not size:
+            return
+        seconds = self.costs.exchange(collective, size)
+        thread = self.build_.stream(self.stage, 2)
+        row = self.build_.add(
+            name, thread, seconds, kind=TaskKind.COMMUNICATION, phase=Phase.BACKWARD, size=size, after=[done]
+        )
+        self.exchanged.append(row)
+
+    def _update(self) -> None:
+        members = [unit for part in self.parts for unit in part]
+        taken = self.costs.update(members)
+        done = self.build_.run(self.stage, "update", taken, Phase.UPDATE, "", self.exchanged[-1:])
+        if self.parallel and self.costs.layout.shard == "zero1":
+            size = sum(self.costs.unit_bytes(unit) for unit in members)
+            self.build_.add(
+                "all-gather of parameters", self.build_.stream(self.stage, 1), self.costs.exchange("all_gather", size),
+                kind=TaskKind.COMMUNICATION, phase=Phase.UPDATE, size=size, after=[done],
+            )  # fmt: skip
