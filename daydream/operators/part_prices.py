@@ -175,7 +175,7 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library import library_calls
-    from roller.library.calls import CHANNELS_LAST, check_call
+    from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, check_call
 
     data = json.loads(key.text)
     try:
@@ -186,6 +186,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
         if not key.efficient:
             raise
         return [efficient_attention_call(data, key.direction, device)]
+    if calls[0].kind == "attention":
+        return [replace(call, variant=PYTORCH_FLASH) for call in calls]
     if key.channels_last:
         return [replace(call, variant=CHANNELS_LAST) if call.kind == "convolution" else call for call in calls]
     return calls

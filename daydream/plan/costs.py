@@ -16,7 +16,8 @@ from daydream.operators.inputs import Inputs, RecordedTensor
 from daydream.plan.layout import Layout
 from daydream.prediction.step import LAUNCH_LATENCY, PredictedStep, predicted
 from daydream.trace.dtypes import element_bytes
-from daydream.trace.trace import NONE, Ints
+from daydream.trace.trace import Ints
+from hal.spec.power import settled
 
 if TYPE_CHECKING:
     from daydream.capture.captured import Capture, CapturedOperator
@@ -31,6 +32,10 @@ _COLLECTIVES = {
     "_c10d_functional::all_gather_into_tensor": "all_gather",
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
 }
+
+#: Multiprocessors that NCCL's kernels occupy within a node: its channels, a block each; 16 is the least that its tuning
+#: gives boards with NVSwitch (``src/graph/connect.cc``).
+CHANNELS = 16
 
 #: What an update of parameters in float32 is recorded as.
 _FULL = "float"
@@ -104,6 +109,19 @@ class Costs:
             return 0.0
         return _seconds(collective, size, self.layout.data, self.node, self.layout.data_per_node(self.node))
 
+    def copied_out(self, unit: int) -> float:
+        """Seconds in which FSDP copies a unit's parameters out of the array that was gathered."""
+        return 2 * self.unit_bytes(unit) / self.step.device.dram.bandwidth_bytes_per_second
+
+    def copied_in(self, unit: int) -> float:
+        """Seconds in which FSDP copies a unit's gradients into the array that is sent, in the type of the exchange."""
+        moved = self.unit_bytes(unit) + self.gradient_bytes(unit)
+        return moved / self.step.device.dram.bandwidth_bytes_per_second
+
+    def slowed(self, exchanged: float) -> float:
+        """Seconds that kernels lose to collectives beside them, which take multiprocessors of their own."""
+        return exchanged * min(CHANNELS / self.step.device.unit_count, 1.0)
+
     def hand_over(self, stage: int, other: int) -> float:
         """Seconds in which a micro-batch's result goes from one stage to another."""
         size = self.boundary_bytes
@@ -152,6 +170,8 @@ def costs_of(
         InputError: the board runs no such library.
     """
     capture = units.capture
+    # A job of many boards runs for hours.
+    device = settled(device)
     changed = replace(capture, operators=tuple(_kept_part(each, capture, layout) for each in capture.operators))
     (step,) = predicted(changed, [device], implementation)
     prices = list(step.prices)

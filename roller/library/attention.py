@@ -16,7 +16,7 @@ from hal.spec.parts import MatrixInstruction
 from hal.support.errors import InputError
 from roller.library.attention_constants import CONSTANTS, AttentionConstants
 from roller.library.attention_cost import AttentionStages, Setting, kernel_stages
-from roller.library.attention_tiles import AttentionSizes, Calls, attention_launch, family
+from roller.library.attention_tiles import AttentionSizes, Calls, Family, attention_launch, family
 from roller.library.elementwise import Direction, LibraryTime, host_seconds, library_time
 
 __all__ = ["AttentionSizes", "attention_seconds"]
@@ -31,17 +31,27 @@ def attention_seconds(
     *,
     dtype: str = "bfloat16",
     direction: Direction = "forward",
+    kernels: Family | None = None,
     constants: AttentionConstants = CONSTANTS,
 ) -> LibraryTime:
     """Time of attention calls, all of one type and direction; arrays have the shape of the broadcast sizes.
+
+    Args:
+        sizes: of the calls.
+        device: the board.
+        dtype: of queries, keys and values.
+        direction: ``forward`` or ``backward``.
+        kernels: the family that runs; None for the fastest that a library has for the board.
+        constants: of the model.
 
     Raises:
         InputError: the board has no Tensor Cores for the type, or is older than the kernels.
     """
     backward = direction == "backward"
-    setting = Setting(device=device, instruction=_instruction(device, dtype), backward=backward, constants=constants)
+    instruction = _instruction(device, dtype, warps=kernels == "FlashAttention 2")
+    setting = Setting(device=device, instruction=instruction, backward=backward, constants=constants)
     calls = Calls.of(sizes)
-    kinds = family(calls, device, backward=backward)
+    kinds = family(calls, device, backward=backward) if kernels is None else np.full(calls.b.shape, kernels)
     found = {each.name: np.zeros(calls.b.shape) for each in fields(AttentionStages)}
     for kind in constants.kernels:
         chosen = kinds == kind
@@ -57,9 +67,9 @@ def attention_seconds(
     return library_time(device, {**host, **shaped}, kernel, kernels, kinds.reshape(shape))
 
 
-def _instruction(device: DeviceSpec, dtype: str) -> MatrixInstruction:
-    """The matrix instruction that the kernels multiply with."""
-    instruction = device.best_matrix_instruction(dtype)
+def _instruction(device: DeviceSpec, dtype: str, *, warps: bool) -> MatrixInstruction:
+    """The matrix instruction that the kernels multiply with; ``warps`` for those that one warp runs alone."""
+    instruction = device.matrix_instruction(dtype) if warps else device.best_matrix_instruction(dtype)
     if instruction is None or (device.compute_capability or (0, 0)) < CAPABILITY:
         major, minor = CAPABILITY
         raise InputError(

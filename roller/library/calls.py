@@ -15,6 +15,7 @@ import numpy as np
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.library.attention import AttentionSizes, attention_seconds
+from roller.library.attention_tiles import Family
 from roller.library.collectives import collective_seconds, node_for
 from roller.library.convolution import ConvolutionSizes, convolution_seconds
 from roller.library.elementwise import Direction, LibraryTime, elementwise_seconds
@@ -43,6 +44,10 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 #: Variant of convolutions whose tensors lie in NHWC.
 CHANNELS_LAST = "nhwc"
 
+#: Kernels that PyTorch's ``scaled_dot_product_attention`` has on every board (``aten/.../flash_attn``, built for sm_80):
+#: on Hopper and later their products are those of single warps.
+PYTORCH_FLASH: Family = "FlashAttention 2"
+
 #: The first boards that FlashAttention runs on, and those whose generation of it multiplies eight-bit floats.
 FLASH_CAPABILITY, FLASH_FLOAT8_CAPABILITY = (8, 0), (9, 0)
 
@@ -59,7 +64,8 @@ class LibraryCall:
         variant: what calls must share besides to be priced together. ``gemm``: ``bmm``, ``matmul``, or with a bias
             ``linear`` (second operand stored as [n, k]) or ``addmm`` ([k, n]); ``elementwise``: its name in
             ``elementwise.OPERATORS``; ``stream``: the kernel's name; ``collective``: its name, and after an ``@`` that
-            of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last.
+            of a node which is not the board's usual one; ``convolution``: ``nhwc`` where tensors are channels-last;
+            ``attention``: :data:`PYTORCH_FLASH` where no newer kernels run.
         inputs: ``elementwise``: tensors of full size that it reads; None takes the operator's own number.
         direction: whether the model itself knows the backward pass.
     """
@@ -245,7 +251,10 @@ def _softmax(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device:
 
 def _attentions(first: LibraryCall, sizes: _Columns, labels: Sequence[str], device: DeviceSpec) -> list[PricedCall]:
     check_call(first, device)
-    times = attention_seconds(AttentionSizes(**dict(sizes)), device, dtype=first.dtype, direction=first.direction)
+    kernels = PYTORCH_FLASH if first.variant == PYTORCH_FLASH else None
+    times = attention_seconds(
+        AttentionSizes(**dict(sizes)), device, dtype=first.dtype, direction=first.direction, kernels=kernels
+    )
     return _listed(times, labels)
 
 
