@@ -14,7 +14,7 @@ from hal.support.errors import InputError
 
 #: Parts of operators' names whose results selective checkpoints keep: products of which every second is kept, and
 #: attention.
-_HALVED, _KEPT = "aten::mm", "aten::_scaled_dot_product_"
+_HALVED, _KEPT = "aten::mm", ("aten::_scaled_dot_product_", "_c10d_functional::reduce_scatter")
 
 
 def apply_checkpoints(model: Any, which: str) -> list[str]:
