@@ -12,6 +12,7 @@ import click
 
 from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
 from daydream.command.place import place_command
+from daydream.command.plan import plan_command
 from daydream.command.predict import predict_command
 from daydream.command.sweep import sweep_command
 from hal.support.command_line import CONTEXT, Program
@@ -303,7 +304,7 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
-for _command in (predict_command, sweep_command, place_command):
+for _command in (predict_command, sweep_command, plan_command, place_command):
     main.add_command(_command)
 
 

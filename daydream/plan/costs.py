@@ -38,7 +38,7 @@ _COLLECTIVES = {
 CHANNELS = 16
 
 #: What an update of parameters in float32 is recorded as.
-_FULL = "float"
+_FULL, _FULL_BYTES = "float", 4
 
 
 class Pass(NamedTuple):
@@ -82,9 +82,16 @@ class Costs:
         return np.array([each.name in _COLLECTIVES for each in self.units.capture.operators], np.bool_)
 
     def passing(self, members: Sequence[int], phase: Phase) -> Pass:
-        """Some units in a row going one way."""
-        rows = np.flatnonzero(np.isin(self.units.unit, members) & (self.units.phase == phase))
-        return self._pass(rows)
+        """Some units in a row going one way; backward, the last of them is first."""
+        order = members if phase == Phase.FORWARD else members[::-1]
+        passes = [self._of_unit[int(self.units.captured[unit]), phase] for unit in order]
+        device, _, host, exchanged = (sum(column) for column in zip(*passes, strict=True))
+        lead = next((each.lead for each in passes if each.device), 0.0)
+        return Pass(device, lead, host, exchanged)
+
+    @cached_property
+    def _of_unit(self) -> dict[tuple[int, Phase], Pass]:
+        return {key: self._pass(rows) for key, rows in self.units.rows.items()}
 
     def _pass(self, rows: Ints) -> Pass:
         seconds, host = self._seconds[rows], self.step.host[rows]
@@ -95,11 +102,22 @@ class Costs:
 
     def update(self, members: Sequence[int]) -> Pass:
         """The update of some units' parameters, as far as the rank keeps them."""
-        rows = np.flatnonzero(self.units.phase == Phase.UPDATE)
-        whole = self._pass(rows)
-        total = float(self.units.trained.sum())
-        share = float(self.units.trained[list(members)].sum()) / total if total else 0.0
-        return Pass(whole.device * share, min(whole.lead, whole.host * share), whole.host * share, 0.0)
+        whole = self._pass(np.flatnonzero(self.units.phase == Phase.UPDATE))
+        captured = sum(each.tensor.elements for each in self.units.capture.parameters if each.trained)
+        trained = float(self.units.trained[list(members)].sum())
+        share = trained / captured if captured else 0.0
+        device = whole.device * share + self._copied(trained)
+        return Pass(device, min(whole.lead, whole.host * share), whole.host * share, 0.0)
+
+    def _copied(self, elements: float) -> float:
+        """Seconds in which gradients of 16 bits become float32 and parameters are copied back from float32."""
+        layout = self.layout
+        sizes = [element_bytes(each.tensor.dtype) for each in self.units.capture.parameters if each.trained]
+        if layout.shard == "fsdp" or not layout.master or not sizes or min(sizes) >= _FULL_BYTES:
+            return 0.0
+        kept = elements / (layout.data if layout.shard == "zero1" else 1)
+        moved = 2 * kept * (min(sizes) + _FULL_BYTES)
+        return moved / self.step.device.dram.bandwidth_bytes_per_second
 
     # Collectives between ranks
 
@@ -136,7 +154,7 @@ class Costs:
         units = self.units
         if units.count < 4:
             return 0.0
-        first, second = units.rows(1, Phase.FORWARD), units.rows(2, Phase.FORWARD)
+        first, second = units.rows[1, Phase.FORWARD], units.rows[2, Phase.FORWARD]
         operators = units.capture.operators
         made = {storage: row for row in first.tolist() for storage in operators[row].made}
         read = [storage for row in second.tolist() for storage in operators[row].read if storage in made]
@@ -146,15 +164,12 @@ class Costs:
 
     def unit_bytes(self, unit: int) -> float:
         """Bytes of a unit's parameters as the step computes with them."""
-        sizes = [each.tensor.bytes for each in self.units.capture.parameters]
-        return float(np.bincount(self.units.parameter_unit, weights=sizes, minlength=self.units.count)[unit])
+        return float(sum(each.tensor.bytes for each in self.units.parameters_of(unit)))
 
     def gradient_bytes(self, unit: int) -> float:
         """Bytes of a unit's gradients as they are exchanged."""
-        each = self.layout.reduce_bytes or max(
-            (element_bytes(parameter.tensor.dtype) for parameter in self.units.capture.parameters), default=4
-        )
-        return float(self.units.trained[unit]) * each
+        trained = [each.tensor for each in self.units.parameters_of(unit) if each.trained]
+        return float(sum(each.elements * (self.layout.reduce_bytes or element_bytes(each.dtype)) for each in trained))
 
 
 def costs_of(
@@ -163,8 +178,17 @@ def costs_of(
     device: DeviceSpec,
     node: NodeSpec | None,
     implementation: Implementation = "library",
+    host: float = 1.0,
 ) -> Costs:
     """Times of a plan's parts.
+
+    Args:
+        units: of the captured step of one rank.
+        layout: the plan.
+        device: the board.
+        node: where the boards are; None for one board.
+        implementation: of kernels.
+        host: what the host takes for its calls over what PyTorch's own modules take.
 
     Raises:
         InputError: the board runs no such library.
@@ -180,7 +204,8 @@ def costs_of(
             seconds = _tensor_seconds(operator, layout, node)
             kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collective")
             prices[row] = OperatorPrice(kernels=(kernel,))
-    return Costs(units=units, layout=layout, step=replace(step, prices=tuple(prices)), node=node)
+    step = replace(step, prices=tuple(prices), host=step.host * host)
+    return Costs(units=units, layout=layout, step=step, node=node)
 
 
 def _tensor_seconds(operator: CapturedOperator, layout: Layout, node: NodeSpec | None) -> float:

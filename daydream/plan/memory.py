@@ -8,11 +8,11 @@ side streams allocate comes from pools of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
-from typing import TYPE_CHECKING
+from math import ceil, prod
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from daydream.memory.device import context_bytes, handle_bytes
 from daydream.memory.footprint import Allocation, Footprint, allocations, replayed
 from daydream.plan.layout import Layout, orders
 from daydream.trace.dtypes import element_bytes
-from daydream.trace.trace import NONE
+from daydream.trace.trace import NONE, Ints
 
 if TYPE_CHECKING:
     from daydream.plan.units import Units
@@ -104,44 +104,86 @@ class _Moments:
     """Passes of a stage, one after the other.
 
     Attributes:
-        stage: its number.
+        units: of the step.
         chunks: units of every chunk of the stage.
+        chunk: of every unit of the stage.
         begins: first moment of every pass by whether forward, micro-batch and chunk.
-        place: of every operator within its pass; -1 outside the stage.
-        chunk: of every operator; -1 outside the stage.
+        within: moments of a pass before each unit, by whether forward and unit.
+        lengths: of every chunk's passes by whether forward and chunk.
+        place: of every operator within its unit's pass, or the update.
         update: first moment of the update.
         count: of moments.
+        micro_batches: that go through.
     """
 
-    stage: int
+    units: Units
     chunks: tuple[tuple[int, ...], ...]
-    begins: dict[tuple[bool, int, int], int]
-    lengths: dict[tuple[bool, int], int]
-    place: np.ndarray
-    chunk: np.ndarray
+    chunk: Mapping[int, int]
+    begins: Mapping[tuple[bool, int, int], int]
+    within: Mapping[tuple[bool, int], int]
+    lengths: Mapping[tuple[bool, int], int]
+    place: Ints
     update: int
     count: int
     micro_batches: int
 
     @classmethod
     def of(cls, units: Units, layout: Layout, stage: int) -> _Moments:
+        """The passes of a stage."""
         runs = units.stages(layout.pipeline * layout.chunks)
         chunks = tuple(tuple(runs[chunk * layout.pipeline + stage]) for chunk in range(layout.chunks))
-        size = len(units.capture.operators)
-        place, chunk = np.full(size, NONE), np.full(size, NONE)
-        lengths: dict[tuple[bool, int], int] = {}
+        place = np.zeros(len(units.capture.operators), np.int64)
+        for rows in (*units.rows.values(), np.flatnonzero(units.phase == Phase.UPDATE)):
+            place[rows] = np.arange(len(rows))
+        within, lengths = {}, {}
         for number, members in enumerate(chunks):
-            for forward, phase in ((True, Phase.FORWARD), (False, Phase.BACKWARD)):
-                rows = np.flatnonzero(np.isin(units.unit, members) & (units.phase == phase))
-                place[rows], chunk[rows] = np.arange(len(rows)), number
-                lengths[forward, number] = max(len(rows), 1)
+            for forward, order in ((True, members), (False, members[::-1])):
+                at = 0
+                for unit in order:
+                    within[forward, unit] = at
+                    at += cls._length(units, unit, forward=forward)
+                lengths[forward, number] = at
         begins, at = {}, 0
         for forward, micro_batch, number in orders(layout, stage):
             begins[forward, micro_batch, number] = at
             at += lengths[forward, number]
-        updates = np.flatnonzero(units.phase == Phase.UPDATE)
-        place[updates] = np.arange(len(updates))
-        return cls(stage, chunks, begins, lengths, place, chunk, at, at + max(len(updates), 1), layout.micro_batches)
+        count = at + max(int((units.phase == Phase.UPDATE).sum()), 1)
+        chunk = {unit: number for number, members in enumerate(chunks) for unit in members}
+        return cls(units, chunks, chunk, begins, within, lengths, place, at, count, layout.micro_batches)
+
+    @staticmethod
+    def _length(units: Units, unit: int, *, forward: bool) -> int:
+        rows = units.rows[int(units.captured[unit]), Phase.FORWARD if forward else Phase.BACKWARD]
+        # A unit without operators still has a moment.
+        return max(len(rows), 1)
+
+    def at(self, unit: int, micro_batch: int, place: int, *, forward: bool) -> int:
+        """The moment of an operator of a unit."""
+        return self.begins[forward, micro_batch, self.chunk[unit]] + self.within[forward, unit] + place
+
+    def end(self, unit: int, micro_batch: int, *, forward: bool) -> int:
+        """The last moment of a unit in a pass."""
+        return self.at(unit, micro_batch, self._length(self.units, unit, forward=forward) - 1, forward=forward)
+
+    def pass_end(self, unit: int, micro_batch: int, *, forward: bool) -> int:
+        """The last moment of the pass that a unit is part of."""
+        chunk = self.chunk[unit]
+        return self.begins[forward, micro_batch, chunk] + self.lengths[forward, chunk] - 1
+
+
+class _Life(NamedTuple):
+    """Memory of a micro-batch: the unit and the phase of its first operator and of its last, and their places.
+
+    ``died`` is -1 where it outlives the micro-batch.
+    """
+
+    held: Allocation
+    born: int
+    is_forward: bool
+    at: int
+    died: int
+    dies_forward: bool
+    until: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,21 +193,25 @@ class _Holding:
     units: Units
     layout: Layout
     moments: _Moments
-    members: frozenset[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "members", frozenset(unit for chunk in self.moments.chunks for unit in chunk))
 
     def all(self) -> Iterator[tuple[Allocation, bool]]:
         """In any order."""
         yield from ((each, False) for each in self._kept())
         if self.layout.shard == "fsdp":
             yield from self._gathered()
-        for each in allocations(self.units.capture):
-            if each.born != NONE and each.bytes:
-                yield from ((one, False) for one in self._of_step(each))
-        if self.layout.shard != "fsdp":
+        else:
             yield from ((each, False) for each in self._buckets())
+        yield from ((each, False) for each in self._updating())
+        lives = list(self._lives())
+        for micro_batch in range(self.moments.micro_batches):
+            for life in lives:
+                held = self._in_stage(life, micro_batch)
+                if held is not None:
+                    yield held, False
+
+    @property
+    def _members(self) -> list[int]:
+        return list(self.moments.chunk)
 
     # What outlives the step
 
@@ -175,18 +221,15 @@ class _Holding:
         states = sum(each.bytes for each in capture.storages if each.kind == "optimizer")
         whole = sum(each.tensor.bytes for each in capture.parameters if each.trained)
         end = self.moments.count
-        for each, unit in zip(capture.parameters, self.units.parameter_unit.tolist(), strict=True):
-            if unit not in self.members:
-                continue
-            size, elements = element_bytes(each.tensor.dtype), each.tensor.elements
-            full = _FULL if layout.master and each.trained else size
-            shared, part = self._part(each.tensor.dims), self._part(each.tensor.dims, states=True)
-            yield Allocation(shared * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
-            if each.trained and whole:
-                if layout.shard != "fsdp" and full > size:
-                    yield Allocation(part * full, NONE, end, MemoryKind.OPTIMIZER)
+        for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
+            size = element_bytes(each.tensor.dtype)
+            full = max(_FULL, size) if layout.master and each.trained else size
+            own, part = self._part(each.tensor.dims), self._part(each.tensor.dims, states=True)
+            yield Allocation(own * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
+            if each.trained and layout.shard != "fsdp" and full > size:
+                yield Allocation(part * full, NONE, end, MemoryKind.OPTIMIZER)
+            if each.trained and states:
                 yield Allocation(ceil(part * full * states / whole), NONE, end, MemoryKind.OPTIMIZER)
-            del elements
         for storage in capture.storages:
             if storage.kind in ("buffer", "input") and storage.bytes:
                 kind = MemoryKind.INPUTS if storage.kind == "input" else MemoryKind.WEIGHTS
@@ -194,80 +237,88 @@ class _Holding:
 
     def _part(self, dims: tuple[int, ...], *, states: bool = False) -> int:
         """Elements of a parameter that the rank keeps: PyTorch divides the first dimension."""
-        rows = dims[0] if dims else 1
-        rest = int(np.prod(dims[1:], dtype=np.int64)) if dims else 1
+        rows, rest = (dims[0], prod(dims[1:])) if dims else (1, 1)
         divided = self.layout.shard == "fsdp" or (states and self.layout.shard == "zero1")
         return (ceil(rows / self.layout.data) if divided else rows) * rest
 
+    def _updating(self) -> Iterator[Allocation]:
+        """What the update allocates while it runs, of the rank's part of the parameters."""
+        layout, units, moments = self.layout, self.units, self.moments
+        captured = sum(each.tensor.elements for each in units.capture.parameters if each.trained)
+        if not captured:
+            return
+        own = sum(int(units.trained[unit]) for unit in self._members)
+        sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
+        wider = max(_FULL / min(sizes), 1.0) if layout.master else 1.0
+        share = own / captured * wider / (layout.data if layout.shard != "none" else 1)
+        for each in allocations(units.capture):
+            if each.born != NONE and each.bytes and units.phase[each.born] == Phase.UPDATE:
+                outlives = each.died >= len(units.capture.operators)
+                died = moments.count if outlives else moments.update + int(moments.place[each.died])
+                born = moments.update + int(moments.place[each.born])
+                yield replace(each, bytes=ceil(each.bytes * share), born=born, died=died)
+
     # What a micro-batch holds
 
-    def _of_step(self, each: Allocation) -> Iterator[Allocation]:
-        moments, units = self.moments, self.units
-        operators = len(units.capture.operators)
-        phase = units.phase[each.born]
-        if phase == Phase.UPDATE:
-            share = self._updated_share()
-            if share:
-                begin = moments.update + int(moments.place[each.born])
-                end = moments.count if each.died >= operators else moments.update + int(moments.place[each.died])
-                yield replace(each, bytes=ceil(each.bytes * share), born=begin, died=end)
-            return
-        is_gradient = each.kind is MemoryKind.GRADIENTS
-        if is_gradient and int(units.unit[each.born]) not in self.members:
-            return
-        for micro_batch in range(moments.micro_batches):
-            interval = self._interval(each.born, each.died, micro_batch, operators)
-            if interval is None:
+    def _lives(self) -> Iterator[_Life]:
+        """Everything that the two passes of the model make, by units."""
+        units, place = self.units, self.moments.place
+        operators, last = len(units.capture.operators), units.count - 1
+        firsts = {int(captured): unit for unit, captured in reversed(list(enumerate(units.captured.tolist())))}
+        many = None if units.whole else 2
+        for each in allocations(units.capture):
+            if each.born == NONE or not each.bytes or units.phase[each.born] == Phase.UPDATE:
                 continue
-            born, died = interval
-            if is_gradient:
-                died = self._gradient_end(born, each.born, micro_batch)
-            yield replace(each, born=born, died=died)
+            outlives = each.died >= operators or units.phase[each.died] == Phase.UPDATE
+            end = each.born if outlives else each.died
+            born, died = int(units.unit[each.born]), int(units.unit[end])
+            forward, ends_forward = units.phase[each.born] == Phase.FORWARD, units.phase[end] == Phase.FORWARD
+            near = 0 < died < int(units.captured[-1])
 
-    def _gradient_end(self, born: int, operator: int, micro_batch: int) -> int:
-        """How long a gradient stays: for good, until it is added to the first micro-batch's, or until it is sent."""
-        if self.layout.shard == "fsdp":
-            return self._unit_end(int(self.units.unit[operator]), micro_batch, forward=False)
-        return self.moments.count if micro_batch == 0 else born
+            def life(
+                begin: int, finish: int, each: Allocation = each, forward: bool = bool(forward), end: int = end,
+                ends_forward: bool = bool(ends_forward), outlives: bool = outlives,
+            ) -> _Life:  # fmt: skip
+                finish = NONE if outlives else finish
+                return _Life(each, begin, forward, int(place[each.born]), finish, ends_forward, int(place[end]))
 
-    def _interval(self, born: int, died: int, micro_batch: int, operators: int) -> tuple[int, int] | None:
-        """Moments of a storage of one micro-batch; None where the stage has nothing to do with it.
+            if born == many:
+                for unit in range(2, last - 1):
+                    yield life(unit, unit + died - born if near else firsts[died])
+            elif died == many:
+                # What begins outside the blocks is held up to the farthest of them.
+                far = last - 2 if ends_forward else 2
+                yield life(firsts[born], firsts[born] + died - born if 0 < born < int(units.captured[-1]) else far)
+            else:
+                yield life(firsts[born], firsts[died])
+
+    def _in_stage(self, life: _Life, micro_batch: int) -> Allocation | None:
+        """Memory of one micro-batch in the rank's moments; None where its stage has nothing to do with it.
 
         What comes from another stage is there from when the pass begins that needs it; what goes to another leaves
         with the end of the pass.
         """
-        place, chunk, begins, moments = self.moments.place, self.moments.chunk, self.moments.begins, self.moments
-        phase = self.units.phase
-        last = min(died, operators - 1)
-        inside_born, inside_died = chunk[born] != NONE, chunk[last] != NONE and phase[last] != Phase.UPDATE
-        if not inside_born and not inside_died:
+        moments = self.moments
+        begins_here, ends_here = life.born in moments.chunk, life.died in moments.chunk
+        is_gradient = life.held.kind is MemoryKind.GRADIENTS
+        if not begins_here and (is_gradient or not ends_here):
             return None
-
-        def at(operator: int) -> int:
-            forward = phase[operator] == Phase.FORWARD
-            return begins[bool(forward), micro_batch, int(chunk[operator])] + int(place[operator])
-
-        if inside_born and inside_died:
-            return at(born), max(at(last), at(born))
-        if inside_died:
+        last = moments.at(life.died, micro_batch, life.until, forward=life.dies_forward) if ends_here else moments.count
+        if not begins_here:
             # It is received for the pass of its last use, or for the forward pass where that keeps it.
-            forward = phase[born] == Phase.FORWARD
-            return min(begins[bool(forward), micro_batch, int(chunk[last])], at(last)), at(last)
-        if died >= operators:
-            return at(born), moments.count
-        forward = bool(phase[born] == Phase.FORWARD)
-        number = int(chunk[born])
-        return at(born), begins[forward, micro_batch, number] + moments.lengths[forward, number] - 1
-
-    def _updated_share(self) -> float:
-        """What part of all the update's temporaries a rank has."""
-        layout, units = self.layout, self.units
-        whole = float(units.trained.sum())
-        own = float(sum(units.trained[unit] for unit in self.members))
-        divided = layout.data if layout.shard != "none" else 1
-        sizes = {element_bytes(each.tensor.dtype) for each in units.capture.parameters if each.trained}
-        wider = _FULL / min(sizes) if layout.master and sizes else 1.0
-        return own / whole / divided * wider if whole else 0.0
+            begin = moments.begins[life.is_forward, micro_batch, moments.chunk[life.died]]
+            return replace(life.held, born=min(begin, last), died=last)
+        born = moments.at(life.born, micro_batch, life.at, forward=life.is_forward)
+        if is_gradient and self.layout.shard == "fsdp":
+            last = self._end(life.born, micro_batch, forward=False)
+        elif is_gradient:
+            # Those of later micro-batches are added to the first one's.
+            last = moments.count if micro_batch == 0 else born
+        elif life.died != NONE and not ends_here:
+            last = moments.pass_end(life.born, micro_batch, forward=life.is_forward)
+        elif life.died == NONE and micro_batch:
+            last = born
+        return replace(life.held, born=born, died=max(last, born))
 
     # Buffers of collectives
 
@@ -275,93 +326,78 @@ class _Holding:
         """DDP's buckets, into which gradients are copied."""
         if self.layout.data == 1 or not self.layout.overlap or self.layout.pipeline > 1:
             return
-        for each, unit in zip(self.units.capture.parameters, self.units.parameter_unit.tolist(), strict=True):
-            if unit in self.members and each.trained:
-                yield Allocation(each.tensor.bytes, NONE, self.moments.count, MemoryKind.GRADIENTS)
+        for each in (each for unit in self._members for each in self.units.parameters_of(unit) if each.trained):
+            yield Allocation(each.tensor.bytes, NONE, self.moments.count, MemoryKind.GRADIENTS)
 
-    def _unit_begin(self, unit: int, micro_batch: int, *, forward: bool) -> int:
-        return self._edge(unit, micro_batch, forward=forward, which=0)
+    def _begin(self, unit: int, micro_batch: int, *, forward: bool) -> int:
+        """When FSDP needs a unit's parameters: those outside the blocks from the begin of the pass."""
+        moments = self.moments
+        if self.units.is_root(unit):
+            return moments.begins[forward, micro_batch, moments.chunk[unit]]
+        return moments.at(unit, micro_batch, 0, forward=forward)
 
-    def _unit_end(self, unit: int, micro_batch: int, *, forward: bool) -> int:
-        return self._edge(unit, micro_batch, forward=forward, which=-1)
+    def _end(self, unit: int, micro_batch: int, *, forward: bool) -> int:
+        """When FSDP is done with a unit: with those outside the blocks at the end of the model, or of the pass."""
+        moments = self.moments
+        if not self.units.is_root(unit):
+            return moments.end(unit, micro_batch, forward=forward)
+        if not forward:
+            return moments.pass_end(unit, micro_batch, forward=False)
+        if self.units.count - 1 not in moments.chunk:
+            return moments.pass_end(unit, micro_batch, forward=True)
+        last = self.units.count - 1
+        return moments.at(last, micro_batch, self._model_end, forward=True)
 
-    def _edge(self, unit: int, micro_batch: int, *, forward: bool, which: int) -> int:
-        """First or last moment of a unit in a pass; the root's are those of the whole stage."""
-        moments, units = self.moments, self.units
-        if unit in (0, units.count - 1):
-            chunk = next(number for number, members in enumerate(moments.chunks) if unit in members)
-            begin = moments.begins[forward, micro_batch, chunk]
-            if which == 0:
-                return begin
-            if forward:
-                return begin + self._model_end(chunk)
-            return begin + moments.lengths[forward, chunk] - 1
-        rows = units.rows(unit, Phase.FORWARD if forward else Phase.BACKWARD)
-        row = int(rows[which])
-        return moments.begins[forward, micro_batch, int(moments.chunk[row])] + int(moments.place[row])
-
-    def _model_end(self, chunk: int) -> int:
-        """Place of the last operator of a forward pass that belongs to the model, and not to its loss."""
-        operators = self.units.capture.operators
-        rows = np.flatnonzero((self.moments.chunk == chunk) & (self.units.phase == Phase.FORWARD))
-        inside = [row for row in rows.tolist() if operators[row].module != NONE]
-        return int(self.moments.place[inside[-1]]) if inside else 0
+    @cached_property
+    def _model_end(self) -> int:
+        """Place of the last operator behind the blocks that belongs to the model, and not to its loss."""
+        rows = self.units.rows[int(self.units.captured[-1]), Phase.FORWARD].tolist()
+        inside = [place for place, row in enumerate(rows) if self.units.capture.operators[row].module != NONE]
+        return inside[-1] if inside else 0
 
     def _gathered(self) -> Iterator[tuple[Allocation, bool]]:
         """Arrays of FSDP's collectives and the parameters copied out of them."""
-        layout, moments, units = self.layout, self.moments, self.units
-        keeps = layout.pipeline > 1
-        blocks = [unit for chunk in moments.chunks for unit in chunk if 0 < unit < units.count - 1]
-        roots = [unit for chunk in moments.chunks for unit in chunk if unit in (0, units.count - 1)]
-        sizes = {unit: self._sizes(unit) for unit in (*blocks, *roots)}
-        for micro_batch in range(moments.micro_batches):
-            last = micro_batch == moments.micro_batches - 1
-            for unit in (*roots, *blocks):
-                whole, parts = sizes[unit]
-                if not whole:
-                    continue
-                begin, end = (self._unit_begin(unit, micro_batch, forward=True), self._unit_end(unit, micro_batch, forward=True))
-                back, done = (self._unit_begin(unit, micro_batch, forward=False), self._unit_end(unit, micro_batch, forward=False))
-                if keeps:
-                    if micro_batch == 0:
-                        yield from self._unsharded(whole, parts, begin, end, moments.update)
-                else:
-                    stays = unit == units.count - 2
-                    yield from self._unsharded(whole, parts, begin, end, done if stays else end)
-                    if not stays:
-                        # It is asked for while the block behind it runs.
-                        asked = self._unit_begin(unit + 1, micro_batch, forward=False) if unit in blocks else back
-                        yield Allocation(whole, asked, back, MemoryKind.TEMPORARY), True
-                        yield from ((Allocation(size, back, done, MemoryKind.WEIGHTS), False) for size in parts)
-                if not keeps or last:
-                    yield from self._reduced(unit, done, micro_batch)
+        for micro_batch in range(self.moments.micro_batches):
+            for unit in self._members:
+                if self.units.elements[unit]:
+                    yield from self._of_unit(unit, micro_batch)
+
+    def _of_unit(self, unit: int, micro_batch: int) -> Iterator[tuple[Allocation, bool]]:
+        moments, units = self.moments, self.units
+        parts = [each.tensor.bytes for each in units.parameters_of(unit)]
+        begin, end = (which(unit, micro_batch, forward=True) for which in (self._begin, self._end))
+        back, done = (which(unit, micro_batch, forward=False) for which in (self._begin, self._end))
+        if self.layout.pipeline > 1:
+            if micro_batch == 0:
+                yield from self._unsharded(parts, begin, end + 1, moments.update)
+            if micro_batch == moments.micro_batches - 1:
+                yield from self._reduced(unit, done, micro_batch)
+            return
+        # The last block is needed again at once.
+        stays = unit == units.count - 2
+        yield from self._unsharded(parts, begin, end + 1, done if stays else end, since=begin)
+        if not stays:
+            # A block is asked for while the one behind it runs.
+            asked = back if units.is_root(unit) else self._begin(unit + 1, micro_batch, forward=False)
+            yield from self._unsharded(parts, asked, back, done, since=back)
+        yield from self._reduced(unit, done, micro_batch)
 
     def _unsharded(
-        self, whole: int, parts: list[int], begin: int, end: int, until: int
+        self, parts: Sequence[int], begin: int, end: int, until: int, since: int | None = None
     ) -> Iterator[tuple[Allocation, bool]]:
-        yield Allocation(whole, begin, min(end + 1, self.moments.count - 1), MemoryKind.TEMPORARY), True
-        yield from ((Allocation(size, begin, until, MemoryKind.WEIGHTS), False) for size in parts)
+        """An array from ``begin`` to ``end``, and its parameters from ``since`` on."""
+        born = begin if since is None else since
+        yield Allocation(sum(parts), begin, min(end, self.moments.count - 1), MemoryKind.TEMPORARY), True
+        yield from ((Allocation(size, born, until, MemoryKind.WEIGHTS), False) for size in parts)
 
     def _reduced(self, unit: int, done: int, micro_batch: int) -> Iterator[tuple[Allocation, bool]]:
         """The array that is sent, held until the next one is, and the rank's part of the sums."""
-        elements = int(self.units.trained[unit])
+        elements, layout, units = int(self.units.trained[unit]), self.layout, self.units
         if not elements:
             return
-        size = self.layout.reduce_bytes or self._compute_bytes()
-        is_block = 0 < unit < self.units.count - 1
-        until = done
-        if is_block and unit - 1 in self.members and unit > 1:
-            until = self._unit_end(unit - 1, micro_batch, forward=False)
+        size = layout.reduce_bytes or max(element_bytes(each.tensor.dtype) for each in units.capture.parameters)
+        follows = not units.is_root(unit) and unit > 1 and unit - 1 in self.moments.chunk
+        until = self._end(unit - 1, micro_batch, forward=False) if follows else done
         yield Allocation(elements * size, done, until, MemoryKind.TEMPORARY), False
         kind = MemoryKind.GRADIENTS if micro_batch == 0 else MemoryKind.TEMPORARY
-        stays = self.moments.count if micro_batch == 0 else done
-        yield Allocation(ceil(elements / self.layout.data) * size, done, stays, kind), True
-
-    def _sizes(self, unit: int) -> tuple[int, list[int]]:
-        """Bytes of a unit's gathered array, and of every parameter in it."""
-        members = zip(self.units.capture.parameters, self.units.parameter_unit.tolist(), strict=True)
-        parts = [each.tensor.bytes for each, of in members if of == unit]
-        return sum(parts), parts
-
-    def _compute_bytes(self) -> int:
-        return max((element_bytes(each.tensor.dtype) for each in self.units.capture.parameters), default=_FULL)
+        yield Allocation(ceil(elements / layout.data) * size, done, self.moments.count if not micro_batch else done, kind), True

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from daydream.capture.captured import Capture
+from daydream.capture.captured import Capture, CapturedParameter
 from daydream.graph.graph import Phase
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
@@ -16,41 +16,54 @@ from hal.support.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A captured step in units: 0 is what comes before the first block, the last what comes behind the last block.
+    """A step in units: 0 is what comes before the first block, the last what comes behind the last block.
+
+    A capture may hold fewer blocks than the model: its second block then stands for all but the first and the last.
 
     Attributes:
         capture: the step.
-        blocks: paths of the repeated modules, in the order in which they run.
-        unit: of every operator; -1 for the update.
-        module_unit: of every module; the first unit also of those that hold no block's operators.
+        blocks: paths of all repeated modules of the model, in the order in which they run.
+        unit: captured unit of every operator; -1 for the update.
+        captured: captured unit of every unit.
     """
 
     capture: Capture
     blocks: tuple[str, ...]
     unit: Ints
-    module_unit: Ints
+    captured: Ints
 
     @property
     def count(self) -> int:
         """Blocks and the two around them."""
-        return len(self.blocks) + 2
+        return len(self.captured)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the capture holds every block."""
+        return len(set(self.captured.tolist())) == self.count
 
     @cached_property
     def phase(self) -> Ints:
         """Of every operator."""
         return np.array([int(operator.phase) for operator in self.capture.operators], np.int64)
 
-    def rows(self, unit: int, phase: Phase) -> Ints:
-        """Operators of a unit in one phase, in order."""
-        return np.flatnonzero((self.unit == unit) & (self.phase == phase))
+    @cached_property
+    def rows(self) -> Mapping[tuple[int, Phase], Ints]:
+        """Operators of a captured unit in one phase, in order."""
+        captured = range(int(self.captured[-1]) + 1)
+        phases = (Phase.FORWARD, Phase.BACKWARD)
+        return {
+            (unit, phase): np.flatnonzero((self.unit == unit) & (self.phase == phase))
+            for unit in captured for phase in phases
+        }  # fmt: skip
 
     @cached_property
     def parameter_unit(self) -> Ints:
-        """Of every parameter of the capture."""
-        units = {path: number for number, path in enumerate(self.blocks, 1)}
+        """Captured unit of every parameter of the capture."""
+        units = {path: number for number, path in enumerate(_repeated(self.capture), 1)}
         owners = [_block_of(each.name, units) for each in self.capture.parameters]
         # Those of no block belong to where they are first read.
-        first = {storage: row for row, each in reversed(list(enumerate(self.capture.operators))) for storage in each.read}
+        first = {number: row for row, each in reversed(list(enumerate(self.capture.operators))) for number in each.read}
         return np.array(
             [
                 owner if owner is not None else max(int(self.unit[first.get(each.storage, 0)]), 0)
@@ -60,16 +73,32 @@ class Units:
         )
 
     @cached_property
+    def parameters(self) -> tuple[tuple[CapturedParameter, ...], ...]:
+        """Parameters of every captured unit."""
+        members: list[list[CapturedParameter]] = [[] for _ in range(int(self.captured[-1]) + 1)]
+        for each, unit in zip(self.capture.parameters, self.parameter_unit.tolist(), strict=True):
+            members[unit].append(each)
+        return tuple(map(tuple, members))
+
+    def parameters_of(self, unit: int) -> tuple[CapturedParameter, ...]:
+        """Parameters of a unit."""
+        return self.parameters[int(self.captured[unit])]
+
+    @cached_property
     def elements(self) -> Ints:
         """Elements of the parameters of every unit."""
-        sizes = [each.tensor.elements for each in self.capture.parameters]
-        return np.bincount(self.parameter_unit, weights=sizes, minlength=self.count).astype(np.int64)
+        sizes = [sum(each.tensor.elements for each in members) for members in self.parameters]
+        return np.array(sizes, np.int64)[self.captured]
 
     @cached_property
     def trained(self) -> Ints:
         """Elements of every unit's parameters that have gradients."""
-        sizes = [each.tensor.elements * each.trained for each in self.capture.parameters]
-        return np.bincount(self.parameter_unit, weights=sizes, minlength=self.count).astype(np.int64)
+        sizes = [sum(each.tensor.elements for each in members if each.trained) for members in self.parameters]
+        return np.array(sizes, np.int64)[self.captured]
+
+    def is_root(self, unit: int) -> bool:
+        """Whether a unit is none of the blocks."""
+        return unit in (0, self.count - 1)
 
     def stages(self, count: int) -> list[list[int]]:
         """Units of every stage, or chunk of one: blocks in runs as equal as can be.
@@ -86,8 +115,16 @@ class Units:
         return runs
 
 
-def units_of(capture: Capture) -> Units:
+#: Blocks of a capture that stand for those of a larger model.
+FEW = 3
+
+
+def units_of(capture: Capture, blocks: int | None = None) -> Units:
     """The units of a captured step; a model that repeats nothing is two of them.
+
+    Args:
+        capture: the step.
+        blocks: of the model, where the capture holds :data:`FEW` of them.
 
     Raises:
         InputError: its blocks do not run one after the other.
@@ -99,17 +136,16 @@ def units_of(capture: Capture) -> Units:
     phase = np.array([int(each.phase) for each in capture.operators], np.int64)
     unit = np.full(len(block), NONE)
     forward, backward = np.flatnonzero(phase == Phase.FORWARD), np.flatnonzero(phase == Phase.BACKWARD)
-    runs = list(dict.fromkeys(block[forward][block[forward] > 0].tolist()))
-    paths = tuple(paths[number - 1] for number in runs)
-    renumbered = np.zeros(max(numbers.values(), default=0) + 1, np.int64)
-    renumbered[runs] = np.arange(1, len(runs) + 1)
-    unit[forward] = _running(renumbered[block[forward]], len(runs))
+    count = len(paths)
+    unit[forward] = _running(block[forward], count)
     # Backward, the blocks come in the other order.
-    mirrored = renumbered[block[backward]]
-    mirrored = np.where(mirrored > 0, len(runs) + 1 - mirrored, 0)
-    unit[backward] = len(runs) + 1 - _running(mirrored, len(runs))
-    module_unit = renumbered[np.array(owner, np.int64)] if owner else np.empty(0, np.int64)
-    return Units(capture, paths, unit, module_unit)
+    mirrored = np.where(block[backward] > 0, count + 1 - block[backward], 0)
+    unit[backward] = count + 1 - _running(mirrored, count)
+    captured = np.arange(count + 2)
+    if blocks is not None and blocks > count:
+        captured = np.concatenate([[0, 1], np.full(blocks - 2, 2), [count, count + 1]])
+        paths = tuple(f"{paths[0].rpartition('.')[0]}.{number}" for number in range(blocks))
+    return Units(capture, paths, unit, captured)
 
 
 def _running(block: Ints, count: int) -> Ints:
@@ -150,7 +186,8 @@ def _block_of(path: str, numbers: Mapping[str, int]) -> int | None:
     2
     """
     parts = path.split(".")
-    return next((numbers[head] for count in range(len(parts), 0, -1) if (head := ".".join(parts[:count])) in numbers), None)
+    heads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((numbers[head] for head in heads if head in numbers), None)
 
 
 def compiled_blocks(capture: Capture) -> Capture:
@@ -158,5 +195,5 @@ def compiled_blocks(capture: Capture) -> Capture:
     from daydream.capture.fusion import fused
 
     units = units_of(capture)
-    inside = (units.unit > 0) & (units.unit < units.count - 1)
+    inside = (units.unit > 0) & ~np.isin(units.unit, (0, units.count - 1))
     return fused(capture, np.where(inside, units.unit, NONE).tolist())

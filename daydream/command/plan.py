@@ -1,0 +1,233 @@
+"""``daydream plan``: the step of a model that many boards share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from daydream.command.outputs import print_json
+from daydream.command.predict import STEP_OPTIONS, chosen_devices, has_flash_attention
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.plan.layout import Layout
+    from daydream.plan.search import Candidate
+    from daydream.plan.units import Units
+    from hal.spec.device import DeviceSpec
+    from hal.spec.node import NodeSpec
+
+#: Boards of the largest job that is planned.
+MOST_RANKS = 1 << 20
+
+#: What parameters of 16 bits are exchanged in when FSDP's mixed precision is left as torchtitan has it.
+_REDUCE_BYTES = {"float32": 4, "gradient": 0}
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    choice, count = click.Choice, click.IntRange(1, MOST_RANKS)
+    given = (
+        click.option("--device", required=True, metavar="NAME", help="The board."),
+        click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; default: the usual one."),
+        click.option("--nodes", type=count, default=None, help="How many of them; --data follows."),
+        click.option("--data", type=count, default=None, help="Copies of the model, or ranks that share it by FSDP."),
+        click.option("--tensor", type=count, default=1, show_default=True, help="Ranks that share every layer."),
+        click.option("--pipeline", type=count, default=1, show_default=True, help="Stages."),
+        click.option(
+            "--schedule", type=choice(["1f1b", "interleaved", "gpipe"]), default="1f1b", show_default=True,
+            help="Order of micro-batches on a stage.",
+        ),
+        click.option("--chunks", type=count, default=None, help="Of the model on a stage (interleaved; default 2)."),
+        click.option(
+            "--shard", type=choice(["none", "zero1", "fsdp"]), default="none", show_default=True,
+            help="What ranks of --data share.",
+        ),
+        click.option("--batch", type=count, default=1, show_default=True, help="Samples of a micro-batch."),
+        click.option("--micro-batches", type=count, default=None, help="Of every copy of the model in a step."),
+        click.option("--global-batch", type=count, default=None, help="Samples of a step on all boards."),
+        click.option(
+            "--dtype", type=choice(["float32", "bfloat16", "float16", "amp"]), default="bfloat16", show_default=True,
+            help="That the step computes in; parameters of 16 bits are kept in float32, too.",
+        ),
+        click.option("--master/--no-master", default=True, help="Keep parameters of 16 bits in float32, too."),
+        click.option(
+            "--reduce-dtype", type=choice(["float32", "gradient"]), default="gradient", show_default=True,
+            help="What gradients are exchanged in.",
+        ),
+        click.option(
+            "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=25.0, show_default=True, help="DDP's buckets, MiB."
+        ),
+        click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
+        click.option(
+            "--sequence-parallel/--no-sequence-parallel", default=False, help="Tensor ranks share the sequence, too."
+        ),
+        click.option(
+            "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+        ),
+        *(each for each in STEP_OPTIONS),
+        click.option("--search", is_flag=True, help="Try every plan for these boards, and print the ten best."),
+        click.option(
+            "--plot", type=click.Path(dir_okay=False, path_type=Path), default=None,
+            help="Draw the step's stages (png, svg or pdf; needs matplotlib).",
+        ),
+        click.option("--json/--no-json", "as_json", default=False, help="A JSON object per plan."),
+        click.option("--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of each table."),
+        click.argument("model"),
+    )  # fmt: skip
+    for option in reversed(given):
+        command = option(command)
+    return command
+
+
+@click.command("plan")
+@_options
+def plan_command(
+    *,
+    model: str,
+    device: str,
+    node: str | None,
+    nodes: int | None,
+    search: bool,
+    plot: Path | None,
+    as_json: bool,
+    rows: int,
+    **options: Any,
+) -> None:
+    """Predict the step of MODEL on many boards from a plan that divides it, without any of them.
+
+    MODEL is named as for daydream predict. Ranks are numbered as Megatron does: neighbours share layers, then come
+    copies of the model, then stages.
+    """
+    from daydream.plan.answer import print_found, print_plan
+    from daydream.plan.planned import planned
+
+    if plot is not None:
+        from roller.explain.picture import check_plot
+
+        check_plot(plot)
+    board = _board(device)
+    place = _node(board, node)
+    if search:
+        ranks = _ranks(place, nodes, options)
+        found, tried = _searched(model, board, place, ranks, options)
+        steps = [each.step for each in found[:rows]]
+        if not as_json:
+            print_found(found[:rows], tried)
+    else:
+        layout = _layout(place, nodes, options)
+        layout.check(place)
+        steps = [planned(_units(model, board, layout, options), layout, board, place, options["implementation"])]
+        if not as_json:
+            print_plan(steps[0], rows)
+    for step in steps if as_json else ():
+        print_json(step.record())
+    if plot is not None:
+        from daydream.plan.chart import write_chart
+
+        write_chart(steps[0], plot)
+
+
+def _board(name: str) -> DeviceSpec:
+    devices = chosen_devices(name)
+    if len(devices) > 1:
+        raise InputError("--device", "several boards were named", "a plan is of one kind of board")
+    return devices[0]
+
+
+def _node(board: DeviceSpec, name: str | None) -> NodeSpec | None:
+    from hal.node_catalog import usual_node
+    from roller.library.collectives import node_for
+
+    return usual_node(board) if name is None else node_for(board, name)
+
+
+def _ranks(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> int:
+    """Boards of the job."""
+    parts = options["tensor"] * options["pipeline"]
+    if nodes is None:
+        return (options["data"] or 1) * parts
+    if place is None:
+        raise InputError("--nodes", "is of no node", "name one with --node")
+    ranks = nodes * place.boards
+    if ranks > MOST_RANKS:
+        raise InputError("--nodes", f"{ranks} boards", f"plan for {MOST_RANKS} at most")
+    if options["data"] is not None and options["data"] * parts != ranks:
+        problem = f"{nodes} x {place.boards} boards are not {options['data']} x {parts} ranks"
+        raise InputError("--nodes", problem, "leave --data or --nodes out")
+    return ranks
+
+
+def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) -> Layout:
+    from daydream.plan.layout import Layout
+
+    ranks, parts = _ranks(place, nodes, options), options["tensor"] * options["pipeline"]
+    if ranks % parts:
+        raise InputError("--nodes", f"{ranks} boards are no multiple of {parts} ranks of a copy", "divide it otherwise")
+    data = ranks // parts
+    count = options["micro_batches"] or 1
+    whole = options["global_batch"]
+    if whole is not None:
+        if options["micro_batches"] is not None:
+            raise InputError("--global-batch", "and --micro-batches say the same", "leave one of them out")
+        each = data * options["batch"]
+        if whole % each:
+            problem = f"{whole} samples are no multiple of {data} x {options['batch']}"
+            raise InputError("--global-batch", problem, "choose --batch so")
+        count = whole // each
+    chunks = options["chunks"] or (2 if options["schedule"] == "interleaved" else 1)
+    return Layout(
+        data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
+        micro_batches=count, shard=options["shard"], bucket_bytes=options["bucket_mb"] * 2**20,
+        overlap=options["overlap"], sequence=options["sequence_parallel"], master=options["master"],
+        reduce_bytes=_REDUCE_BYTES[options["reduce_dtype"]],
+    )  # fmt: skip
+
+
+def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any], **changed: Any) -> Units:
+    """The step of a rank, captured."""
+    from daydream.capture.options import CaptureOptions
+    from daydream.plan.source import planned_units
+
+    names = ("batch", "sequence", "image", "class_name", "mode", "dtype", "optimizer", "attention", "checkpoint")
+    capture = CaptureOptions(
+        **({name: options[name] for name in names} | changed),
+        implementation=options["optimizer_kernels"],
+        flash=has_flash_attention(board),
+    )
+    return planned_units(
+        model, capture, tensor=layout.tensor, sequence_parallel=layout.sequence, compiles=options["compiles"]
+    )
+
+
+def _searched(
+    model: str, board: DeviceSpec, place: NodeSpec | None, ranks: int, options: dict[str, Any]
+) -> tuple[list[Any], int]:
+    """Plans that fit, the fastest first, and how many were tried."""
+    from daydream.plan.layout import Layout
+    from daydream.plan.search import candidates, search
+
+    if options["global_batch"] is None:
+        raise InputError("--search", "needs the samples of a step", "add --global-batch")
+    base = Layout(
+        bucket_bytes=options["bucket_mb"] * 2**20, overlap=options["overlap"], master=options["master"],
+        reduce_bytes=_REDUCE_BYTES[options["reduce_dtype"]],
+    )  # fmt: skip
+    whole = _units(model, board, base, options, batch=1)
+    checkpoints = ("none", "selective", "full") if options["checkpoint"] == "none" else (options["checkpoint"],)
+    tried = list(candidates(ranks, options["global_batch"], place, base, checkpoints, len(whole.blocks)))
+    if not tried:
+        problem = f"{options['global_batch']} samples cannot be shared by {ranks} boards"
+        raise InputError("--global-batch", problem, "choose a multiple of the boards")
+
+    def units_for(candidate: Candidate) -> Units:
+        return _units(
+            model, board, candidate.layout, options, batch=candidate.batch, checkpoint=candidate.checkpoint
+        )
+
+    from roller.command.options import progress
+
+    with progress(len(tried), show=True) as told:
+        found = search(tried, units_for, board, place, told)
+    return found, len(tried)

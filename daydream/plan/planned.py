@@ -1,0 +1,197 @@
+"""A plan simulated: how long its step takes, what each stage does meanwhile, and what a rank holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from daydream.graph.graph import Phase, TaskKind
+from daydream.graph.simulate import Timeline, simulate
+from daydream.plan.costs import Costs, costs_of
+from daydream.plan.graph import plan_graph
+from daydream.plan.layout import Layout
+from daydream.plan.memory import RankMemory, rank_memory
+from daydream.trace.trace import Floats
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.operators.calls import Implementation
+    from daydream.plan.units import Units
+    from hal.spec.device import DeviceSpec
+    from hal.spec.node import NodeSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageShares:
+    """What a rank of a stage does in a step, as shares of it that add up to 1.
+
+    Attributes:
+        kernels: it computes.
+        tensor: its kernels wait for the exchange of a layer's parts.
+        exposed: nothing runs beside gathers and exchanges of gradients, or messages of other stages.
+        waiting: it waits for another stage, or its host.
+    """
+
+    kernels: float
+    tensor: float
+    exposed: float
+    waiting: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedStep:
+    """A step of many boards.
+
+    Attributes:
+        costs: what its parts take.
+        device: the board.
+        timeline: of one rank of each stage.
+    """
+
+    costs: Costs
+    device: DeviceSpec
+    timeline: Timeline
+
+    @property
+    def layout(self) -> Layout:
+        """How the model is divided."""
+        return self.costs.layout
+
+    @property
+    def seconds(self) -> float:
+        """Of the step."""
+        return self.timeline.makespan_us / 1e6
+
+    @property
+    def samples(self) -> int | None:
+        """Of the step on all boards; None where the model does not tell its batch."""
+        batch = self.costs.units.capture.batch
+        return None if batch is None else batch * self.layout.data * self.layout.micro_batches
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Throughput of all boards."""
+        return None if self.samples is None else self.samples / self.seconds
+
+    @cached_property
+    def flops(self) -> float:
+        """Arithmetic of a board in a step, mean of all: products, convolutions and attention, recomputed ones too."""
+        units = self.costs.units
+        counts = np.bincount(units.captured, minlength=int(units.captured[-1]) + 1)
+        flops = np.array([price.flops for price in self.costs.step.prices])
+        inside = units.unit >= 0
+        total = float((flops[inside] * counts[units.unit[inside]]).sum())
+        return total * self.layout.micro_batches / self.layout.pipeline
+
+    @cached_property
+    def shares(self) -> tuple[StageShares, ...]:
+        """What every stage does."""
+        return tuple(self._shares(stage) for stage in range(self.layout.pipeline))
+
+    def _shares(self, stage: int) -> StageShares:
+        graph, whole = self.timeline.graph, self.timeline.makespan_us
+        of_stage = np.array([each.process == stage for each in graph.threads])[graph.thread] & graph.on_gpu
+        kernels = of_stage & (graph.kind == TaskKind.KERNEL)
+        others = of_stage & (graph.kind == TaskKind.COMMUNICATION)
+        busy = float(graph.duration_us[kernels].sum())
+        start, end = self.timeline.start_us, self.timeline.end_us
+        both = _covered(start[kernels | others], end[kernels | others])
+        alone = both - _covered(start[kernels], end[kernels])
+        tensor = 1e6 * self._exchanged(stage)
+        return StageShares(
+            kernels=(busy - tensor) / whole,
+            tensor=tensor / whole,
+            exposed=alone / whole,
+            waiting=max(whole - busy - alone, 0.0) / whole,
+        )
+
+    def _exchanged(self, stage: int) -> float:
+        """Seconds of a stage's kernels in which tensor ranks exchange parts."""
+        layout = self.layout
+        runs = self.costs.units.stages(layout.pipeline * layout.chunks)
+        members = [runs[chunk * layout.pipeline + stage] for chunk in range(layout.chunks)]
+        passes = [self.costs.passing(part, phase) for part in members for phase in (Phase.FORWARD, Phase.BACKWARD)]
+        return sum(each.exchanged for each in passes) * layout.micro_batches
+
+    # Memory
+
+    @cached_property
+    def memory(self) -> RankMemory:
+        """Of the stage that needs most: the first holds most micro-batches, the last the logits."""
+        stages = sorted({0, self.layout.pipeline - 1})
+        return max((self.memory_of(stage) for stage in stages), key=lambda each: each.on_device)
+
+    def memory_of(self, stage: int) -> RankMemory:
+        """Of a rank of one stage."""
+        return rank_memory(self.costs.units, self.layout, stage, self.device)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every board has as much memory as its rank needs."""
+        capacity = self.device.dram.capacity_bytes
+        return capacity is None or self.memory.on_device <= capacity
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        layout, node = self.layout, self.costs.node
+        return {
+            "model": self.costs.units.capture.title,
+            "device": self.device.name,
+            "node": None if node is None else node.name,
+            "ranks": layout.ranks,
+            "data": layout.data,
+            "tensor": layout.tensor,
+            "pipeline": layout.pipeline,
+            "shard": layout.shard,
+            "schedule": layout.schedule,
+            "micro_batches": layout.micro_batches,
+            "step_seconds": self.seconds,
+            "samples_per_second": self.samples_per_second,
+            "flops_per_board_second": self.flops / self.seconds,
+            "stages": [
+                {"kernels": each.kernels, "tensor": each.tensor, "exposed": each.exposed, "waiting": each.waiting}
+                for each in self.shares
+            ],
+            "allocated_bytes": self.memory.allocated,
+            "reserved_bytes": self.memory.reserved,
+            "device_bytes": self.memory.on_device,
+            "fits": self.fits,
+            "owners_bytes": {kind.value: size for kind, size in self.memory.owners.items()},
+        }
+
+
+def planned(
+    units: Units,
+    layout: Layout,
+    device: DeviceSpec,
+    node: NodeSpec | None,
+    implementation: Implementation = "library",
+    host: float = 1.0,
+) -> PlannedStep:
+    """A plan's step, simulated; arguments are those of :func:`daydream.plan.costs.costs_of`.
+
+    Raises:
+        InputError: the layout fits neither the node nor the model.
+    """
+    layout.check(node)
+    if layout.ranks > 1 and node is None:
+        raise InputError("--node", f"{device.name} has no usual node", "name one (roller devices), or describe one")
+    costs = costs_of(units, layout, device, node, implementation, host)
+    return PlannedStep(costs=costs, device=device, timeline=simulate(plan_graph(costs)))
+
+
+def _covered(start: Floats, end: Floats) -> float:
+    """Length of the union of intervals.
+
+    >>> _covered(np.array([0.0, 1.0, 5.0]), np.array([2.0, 3.0, 6.0]))
+    4.0
+    """
+    if not len(start):
+        return 0.0
+    order = np.argsort(start)
+    start, end = start[order], end[order]
+    reached = np.concatenate([[-np.inf], np.maximum.accumulate(end)[:-1]])
+    return float(np.maximum(end - np.maximum(start, reached), 0.0).sum())

@@ -1,0 +1,163 @@
+"""Which plan is fastest: every way to divide a model among so many boards that fits their memory, simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from daydream.plan.layout import Layout, Shard
+from daydream.plan.planned import PlannedStep, planned
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.plan.units import Units
+    from hal.spec.device import DeviceSpec
+    from hal.spec.node import NodeSpec
+
+#: Samples of a micro-batch that are tried.
+MICRO_BATCHES = (1, 2, 4, 8)
+
+#: Chunks of an interleaved schedule that are tried.
+CHUNKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to divide a step.
+
+    Attributes:
+        layout: of the ranks.
+        batch: samples of a micro-batch.
+        checkpoint: what is computed again, as :func:`daydream.capture.checkpoints.apply_checkpoints` takes it.
+    """
+
+    layout: Layout
+    batch: int
+    checkpoint: str
+
+    @property
+    def words(self) -> str:
+        """In a few words."""
+        layout = self.layout
+        parts = [layout.words, f"{layout.micro_batches} x {self.batch}"]
+        if layout.pipeline > 1:
+            parts.append(layout.schedule)
+        return ", ".join(parts if self.checkpoint == "none" else [*parts, f"{self.checkpoint} recomputed"])
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Found:
+    """A candidate simulated."""
+
+    candidate: Candidate
+    step: PlannedStep
+
+
+def candidates(
+    ranks: int, global_batch: int, node: NodeSpec | None, base: Layout, checkpoints: Sequence[str], blocks: int
+) -> Iterator[Candidate]:
+    """Every way to divide a step of so many samples, those that exchange least between nodes first.
+
+    Tensor ranks stay in a node. Copies of the model share the samples equally; a pipeline needs at least as many
+    micro-batches as it has stages. FSDP with a pipeline is left to ZeRO's first stage, as Megatron has it.
+
+    Args:
+        ranks: boards.
+        global_batch: samples of a step.
+        node: in which they are.
+        base: what all candidates have in common.
+        checkpoints: to try.
+        blocks: that the model repeats.
+    """
+    boards = ranks if node is None else min(node.boards, ranks)
+    for tensor in (count for count in _divisors(ranks) if boards % count == 0):
+        for pipeline in (count for count in _divisors(ranks // tensor) if count <= max(blocks, 1)):
+            data = ranks // tensor // pipeline
+            if global_batch % data:
+                continue
+            for batch in (size for size in MICRO_BATCHES if (global_batch // data) % size == 0):
+                count = global_batch // data // batch
+                if count < pipeline:
+                    continue
+                for shard in _shards(data, pipeline):
+                    layout = replace(
+                        base, data=data, tensor=tensor, pipeline=pipeline, micro_batches=count, shard=shard,
+                        sequence=tensor > 1, schedule="1f1b", chunks=1,
+                    )  # fmt: skip
+                    for each in (layout, *_interleaved(layout, blocks)):
+                        yield from (Candidate(layout=each, batch=batch, checkpoint=way) for way in checkpoints)
+
+
+def _shards(data: int, pipeline: int) -> tuple[Shard, ...]:
+    if data == 1:
+        return ("none",)
+    return ("none", "zero1") if pipeline > 1 else ("none", "zero1", "fsdp")
+
+
+def _interleaved(layout: Layout, blocks: int) -> Iterator[Layout]:
+    if layout.pipeline > 1 and layout.micro_batches % layout.pipeline == 0 and layout.pipeline * CHUNKS <= blocks:
+        yield replace(layout, schedule="interleaved", chunks=CHUNKS)
+
+
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if number % count == 0]
+
+
+def search(
+    tried: Sequence[Candidate],
+    units_for: Callable[[Candidate], Units],
+    device: DeviceSpec,
+    node: NodeSpec | None,
+    told: Callable[[str], None] = lambda words: None,
+) -> list[Found]:
+    """Candidates that fit, the fastest first.
+
+    Args:
+        tried: what to try.
+        units_for: captures a candidate's rank; equal ones are asked for once.
+        device: the board.
+        node: in which the boards are.
+        told: called with every candidate in words when it is done.
+
+    Raises:
+        InputError: none fits.
+    """
+    captured: dict[tuple[int, int, bool, str], Units] = {}
+    found: list[Found] = []
+    smallest: PlannedStep | None = None
+    for candidate in tried:
+        layout = candidate.layout
+        key = layout.tensor, candidate.batch, layout.sequence, candidate.checkpoint
+        if key not in captured:
+            captured[key] = units_for(candidate)
+        step = planned(captured[key], layout, device, node)
+        if step.fits:
+            found.append(Found(candidate=candidate, step=step))
+        elif smallest is None or step.memory.on_device < smallest.memory.on_device:
+            smallest = step
+        told(candidate.words)
+    if not found:
+        needed = "" if smallest is None else f": {smallest.memory.on_device / 1e9:.1f} GB for {smallest.layout.words}"
+        raise InputError("--search", f"no plan fits on {device.name}{needed}", "use more boards, or larger ones")
+    return sorted(found, key=lambda each: each.step.seconds)
+
+
+def reason(found: Sequence[Found], place: int) -> str:
+    """Why a plan stands where it does: what it spends most of over the best one, or the best one over the next."""
+    best, other = found[0].step, found[place if place else min(1, len(found) - 1)].step
+    if best is other:
+        return "the only one that fits"
+    spent = [_spent(step) for step in (best, other)]
+    most = max(spent[1], key=lambda name: spent[1][name] - spent[0][name])
+    more = spent[1][most] - spent[0][most]
+    if place:
+        return f"{1e3 * more:.0f} ms more of {most}"
+    return f"{1e3 * more:.0f} ms less of {most} than the next"
+
+
+def _spent(step: PlannedStep) -> dict[str, float]:
+    """Seconds of a step by what they are spent on, mean of the stages."""
+    shares = step.shares
+    names = {"kernels": "kernels", "tensor": "exchange in layers", "exposed": "other exchange", "waiting": "waiting"}
+    return {words: step.seconds * sum(getattr(each, name) for each in shares) / len(shares) for name, words in names.items()}

@@ -1,0 +1,102 @@
+"""A rank's step captured for a plan: a few of the model's equal blocks, each with a tensor rank's part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from daydream.capture.sources import CaptureOptions, captured, load_subject
+from daydream.plan.units import FEW, Units, compiled_blocks, units_of
+from hal.support.errors import InputError
+
+if TYPE_CHECKING:
+    from daydream.capture.captured import Capture
+    from daydream.capture.step import Subject
+
+
+def planned_units(
+    model: str | Callable[[], Subject], options: CaptureOptions, *, tensor: int = 1, sequence_parallel: bool = False, compiles: bool = False
+) -> Units:
+    """The units of a rank's step.
+
+    Args:
+        model: as :func:`daydream.capture.sources.load_subject` takes it, or what builds it.
+        options: of the capture; the batch is that of a micro-batch of one copy of the model.
+        tensor: ranks that share every layer.
+        sequence_parallel: whether they hold a part of the sequence each between the layers that they share.
+        compiles: whether blocks are compiled, each by itself.
+
+    Raises:
+        InputError: the model cannot be built, captured or divided.
+    """
+    subject, blocks = _few(_loaded(model, options))
+    try:
+        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel)
+    except InputError:
+        if blocks is None:
+            raise
+        # Its forward pass may count the blocks.
+        subject, blocks = _loaded(model, options), None
+        capture = _captured(subject, options, tensor, sequence_parallel=sequence_parallel)
+    if compiles:
+        capture = compiled_blocks(capture)
+    return units_of(capture, blocks)
+
+
+def _captured(subject: Subject, options: CaptureOptions, tensor: int, *, sequence_parallel: bool) -> Capture:
+    if tensor > 1:
+        subject = _divided(subject, tensor, sequence_parallel=sequence_parallel)
+    return captured(subject, options)
+
+
+def _loaded(model: str | Callable[[], Subject], options: CaptureOptions) -> Subject:
+    if not isinstance(model, str):
+        return model()
+    return load_subject(
+        model, batch=options.batch, sequence=options.sequence, image=options.image, class_name=options.class_name,
+        training=options.mode == "training", attention=options.attention,
+    )  # fmt: skip
+
+
+def _few(subject: Subject) -> tuple[Subject, int | None]:
+    """The subject with :data:`~daydream.plan.units.FEW` of its blocks, and how many it had; None where all are kept."""
+    from daydream.capture.checkpoints import repeated_blocks
+
+    paths = repeated_blocks(subject.model)
+    if len(paths) <= FEW or len({_signature(subject.model.get_submodule(path)) for path in paths}) > 1:
+        return subject, None
+    blocks = subject.model.get_submodule(paths[0].rpartition(".")[0])
+    del blocks[2 : len(paths) - 1]
+    return subject, len(paths)
+
+
+def _signature(block: Any) -> str:
+    """What two blocks have in common if they compute the same: classes, sizes, and numbers that are no positions."""
+    parts = []
+    for path, module in block.named_modules():
+        plain = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, bool | int | float | str) and not any(word in name for word in ("idx", "index", "layer"))
+        }
+        sizes = {name: tuple(each.shape) for name, each in module.named_parameters(recurse=False)}
+        parts.append((path, type(module).__name__, sorted(plain.items()), sorted(sizes.items())))
+    return repr(parts)
+
+
+def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subject:
+    from daydream.capture.arguments import tensors_in
+    from daydream.capture.failures import failures_told
+    from daydream.plan.tensor import divide
+
+    model, args, kwargs = subject.model, subject.args, subject.kwargs
+    given = [each for each in tensors_in([args, kwargs]) if each.dim() > 1 and not each.is_floating_point()]
+    if sequence_parallel and not given:
+        raise InputError("--sequence-parallel", "the model reads no tokens", "leave it out")
+    tokens = given[0].shape[1] if sequence_parallel else 0
+    if tokens % ranks:
+        raise InputError("--sequence-parallel", f"{tokens} tokens are no multiple of {ranks}", "choose --sequence so")
+    with failures_told(subject.title, subject.source):
+        assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
+    return replace(subject, assumed=(*subject.assumed, *assumed))
