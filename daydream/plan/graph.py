@@ -135,11 +135,11 @@ class _Stage:
         self.parts = [runs[chunk * layout.pipeline + self.stage] for chunk in range(layout.chunks)]
         self.parallel = layout.data > 1 and self.costs.node is not None
         self.sharded = self.parallel and layout.shard == "fsdp"
-        # Parameters that are gathered when kernels ask for them.
-        self.gathered: dict[int, int] = {}
         self.exchanged: list[int] = []
         self.filling: float = 0.0
-        self.ready: list[int] = []
+        self.waits = layout.waits and layout.pipeline > 1
+        # The kernels that ran last.
+        self.last: int = NONE
 
     @property
     def costs(self) -> Costs:
@@ -218,10 +218,15 @@ class _Stage:
         taken = self.costs.passing(members, phase)
         taken = taken._replace(device=taken.device + self._beside(members, phase, micro_batch))
         title = f"{name} {micro_batch}" + (f" of {layer}" if layer else "")
-        row = len(self.build_.rows) + 2
+        # The first task of a pass is the host's, the third its kernels.
+        launch, kernels = len(self.build_.rows), len(self.build_.rows) + 2
         done = self.build_.run(self.stage, title, taken, phase, layer, after)
         if first:
-            self.build_.awaited.append((self._key(phase == Phase.FORWARD, micro_batch, chunk, sent=False), row))
+            waiting = launch if self.waits else kernels
+            self.build_.awaited.append((self._key(phase == Phase.FORWARD, micro_batch, chunk, sent=False), waiting))
+            if self.waits and self.last != NONE:
+                self.build_.edges.append((self.last, launch, int(Dependency.SYNC)))
+        self.last = done
         return done
 
     def _beside(self, members: Sequence[int], phase: Phase, micro_batch: int) -> float:

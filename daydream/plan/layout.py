@@ -37,6 +37,8 @@ class Layout:
         sequence: whether tensor ranks hold a part of the sequence each between the layers that they share.
         master: whether parameters of 16 bits are kept in float32, too, for the optimizer.
         reduce_bytes: of an element of a gradient that is exchanged; 0 for that of the gradient itself.
+        waits: whether a stage's host waits for its device after every message, as Megatron's does behind
+            ``batch_isend_irecv``; else it runs ahead.
     """
 
     data: int = 1
@@ -51,6 +53,7 @@ class Layout:
     sequence: bool = False
     master: bool = True
     reduce_bytes: int = 0
+    waits: bool = False
 
     @property
     def ranks(self) -> int:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: Bytes of what optimizers compute in, and of copies of parameters that they keep.
 _FULL = 4
 
+#: Bytes of a step counter at most.
+_COUNTER = 8
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RankMemory:
@@ -218,8 +221,10 @@ class _Holding:
     def _kept(self) -> Iterator[Allocation]:
         """Parameters, their copies in full precision, states of the optimizer, buffers and inputs."""
         capture, layout = self.units.capture, self.layout
-        states = sum(each.bytes for each in capture.storages if each.kind == "optimizer")
+        states = [each.bytes for each in capture.storages if each.kind == "optimizer"]
         whole = sum(each.tensor.bytes for each in capture.parameters if each.trained)
+        # Some optimizers count their steps on the device.
+        copies, counters = (sum(states) // whole, min(states, default=0)) if whole else (0, 0)
         end = self.moments.count
         for each in (each for unit in self._members for each in self.units.parameters_of(unit)):
             size = element_bytes(each.tensor.dtype)
@@ -228,8 +233,9 @@ class _Holding:
             yield Allocation(own * (full if layout.shard == "fsdp" else size), NONE, end, MemoryKind.WEIGHTS)
             if each.trained and layout.shard != "fsdp" and full > size:
                 yield Allocation(part * full, NONE, end, MemoryKind.OPTIMIZER)
-            if each.trained and states:
-                yield Allocation(ceil(part * full * states / whole), NONE, end, MemoryKind.OPTIMIZER)
+            if each.trained:
+                kept = [part * full] * copies + [counters] * (0 < counters <= _COUNTER)
+                yield from (Allocation(each_size, NONE, end, MemoryKind.OPTIMIZER) for each_size in kept)
         for storage in capture.storages:
             if storage.kind in ("buffer", "input") and storage.bytes:
                 kind = MemoryKind.INPUTS if storage.kind == "input" else MemoryKind.WEIGHTS

@@ -88,6 +88,7 @@ def _signature(block: Any) -> str:
 def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subject:
     from daydream.capture.arguments import tensors_in
     from daydream.capture.failures import failures_told
+    from daydream.capture.hugging_face import positions_without_data
     from daydream.plan.tensor import divide
 
     model, args, kwargs = subject.model, subject.args, subject.kwargs
@@ -97,6 +98,6 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
     tokens = given[0].shape[1] if sequence_parallel else 0
     if tokens % ranks:
         raise InputError("--sequence-parallel", f"{tokens} tokens are no multiple of {ranks}", "choose --sequence so")
-    with failures_told(subject.title, subject.source):
+    with failures_told(subject.title, subject.source), positions_without_data():
         assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
     return replace(subject, assumed=(*subject.assumed, *assumed))
