@@ -138,8 +138,9 @@ class _Stage:
         self.exchanged: list[int] = []
         self.filling: float = 0.0
         self.waits = layout.waits and layout.pipeline > 1
-        # The kernels that ran last.
-        self.last: int = NONE
+        # The kernels of every pass so far, in order, and of the units' forward passes.
+        self.passed: list[int] = []
+        self.forward: dict[str, int] = {}
 
     @property
     def costs(self) -> Costs:
@@ -175,7 +176,7 @@ class _Stage:
             done = self._run("forward", members, Phase.FORWARD, micro_batch, chunk, (), first=True)
         else:
             # The root's parameters are needed before everything else.
-            root = [unit for unit in members if unit in (0, units.count - 1)]
+            root = [unit for unit in members if units.is_root(unit)]
             before = self._gather(root, "root", Phase.FORWARD)
             done = before[0] if before else NONE
             for place, unit in enumerate(members):
@@ -194,7 +195,7 @@ class _Stage:
                 self._exchange_all(members, done)
             self._send(False, micro_batch, chunk, done)
             return
-        root = [unit for unit in members if unit in (0, units.count - 1)]
+        root = [unit for unit in members if units.is_root(unit)]
         before = self._gather(root, "root", Phase.BACKWARD) if regathers else []
         done = NONE
         for place, unit in enumerate(reversed(members)):
@@ -224,9 +225,11 @@ class _Stage:
         if first:
             waiting = launch if self.waits else kernels
             self.build_.awaited.append((self._key(phase == Phase.FORWARD, micro_batch, chunk, sent=False), waiting))
-            if self.waits and self.last != NONE:
-                self.build_.edges.append((self.last, launch, int(Dependency.SYNC)))
-        self.last = done
+            if self.waits and self.passed:
+                self.build_.edges.append((self.passed[-1], launch, int(Dependency.SYNC)))
+        self.passed.append(done)
+        if phase == Phase.FORWARD and len(members) == 1:
+            self.forward["root" if self.costs.units.is_root(members[0]) else layer] = done
         return done
 
     def _beside(self, members: Sequence[int], phase: Phase, micro_batch: int) -> float:
@@ -278,8 +281,11 @@ class _Stage:
         size = sum(self.costs.unit_bytes(unit) for unit in members)
         if not size:
             return []
-        # The host asks for it in its turn: after it has launched what stands before.
-        asked = self._host_row()
+        # The host asks for it in its turn: after it has launched what stands before. The array of the unit before the
+        # last one must have been copied out, and a unit that is gathered again must have been given up.
+        asked = [*self._host_row(), *self.passed[-3:-2]]
+        if phase == Phase.BACKWARD:
+            asked += [self.forward[name]] if name in self.forward else []
         thread = self.build_.stream(self.stage, 1)
         row = self.build_.add(
             f"all-gather {name}", thread, self.costs.exchange("all_gather", size), kind=TaskKind.COMMUNICATION,

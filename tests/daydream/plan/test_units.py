@@ -58,8 +58,10 @@ def test_one_board_holds_what_a_prediction_says(units_of_model: Callable[..., An
 
 
 def test_a_model_without_blocks_is_all_root() -> None:
+    from dataclasses import replace
+
     step = step_of([operator("aten::mm"), operator("aten::relu")], (1, 1), ((1,), (1,)))
-    units = units_of(step.capture)
+    units = units_of(replace(step.capture, modules=(CapturedModule("", "Net"),)))
     assert units.blocks == () and units.count == 2 and len(set(units.unit.tolist())) == 1
     with pytest.raises(InputError, match="--pipeline"):
         units.stages(2)
