@@ -40,6 +40,7 @@ PAGES = (
     "docs/adding-a-device.md",
     "docs/predict.md",
     "docs/place.md",
+    "docs/plan.md",
 )
 
 #: The operator and the device of the walkthrough.
@@ -289,6 +290,12 @@ def _laptop() -> str:
     return f"$ diff -U0 {SERVER} {LAPTOP}\n" + "".join(f"{line}\n" for line in changes)
 
 
+#: A job of many boards.
+_PLAN = (
+    "daydream plan hf:examples/models/llama-70b.json --sequence 8192 --optimizer adamw --optimizer-kernels fused"
+    " --compile --device h100-sxm {}"
+)
+
 #: A training step of the example model, on these boards.
 _PREDICTION = (
     "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --batch 2 --dtype bfloat16 --optimizer adamw"
@@ -316,6 +323,10 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "daydream sweep timm:resnet50 --device v100,h100 --batch 128..512 --dtype float32,amp"
         " --checkpoint 'none,layer*.*'"
     ),
+    "plan": lambda: console(
+        _PLAN.format("--nodes 128 --tensor 8 --pipeline 4 --global-batch 1024 --shard zero1 --checkpoint full")
+    ),
+    "plan-search": lambda: console(_PLAN.format("--nodes 8 --tensor 8 --global-batch 256 --checkpoint full --search")),
     "place": lambda: console("daydream place examples/models/jobs.json --boards rtx-2080-ti,rtx-3090"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),

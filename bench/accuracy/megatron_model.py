@@ -26,11 +26,15 @@ for _schema in (
     "bias_dropout_add_backward(Tensor gradient, Tensor mask) -> Tensor",
 ):
     _LIBRARY.define(_schema)
-for _name in ("masked_softmax", "masked_softmax_backward", "bias_gelu", "bias_gelu_backward", "bias_dropout_add_backward"):
+for _name in (
+    "masked_softmax",
+    "masked_softmax_backward",
+    "bias_gelu",
+    "bias_gelu_backward",
+    "bias_dropout_add_backward",
+):
     _LIBRARY.impl(_name, lambda first, *_: torch.empty_like(first), "Meta")
-_LIBRARY.impl(
-    "bias_dropout_add", lambda x, *_: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), "Meta"
-)
+_LIBRARY.impl("bias_dropout_add", lambda x, *_: (torch.empty_like(x), torch.empty_like(x, dtype=torch.bool)), "Meta")
 
 
 class _MaskedSoftmax(torch.autograd.Function):
@@ -70,6 +74,12 @@ class _BiasDropoutAdd(torch.autograd.Function):
         return result, result.sum((0, 1)), gradient
 
 
+def _apply(function: Any, *tensors: torch.Tensor) -> torch.Tensor:
+    """The function with its gradient."""
+    result: torch.Tensor = function.apply(*tensors)
+    return result
+
+
 class _Attention(nn.Module):
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -85,7 +95,7 @@ class _Attention(nn.Module):
         scores = torch.baddbmm(
             query.new_empty(query.shape[1], s, s), query.transpose(0, 1), key.permute(1, 2, 0), beta=0.0, alpha=0.1
         )
-        probabilities = functional.dropout(_MaskedSoftmax.apply(scores), 0.1, self.training)
+        probabilities = functional.dropout(_apply(_MaskedSoftmax, scores), 0.1, self.training)
         context = torch.bmm(probabilities, value.transpose(0, 1)).view(b, -1, s, self.width)
         return self.dense(context.permute(2, 0, 1, 3).contiguous().view(s, b, -1))
 
@@ -100,16 +110,16 @@ class _Layer(nn.Module):
         self.attention_bias, self.bias = nn.Parameter(torch.zeros(hidden)), nn.Parameter(torch.zeros(hidden))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = _BiasDropoutAdd.apply(self.attention(self.input_layernorm(x)), self.attention_bias, x)
+        x = _apply(_BiasDropoutAdd, self.attention(self.input_layernorm(x)), self.attention_bias, x)
         inner = self.dense_4h_to_h(self.dense_h_to_4h(self.post_attention_layernorm(x)))
-        return _BiasDropoutAdd.apply(inner, self.bias, x)
+        return _apply(_BiasDropoutAdd, inner, self.bias, x)
 
 
 class _Unbiased(nn.Linear):
     """A layer whose bias is added with what follows."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return _BiasGelu.apply(functional.linear(x, self.weight), self.bias)
+        return _apply(_BiasGelu, functional.linear(x, self.weight), self.bias)
 
 
 class Gpt(nn.Module):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -96,18 +96,24 @@ def read_runs(path: Path) -> list[Run]:
         _, whole, batch, hidden, heads, layers, sequence, tensor, data, pipeline = map(int, row[skipped:-1])
         runs.append(
             Run(
-                layers=layers, hidden=hidden, heads=heads, sequence=sequence, batch=batch, global_batch=whole,
-                tensor=tensor, data=data, pipeline=pipeline, seconds=float(row[-1]) / 1e3,
-            )  # fmt: skip
+                layers=layers,
+                hidden=hidden,
+                heads=heads,
+                sequence=sequence,
+                batch=batch,
+                global_batch=whole,
+                tensor=tensor,
+                data=data,
+                pipeline=pipeline,
+                seconds=float(row[-1]) / 1e3,
+            )
         )
     return runs
 
 
-@lru_cache(maxsize=None)
+@cache
 def _gpt(layers: int, hidden: int, heads: int, sequence: int, batch: int, tensor: int) -> Units:
-    options = CaptureOptions(
-        batch=batch, dtype="float16", optimizer="adamw", implementation="fused", checkpoint="full"
-    )
+    options = CaptureOptions(batch=batch, dtype="float16", optimizer="adamw", implementation="fused", checkpoint="full")
     make = partial(gpt_subject, layers=layers, hidden=hidden, heads=heads, sequence=sequence, batch=batch)
     return planned_units(make, options, tensor=tensor)
 
@@ -167,10 +173,12 @@ def titan_runs(path: Path) -> list[TitanRun]:
         seconds = batch * sequence / tensor / float(row["tokens_per_second_per_gpu"])
         runs.append(
             TitanRun(
-                name=f"{row['model']} {row['parallelism']}", compiled=row["compile"] == "yes",
-                step=planned(units, layout, board, node), seconds=seconds,
+                name=f"{row['model']} {row['parallelism']}",
+                compiled=row["compile"] == "yes",
+                step=planned(units, layout, board, node),
+                seconds=seconds,
                 gibibytes=float(row["memory_gib"]) if row["memory_gib"] else None,
-            )  # fmt: skip
+            )
         )
     return runs
 
@@ -203,7 +211,9 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     for column in ("runs", "host factor, chosen on", "rows", "mean error", "asked", "median", "worst", "rank by step"):
         view.add_column(column)
     names = ("2 to 8 boards, even rows", "2 to 8 boards, odd rows")
-    for name, half, times, host, source in zip(names, halves, predicted[::-1], hosts[::-1], ("odd", "even"), strict=True):
+    for name, half, times, host, source in zip(
+        names, halves, predicted[::-1], hosts[::-1], ("odd", "even"), strict=True
+    ):
         _megatron_row(view, name, f"{host:.2f}, {source} rows", half, times, BARS["single"])
     _megatron_row(view, "64 to 512 boards", f"{hosts[0]:.2f}, even rows within a node", beyond, many, BARS["multi"])
     yield view
@@ -225,9 +235,7 @@ def _woven(even: Sequence[float], odd: Sequence[float]) -> Iterable[float]:
         yield (odd if place % 2 else even)[place // 2]
 
 
-def _megatron_row(
-    view: Table, name: str, host: str, runs: Sequence[Run], times: Sequence[float], bar: float
-) -> None:
+def _megatron_row(view: Table, name: str, host: str, runs: Sequence[Run], times: Sequence[float], bar: float) -> None:
     errors = np.array(times) / [run.seconds for run in runs] - 1
     rank = spearmanr(times, [run.seconds for run in runs]).statistic
     view.add_row(
@@ -240,14 +248,29 @@ def _megatron_row(
 def titan_table(runs: Sequence[TitanRun]) -> Table:
     """A line per run."""
     view = Table(title="torchtitan on H100s of 500 W, bfloat16: nothing chosen on these rows")
-    for column in ("run", "compiled", "step s", "measured", "error", "asked", "reserved GiB", "measured", "error", "asked"):
+    for column in (
+        "run",
+        "compiled",
+        "step s",
+        "measured",
+        "error",
+        "asked",
+        "reserved GiB",
+        "measured",
+        "error",
+        "asked",
+    ):
         view.add_column(column)
     for run in runs:
         reserved = run.step.memory.reserved / 2**30
         error = run.step.seconds / run.seconds - 1
         memory = ["-", "-", "-"]
         if run.gibibytes is not None:
-            memory = [f"{run.gibibytes:.1f}", f"**{100 * (reserved / run.gibibytes - 1):+.1f} %**", f"{100 * BARS['memory']:.0f} %"]
+            memory = [
+                f"{run.gibibytes:.1f}",
+                f"**{100 * (reserved / run.gibibytes - 1):+.1f} %**",
+                f"{100 * BARS['memory']:.0f} %",
+            ]
         view.add_row(
             run.name, "yes" if run.compiled else "no", f"{run.step.seconds:.2f}", f"{run.seconds:.2f}",
             f"**{100 * error:+.1f} %**", f"{100 * BARS['time']:.0f} %", f"{reserved:.1f}", *memory,
@@ -275,7 +298,9 @@ def _picture(
         panel.plot(ends, ends, color="#444", lw=1)
         panel.plot(ends, [1.15 * end for end in ends], color="#999", lw=0.7, ls=":")
         panel.plot(ends, [end / 1.15 for end in ends], color="#999", lw=0.7, ls=":")
-        panel.set(xscale="log", yscale="log", xlabel="measured, s", ylabel="predicted, s", title=f"{title}; dotted: 15 %")
+        panel.set(
+            xscale="log", yscale="log", xlabel="measured, s", ylabel="predicted, s", title=f"{title}; dotted: 15 %"
+        )
         panel.legend(frameon=False, fontsize=8)
         panel.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from hal.support.errors import InputError
 
-
 #: Parts of operators' names whose results selective checkpoints keep: products of which every second is kept, and
 #: attention.
 _HALVED, _KEPT = "aten::mm", ("aten::_scaled_dot_product_", "_c10d_functional::reduce_scatter")
@@ -88,7 +87,7 @@ def _matching(model: Any, pattern: str) -> list[str]:
 
 def _recomputed(module: Any, contexts: Callable[[], Any] | None = None) -> Callable[..., Any]:
     """The module's forward as a checkpoint; ``contexts`` makes what decides by operator, None keeps nothing."""
-    around = {"context_fn": contexts} if contexts is not None else {}
+    around: dict[str, Any] = {"context_fn": contexts} if contexts is not None else {}
     forward = module.forward
 
     def inner(*args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     choice, count = click.Choice, click.IntRange(1, MOST_RANKS)
     given = (
         click.option("--device", required=True, metavar="NAME", help="The board."),
-        click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; default: the usual one."),
+        click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; else the usual one."),
         click.option("--nodes", type=count, default=None, help="How many of them; --data follows."),
         click.option("--data", type=count, default=None, help="Copies of the model, or ranks that share it by FSDP."),
         click.option("--tensor", type=count, default=1, show_default=True, help="Ranks that share every layer."),
@@ -57,7 +57,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="What gradients are exchanged in.",
         ),
         click.option(
-            "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=25.0, show_default=True, help="DDP's buckets, MiB."
+            "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=25.0, show_default=True, help="DDP buckets, MiB."
         ),
         click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
         click.option(
@@ -73,7 +73,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Draw the step's stages (png, svg or pdf; needs matplotlib).",
         ),
         click.option("--json/--no-json", "as_json", default=False, help="A JSON object per plan."),
-        click.option("--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of each table."),
+        click.option("--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of tables."),
         click.argument("model"),
     )  # fmt: skip
     for option in reversed(given):
@@ -111,10 +111,10 @@ def plan_command(
     place = _node(board, node)
     if search:
         ranks = _ranks(place, nodes, options)
-        found, tried = _searched(model, board, place, ranks, options)
-        steps = [each.step for each in found[:rows]]
+        found, tried = _searched(model, board, place, ranks, rows, options)
+        steps = [each.step for each in found]
         if not as_json:
-            print_found(found[:rows], tried)
+            print_found(found, tried)
     else:
         layout = _layout(place, nodes, options)
         layout.check(place)
@@ -202,7 +202,7 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
 
 
 def _searched(
-    model: str, board: DeviceSpec, place: NodeSpec | None, ranks: int, options: dict[str, Any]
+    model: str, board: DeviceSpec, place: NodeSpec | None, ranks: int, rows: int, options: dict[str, Any]
 ) -> tuple[list[Any], int]:
     """Plans that fit, the fastest first, and how many were tried."""
     from daydream.plan.layout import Layout
@@ -222,12 +222,10 @@ def _searched(
         raise InputError("--global-batch", problem, "choose a multiple of the boards")
 
     def units_for(candidate: Candidate) -> Units:
-        return _units(
-            model, board, candidate.layout, options, batch=candidate.batch, checkpoint=candidate.checkpoint
-        )
+        return _units(model, board, candidate.layout, options, batch=candidate.batch, checkpoint=candidate.checkpoint)
 
     from roller.command.options import progress
 
     with progress(len(tried), show=True) as told:
-        found = search(tried, units_for, board, place, told)
+        found = search(tried, units_for, board, place, rows, told)
     return found, len(tried)

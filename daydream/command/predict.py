@@ -76,7 +76,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Of parameters and inputs; amp emulates autocast to float16.",
         ),
         click.option("--channels-last/--no-channels-last", default=False, help="Images and weights as NHWC."),
-        click.option("--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."),
+        click.option(
+            "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+        ),
         *STEP_OPTIONS,
         click.option("--pass", "passes", multiple=True, metavar="NAME[:KEY=VALUE]", help="Changes (daydream passes)."),
         click.option("--price", multiple=True, metavar="NAME=AMOUNT", help="Of an hour on a board: samples per unit."),

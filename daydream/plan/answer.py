@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.table import Table
 from rich.text import Text
 
 from daydream.plan.planned import PlannedStep
@@ -56,7 +57,7 @@ def print_found(found: Sequence[Found], tried: int) -> None:
     print_table(view)
 
 
-def _stages(step: PlannedStep, rows: int) -> object:
+def _stages(step: PlannedStep, rows: int) -> Table:
     view = table(
         "What a rank of each stage does", "stage", "kernels", "exchange in layers", "other exchange, alone", "waiting"
     )
@@ -66,7 +67,7 @@ def _stages(step: PlannedStep, rows: int) -> object:
     return view
 
 
-def _memory(step: PlannedStep) -> object:
+def _memory(step: PlannedStep) -> Table:
     memory = step.memory
     view = table("Memory of the rank that needs most, at its peak", "held", "GB", "share")
     whole = sum(memory.owners.values())

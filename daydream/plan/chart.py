@@ -41,7 +41,9 @@ def write_chart(step: PlannedStep, path: Path) -> None:
     panel.invert_yaxis()
     panel.set_xlim(0, 1e3 * step.seconds)
     panel.set_xlabel("ms")
-    panel.set_title(f"{step.costs.units.capture.title}: {step.layout.words} on {step.device.name}", loc="left", fontsize=10)
+    panel.set_title(
+        f"{step.costs.units.capture.title}: {step.layout.words} on {step.device.name}", loc="left", fontsize=10
+    )
     panel.spines[["top", "right"]].set_visible(False)
     known = {**COLOURS, "exchange": _EXCHANGE}
     handles = [Patch(color=colour, label=name) for name, colour in known.items()]

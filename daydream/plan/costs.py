@@ -202,7 +202,7 @@ def costs_of(
     for row, operator in enumerate(capture.operators):
         if operator.name in _COLLECTIVES:
             seconds = _tensor_seconds(operator, layout, node)
-            kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collective")
+            kernel = KernelPrice(f"nccl {_COLLECTIVES[operator.name]}", seconds, "links", "collectives")
             prices[row] = OperatorPrice(kernels=(kernel,))
     step = replace(step, prices=tuple(prices), host=step.host * host)
     return Costs(units=units, layout=layout, step=step, node=node)

@@ -107,7 +107,9 @@ class _Builder:
         self.edges += [
             (self.sent[key], row, int(Dependency.COMMUNICATION)) for key, row in self.awaited if key in self.sent
         ]
-        name, kind, thread, duration, layer, phase, mark, size = (np.array(column) for column in zip(*self.rows, strict=True))
+        name, kind, thread, duration, layer, phase, mark, size = (
+            np.array(column) for column in zip(*self.rows, strict=True)
+        )
         count = len(self.rows)
         edges = np.array(self.edges, np.int64).reshape(-1, 3)
         return TaskGraph(
@@ -155,7 +157,9 @@ class _Stage:
             members = self.parts[chunk]
             first_of_step = micro_batch == 0
             if forward:
-                self._forward(members, micro_batch, chunk, gathers=self.sharded and (first_of_step or layout.pipeline == 1))
+                self._forward(
+                    members, micro_batch, chunk, gathers=self.sharded and (first_of_step or layout.pipeline == 1)
+                )
             else:
                 exchanges = self.parallel and (micro_batch == last or (self.sharded and layout.pipeline == 1))
                 self._backward(members, micro_batch, chunk, exchanges=exchanges)

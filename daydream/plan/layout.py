@@ -67,8 +67,8 @@ class Layout:
         >>> Layout(data=4, tensor=2, shard="fsdp").words
         'fsdp 4, tensor 2'
         """
-        named = [(self.shard if self.shard != "none" else "data", self.data)]
-        named += [("tensor", self.tensor), ("pipeline", self.pipeline)]
+        shared: str = self.shard if self.shard != "none" else "data"
+        named = [(shared, self.data), ("tensor", self.tensor), ("pipeline", self.pipeline)]
         return ", ".join(f"{name} {count}" for name, count in named if count > 1) or "one board"
 
     def check(self, node: NodeSpec | None) -> None:
@@ -121,7 +121,8 @@ def orders(layout: Layout, stage: int) -> list[tuple[bool, int, int]]:
 
     1F1B is that of PipeDream-Flush, the interleaved one Megatron's (Narayanan et al. 2021, section 2.2.2).
 
-    >>> [("F" if forward else "B") + str(number) for forward, number, _ in orders(Layout(pipeline=2, micro_batches=3), 0)]
+    >>> passes = orders(Layout(pipeline=2, micro_batches=3), 0)
+    >>> [("F" if forward else "B") + str(number) for forward, number, _ in passes]
     ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
     """
     count, chunks, stages = layout.micro_batches, layout.chunks, layout.pipeline

@@ -1,6 +1,6 @@
-"""What a rank of a plan holds: its part of the model, gathered parameters, and as much of micro-batches as are under way.
+"""What a rank of a plan holds: its part of the model, gathered parameters, and the micro-batches that are under way.
 
-The moments of a rank are the operators of its stage, once for every pass of a micro-batch, in the order of the schedule.
+The moments of a rank are the operators of its stage, once for every pass of a micro-batch, in the schedule's order.
 FSDP's buffers follow PyTorch's ``fully_shard``: the gathered array of a unit stays until the next one has arrived, its
 parameters are copied out of it, a unit's gradients go into an array that stays until the next unit's is sent, and what
 side streams allocate comes from pools of their own.
@@ -55,6 +55,12 @@ class RankMemory:
     def _replays(self) -> tuple[tuple[int, int], ...]:
         pools = [replayed(each, steps=2) for each in (self.main, self.beside)]
         return tuple((each.peak_allocated, each.peak_reserved) for each in pools)
+
+    @property
+    def least(self) -> int:
+        """What nvidia-smi shows at least: nothing is rounded, and no segment is left half empty."""
+        peak = int((self.main.allocated + self.beside.allocated).max(initial=0))
+        return peak + self.handles + self.context
 
     @property
     def allocated(self) -> int:
@@ -406,4 +412,9 @@ class _Holding:
         until = self._end(unit - 1, micro_batch, forward=False) if follows else done
         yield Allocation(elements * size, done, until, MemoryKind.TEMPORARY), False
         kind = MemoryKind.GRADIENTS if micro_batch == 0 else MemoryKind.TEMPORARY
-        yield Allocation(ceil(elements / layout.data) * size, done, self.moments.count if not micro_batch else done, kind), True
+        yield (
+            Allocation(
+                ceil(elements / layout.data) * size, done, self.moments.count if not micro_batch else done, kind
+            ),
+            True,
+        )

@@ -122,7 +122,7 @@ class PlannedStep:
     def memory(self) -> RankMemory:
         """Of the stage that needs most: the first holds most micro-batches, the last the logits."""
         stages = sorted({0, self.layout.pipeline - 1})
-        return max((self.memory_of(stage) for stage in stages), key=lambda each: each.on_device)
+        return max((self.memory_of(stage) for stage in stages), key=lambda each: each.least)
 
     def memory_of(self, stage: int) -> RankMemory:
         """Of a rank of one stage."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from daydream.plan.layout import Layout, Shard
@@ -109,6 +110,7 @@ def search(
     units_for: Callable[[Candidate], Units],
     device: DeviceSpec,
     node: NodeSpec | None,
+    count: int = 10,
     told: Callable[[str], None] = lambda words: None,
 ) -> list[Found]:
     """Candidates that fit, the fastest first.
@@ -118,6 +120,7 @@ def search(
         units_for: captures a candidate's rank; equal ones are asked for once.
         device: the board.
         node: in which the boards are.
+        count: how many are wanted.
         told: called with every candidate in words when it is done.
 
     Raises:
@@ -126,21 +129,25 @@ def search(
     captured: dict[tuple[int, int, bool, str], Units] = {}
     found: list[Found] = []
     smallest: PlannedStep | None = None
+    capacity = device.dram.capacity_bytes
     for candidate in tried:
         layout = candidate.layout
         key = layout.tensor, candidate.batch, layout.sequence, candidate.checkpoint
         if key not in captured:
             captured[key] = units_for(candidate)
         step = planned(captured[key], layout, device, node)
-        if step.fits:
+        # The allocator is replayed for the best alone.
+        if capacity is None or step.memory.least <= capacity:
             found.append(Found(candidate=candidate, step=step))
-        elif smallest is None or step.memory.on_device < smallest.memory.on_device:
+        elif smallest is None or step.memory.least < smallest.memory.least:
             smallest = step
         told(candidate.words)
-    if not found:
-        needed = "" if smallest is None else f": {smallest.memory.on_device / 1e9:.1f} GB for {smallest.layout.words}"
+    fitting = (each for each in sorted(found, key=lambda each: each.step.seconds) if each.step.fits)
+    best = list(islice(fitting, count))
+    if not best:
+        needed = "" if smallest is None else f": {smallest.memory.least / 1e9:.1f} GB for {smallest.layout.words}"
         raise InputError("--search", f"no plan fits on {device.name}{needed}", "use more boards, or larger ones")
-    return sorted(found, key=lambda each: each.step.seconds)
+    return best
 
 
 def reason(found: Sequence[Found], place: int) -> str:
@@ -152,12 +159,14 @@ def reason(found: Sequence[Found], place: int) -> str:
     most = max(spent[1], key=lambda name: spent[1][name] - spent[0][name])
     more = spent[1][most] - spent[0][most]
     if place:
-        return f"{1e3 * more:.0f} ms more of {most}"
-    return f"{1e3 * more:.0f} ms less of {most} than the next"
+        return f"{1e3 * more:.3g} ms more of {most}"
+    return f"{1e3 * more:.3g} ms less of {most} than the next"
 
 
 def _spent(step: PlannedStep) -> dict[str, float]:
     """Seconds of a step by what they are spent on, mean of the stages."""
     shares = step.shares
     names = {"kernels": "kernels", "tensor": "exchange in layers", "exposed": "other exchange", "waiting": "waiting"}
-    return {words: step.seconds * sum(getattr(each, name) for each in shares) / len(shares) for name, words in names.items()}
+    return {
+        words: step.seconds * sum(getattr(each, name) for each in shares) / len(shares) for name, words in names.items()
+    }

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 
 def planned_units(
-    model: str | Callable[[], Subject], options: CaptureOptions, *, tensor: int = 1, sequence_parallel: bool = False, compiles: bool = False
+    model: str | Callable[[], Subject],
+    options: CaptureOptions,
+    *,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    compiles: bool = False,
 ) -> Units:
     """The units of a rank's step.
 
@@ -78,7 +83,8 @@ def _signature(block: Any) -> str:
         plain = {
             name: value
             for name, value in vars(module).items()
-            if isinstance(value, bool | int | float | str) and not any(word in name for word in ("idx", "index", "layer"))
+            if isinstance(value, bool | int | float | str)
+            and not any(word in name for word in ("idx", "index", "layer"))
         }
         sizes = {name: tuple(each.shape) for name, each in module.named_parameters(recurse=False)}
         parts.append((path, type(module).__name__, sorted(plain.items()), sorted(sizes.items())))

@@ -12,13 +12,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, takewhile
 from math import ceil
-from os.path import commonprefix
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives
 from torch import nn
 
 from daydream.capture.checkpoints import repeated_blocks
@@ -52,6 +50,12 @@ class _Copy(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> Any:
         return torch.ops._c10d_functional.all_reduce(gradient.contiguous(), "sum", _GROUP), None
+
+
+def _apply(function: Any, given: torch.Tensor, *sizes: int) -> torch.Tensor:
+    """The function with its gradient."""
+    result: torch.Tensor = function.apply(given, *sizes)
+    return result
 
 
 def _gathered(given: torch.Tensor, ranks: int, axis: int) -> torch.Tensor:
@@ -146,7 +150,7 @@ def _calls(model: nn.Module, run: Callable[[], Any]) -> tuple[list[_Call], dict[
         def note(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], path: str = path, of: Any = module) -> None:
             # Tensors that are kept have identities of their own.
             kept.append((args, kwargs))
-            given = [*enumerate(args), *kwargs.items()]
+            given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
             call = _Call(path, {place: id(value) for place, value in given if isinstance(value, torch.Tensor)})
             entries[path] = call
             if isinstance(of, nn.Linear):
@@ -178,10 +182,15 @@ def _readers(block: str, firsts: Sequence[_Call], second: _Call, entries: Mappin
     layers.
     """
     (read,) = {each.read[0] for each in firsts}
-    around = commonprefix([each.path.split(".") for each in (*firsts, second)])
+    parts = zip(*(each.path.split(".") for each in (*firsts, second)), strict=False)
+    around = [names[0] for names in takewhile(lambda names: len(set(names)) == 1, parts)]
     for count in range(block.count(".") + 2, len(around) + 1):
         path = ".".join(around[:count])
-        place = next((place for place, each in entries[path].read.items() if each == read), None) if path in entries else None
+        place = (
+            next((place for place, each in entries[path].read.items() if each == read), None)
+            if path in entries
+            else None
+        )
         if place is not None:
             return {path: place}
     return {each.path: 0 for each in firsts}
@@ -197,14 +206,14 @@ class _Exchange:
     def in_front(self, given: torch.Tensor) -> torch.Tensor:
         """What a first half reads."""
         if not self.sequence:
-            return _Copy.apply(given, self.ranks)
-        return _Gather.apply(given, self.ranks, self._axis(given, self.sequence // self.ranks))
+            return _apply(_Copy, given, self.ranks)
+        return _apply(_Gather, given, self.ranks, self._axis(given, self.sequence // self.ranks))
 
     def behind(self, _: Any, __: Any, result: torch.Tensor) -> torch.Tensor:
         """What becomes of the result of a second half."""
         if not self.sequence:
-            return _Reduce.apply(result, self.ranks)
-        return _Scatter.apply(result, self.ranks, self._axis(result, self.sequence))
+            return _apply(_Reduce, result, self.ranks)
+        return _apply(_Scatter, result, self.ranks, self._axis(result, self.sequence))
 
     def _axis(self, tensor: torch.Tensor, size: int) -> int:
         """The axis of the sequence, the second as a rule."""
@@ -257,7 +266,7 @@ def _part(size: int, ranks: int, what: str) -> int:
 
 def _divide_linear(model: nn.Module, path: str, ranks: int, *, axis: int) -> None:
     """Keeps a rank's part of a layer's outputs (axis 0) or inputs (1)."""
-    layer = model.get_submodule(path)
+    layer: Any = model.get_submodule(path)
     size = _part(layer.weight.shape[axis], ranks, f"{path}.weight")
     layer.weight = nn.Parameter(layer.weight.detach().narrow(axis, 0, size).clone(), layer.weight.requires_grad)
     if axis == 0 and layer.bias is not None:
@@ -297,7 +306,8 @@ def _divide_vocabulary(model: nn.Module, blocks: Sequence[str], exchange: _Excha
         head.out_features = size
         path = next(path for path, module in outside if module is head)
         _First(exchange, {path: 0}, model).register()
-    for holder in (model, getattr(model, "config", None)):
+    holders: tuple[Any, ...] = (model, getattr(model, "config", None))
+    for holder in holders:
         if type(getattr(holder, "vocab_size", None)) is int and holder.vocab_size == rows:
             holder.vocab_size = size
     return [f"embedding and head hold {size} of {rows} tokens each, and the loss is of that part"]

@@ -7,8 +7,8 @@ import msgspec
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import MatrixInstruction
 
-#: Exponents by which rates of Tensor Cores follow the power limit, between H100 SXM (700 W) and H100 PCIe (350 W), units
-#: and rates of both: of large products once the clock has settled, and of those that it has not fallen for yet.
+#: Exponents by which rates of Tensor Cores follow the power limit, between H100 SXM (700 W) and H100 PCIe (350 W) with
+#: their units: of large products once the clock has settled, and of those that it has not fallen for yet.
 SETTLED_EXPONENT, FRESH_EXPONENT = 0.59, 0.44
 
 

@@ -62,9 +62,9 @@ def attention_seconds(
                 seconds[chosen] = getattr(stages, name)
     shape = np.broadcast_shapes(*(np.shape(getattr(sizes, each.name)) for each in fields(sizes)))
     shaped = {name: seconds.reshape(shape) for name, seconds in found.items()}
-    kernel, kernels = shaped.pop("kernel"), shaped.pop("kernels")
-    host = {"host": host_seconds(device, np.ones(shape), kernels)}
-    return library_time(device, {**host, **shaped}, kernel, kernels, kinds.reshape(shape))
+    kernel, launches = shaped.pop("kernel"), shaped.pop("kernels")
+    host = {"host": host_seconds(device, np.ones(shape), launches)}
+    return library_time(device, {**host, **shaped}, kernel, launches, kinds.reshape(shape))
 
 
 def _instruction(device: DeviceSpec, dtype: str, *, warps: bool) -> MatrixInstruction:

@@ -44,8 +44,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 #: Variant of convolutions whose tensors lie in NHWC.
 CHANNELS_LAST = "nhwc"
 
-#: Kernels that PyTorch's ``scaled_dot_product_attention`` has on every board (``aten/.../flash_attn``, built for sm_80):
-#: on Hopper and later their products are those of single warps.
+#: Kernels that PyTorch's ``scaled_dot_product_attention`` has on every board (``aten/.../flash_attn``, for sm_80): on
+#: Hopper and later their products are those of single warps.
 PYTORCH_FLASH: Family = "FlashAttention 2"
 
 #: The first boards that FlashAttention runs on, and those whose generation of it multiplies eight-bit floats.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-MODEL = '''
+MODEL = """
 import torch
 from torch import nn
 from torch.nn import functional
@@ -49,7 +49,7 @@ def six(batch=8):
 
 def three(batch=8):
     return parts(3, batch)
-'''
+"""
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +66,9 @@ def units_of_model(model_file: Path) -> Callable[..., Any]:
     from daydream.plan.source import planned_units
 
     @cache
-    def units(name: str = "six", *, tensor: int = 1, sequence: bool = False, compiles: bool = False, **options: Any) -> Any:
+    def units(
+        name: str = "six", *, tensor: int = 1, sequence: bool = False, compiles: bool = False, **options: Any
+    ) -> Any:
         captured = CaptureOptions(**({"batch": 8, "optimizer": "adamw", "implementation": "fused"} | options))
         return planned_units(
             f"{model_file}:{name}", captured, tensor=tensor, sequence_parallel=sequence, compiles=compiles

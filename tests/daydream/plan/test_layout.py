@@ -65,7 +65,10 @@ def test_the_interleaved_schedule_is_megatrons() -> None:
 def test_every_pass_runs_once_and_forward_first(stages: int, turns: int, chunks: int, name: str) -> None:
     interleaved = name == "interleaved"
     layout = Layout(
-        pipeline=stages, micro_batches=turns * stages, schedule=name, chunks=chunks if interleaved else 1  # type: ignore[arg-type]
+        pipeline=stages,
+        micro_batches=turns * stages,
+        schedule=name,
+        chunks=chunks if interleaved else 1,  # type: ignore[arg-type]
     )
     for stage in range(stages):
         passes = orders(layout, stage)

@@ -54,7 +54,7 @@ def test_the_work_of_two_ranks_is_that_of_one(units_of_model: Callable[..., Any]
     assert flops == pytest.approx([flops[0]] * 3)
 
 
-BAD = '''
+BAD = """
 import torch
 from torch import nn
 
@@ -91,7 +91,7 @@ def seven():
 
 def none():
     return nn.Linear(8, 8), (torch.zeros(2, 8),)
-'''
+"""
 
 
 @pytest.mark.parametrize(
@@ -115,10 +115,18 @@ def test_heads_of_a_library_model_are_divided(tmp_path: Path) -> None:
 
     path = tmp_path / "config.json"
     path.write_text(
-        json.dumps({
-            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "num_hidden_layers": 4,
-            "num_attention_heads": 8, "num_key_value_heads": 4, "intermediate_size": 128, "vocab_size": 1000,
-        })  # fmt: skip
+        json.dumps(
+            {
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "hidden_size": 64,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 4,
+                "intermediate_size": 128,
+                "vocab_size": 1000,
+            }
+        )
     )
     units = planned_units(f"hf:{path}", CaptureOptions(batch=2, sequence=16, dtype="bfloat16"), tensor=4)
     attention = next(each for each in units.capture.operators if "flash_attention" in each.name)

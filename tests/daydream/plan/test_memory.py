@@ -1,0 +1,103 @@
+"""Memory of ranks: parts of the model, gathered parameters, micro-batches under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from daydream.graph.memory import MemoryKind
+from daydream.plan.layout import Layout
+from daydream.plan.memory import rank_memory
+from hal.catalog import load_device
+
+pytestmark = pytest.mark.usefixtures("pytorch")
+
+DEVICE = load_device("h100")
+
+#: Elements of a block and of what lies around the blocks.
+BLOCK, ROOT = 2 * 256 + 2 * 4 * 256 * 256 + 5 * 256, 512 * 256 + 512 * 256 + 512
+
+
+def kept(memory: Any, kind: MemoryKind) -> int:
+    """Bytes of a kind that are there before the step begins."""
+    return sum(each.bytes for each in memory.main.held if each.born == -1 and each.kind is kind)
+
+
+def test_what_ranks_share_is_divided(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    elements = 6 * BLOCK + ROOT
+    plain = rank_memory(units, Layout(), 0, DEVICE)
+    # In 16 bits, and in float32 with two states of the optimizer and a step counter of each of its tensors.
+    counters = 4 * (6 * 6 + 3)
+    assert kept(plain, MemoryKind.WEIGHTS) == 2 * elements
+    assert kept(plain, MemoryKind.OPTIMIZER) == 12 * elements + counters
+    sharded = rank_memory(units, Layout(data=4, shard="fsdp"), 0, DEVICE)
+    assert kept(sharded, MemoryKind.WEIGHTS) == elements
+    assert kept(sharded, MemoryKind.OPTIMIZER) == 2 * elements + counters
+    states = rank_memory(units, Layout(data=4, shard="zero1", overlap=False), 0, DEVICE)
+    assert kept(states, MemoryKind.WEIGHTS) == 2 * elements
+    assert kept(states, MemoryKind.OPTIMIZER) == 3 * elements + counters
+
+
+def test_without_a_copy_in_full_states_have_the_parameters_type(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    memory = rank_memory(units, Layout(master=False), 0, DEVICE)
+    assert kept(memory, MemoryKind.OPTIMIZER) == 4 * (6 * BLOCK + ROOT) + 4 * (6 * 6 + 3)
+
+
+def test_fsdp_gathers_and_gives_up(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six", dtype="bfloat16")
+    memory = rank_memory(units, Layout(data=4, shard="fsdp", reduce_bytes=4), 0, DEVICE)
+    gathered = [each for each in memory.beside.held if each.kind is MemoryKind.TEMPORARY]
+    # Six blocks forward, five backward, and embedding and head both times.
+    table, head = 2 * 512 * 256, 2 * (512 * 256 + 512)
+    assert sorted(each.bytes for each in gathered) == sorted([2 * BLOCK] * 11 + [table, head] * 2)
+    # What is left is a quarter of every gradient in float32.
+    left = [each for each in memory.beside.held if each.kind is MemoryKind.GRADIENTS]
+    assert sum(each.bytes for each in left) == 6 * BLOCK + ROOT
+    assert all(each.died == memory.beside.operators for each in left)
+    # Gradients of 16 bits are gone as soon as they are sent.
+    assert not [
+        each for each in memory.main.held if each.kind is MemoryKind.GRADIENTS and each.died == memory.main.operators
+    ]
+    # Never more than two blocks and the root are there at a time.
+    parameters = [each for each in memory.main.held if each.kind is MemoryKind.WEIGHTS and each.born >= 0]
+    most = max(
+        sum(each.bytes for each in parameters if each.born <= moment <= each.died)
+        for moment in range(memory.main.operators)
+    )
+    assert most <= 2 * (2 * BLOCK + ROOT)
+
+
+def test_a_stage_holds_as_many_micro_batches_as_are_under_way(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six")
+
+    def held(layout: Layout, stage: int) -> int:
+        memory = rank_memory(units, layout, stage, DEVICE)
+        return max(memory.main.by_kind(MemoryKind.FEATURE_MAPS).tolist())
+
+    layout = Layout(pipeline=3, micro_batches=8)
+    alone = held(Layout(pipeline=3, micro_batches=1), 1)
+    # The second of three stages goes ahead by one micro-batch: two are under way, and a third as it comes.
+    # The one that is on its way back has given up a little.
+    assert 1.9 * alone < held(layout, 1) < 2.1 * alone
+    assert 7.6 * alone < held(Layout(pipeline=3, micro_batches=8, schedule="gpipe"), 1) < 8 * alone
+    # More micro-batches hold no more.
+    assert held(Layout(pipeline=3, micro_batches=64), 1) == held(layout, 1)
+
+
+def test_gradients_of_micro_batches_are_added_up(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six")
+    once, often = (
+        rank_memory(units, Layout(micro_batches=count), 0, DEVICE).main.by_kind(MemoryKind.GRADIENTS)
+        for count in (1, 2)
+    )
+    assert once[-1] == often[-1] == 4 * (6 * BLOCK + ROOT)
+
+
+def test_ddp_has_buckets(units_of_model: Callable[..., Any]) -> None:
+    units = units_of_model("six")
+    alone, many = (rank_memory(units, Layout(data=data), 0, DEVICE).main.peak_bytes for data in (1, 8))
+    assert many - alone == 4 * (6 * BLOCK + ROOT)
