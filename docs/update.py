@@ -326,7 +326,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "plan": lambda: console(
         _PLAN.format("--nodes 128 --tensor 8 --pipeline 4 --global-batch 1024 --shard zero1 --checkpoint full")
     ),
-    "plan-search": lambda: console(_PLAN.format("--nodes 8 --tensor 8 --global-batch 256 --checkpoint full --search")),
+    "plan-search": lambda: console(
+        _PLAN.format("--nodes 8 --tensor 8 --global-batch 256 --checkpoint full --search --rows 5")
+    ),
     "place": lambda: console("daydream place examples/models/jobs.json --boards rtx-2080-ti,rtx-3090"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),

@@ -67,7 +67,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
         ),
         *(each for each in STEP_OPTIONS),
-        click.option("--search", is_flag=True, help="Try every plan for these boards, and print the ten best."),
+        click.option("--search", is_flag=True, help="Try every plan for these boards; what is said of ranks stays."),
         click.option(
             "--plot", type=click.Path(dir_okay=False, path_type=Path), default=None,
             help="Draw the step's stages (png, svg or pdf; needs matplotlib).",
@@ -211,10 +211,11 @@ def _searched(
     if options["global_batch"] is None:
         raise InputError("--search", "needs the samples of a step", "add --global-batch")
     base = Layout(
+        tensor=options["tensor"], pipeline=options["pipeline"], shard=options["shard"],
         bucket_bytes=options["bucket_mb"] * 2**20, overlap=options["overlap"], master=options["master"],
         reduce_bytes=_REDUCE_BYTES[options["reduce_dtype"]],
     )  # fmt: skip
-    whole = _units(model, board, base, options, batch=1)
+    whole = _units(model, board, Layout(), options, batch=1)
     checkpoints = ("none", "selective", "full") if options["checkpoint"] == "none" else (options["checkpoint"],)
     tried = list(candidates(ranks, options["global_batch"], place, base, checkpoints, len(whole.blocks)))
     if not tried:

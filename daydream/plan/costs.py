@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -216,6 +216,7 @@ def _tensor_seconds(operator: CapturedOperator, layout: Layout, node: NodeSpec |
     return _seconds(_COLLECTIVES[operator.name], max(sizes), layout.tensor, node, layout.tensor_per_node(node))
 
 
+@lru_cache(maxsize=4096)
 def _seconds(collective: str, size: float, ranks: int, node: NodeSpec, per_node: int) -> float:
     from roller.library.collectives import collective_seconds
 

@@ -67,13 +67,14 @@ def candidates(
         ranks: boards.
         global_batch: samples of a step.
         node: in which they are.
-        base: what all candidates have in common.
+        base: what all candidates have in common: ranks and sharding that it says are tried alone.
         checkpoints: to try.
         blocks: that the model repeats.
     """
     boards = ranks if node is None else min(node.boards, ranks)
-    for tensor in (count for count in _divisors(ranks) if boards % count == 0):
-        for pipeline in (count for count in _divisors(ranks // tensor) if count <= max(blocks, 1)):
+    for tensor in (count for count in _divisors(ranks) if boards % count == 0 and base.tensor in (1, count)):
+        stages = [count for count in _divisors(ranks // tensor) if count <= max(blocks, 1)]
+        for pipeline in (count for count in stages if base.pipeline in (1, count)):
             data = ranks // tensor // pipeline
             if global_batch % data:
                 continue
@@ -81,7 +82,7 @@ def candidates(
                 count = global_batch // data // batch
                 if count < pipeline:
                     continue
-                for shard in _shards(data, pipeline):
+                for shard in (way for way in _shards(data, pipeline) if base.shard in ("none", way)):
                     layout = replace(
                         base, data=data, tensor=tensor, pipeline=pipeline, micro_batches=count, shard=shard,
                         sequence=tensor > 1, schedule="1f1b", chunks=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from daydream.capture.sources import CaptureOptions, captured, load_subject
@@ -92,6 +93,8 @@ def _signature(block: Any) -> str:
 
 
 def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subject:
+    import torch
+
     from daydream.capture.arguments import tensors_in
     from daydream.capture.failures import failures_told
     from daydream.capture.hugging_face import positions_without_data
@@ -104,6 +107,9 @@ def _divided(subject: Subject, ranks: int, *, sequence_parallel: bool) -> Subjec
     tokens = given[0].shape[1] if sequence_parallel else 0
     if tokens % ranks:
         raise InputError("--sequence-parallel", f"{tokens} tokens are no multiple of {ranks}", "choose --sequence so")
+    if tokens and "position_ids" in signature(model.forward).parameters:
+        # Models of transformers count positions in what they are given: with a part of the sequence that is too few.
+        kwargs = {**kwargs, "position_ids": torch.zeros(1, tokens, dtype=torch.long, device=given[0].device)}
     with failures_told(subject.title, subject.source), positions_without_data():
         assumed = divide(model, lambda: model(*args, **kwargs), ranks, sequence=tokens)
-    return replace(subject, assumed=(*subject.assumed, *assumed))
+    return replace(subject, kwargs=kwargs, assumed=(*subject.assumed, *assumed))

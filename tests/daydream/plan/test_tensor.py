@@ -132,3 +132,7 @@ def test_heads_of_a_library_model_are_divided(tmp_path: Path) -> None:
     attention = next(each for each in units.capture.operators if "flash_attention" in each.name)
     assert attention.outputs[0].dims[1] == 2 and len(units.blocks) == 4
     assert exchanges(units)["all_reduce", Phase.FORWARD] == 1 + 2 * 3
+    options = CaptureOptions(batch=2, sequence=16, dtype="bfloat16")
+    parted = planned_units(f"hf:{path}", options, tensor=4, sequence_parallel=True)
+    norm = next(each for each in parted.capture.operators if each.module >= 0 and each.name == "aten::mean")
+    assert norm.outputs[0].dims == (2, 4, 1)
