@@ -56,8 +56,8 @@ def test_a_long_test_has_to_be_marked(tmp_path: Path) -> None:
     busy = BUSY.format(seconds=0.5)
     text = f"def test_it():\n    subprocess.run([sys.executable, '-c', {busy!r}])\n"
     text = f"import pytest, subprocess, sys\n{text}@pytest.mark.slow\n{text.replace('it', 'that')}"
-    said = outcome(tmp_path, text, "--longest=0.4")
-    assert "1 failed, 1 passed" in said and "make it faster than 0.4 s, or mark it slow" in said
+    said = outcome(tmp_path, text, "--longest=0.1")
+    assert "1 failed, 1 passed" in said and "make it faster than 0.1 s, or mark it slow" in said
     assert "2 passed" in outcome(tmp_path, text)
 
 
