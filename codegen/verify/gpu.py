@@ -219,6 +219,7 @@ def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.n
         lowered.block,
         [len(arrays) - 1],
         lowered.dynamic_shared_bytes,
+        optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
     )
     if output.dtype == "bfloat16":
         return (result.astype(np.uint32) << 16).view(np.float32)
