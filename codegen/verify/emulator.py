@@ -35,7 +35,7 @@ _CRASHES: dict[int, str] = {
 }
 _RUN_TIMEOUT_S = 600
 _COMPILE_OPTIONS = (
-    *("-std=c++20", "-O2", "-w", "-fno-strict-aliasing", "-fexcess-precision=16", "-ffp-contract=off"),
+    *("-std=c++20", "-w", "-fno-strict-aliasing", "-fexcess-precision=16", "-ffp-contract=off"),
     # A vector access that is not aligned, an index beyond a declared array: an illegal instruction instead.
     *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
 )
@@ -68,6 +68,8 @@ def run_cuda_on_cpu(
     block: Sequence[int],
     output_indices: Sequence[int],
     dynamic_shared_bytes: int = 0,
+    *,
+    optimized: bool = True,
 ) -> list[NDArray[Any]]:
     """Run one kernel.
 
@@ -78,6 +80,8 @@ def run_cuda_on_cpu(
         grid, block: launch extents; missing ones are 1.
         output_indices: which arguments come back.
         dynamic_shared_bytes: size of ``extern __shared__`` memory.
+        optimized: whether g++ optimises, which takes it half a second; a short kernel has run to its end by then
+            without.
 
     Returns:
         The arrays at ``output_indices`` after the kernel has run.
@@ -85,7 +89,7 @@ def run_cuda_on_cpu(
     Raises:
         EmulatorError: g++ refuses the source, or the kernel crashes, hangs or breaks a rule of CUDA.
     """
-    program = _program(source, entry, len(arguments))
+    program = _program(source, entry, len(arguments), optimized)
     arrays = [np.ascontiguousarray(array) for array in arguments]
     extents = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
     with tempfile.TemporaryDirectory(prefix="cuda-on-cpu-") as directory:
@@ -144,10 +148,10 @@ def _parameter_types(kernel: str, entry: str) -> list[str]:
     return kinds
 
 
-def _program(source: str, entry: str, parameters: int) -> Path:
+def _program(source: str, entry: str, parameters: int, optimized: bool) -> Path:
     """The compiled program of a kernel, from this process's cache where it was compiled before."""
     text = cpu_source(source, entry, parameters)
-    return _compiled(text, entry)
+    return _compiled(text, entry, "-O2" if optimized else "-O0")
 
 
 @lru_cache(maxsize=1)
@@ -160,18 +164,18 @@ def _program_folder() -> Path:
     return Path(_temporary_folder().name)
 
 
-def _compiled(text: str, entry: str) -> Path:
+def _compiled(text: str, entry: str, level: str) -> Path:
     reason = emulator_available()
     if reason is not None:
         raise EmulatorError(f"{entry}: {reason}")
-    program = _program_folder() / hashlib.sha256(text.encode()).hexdigest()[:32]
+    program = _program_folder() / hashlib.sha256(f"{level}\n{text}".encode()).hexdigest()[:32]
     if program.exists():
         return program
     # Other processes may be compiling the same.
     unit = program.with_suffix(f".{os.getpid()}.cpp")
     unit.write_text(text)
     partial = program.with_suffix(f".{os.getpid()}.partial")
-    command = ["g++", *_COMPILE_OPTIONS, f"-I{_HEADERS}", str(unit), "-o", str(partial)]
+    command = ["g++", *_COMPILE_OPTIONS, level, f"-I{_HEADERS}", str(unit), "-o", str(partial)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     unit.unlink()
     if done.returncode:

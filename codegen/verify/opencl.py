@@ -75,6 +75,7 @@ def run_opencl(
     local_size: Sequence[int],
     *,
     output_indices: Sequence[int],
+    optimized: bool = True,
 ) -> None:
     """Build ``source``, run its kernel ``kernel`` once and wait for it.
 
@@ -86,6 +87,8 @@ def run_opencl(
         global_size: work items per dimension, a multiple of ``local_size``.
         local_size: work items of a group per dimension.
         output_indices: positions in ``arguments`` of the arrays that receive the results.
+        optimized: whether the compiler optimises, which takes it half a second; a short kernel has run to its end by
+            then without.
 
     Raises:
         OpenClError: no device, the source does not compile, or the launch is impossible.
@@ -95,7 +98,7 @@ def run_opencl(
             raise OpenClError(f"{kernel}: argument {position} has to be a contiguous array, an output also writeable")
     session = _session()
     cl = session.cl
-    function = _build(session, source, kernel)
+    function = _build(session, source, kernel, optimized)
     try:
         if function.num_args != len(arguments):
             raise OpenClError(f"{kernel}: takes {function.num_args} arguments, not {len(arguments)}")
@@ -116,13 +119,14 @@ def run_opencl(
         raise OpenClError(f"{kernel}: {error} (global {tuple(global_size)}, local {tuple(local_size)})") from error
 
 
-def _build(session: _Session, source: str, kernel: str) -> Any:
+def _build(session: _Session, source: str, kernel: str, optimized: bool) -> Any:
     """The kernel object. pyopencl's own binary cache stays off: PoCL has one below it."""
     cl = session.cl
+    options = ["-w"] if optimized else ["-w", "-cl-opt-disable"]
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # compiler warnings of a kernel that builds
-            program = cl.Program(session.context, source).build(options=["-w"], cache_dir=False)
+            program = cl.Program(session.context, source).build(options=options, cache_dir=False)
         return cl.Kernel(program, kernel)
     except cl.Error as error:
         log = str(error)

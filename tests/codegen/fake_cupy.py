@@ -181,7 +181,8 @@ class RawKernel:
             gpu.lost = True
             _alive()
         every = range(len(arrays))
-        results = run_cuda_on_cpu(self.module.code, self.name, arrays, grid, block, every, shared_mem)
+        code, name = self.module.code, self.name
+        results = run_cuda_on_cpu(code, name, arrays, grid, block, every, shared_mem, optimized=False)
         for array, result in zip(arrays, results, strict=True):
             np.asarray(array)[...] = result
         if fault == "wrong":

@@ -21,7 +21,8 @@ HEAD = 'extern "C" __global__ void __launch_bounds__(64) f(float* __restrict__ X
 
 def run(body: str, x: np.ndarray = FLOATS, grid: int = 1, block: int = 64, dynamic: int = 0) -> np.ndarray:
     output = np.full(x.size, -1, np.float32)
-    return run_cuda_on_cpu(f"{HEAD} {{ {body} }}", "f", [x, output], [grid], [block], [1], dynamic)[0]
+    source = f"{HEAD} {{ {body} }}"
+    return run_cuda_on_cpu(source, "f", [x, output], [grid], [block], [1], dynamic, optimized=False)[0]
 
 
 def test_threads_and_blocks_have_their_indices() -> None:

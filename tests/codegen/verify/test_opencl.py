@@ -50,10 +50,12 @@ def test_what_a_kernel_does_not_write_keeps_its_poison() -> None:
     assert np.isnan(c[1000:]).all()
 
 
-def test_groups_have_barriers_local_memory_and_two_dimensions() -> None:
+@pytest.mark.parametrize("optimized", [True, False])
+def test_groups_have_barriers_local_memory_and_two_dimensions(optimized: bool) -> None:
     x = np.arange(2 * 3 * 12, dtype=np.int32)
     y = np.zeros_like(x)
-    run_opencl(REVERSE_IN_GROUP, "reverse_in_group", [x, y], [3 * 4, 2 * 3], [4, 3], output_indices=[1])
+    groups, group = (3 * 4, 2 * 3), (4, 3)
+    run_opencl(REVERSE_IN_GROUP, "reverse_in_group", [x, y], groups, group, output_indices=[1], optimized=optimized)
     assert np.array_equal(y, x.reshape(6, 12)[:, ::-1].reshape(-1))
 
 

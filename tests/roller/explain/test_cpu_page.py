@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,13 @@ FOREIGN = ("warp", "shared memory", "this board", "threads", "SM", "bank conflic
 
 
 def constructed(operator: dict[str, Any], device: str = DEVICES[0], top_k: int = 4) -> Programs:
-    return find_programs(kernel_form(operator_from_data(operator)), load_device(device), top_k, "roller", (DIRECT,))
+    return _constructed(json.dumps(operator), device, top_k)
+
+
+@cache
+def _constructed(operator: str, device: str, top_k: int) -> Programs:
+    form = kernel_form(operator_from_data(json.loads(operator)))
+    return find_programs(form, load_device(device), top_k, "roller", (DIRECT,))
 
 
 @pytest.mark.parametrize("device", DEVICES)

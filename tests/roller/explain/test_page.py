@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -29,7 +30,13 @@ SUITE = {data["name"]: data for data in json.loads(files("bench.suites").joinpat
 
 
 def constructed(device: str = "v100", **operator: Any) -> Programs:
-    return find_programs(kernel_form(operator_from_data(operator)), load_device(device), 10, "roller", (DIRECT,))
+    return _constructed(device, json.dumps(operator))
+
+
+@cache
+def _constructed(device: str, operator: str) -> Programs:
+    form = kernel_form(operator_from_data(json.loads(operator)))
+    return find_programs(form, load_device(device), 10, "roller", (DIRECT,))
 
 
 OPERATORS: dict[str, dict[str, Any]] = {
@@ -57,7 +64,8 @@ OPERATORS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", OPERATORS)
 def test_every_program_can_be_explained(name: str, device: str) -> None:
     programs = constructed(device, **OPERATORS[name])
-    for rank in range(1, len(programs.direct) + 1):
+    # All ten of one board; of the others every third, their pages differ in layers and lanes.
+    for rank in range(1, len(programs.direct) + 1, 1 if device == "v100" else 3):
         text = explain(programs, rank)
         assert text.endswith("\n") and not text.endswith("\n\n")
         for line in text.splitlines():
