@@ -11,6 +11,7 @@ from daydream.graph.graph import Phase, TaskGraph
 from daydream.graph.memory import Held, HeldMemory, MemoryKind
 from daydream.operators.autocast import LOWER, keeps_single
 from daydream.operators.inputs import DTYPES, inputs_of, outputs_of
+from daydream.passes.basis.maps import ROUNDING
 from daydream.trace.trace import NONE, Trace
 
 #: Operators that autocast runs in half precision, without their overloads, and what carries them out on a board.
@@ -18,9 +19,6 @@ _CASTING = frozenset(name.partition(".")[0] for name in LOWER) | {"cudnn_convolu
 
 #: Operators that make a tensor of integers or truth values beside their result: whether that is the larger of both.
 _INTEGERS_LARGER = {"max_pool2d_with_indices": True, "native_dropout": False}
-
-#: Sizes of memory and of the tensor in it are the same up to an allocator's rounding.
-_ROUNDING = 512
 
 
 def halved(graph: TaskGraph, memory: HeldMemory, single: bool) -> HeldMemory:
@@ -74,7 +72,7 @@ def _casts(trace: Trace, memory: HeldMemory) -> Iterator[Held]:
         row = int(memory.events[moment])
         inputs = inputs_of(trace, row) if batch and trace.text(row).rpartition("::")[2] in _CASTING else None
         tensor = inputs.tensor(0) if inputs is not None else None
-        read = [each for each in batch if tensor is not None and 0 <= each.bytes - tensor.bytes < _ROUNDING]
+        read = [each for each in batch if tensor is not None and 0 <= each.bytes - tensor.bytes < ROUNDING]
         if tensor is None or tensor.dtype != "float" or not read:
             continue
         batch.remove(read[0])

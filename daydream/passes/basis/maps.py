@@ -13,7 +13,7 @@ from daydream.passes.basis.idioms import LayerRun, operators_named, outermost_op
 from daydream.trace.trace import NONE
 
 #: Allocators round sizes up by less than this.
-_ROUNDING = 512
+ROUNDING = 512
 
 
 def input_bytes(graph: TaskGraph, runs: Sequence[LayerRun], operators: str) -> list[float]:
@@ -69,7 +69,7 @@ def map_of(memory: HeldMemory, away: Absence, *, made: bool = False) -> Held | N
     until = away.end + 1 if made else away.begin
     fitting = [
         each for each in memory.held
-        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - away.bytes < _ROUNDING
+        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - away.bytes < ROUNDING
         and each.born < until and each.died >= away.again
     ]  # fmt: skip
     return max(fitting, key=lambda each: each.born, default=None)
