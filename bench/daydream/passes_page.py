@@ -55,11 +55,11 @@ has allocations.
 
 COMMENTS: dict[str, str] = {
     "accumulate": "Four launches of everything are worse than smaller kernels are good where the CPU holds a step back."
-    " resnet50 would hold 0.9 GB in place of 3.0.",
+    " resnet50 would hold 1.0 GB in place of 3.1.",
     "offload": "The states of resnet50's SGD go and come within the time that the step waits for data anyway. Maps over"
     " a PCIe 3.0 take longer than the GPU works on them, as with vDNN below. ns_resolution was recorded without sizes.",
-    "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.0 GB in place"
-    " of 3.0, and take a third longer.",
+    "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.1 GB in place"
+    " of 3.1, and take a third longer.",
     "amp": "Both CPU-bound traces gain nothing: their GPU time falls to less than half, and the step still waits for"
     " the CPU. That is the thesis's own finding for BERT (figure 4.6), and why its predictions were below 2x"
     " throughout. On ns_resolution the step falls until its launches become the limit.",

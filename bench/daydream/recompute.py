@@ -61,22 +61,22 @@ class Blocks(nn.Module):
         return self.last(self.blocks(self.first(x)))
 
 
-def resnet() -> tuple[nn.Module, Any, Any]:
+def resnet(widths: tuple[int, ...] = (32, 64, 96), side: int = 40) -> tuple[nn.Module, Any, Any]:
     """Six basic blocks of ResNet, a batch of images and their classes."""
-    return SmallResNet((32, 64, 96)), torch.randn(16, 3, 40, 40), torch.randint(100, (16,))
+    return SmallResNet(widths), torch.randn(16, 3, side, side), torch.randint(100, (16,))
 
 
-def encoder() -> tuple[nn.Module, Any, Any]:
-    """Four layers of PyTorch's transformer, which attend to 96 tokens."""
-    layers = [nn.TransformerEncoderLayer(192, 6, 768, 0.0, "gelu", batch_first=True) for _ in range(4)]
-    model = Blocks(nn.Linear(64, 192), layers, nn.Sequential(nn.Flatten(), nn.Linear(96 * 192, 10)))
-    return model, torch.randn(16, 96, 64), torch.randint(10, (16,))
+def encoder(width: int = 192, tokens: int = 96, layers: int = 4) -> tuple[nn.Module, Any, Any]:
+    """Layers of PyTorch's transformer."""
+    blocks = [nn.TransformerEncoderLayer(width, 6, 4 * width, 0.0, "gelu", batch_first=True) for _ in range(layers)]
+    model = Blocks(nn.Linear(64, width), blocks, nn.Sequential(nn.Flatten(), nn.Linear(tokens * width, 10)))
+    return model, torch.randn(16, tokens, 64), torch.randint(10, (16,))
 
 
-def mixer() -> tuple[nn.Module, Any, Any]:
+def mixer(width: int = 256, samples: int = 1024) -> tuple[nn.Module, Any, Any]:
     """Six residual blocks of linear layers."""
-    model = Blocks(nn.Linear(64, 256), [Mixed(256) for _ in range(6)], nn.Linear(256, 10))
-    return model, torch.randn(1024, 64), torch.randint(10, (1024,))
+    model = Blocks(nn.Linear(64, width), [Mixed(width) for _ in range(6)], nn.Linear(width, 10))
+    return model, torch.randn(samples, 64), torch.randint(10, (samples,))
 
 
 MODELS: Mapping[str, Callable[[], tuple[nn.Module, Any, Any]]] = {

@@ -13,6 +13,11 @@ import torch
 #: cuDNN's numbers of recurrent layers (``cudnnRNNMode_t``).
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
+#: Numbers that cuDNN keeps for the backward pass of each element of a layer's hidden state besides that element, by its
+#: numbers of layers: what is made of the one gate, of four gates and the cell, of three gates of two products each. So
+#: it was printed for layers of 320 units (PyTorch issue 2895; docs/memory.md has the sums).
+_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
+
 
 def _layers(kind: str) -> Callable[..., Any]:
     """``aten::lstm.input`` and its relatives."""
@@ -65,6 +70,33 @@ def _gru_cell(tensor: Any, hidden: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, 
     ]
 
 
+def _rnn(tensor: Any, weights: Sequence[Any], stride: int, buffer: Any, hx: Any, cx: Any, *others: Any) -> Any:
+    """``aten::_cudnn_rnn``: PyTorch's own for ``meta`` returns an empty reserve."""
+    mode, width, projected, layers, batch_first, _, train, bidirectional, batch_sizes, _ = others
+    ways, wide = 1 + bidirectional, projected or width
+    rows = tensor.shape[:-1]
+    batch = batch_sizes[0] if batch_sizes else rows[0 if batch_first else 1]
+    output = tensor.new_empty(*rows, wide * ways)
+    final = hx.new_empty(layers * ways, batch, wide)
+    cell = tensor.new_empty(0) if cx is None else cx.new_empty(layers * ways, batch, width)
+    numbers = reserved_numbers(mode, width, projected, layers) * ways * rows.numel() if train else 0
+    reserve = tensor.new_empty(numbers * tensor.element_size(), dtype=torch.uint8)
+    return output, final, cell, reserve, buffer
+
+
+def reserved_numbers(mode: int, width: int, projected: int, layers: int) -> int:
+    """How many numbers of cuDNN's reserve space belong to one step of one sequence in one direction.
+
+    The hidden state of the last layer is the call's result and no part of the reserve. Of projections nothing is
+    published: the state before them is taken to be kept beside what they make of it.
+
+    >>> reserved_numbers(2, 320, 0, 4) * 25_000 * 4, reserved_numbers(3, 320, 0, 4) * 25_000 * 4
+    (736000000, 864000000)
+    """
+    beside = layers * width if projected else 0
+    return layers * _KEPT[mode] * width + (layers - 1) * (projected or width) + beside
+
+
 def _rnn_backward(
     tensor: Any, weights: Sequence[Any], stride: int, buffer: Any, hx: Any, cx: Any, *others: Any
 ) -> tuple[Any, Any, Any, list[Any]]:
@@ -98,6 +130,7 @@ BOARD_RECURRENCE: Mapping[str, Callable[..., Any]] = {
 
 #: Kernels that PyTorch has for boards alone.
 META_RECURRENCE: Mapping[str, Callable[..., Any]] = {
+    "_cudnn_rnn": _rnn,
     "_cudnn_rnn_backward": _rnn_backward,
     "_thnn_fused_gru_cell": _fused_gru,
     "_thnn_fused_gru_cell_backward": _fused_gru_backward,

@@ -1,4 +1,4 @@
-"""What the commands write, checked before they begin."""
+"""What commands are given, and what they write, checked before they begin."""
 
 from __future__ import annotations
 
@@ -16,6 +16,18 @@ if TYPE_CHECKING:
     from daydream.report.analysis import Analysis
     from daydream.report.timeline import Counter
     from daydream.whatif import AppliedPass
+
+
+def with_options(*given: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator that gives a command options and arguments, which stand in the help in this order."""
+
+    def put(command: Any) -> Any:
+        # The one that is put around last stands first.
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return put
 
 
 def check_outputs(out: Path | None, html: Path | None) -> None:

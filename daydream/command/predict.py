@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.command.outputs import check_outputs, print_json, write_html
+from daydream.command.outputs import check_outputs, print_json, with_options, write_html
 from hal.support.errors import InputError, listed
 
 if TYPE_CHECKING:
@@ -59,9 +59,8 @@ STEP_OPTIONS = (
 )
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _options(command: Any) -> Any:
     choice = click.Choice
-    # The one that is put around last stands first in the help.
     given = (
         click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
         click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
@@ -89,9 +88,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--rows", type=click.IntRange(1, 1000), default=10, help="Lines of each table."),
         click.argument("model"),
     )
-    for option in reversed(given):
-        command = option(command)
-    return command
+    return with_options(*given)(command)
 
 
 @click.command("predict")

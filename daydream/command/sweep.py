@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.command.outputs import print_json
+from daydream.command.outputs import print_json, with_options
 from daydream.command.predict import MOST_ANSWERS, STEP_OPTIONS, batch_sizes, chosen_devices, predicted_steps
 from hal.support.errors import InputError, listed
 
@@ -95,46 +95,38 @@ class SweepRow:
         }
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    # The one that is put around last stands first in the help.
-    given = (
-        click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
-        click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
-        click.option(
-            "--dtype",
-            "dtypes",
-            default="float32",
-            show_default=True,
-            metavar="TYPE,...",
-            help="float32, bfloat16, float16, amp: each of those named.",
-        ),
-        click.option(
-            "--checkpoint",
-            "checkpoints",
-            default="none",
-            show_default=True,
-            metavar="none|full|MODULE,...",
-            help="Recomputed in the backward pass: each of those named.",
-        ),
-        click.option("--channels-last/--no-channels-last", default=False, help="Every variant as NHWC, too."),
-        click.option(
-            "--pass",
-            "passes",
-            multiple=True,
-            metavar="'NAME[:KEY=VALUE][ then ...]'",
-            help="Every variant after these changes, too (daydream passes).",
-        ),
-        *STEP_OPTIONS,
-        click.option("--json/--no-json", "as_json", default=False, help="A JSON object per line of the table."),
-        click.argument("model"),
-    )
-    for option in reversed(given):
-        command = option(command)
-    return command
-
-
 @click.command("sweep")
-@_options
+@with_options(
+    click.option("--device", required=True, metavar="NAME,...|all", help="Boards, or all of NVIDIA's."),
+    click.option("--batch", default=None, metavar="N,N|A..B", help="Samples of a step; A..B doubles, A..B+S adds."),
+    click.option(
+        "--dtype",
+        "dtypes",
+        default="float32",
+        show_default=True,
+        metavar="TYPE,...",
+        help="float32, bfloat16, float16, amp: each of those named.",
+    ),
+    click.option(
+        "--checkpoint",
+        "checkpoints",
+        default="none",
+        show_default=True,
+        metavar="none|full|MODULE,...",
+        help="Recomputed in the backward pass: each of those named.",
+    ),
+    click.option("--channels-last/--no-channels-last", default=False, help="Every variant as NHWC, too."),
+    click.option(
+        "--pass",
+        "passes",
+        multiple=True,
+        metavar="'NAME[:KEY=VALUE][ then ...]'",
+        help="Every variant after these changes, too (daydream passes).",
+    ),
+    *STEP_OPTIONS,
+    click.option("--json/--no-json", "as_json", default=False, help="A JSON object per line of the table."),
+    click.argument("model"),
+)
 def sweep_command(
     *,
     model: str,

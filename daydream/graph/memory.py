@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +27,44 @@ class MemoryKind(StrEnum):
     WORKSPACE = "workspace"
     INPUTS = "inputs"
     TEMPORARY = "temporary"
+
+
+class Holding(Protocol):
+    """What is held from one moment to another, of a step's graph or of a capture."""
+
+    @property
+    def bytes(self) -> float:
+        """As asked for."""
+
+    @property
+    def born(self) -> int:
+        """The moment in which it is made, -1 for what exists before."""
+
+    @property
+    def died(self) -> int:
+        """The last moment in which it is held."""
+
+    @property
+    def kind(self) -> MemoryKind:
+        """What it holds."""
+
+
+def curve_of(held: Iterable[Holding], moments: int) -> Floats:
+    """Bytes held in every of so many moments."""
+    changes = np.zeros(moments + 1)
+    for each in held:
+        changes[max(each.born, 0)] += each.bytes
+        changes[min(each.died + 1, moments)] -= each.bytes
+    return np.cumsum(changes)[:moments]
+
+
+def kinds_at(held: Iterable[Holding], moment: int) -> dict[MemoryKind, float]:
+    """Bytes held in a moment by kind, 0 for kinds that nothing is held of."""
+    sums = dict.fromkeys(MemoryKind, 0.0)
+    for each in held:
+        if each.born <= moment <= each.died:
+            sums[each.kind] += each.bytes
+    return sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +109,7 @@ class HeldMemory:
     @cached_property
     def curve(self) -> Floats:
         """Bytes held in every moment."""
-        return self.curve_of(self.held)
+        return curve_of(self.held, len(self.events))
 
     @property
     def peak_bytes(self) -> float:
@@ -84,20 +123,7 @@ class HeldMemory:
 
     def at_peak(self) -> dict[MemoryKind, float]:
         """Bytes at the peak by kind."""
-        sums = dict.fromkeys(MemoryKind, 0.0)
-        for each in self.held:
-            if each.born <= self.peak <= each.died:
-                sums[each.kind] += each.bytes
-        return sums
-
-    def curve_of(self, held: Iterable[Held]) -> Floats:
-        """Bytes that some of it takes in every moment."""
-        count = len(self.events)
-        changes = np.zeros(count + 1)
-        for each in held:
-            changes[max(each.born, 0)] += each.bytes
-            changes[min(each.died + 1, count)] -= each.bytes
-        return np.cumsum(changes)[:count]
+        return kinds_at(self.held, self.peak)
 
     def moments(self, phase: int, layers: Iterable[int] | None = None) -> Ints:
         """The moments of a phase; of these layers alone where they are given."""

@@ -31,7 +31,7 @@ def with_memory(graph: TaskGraph) -> TaskGraph:
 
 def _of_step(graph: TaskGraph, device: RecordedMemory, step: StepMemory) -> HeldMemory:
     moments = slice(step.begin, step.end)
-    source = "by recorded allocations, and weights and states by the sizes of gradients"
+    source = "by recorded allocations, and what was there before by the sizes of gradients"
     events = _running(graph, device.time_us[moments], device.thread[moments])
     blank = blank_memory(graph, step.index, source, events)
     held = list(_held(graph, device, step))

@@ -9,17 +9,14 @@ from daydream.capture.captured import Capture
 if TYPE_CHECKING:
     from hal.spec.device import DeviceSpec
 
-#: Local memory that a CUDA context keeps for every thread that can be resident: the default of
-#: ``cudaLimitStackSize`` (CUDA C++ Programming Guide, device runtime limits).
-STACK_BYTES = 1024
-
-#: The driver, and the kernels that PyTorch loads when they are first launched. An estimate: contexts of 2022 to 2025
-#: measure some 100 MiB on a T4, 300 on a V100, 400 on an A100 and 500 on an H100, of which the stacks explain 40, 160,
-#: 216 and 264.
-DRIVER_BYTES = 150 << 20
+#: Bytes of a context for every thread that can be resident. Half of it is their stacks, the default of
+#: ``cudaLimitStackSize`` (CUDA C++ Programming Guide, device runtime limits); the whole is what two contexts with few
+#: kernels measure, 319 MiB on a Titan V and 522 MiB on an H200 (docs/memory.md has the sources).
+BYTES_PER_THREAD = 2048
 
 #: Workspace of a cuBLAS handle, allocated by PyTorch with the first product: 2 of 4 MiB and 8 of 16 KiB, from sm_90 on
-#: 8 of 4 MiB (``aten/src/ATen/cuda/CublasHandlePool.cpp``).
+#: 8 of 4 MiB (``aten/src/ATen/cuda/CublasHandlePool.cpp``; issue 95668 and pull requests 89027 and 175344, since when
+#: Blackwell has as much as Hopper).
 CUBLAS_BYTES, CUBLAS_BYTES_SINCE_HOPPER = 8_519_680, 33_554_432
 
 #: Operators that need the handle.
@@ -29,11 +26,13 @@ _PRODUCTS = frozenset(f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbm
 def context_bytes(device: DeviceSpec) -> int:
     """Bytes that the process takes before it holds a tensor, so that nvidia-smi shows them.
 
+    Kernels come on top, which the driver loads when they are first launched; how much they take is not known.
+
     >>> from hal.catalog import load_device
-    >>> [context_bytes(load_device(name)) >> 20 for name in ("t4", "v100", "a100", "h100")]
-    [190, 310, 366, 414]
+    >>> [context_bytes(load_device(name)) >> 20 for name in ("t4", "v100", "a100", "h200")]
+    [80, 320, 432, 528]
     """
-    return DRIVER_BYTES + STACK_BYTES * device.limits.threads_per_unit * device.unit_count
+    return BYTES_PER_THREAD * device.limits.threads_per_unit * device.unit_count
 
 
 def handle_bytes(capture: Capture, device: DeviceSpec) -> int:

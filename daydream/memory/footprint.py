@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 from daydream.capture.captured import Capture
 from daydream.graph.graph import Phase
 from daydream.graph.memory import MemoryKind as MemoryKind
+from daydream.graph.memory import curve_of, kinds_at
 from daydream.memory.allocator import Block, CachingAllocator, OutOfMemoryError
 from daydream.trace.trace import NONE, Ints
 
@@ -99,7 +100,7 @@ class Footprint:
     @cached_property
     def allocated(self) -> Ints:
         """Bytes held while each operator runs, before rounding."""
-        return self._curve(self.held)
+        return curve_of(self.held, self.operators).astype(np.int64)
 
     @property
     def peak(self) -> int:
@@ -113,23 +114,16 @@ class Footprint:
 
     def by_kind(self, kind: MemoryKind) -> Ints:
         """Bytes of one kind held while each operator runs."""
-        return self._curve([each for each in self.held if each.kind is kind])
+        return curve_of((each for each in self.held if each.kind is kind), self.operators).astype(np.int64)
 
     def owners(self) -> dict[MemoryKind, int]:
         """Bytes at the peak by kind."""
-        return {kind: int(self.by_kind(kind)[self.peak]) for kind in MemoryKind} if self.operators else {}
+        return {kind: int(size) for kind, size in kinds_at(self.held, self.peak).items()} if self.operators else {}
 
     def at_peak(self) -> list[Allocation]:
         """What is held at the peak, the largest first."""
         alive = [each for each in self.held if each.born <= self.peak <= each.died]
         return sorted(alive, key=lambda each: -each.bytes)
-
-    def _curve(self, held: Sequence[Allocation]) -> Ints:
-        changes = np.zeros(self.operators + 1, np.int64)
-        np.add.at(changes, [max(each.born, 0) for each in held], [each.bytes for each in held])
-        ends = [(min(each.died + 1, self.operators), each.bytes) for each in held]
-        np.subtract.at(changes, [end for end, _ in ends], [size for _, size in ends])
-        return np.cumsum(changes)[: self.operators]
 
 
 def footprint(capture: Capture, workspace: Mapping[int, int] | None = None) -> Footprint:

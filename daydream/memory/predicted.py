@@ -140,7 +140,7 @@ def step_memory(
     capture: Capture, prices: Sequence[OperatorPrice], device: DeviceSpec, *, expandable: bool = False
 ) -> StepMemory:
     """The memory of a captured step on a board, where ``prices`` tell which convolutions need scratch memory."""
-    memory = footprint(capture, workspaces(prices))
+    memory = footprint(capture, workspaces(capture.operators, prices))
     return StepMemory(
         capture=capture,
         device=device,

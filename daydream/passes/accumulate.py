@@ -20,6 +20,7 @@ from daydream.passes.basis.checks import above_zero, at_least
 from daydream.passes.basis.copies import copied
 from daydream.passes.basis.gradients import ParameterGradient, find_gradients
 from daydream.passes.basis.idioms import launch_us
+from daydream.passes.basis.maps import ROUNDING
 from daydream.trace.trace import NONE, Ints
 from hal.support.errors import InputError
 
@@ -212,13 +213,15 @@ def _accumulated(memory: HeldMemory, parts: int) -> HeldMemory:
     """The last micro-batch: what the batch makes is smaller, and the gradients of those before it are there already."""
     held = []
     count = len(memory.events)
-    weights = {each.bytes for each in memory.held if each.kind is MemoryKind.GRADIENTS}
+    # An allocator rounds up what a recording tells of.
+    sizes = {each.bytes for each in memory.held if each.kind is MemoryKind.GRADIENTS}
+    weights = sizes | {float(-(-size // ROUNDING) * ROUNDING) for size in sizes}
     backward = int(memory.moments(Phase.BACKWARD).max(initial=NONE))
     for each in memory.held:
         if each.kind is MemoryKind.GRADIENTS and each.born == NONE and each.died < count:
             # What the step before left is gone before the first micro-batch.
             continue
-        if each.kind is MemoryKind.GRADIENTS:
+        if each.kind is MemoryKind.GRADIENTS and each.born != NONE:
             held.append(replace(each, born=NONE))
             held.append(replace(each, died=min(each.born + 1, each.died), kind=MemoryKind.TEMPORARY))
         elif each.kind in _OF_BATCH and NONE < each.born <= backward and not _of_weights(each, weights):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Mark, Phase, TaskGraph, TaskKind, matching
-from daydream.graph.memory import Held, HeldMemory, MemoryKind
 from daydream.operators.autocast import keeps_single
 from daydream.operators.pricing import CallPrice, Prices, describe_calls, device_of, is_auxiliary
 from daydream.operators.pricing import price as price_of
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
+from daydream.passes.basis.halves import halved
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -80,8 +80,9 @@ def amp(
     what autocast keeps in float32, forward and backward: softmax, losses, layer and group norms, exponentials, sums
     (batch norms and element-wise operators run in half precision). ``single=no`` shortens these too, as the paper does.
 
-    Feature maps that other operators make take half the bytes; the weights get copies in half precision besides, which
-    autocast keeps until the backward pass needs them.
+    Feature maps that other operators make take half the bytes, indices and masks what they did. Weights get copies in
+    half precision besides, and so does the batch where a product or convolution reads it; autocast keeps them until the
+    backward pass needs them.
 
     Assumptions: the factors hold for every kernel; nothing overflows.
 
@@ -119,18 +120,13 @@ def amp(
     factor = _factors(graph, chosen, compute_factor, memory_factor, tf32_factor)
     if price and spec is not None:
         notes.append(_use_prices(graph, chosen, spec, factor, tensor_cores != "no"))
-    changed = graph.scaled(chosen.rows, 1 / factor)
+    changed = _with_collectives(graph.scaled(chosen.rows, 1 / factor), communication_factor, notes)
     notes = [*_told(graph, chosen, factor), *notes]
-    if communication_factor != 1.0:
-        rows = _collectives(graph)
-        changed = changed.scaled(rows, 1 / communication_factor)
-        notes.append(f"{len(rows)} collectives {communication_factor:g}x")
     if casts and spec is not None:
         changed, note = _with_casts(changed, chosen, spec)
         notes.append(note)
     before = memory_of(graph)
-    after = None if before is None else _halved(graph, before, single)
-    changed, told, gain = changed_memory(changed, before, after)
+    changed, told, gain = changed_memory(changed, before, before and halved(graph, before, single))
     return Outcome(changed, (*notes, *told), gain)
 
 
@@ -202,24 +198,6 @@ def _without_single(graph: TaskGraph, chosen: _Chosen) -> tuple[_Chosen, list[st
     return _Chosen(chosen.rows[gains], chosen.compute[gains], chosen.by_model[gains], narrowed), [note]
 
 
-def _halved(graph: TaskGraph, memory: HeldMemory, single: bool) -> HeldMemory:
-    """Feature maps in half precision but for those of operators in float32, and weights once more in half precision."""
-    assert graph.trace is not None
-    wide = np.array([single and keeps_single(name) for name in graph.trace.names] or [False], np.bool_)
-    of_batch = (MemoryKind.FEATURE_MAPS, MemoryKind.TEMPORARY)
-    end = int(memory.moments(Phase.BACKWARD).max(initial=NONE))
-    held = [
-        replace(each, bytes=each.bytes / 2)
-        if each.kind in of_batch and NONE < each.born <= end and not wide[graph.trace.name[memory.events[each.born]]]
-        else each
-        for each in memory.held
-    ]
-    weights = sum(each.bytes for each in memory.held if each.kind is MemoryKind.WEIGHTS)
-    first = max(int(memory.moments(Phase.FORWARD).min(initial=0)), 0)
-    copies = Held(bytes=weights / 2, born=first, died=max(end, first), kind=MemoryKind.WEIGHTS)
-    return replace(memory, held=(*held, copies))
-
-
 def _gains(call: CallPrice) -> bool:
     """Whether an operator has float32 tensors to make smaller; where nothing is known, it does."""
     return call.work.dtype == "float32" if call.work is not None else not call.reason.startswith("elements of type")
@@ -262,9 +240,14 @@ def _told(graph: TaskGraph, chosen: _Chosen, factor: Floats) -> list[str]:
     return [*notes, f"{kept} kernels keep their durations: update, half precision, integers, float32, collectives"]
 
 
-def _collectives(graph: TaskGraph) -> Ints:
+def _with_collectives(graph: TaskGraph, factor: float, notes: list[str]) -> TaskGraph:
+    """The graph with faster collectives, and a note of how many there are."""
+    if factor == 1.0:
+        return graph
     named = matching(graph.names, NCCL.pattern)[graph.name]
-    return np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & named))
+    rows = np.flatnonzero((graph.kind == TaskKind.COMMUNICATION) | (graph.on_gpu & named))
+    notes.append(f"{len(rows)} collectives {factor:g}x")
+    return graph.scaled(rows, 1 / factor)
 
 
 # Casts

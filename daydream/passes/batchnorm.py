@@ -8,12 +8,12 @@ import numpy as np
 
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Phase, TaskGraph
-from daydream.graph.memory import HeldMemory
+from daydream.graph.memory import Held, HeldMemory
 from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.checks import above_zero, one_of
 from daydream.passes.basis.idioms import LayerRun, Role, backward_of, host_of, layer_runs, preceding, roles
-from daydream.passes.basis.maps import Absence, absence, encoded, input_bytes
+from daydream.passes.basis.maps import absence, input_bytes, map_of, without
 from daydream.trace.trace import NONE, Ints
 
 
@@ -62,21 +62,22 @@ def restructure_batchnorm(
         f"{len(norms)} batch-norm kernels run {batchnorm_factor:g} times as fast: {saved:.3f} ms less",
         f"{len(gone)} of {total} ReLU kernels removed: {graph.duration_us[gone].sum() / 1000:.3f} ms less",
     )
-    after = None if before is None else encoded(before, _fused_maps(graph, role, gone, before))
+    after = None if before is None else without(before, _fused_maps(graph, role, gone, before))
     changed, told, gain = changed_memory(edit.apply(), before, after)
     return Outcome(changed, (*notes, *told), gain)
 
 
-def _fused_maps(graph: TaskGraph, role: Ints, gone: Ints, memory: HeldMemory) -> Iterator[tuple[Absence, float]]:
-    """The maps of ReLUs that are fused away, of which nothing remains: what reads their results makes them again."""
+def _fused_maps(graph: TaskGraph, role: Ints, gone: Ints, memory: HeldMemory) -> Iterator[Held]:
+    """The maps that ReLUs make which are fused away: what reads their results makes them again."""
     removed = set(gone.tolist())
     forward = layer_runs(graph, role, Role.RELU, Phase.FORWARD)
     answers = backward_of(forward, layer_runs(graph, role, Role.RELU, Phase.BACKWARD))
     sizes = input_bytes(graph, forward, r"relu|threshold|clamp_min")
     for run, back, size in zip(forward, answers, sizes, strict=True):
         away = absence(graph, memory, size, run, back) if back is not None and run.first in removed else None
-        if away is not None:
-            yield away, 0.0
+        made = map_of(memory, away, made=True) if away is not None else None
+        if made is not None:
+            yield made
 
 
 def _affected(graph: TaskGraph, role: Ints, only_adjacent: bool) -> Ints:

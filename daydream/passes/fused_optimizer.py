@@ -9,12 +9,15 @@ import numpy as np
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, Phase, TaskGraph, TaskKind
 from daydream.graph.memory import HeldMemory, MemoryKind
+from daydream.operators.pricing import describe_calls, device_of
 from daydream.passes import Outcome, what_if
-from daydream.passes.basis.bytes import changed_memory, memory_of
+from daydream.passes.basis.bytes import changed_memory, memory_of, states_per_weight
 from daydream.passes.basis.checks import at_least, one_of
+from daydream.passes.basis.gradients import find_gradients
 from daydream.passes.basis.idioms import idle_hosts, is_elementwise, is_fused_optimizer, named, renamed
 from daydream.passes.basis.maps import without
 from daydream.trace.trace import NONE, Ints
+from hal.support.errors import InputError
 
 #: Tensors of a parameter's size that the fused kernel moves, over those that separate kernels do.
 #:
@@ -38,9 +41,10 @@ def fused_optimizer(
     With ``duration=sum`` the fused kernel takes as long as those it replaces together (algorithm 4): right about
     launches, pessimistic about the kernel, since separate kernels move the same tensors again and again. With
     ``duration=traffic`` element-wise kernels shrink to `traffic_ratio` of their time, the share of the bytes that
-    remains when weights, gradients and state are read and written once. 0 takes the ratio from the optimizer named
-    in the trace (Adam 7/23, AdamW 7/22, SGD with momentum 5/11; 5/11 otherwise). Kernels that are fused already
-    keep their time. The work is split evenly over `kernels` kernels a step.
+    remains when weights, gradients and state are read and written once. 0 takes the ratio from the recorded sizes of
+    the update's operators, without them from the optimizer named in the trace (Adam 7/23, AdamW 7/22, SGD with momentum
+    and weight decay 5/11; 5/11 otherwise). Kernels that are fused already keep their time. The work is split evenly
+    over `kernels` kernels a step.
 
     Temporary tensors of the update, which separate kernels hand to each other, are not held any more.
 
@@ -57,7 +61,7 @@ def fused_optimizer(
     rows = graph.select(kind=(TaskKind.KERNEL, TaskKind.MEMSET), gpu=True, phase=Phase.UPDATE)
     if not len(rows):
         return Outcome(graph, ("no kernel belongs to a weight update: nothing is fused",))
-    ratio = traffic_ratio or _ratio_of(graph)
+    ratio = traffic_ratio or _recorded_ratio(graph, rows) or _ratio_of(graph)
     work = graph.duration_us.copy()
     if duration == "traffic":
         moves = named(graph, is_elementwise) & ~named(graph, is_fused_optimizer)
@@ -108,6 +112,25 @@ def _leave_host_time(edit: Edit, first: int, host_us: float) -> None:
     call = int(edit.graph.launch[first])
     if host_us and call != NONE:
         edit.add("fused optimizer (host)", TaskKind.CPU, host_us, before=call, phase=Phase.UPDATE)
+
+
+def _recorded_ratio(graph: TaskGraph, rows: Ints) -> float:
+    """Bytes that a fused kernel moves over those that the operators of these tasks do; 0 where sizes are unknown.
+
+    It reads and writes weights and states, and reads gradients.
+    """
+    moves = rows[(named(graph, is_elementwise) & ~named(graph, is_fused_optimizer))[rows]]
+    try:
+        gradients, (device, _) = find_gradients(graph), device_of(graph)
+    except InputError:
+        return 0.0
+    calls = describe_calls(graph, moves[graph.step[moves] == gradients.largest_step], device).calls
+    works = [call.work for call in calls]
+    moved = sum(work.bytes for work in works if work is not None)
+    if not moved or None in works:
+        return 0.0
+    least = (3 + 2 * states_per_weight(graph)) * gradients.bytes_of(gradients.largest_step)
+    return min(least / moved, 1.0)
 
 
 def _ratio_of(graph: TaskGraph) -> float:

@@ -39,12 +39,8 @@ Entered = TypeVar("Entered")
 COST_MODEL = "operator-level-cost-model"
 
 
-class RollerRuntimeEstimator(RuntimeEstimator):
-    """Milliseconds of a step and of every module of it, forward and backward, on a board.
-
-    Tensors may be on ``cpu`` or ``meta``; attention and dropout are the operators that they are on a board. What boards
-    exchange counts nothing, as PyTorch's documentation of the class says. Times stand when the ``with`` block ends: all
-    operators are priced together then.
+class OnBoard:
+    """What both estimators begin with: the operators of a board that need not be there, and their times.
 
     Args:
         device: a board's name or its spec.
@@ -60,6 +56,18 @@ class RollerRuntimeEstimator(RuntimeEstimator):
         super().__init__()
         self.times = OperatorTimes(device)
         self._as_on_board = ExitStack()
+
+
+class RollerRuntimeEstimator(OnBoard, RuntimeEstimator):
+    """Milliseconds of a step and of every module of it, forward and backward, on a board.
+
+    Tensors may be on ``cpu`` or ``meta``; attention and dropout are the operators that they are on a board. What boards
+    exchange counts nothing, as PyTorch's documentation of the class says. Times stand when the ``with`` block ends: all
+    operators are priced together then.
+    """
+
+    def __init__(self, device: str | DeviceSpec) -> None:
+        super().__init__(device)
         # Call, modules around it, whether in the backward pass -> how often.
         self._calls: Counter[tuple[Call | None, frozenset[str], bool]] = Counter()
 
@@ -101,23 +109,8 @@ class RollerRuntimeEstimator(RuntimeEstimator):
             self.total_runtime += milliseconds
 
 
-class RollerSACEstimator(SACEstimator):
-    """Memory and time of what modules could recompute (selective activation checkpointing), on a board.
-
-    Args:
-        device: a board's name or its spec.
-
-    Attributes:
-        times: of the board's operators.
-
-    Raises:
-        InputError: there is no such board, or it runs no library whose kernels are modelled.
-    """
-
-    def __init__(self, device: str | DeviceSpec) -> None:
-        super().__init__()
-        self.times = OperatorTimes(device)
-        self._as_on_board = ExitStack()
+class RollerSACEstimator(OnBoard, SACEstimator):
+    """Memory and time of what modules could recompute (selective activation checkpointing), on a board."""
 
     def __call__(self, estimate_mode_type: str = COST_MODEL) -> Self:
         """The estimator itself, for ``with``.

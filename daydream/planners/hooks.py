@@ -31,34 +31,37 @@ if TYPE_CHECKING:
 FUSED = "inductor::fused"
 
 
-# Nodes of fx graphs
-
-
-def node_runtime(device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None) -> NodeTimes:
-    """A function for ``torch._inductor.config.aten_distributed_optimizations.custom_runtime_estimation``.
-
-    It takes a node of an fx graph and, for collectives, bytes to take in place of those of its result; it returns
-    milliseconds, and None for what PyTorch shall estimate itself: operators with graphs of their own, and collectives
-    among a group of unknown size or one that does not fit the node. Waiting for a collective takes no time.
+class BoardTimes:
+    """Times of operators on a board, and of what it exchanges with the others of its node.
 
     Args:
         device: a board's name or its spec.
         node: name or file of the node that collectives run on; None takes the board's usual one.
         ranks: members of groups that ``torch.distributed`` does not know.
 
+    Attributes:
+        times: of operators.
+        collectives: of collectives.
+
     Raises:
         InputError: there is no such board or node.
     """
-    times = OperatorTimes(device)
-    return NodeTimes(times, CollectiveTimes(times.device, node, ranks))
+
+    def __init__(self, device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None) -> None:
+        self.times = OperatorTimes(device)
+        self.collectives = CollectiveTimes(self.times.device, node, ranks)
 
 
-class NodeTimes:
-    """Milliseconds of nodes of fx graphs; see :func:`node_runtime`."""
+# Nodes of fx graphs
 
-    def __init__(self, times: OperatorTimes, collectives: CollectiveTimes) -> None:
-        self.times = times
-        self._collectives = collectives
+
+class NodeTimes(BoardTimes):
+    """A function for ``torch._inductor.config.aten_distributed_optimizations.custom_runtime_estimation``.
+
+    It takes a node of an fx graph and, for collectives, bytes to take in place of those of its result; it returns
+    milliseconds, and None for what PyTorch shall estimate itself: operators with graphs of their own, and collectives
+    among a group of unknown size or one that does not fit the node. Waiting for a collective takes no time.
+    """
 
     def __call__(self, fx_node: torch.fx.Node, override_size: int | None = None) -> float | None:
         """Milliseconds of a node, of a collective with a result of so many bytes; None where PyTorch shall say."""
@@ -66,7 +69,7 @@ class NodeTimes:
         if fx_node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
             return None
         if target.namespace in COMMUNICATION:
-            return _collective(self._collectives, fx_node, target, override_size)
+            return _collective(self.collectives, fx_node, target, override_size)
         return self.times.of_node(fx_node) if "val" in fx_node.meta else None
 
 
@@ -94,7 +97,16 @@ def _collective(
 
 
 class BudgetRuntime(CustomRuntimeEstimator):
-    """Milliseconds of nodes of a joint graph; see :func:`budget_runtime`."""
+    """An estimator for ``torch._functorch.config.activation_memory_budget_runtime_estimator``, in milliseconds.
+
+    With ``activation_memory_budget`` below 1 the partitioner recomputes what costs least; this says what it costs.
+
+    Args:
+        device: a board's name or its spec.
+
+    Raises:
+        InputError: there is no such board.
+    """
 
     def __init__(self, device: str | DeviceSpec) -> None:
         self.times = OperatorTimes(device)
@@ -108,49 +120,17 @@ class BudgetRuntime(CustomRuntimeEstimator):
         return f"roller {hashlib.sha256(repr(self.times.device).encode()).hexdigest()}"
 
 
-def budget_runtime(device: str | DeviceSpec) -> BudgetRuntime:
-    """An estimator for ``torch._functorch.config.activation_memory_budget_runtime_estimator``.
-
-    With ``activation_memory_budget`` below 1 the partitioner recomputes what costs least; this says what it costs.
-
-    Args:
-        device: a board's name or its spec.
-
-    Raises:
-        InputError: there is no such board.
-    """
-    return BudgetRuntime(device)
-
-
 # Nodes of the scheduler
 
 
-def op_runtime(device: str | DeviceSpec, *, node: str | None = None, ranks: int | None = None) -> SchedulerTimes:
+class SchedulerTimes(BoardTimes):
     """A function for ``torch._inductor.config.estimate_op_runtime``.
 
     It takes a node of TorchInductor's scheduler and returns milliseconds. Kernels of libraries are priced by the ATen
     operator that they come from, templates too, without what was fused to them; kernels that the compiler writes by the
-    bytes that they read and write, as the scheduler counts them; collectives as :func:`node_runtime` does. What remains
-    has PyTorch's own estimate.
-
-    Args:
-        device: a board's name or its spec.
-        node: name or file of the node that collectives run on; None takes the board's usual one.
-        ranks: members of groups that ``torch.distributed`` does not know.
-
-    Raises:
-        InputError: there is no such board or node.
+    bytes that they read and write, as the scheduler counts them; collectives by what the node's boards exchange. What
+    remains has PyTorch's own estimate.
     """
-    times = OperatorTimes(device)
-    return SchedulerTimes(times, CollectiveTimes(times.device, node, ranks))
-
-
-class SchedulerTimes:
-    """Milliseconds of nodes of the scheduler; see :func:`op_runtime`."""
-
-    def __init__(self, times: OperatorTimes, collectives: CollectiveTimes) -> None:
-        self.times = times
-        self._collectives = collectives
 
     def __call__(self, snode: Any) -> float:
         """Milliseconds of a node of the scheduler, fused and grouped ones included."""
@@ -180,8 +160,8 @@ class SchedulerTimes:
         if kind is None or not kernel.inputs:
             return None
         held = private("torch._inductor.comm_analysis", "get_collective_input_size_bytes")(kernel)
-        ranks = self._collectives.group_size(kernel.constant_args[-1])
-        return self._collectives.of_input(kind, held, ranks, kernel.inputs[0].get_dtype())
+        ranks = self.collectives.group_size(kernel.constant_args[-1])
+        return self.collectives.of_input(kind, held, ranks, kernel.inputs[0].get_dtype())
 
 
 def origin_of(kernel: Any) -> torch.fx.Node | None:
@@ -220,3 +200,7 @@ def fused_call(snode: Any) -> Call | None:
     if not reads and not writes:
         return None
     return FUSED, Inputs(tuple(reads), ("",) * len(reads)), tuple(writes)
+
+
+#: What PyTorch's settings are given, by names that say what for.
+node_runtime, budget_runtime, op_runtime = NodeTimes, BudgetRuntime, SchedulerTimes

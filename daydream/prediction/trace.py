@@ -14,7 +14,6 @@ import numpy as np
 
 from daydream.capture.captured import Capture, CapturedOperator
 from daydream.graph.graph import Phase
-from daydream.memory.footprint import allocations
 from daydream.memory.predicted import memory_events
 from daydream.operators.inputs import RecordedTensor
 from daydream.prediction.step import PredictedStep
@@ -116,11 +115,17 @@ def _phases(events: _Events, capture: Capture, ends: np.ndarray[Any, Any]) -> No
             position += 1
         start, end = float(begins[first]), float(ends[position - 1])
         if operator.phase == Phase.UPDATE:
-            events.add("Optimizer.step#predicted.step", Category.ANNOTATION, start, end)
+            events.add(f"Optimizer.step#{_optimizer(capture)}.step", Category.ANNOTATION, start, end)
         elif operator.phase == Phase.BACKWARD:
             forward = operators[operator.forward].name if operator.forward != NONE else "AccumulateGrad"
             name = f"autograd::engine::evaluate_function: {forward.removeprefix('aten::')}"
             events.add(name, Category.OPERATOR, start, end, sequence=operator.forward)
+
+
+def _optimizer(capture: Capture) -> str:
+    """The optimizer's class, as the profiler names its step: told by what its update divides."""
+    stems = {each.name for each in capture.operators if each.phase == Phase.UPDATE}
+    return "Adam" if any("addcdiv" in stem or "adam" in stem for stem in stems) else "SGD"
 
 
 def _same_range(first: CapturedOperator, other: CapturedOperator) -> bool:
@@ -208,18 +213,19 @@ def _trace(step: PredictedStep, events: _Events) -> Trace:
             **({} if capture.batch is None else {"batch": capture.batch}),
             "predicted": {"model": capture.title, "dtype": capture.dtype, "device": step.device.name},
             "gradients": _gradients(capture),
-            "memory": _memory(capture),
+            "memory": _memory(step),
         },
     )
 
 
-def _memory(capture: Capture) -> list[list[Any]]:
-    """Bytes, first and last operator, kind and module of everything that the step holds."""
-    paths = [module.path for module in capture.modules]
+def _memory(step: PredictedStep) -> list[list[Any]]:
+    """Bytes, first and last operator, kind and module of everything that the step holds.
+
+    The events of :attr:`Trace.memory` tell less: neither kinds nor what there is before the step.
+    """
+    held = step.memory.footprint.held
     return [
-        [each.bytes, each.born, each.died, each.kind.value, paths[each.module] if each.module != NONE else ""]
-        for each in allocations(capture)
-        if each.bytes
+        [each.bytes, each.born, each.died, each.kind.value, step.memory.path_of(each)] for each in held if each.bytes
     ]
 
 

@@ -14,17 +14,18 @@ kinds of kernel:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal.support.errors import InputError
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
+from sokoban.kernel.rows import as_rows
+from sokoban.kernel.statements import axes_of, distinct_reduced_axes, reduction_of, rename_axes, too_much
 from sokoban.language.expression import (
     FLOAT8_DTYPES,
     AffineIndex,
-    Axis,
     AxisValue,
     Load,
     Reduction,
@@ -183,12 +184,6 @@ def operation_count(value: Value) -> int:
     return sum(1 for node in walk(value) if not isinstance(node, (Load, AxisValue)) and hasattr(node, "arguments"))
 
 
-def reduction_of(statement: Statement) -> Reduction:
-    """The reduction that a statement is; only for statements that are one."""
-    assert statement.reduction is not None
-    return statement.reduction
-
-
 def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     """Bring an operator into canonical form.
 
@@ -229,14 +224,14 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     final = expr.statements[-1]
     _check_reads_inside(expr, {statement.tensor for statement in reductions})
     if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
-        expr, (reduction,) = _distinct_reduced_axes(expr, (reductions[0],), final.axes)
+        expr, (reduction,) = distinct_reduced_axes(expr, (reductions[0],), final.axes)
         renamed = _rename_to(final, reduction)
-        expr = replace(expr, axes=_axes_of(expr, (renamed, final)), statements=(renamed, final))
+        expr = replace(expr, axes=axes_of(expr, (renamed, final)), statements=(renamed, final))
         return KernelForm(
             source=source, expr=expr, kind="tile", reductions=(renamed,), final=final, fused=_still_named(fused, expr)
         )
     try:
-        rows = _as_rows(expr, tuple(reductions), final)
+        rows = as_rows(expr, tuple(reductions), final)
     except InputError:
         repeated = _repeated_where_broadcast(expr, reductions, final)
         if repeated is None:
@@ -272,30 +267,7 @@ def _check_reads_inside(expr: TensorExpr, produced: set[str]) -> None:
                 continue
             for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True):
                 if index.is_plain_axis and expr.sizes[index.axes[0]] > extent:
-                    raise _too_much(expr, f"{statement.tensor} reads {load.tensor} beyond its end")
-
-
-def _distinct_reduced_axes(
-    expr: TensorExpr, reductions: tuple[Statement, ...], taken: tuple[str, ...]
-) -> tuple[TensorExpr, tuple[Statement, ...]]:
-    """The reductions with new names for reduced axes that share one with an axis of ``taken``.
-
-    ``C[i] = sum(k, A[i,k])`` with ``k`` taken -> ``C[i] = sum(k_1, A[i,k_1])``: the next step may call ``i`` ``k``.
-    """
-    sizes = dict(expr.sizes)
-    renamed = []
-    for statement in reductions:
-        renames: dict[str, str] = {}
-        for axis in reduction_of(statement).axes:
-            if axis in taken:
-                number = 1
-                while f"{axis}_{number}" in sizes:
-                    number += 1
-                renames[axis] = f"{axis}_{number}"
-                sizes[renames[axis]] = sizes[axis]
-        renamed.append(rename_axes(statement, renames) if renames else statement)
-    axes = tuple(Axis(name, size) for name, size in sizes.items())
-    return replace(expr, axes=axes), tuple(renamed)
+                    raise too_much(expr, f"{statement.tensor} reads {load.tensor} beyond its end")
 
 
 def _with_identity_epilogue(expr: TensorExpr) -> tuple[TensorExpr, list[Statement]]:
@@ -364,7 +336,7 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
     names = [index.axes[0] for index in read.indices if index.is_plain_axis]
     if len(names) != len(read.indices) or len(set(names)) != len(names) or not set(names) <= set(final.axes):
         return None
-    expr, (reduction,) = _distinct_reduced_axes(expr, (reductions[0],), final.axes)
+    expr, (reduction,) = distinct_reduced_axes(expr, (reductions[0],), final.axes)
     if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction_of(reduction).axes)) > MAX_REPEATED_POINTS:
         return None
     renamed = _rename_to(final, reduction)
@@ -376,7 +348,7 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
         Tensor(tensor.name, shape, tensor.dtype) if tensor.name == read.tensor else tensor for tensor in expr.tensors
     )
     statements = (everywhere, final)
-    return replace(expr, axes=_axes_of(expr, statements), tensors=tensors, statements=statements)
+    return replace(expr, axes=axes_of(expr, statements), tensors=tensors, statements=statements)
 
 
 def _reads_elementwise(final: Statement, reduction: Statement) -> bool:
@@ -394,115 +366,3 @@ def _rename_to(final: Statement, reduction: Statement) -> Statement:
     read = next(load for load in loads(final.value) if load.tensor == reduction.tensor)
     names = {axis: index.axes[0] for axis, index in zip(reduction.axes, read.indices, strict=True)}
     return rename_axes(reduction, names)
-
-
-def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
-    """``statement`` with axes renamed everywhere.
-
-    >>> from sokoban.language.expression import statement_text
-    >>> from sokoban.language.parser import parse_program
-    >>> (rows,) = parse_program("C[i] = sum(k, A[i,k])", {"i": 3, "k": 5}, {}).statements
-    >>> statement_text(rename_axes(rows, {"i": "x"}))
-    'C[x] = sum([k], A[x, k])'
-    """
-    indices = {axis: AffineIndex.axis(name) for axis, name in names.items()}
-    value = statement.value
-    changes: dict[Value, Value] = {}
-    for node in walk(value):
-        if isinstance(node, Load):
-            changes[node] = Load(node.tensor, tuple(i.substitute(indices) for i in node.indices), node.pad)
-        elif isinstance(node, AxisValue):
-            changes[node] = AxisValue(node.index.substitute(indices))
-    value = rewrite(value, changes)
-    if isinstance(value, Reduction):
-        value = Reduction(value.function, tuple(names.get(axis, axis) for axis in value.axes), value.body)
-    return Statement(statement.tensor, tuple(names.get(axis, axis) for axis in statement.axes), value)
-
-
-def _axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis, ...]:
-    used: dict[str, None] = {}
-    for statement in reversed(statements):
-        used.update(dict.fromkeys(statement.axes))
-    for statement in statements:
-        if statement.reduction:
-            used.update(dict.fromkeys(statement.reduction.axes))
-    return tuple(Axis(name, expr.sizes[name]) for name in used)
-
-
-def _as_rows(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> TensorExpr:
-    """Check that all reductions share rows and columns, and give rows and columns the final statement's names."""
-    _check_same_rows(expr, reductions)
-    rows = _row_names(expr, reductions, final)
-    columns = tuple(axis for axis in final.axes if axis not in rows)
-    if columns:
-        reduced = reduction_of(reductions[0]).axes
-        if sorted(expr.sizes[axis] for axis in columns) != sorted(expr.sizes[axis] for axis in reduced):
-            problem = f"{final.tensor} has columns of another size than {reductions[0].tensor} reduces"
-            raise _too_much(expr, problem)
-        renamed = [_over_columns(expr, statement, rows, columns) for statement in reductions]
-    else:
-        expr, reductions = _distinct_reduced_axes(expr, reductions, final.axes)
-        common = reduction_of(reductions[0]).axes
-        renamed = [_renamed(statement, rows, common) for statement in reductions]
-    statements = (*renamed, final)
-    return replace(expr, axes=_axes_of(expr, statements), statements=statements)
-
-
-def _check_same_rows(expr: TensorExpr, reductions: tuple[Statement, ...]) -> None:
-    """Refuse reductions over rows or columns of other sizes than the first one's, and reads across rows."""
-    first = reductions[0]
-    produced = {statement.tensor for statement in reductions}
-    row_sizes, column_sizes = _row_and_column_sizes(expr, first)
-    for statement in reductions:
-        if _row_and_column_sizes(expr, statement) != (row_sizes, column_sizes):
-            raise _too_much(expr, f"{statement.tensor} is not reduced over the same rows and columns as {first.tensor}")
-        in_its_row = tuple((axis,) for axis in statement.axes)
-        for load in loads(statement.value):
-            walked = tuple(index.axes for index in load.indices if index.is_plain_axis)
-            if load.tensor in produced and walked != in_its_row:
-                raise _too_much(expr, f"{statement.tensor} reads {load.tensor} across rows")
-
-
-def _row_and_column_sizes(expr: TensorExpr, statement: Statement) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    rows, columns = statement.axes, reduction_of(statement).axes
-    return tuple(expr.sizes[axis] for axis in rows), tuple(expr.sizes[axis] for axis in columns)
-
-
-def _over_columns(expr: TensorExpr, statement: Statement, rows: tuple[str, ...], columns: tuple[str, ...]) -> Statement:
-    """A reduction with the names of an output's rows and columns: each axis takes the first free column of its size."""
-    free = list(columns)
-    names = []
-    for axis in reduction_of(statement).axes:
-        column = next((c for c in free if expr.sizes[c] == expr.sizes[axis]), None)
-        if column is not None:
-            free.remove(column)
-        names.append(axis if column is None else column)
-    return _renamed(statement, rows, names)
-
-
-def _renamed(statement: Statement, rows: Sequence[str], columns: Sequence[str]) -> Statement:
-    """A reduction whose own axes are called ``rows``, and those that it reduces ``columns``."""
-    axes, reduced = statement.axes, reduction_of(statement).axes
-    return rename_axes(statement, dict(zip((*axes, *reduced), (*rows, *columns), strict=True)))
-
-
-def _row_names(expr: TensorExpr, reductions: tuple[Statement, ...], final: Statement) -> tuple[str, ...]:
-    """The final statement's names for the axes of a row, read off its loads of the reductions' results."""
-    results = {statement.tensor for statement in reductions}
-    names: tuple[str, ...] | None = None
-    for load in loads(final.value):
-        if load.tensor not in results:
-            continue
-        if not all(index.is_plain_axis for index in load.indices):
-            raise _too_much(expr, f"{final.tensor} reads {load.tensor} at shifted or scaled indices")
-        read_at = tuple(index.axes[0] for index in load.indices)
-        if len(set(read_at)) != len(read_at) or (names is not None and read_at != names):
-            raise _too_much(expr, f"{final.tensor} reads {load.tensor} at other rows than its siblings")
-        names = read_at
-    if names is None:
-        raise _too_much(expr, f"{final.tensor} reads none of the reductions before it")
-    return names
-
-
-def _too_much(expr: TensorExpr, why: str) -> InputError:
-    return InputError(expr.name, f"cannot be one kernel: {why}", "write it as two operators")

@@ -16,7 +16,7 @@ from daydream.graph.graph import Phase, TaskGraph
 from daydream.graph.memory import Held, HeldMemory, MemoryKind, difference
 from daydream.passes.basis.gradients import find_gradients
 from daydream.passes.basis.saved import saved_tensors
-from daydream.trace.nesting import outermost
+from daydream.trace.nesting import innermost_of, outermost
 from daydream.trace.trace import NONE, Category, Flags, Ints, Trace
 from hal.support.errors import InputError
 
@@ -108,15 +108,30 @@ def _operators(graph: TaskGraph, trace: Trace) -> tuple[Ints, Flags]:
 
 
 def resident(graph: TaskGraph, moments: int) -> list[Held]:
-    """Weights and optimizer states of a recording, by the sizes of its gradients and the optimizer's name."""
+    """What a recording's weights take throughout, by the sizes of gradients: themselves, and states of the optimizer.
+
+    Gradients are there throughout, too, where a step sets them to zero and does not forget them.
+    """
     try:
         gradients = find_gradients(graph)
     except InputError:
         return []
     size = gradients.bytes_of(gradients.largest_step)
-    states = states_per_weight(graph) * size
-    sizes = {MemoryKind.WEIGHTS: size, MemoryKind.OPTIMIZER: states}
-    return [Held(bytes=each, born=NONE, died=moments, kind=kind) for kind, each in sizes.items() if each]
+    sizes = [(MemoryKind.WEIGHTS, size), (MemoryKind.OPTIMIZER, states_per_weight(graph) * size)]
+    if keeps_gradients(graph):
+        sizes += [(MemoryKind.GRADIENTS, each.bytes) for each in gradients.steps[gradients.largest_step]]
+    return [Held(bytes=each, born=NONE, died=moments, kind=kind) for kind, each in sizes if each]
+
+
+def keeps_gradients(graph: TaskGraph) -> bool:
+    """Whether a range of ``zero_grad`` fills tensors: ``set_to_none`` was not asked for, as was usual until 2022."""
+    assert graph.trace is not None
+    fills, ranges = (
+        np.array([pattern.search(name) is not None for name in graph.trace.names] or [False], np.bool_)
+        for pattern in (re.compile(r"^aten::(_foreach_)?zero_$"), re.compile(r"zero_grad"))
+    )
+    around = innermost_of(graph.enclosing, ranges[graph.trace.name])
+    return bool((fills[graph.trace.name] & (around != NONE)).any())
 
 
 def states_per_weight(graph: TaskGraph) -> int:
@@ -170,16 +185,18 @@ def _estimated(graph: TaskGraph, trace: Trace) -> HeldMemory | None:
 
 
 def _gradients(graph: TaskGraph, memory: HeldMemory, moment_of: Ints) -> list[Held]:
-    """The gradients of the step, from where each is complete."""
+    """The gradients of the step, from where each is complete; where they are kept, it is added to one that is there."""
     try:
         of_step = find_gradients(graph).steps.get(memory.step, ())
     except InputError:
         return []
     first = int(memory.moments(Phase.BACKWARD).min(initial=len(memory.events)))
+    kept = keeps_gradients(graph)
     held = []
     for gradient in of_step:
         event = int(graph.event[gradient.hook]) if gradient.hook != NONE else NONE
         born = int(moment_of[event]) if event != NONE else NONE
-        until, kind = len(memory.events), MemoryKind.GRADIENTS
-        held.append(Held(bytes=gradient.bytes, born=max(born, first), died=until, kind=kind, layer=gradient.layer))
+        born = max(born, first)
+        until, kind = (born, MemoryKind.TEMPORARY) if kept else (len(memory.events), MemoryKind.GRADIENTS)
+        held.append(Held(bytes=gradient.bytes, born=born, died=until, kind=kind, layer=gradient.layer))
     return held

@@ -13,7 +13,7 @@ from daydream.passes.basis.idioms import LayerRun, operators_named, outermost_op
 from daydream.trace.trace import NONE
 
 #: Allocators round sizes up by less than this.
-_ROUNDING = 512
+ROUNDING = 512
 
 
 def input_bytes(graph: TaskGraph, runs: Sequence[LayerRun], operators: str) -> list[float]:
@@ -29,9 +29,17 @@ def input_bytes(graph: TaskGraph, runs: Sequence[LayerRun], operators: str) -> l
 
 @dataclass(frozen=True)
 class Absence:
-    """A map's time between its uses: bytes, the last moment of the forward call, the first of the backward one."""
+    """A map's time between its uses.
+
+    Attributes:
+        bytes: of the map.
+        begin: the first moment of the forward call.
+        end: its last moment.
+        again: the first moment of the backward call.
+    """
 
     bytes: float
+    begin: int
     end: int
     again: int
 
@@ -40,22 +48,29 @@ def absence(graph: TaskGraph, memory: HeldMemory, size: float, forward: LayerRun
     """When a map of this size is in nobody's use, between two calls; None outside the step whose memory is known."""
     if not size or forward.step != memory.step or graph.trace is None:
         return None
-    operators = [int(graph.operator[row]) for row in (forward.last, backward.first)]
+    operators = [int(graph.operator[row]) for row in (forward.first, forward.last, backward.first)]
     if NONE in operators:
         return None
     begins = np.maximum.accumulate(graph.trace.start_us[memory.events])
     ends = graph.trace.start_us + graph.trace.duration_us
-    end = int(np.searchsorted(begins, ends[operators[0]], side="left")) - 1
-    again = int(np.searchsorted(begins, graph.trace.start_us[operators[1]], side="left"))
-    return Absence(size, end, again) if 0 <= end < again else None
+    begin, again = np.searchsorted(begins, graph.trace.start_us[[operators[0], operators[2]]], side="left").tolist()
+    end = int(np.searchsorted(begins, ends[operators[1]], side="left")) - 1
+    return Absence(bytes=size, begin=begin, end=end, again=again) if 0 <= end < again else None
 
 
-def map_of(memory: HeldMemory, away: Absence) -> Held | None:
-    """The feature map of this size that is held all the while, the last one made."""
+def map_of(memory: HeldMemory, away: Absence, *, made: bool = False) -> Held | None:
+    """The feature map of this size that is held all the while: the last one made before the call.
+
+    Args:
+        memory: of the step.
+        away: the map's size and calls.
+        made: whether what the call itself makes counts, too.
+    """
+    until = away.end + 1 if made else away.begin
     fitting = [
         each for each in memory.held
-        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - away.bytes < _ROUNDING
-        and each.born <= away.end and each.died >= away.again
+        if each.kind is MemoryKind.FEATURE_MAPS and 0 <= each.bytes - away.bytes < ROUNDING
+        and each.born < until and each.died >= away.again
     ]  # fmt: skip
     return max(fitting, key=lambda each: each.born, default=None)
 

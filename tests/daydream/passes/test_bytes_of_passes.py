@@ -72,8 +72,8 @@ def test_gist_holds_maps_in_fewer_bits():
 
 def test_a_fused_batch_norms_relu_leaves_nothing():
     outcome = restructure_batchnorm(network([a_map(SIZE, 0, 8), a_map(300, 2, 7)]))
-    # The first ReLU follows a batch norm and works in place; its map is gone but for its own gradient in 8.
-    assert after(outcome.graph).curve.tolist() == [0, 0, 300, 300, 300, 300, 300, 300, SIZE, 0]
+    # The first ReLU follows a batch norm and works in place; its map is gone.
+    assert after(outcome.graph).curve.tolist() == [0, 0, 300, 300, 300, 300, 300, 300, 0, 0]
 
 
 def test_autocast_halves_maps_but_those_of_softmax_and_copies_weights():

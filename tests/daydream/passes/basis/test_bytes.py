@@ -48,6 +48,20 @@ def test_of_a_plain_recording_what_autograd_keeps_is_worked_out(tmp_path: Path):
     assert memory.curve.tolist() == [128, 384, 384, 384, 384, 128]
 
 
+@pytest.mark.parametrize("fill", ["aten::zero_", "aten::_foreach_zero_", ""])
+def test_gradients_that_are_set_to_zero_are_there_throughout(fill: str, tmp_path: Path):
+    builder = training().annotation("Optimizer.zero_grad#SGD.zero_grad", 700, 50)
+    builder.forward_backward(10, 350, backward_thread=101).forward_backward(110, 250, backward_thread=101)
+    if fill:
+        builder.operator(fill, 710, 10)
+    memory = memory_of(read_graph(builder.write(tmp_path / "trace.json")))
+    assert memory is not None
+    gradients = [each for each in memory.held if each.kind is MemoryKind.GRADIENTS]
+    # Weights of 16 x 8 and 2 x 16 with their biases.
+    assert sum(each.bytes for each in gradients) == 4 * (16 * 9 + 2 * 17)
+    assert all((each.born == -1) == bool(fill) for each in gradients)
+
+
 def test_a_prediction_carries_its_captures_storages():
     made = (operator("aten::mm", made=(1,)), operator("aten::mm", Phase.BACKWARD, forward=0, freed=(1,)))
     step = step_of(made, [5, 5], [[10.0], [20.0]])
@@ -91,6 +105,6 @@ def test_the_estimate_is_near_what_a_recorded_training_held():
     recorded, estimate = with_memory(made).memory, memory_of(made)
     assert recorded is not None
     assert estimate is not None
-    # 2,792 MB above the step's begin, and 102 MB each of weights and momentum.
-    assert recorded.peak_bytes == pytest.approx(2792e6 + 2 * 102.2e6, rel=0.001)
+    # 2,792 MB above the step's begin, and 102 MB each of weights, momentum, and gradients, which steps set to zero.
+    assert recorded.peak_bytes == pytest.approx(2792e6 + 3 * 102.2e6, rel=0.001)
     assert estimate.peak_bytes == pytest.approx(recorded.peak_bytes, rel=0.03)

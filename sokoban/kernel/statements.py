@@ -1,0 +1,88 @@
+"""Parts of what brings statements into canonical form: their axes read, and given other names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hal.support.errors import InputError
+from sokoban.language.expression import (
+    AffineIndex,
+    Axis,
+    AxisValue,
+    Load,
+    Reduction,
+    Statement,
+    TensorExpr,
+    Value,
+    rewrite,
+    walk,
+)
+
+
+def reduction_of(statement: Statement) -> Reduction:
+    """The reduction that a statement is; only for statements that are one."""
+    assert statement.reduction is not None
+    return statement.reduction
+
+
+def rename_axes(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """``statement`` with axes renamed everywhere.
+
+    >>> from sokoban.language.expression import statement_text
+    >>> from sokoban.language.parser import parse_program
+    >>> (rows,) = parse_program("C[i] = sum(k, A[i,k])", {"i": 3, "k": 5}, {}).statements
+    >>> statement_text(rename_axes(rows, {"i": "x"}))
+    'C[x] = sum([k], A[x, k])'
+    """
+    indices = {axis: AffineIndex.axis(name) for axis, name in names.items()}
+    value = statement.value
+    changes: dict[Value, Value] = {}
+    for node in walk(value):
+        if isinstance(node, Load):
+            changes[node] = Load(node.tensor, tuple(i.substitute(indices) for i in node.indices), node.pad)
+        elif isinstance(node, AxisValue):
+            changes[node] = AxisValue(node.index.substitute(indices))
+    value = rewrite(value, changes)
+    if isinstance(value, Reduction):
+        value = Reduction(value.function, tuple(names.get(axis, axis) for axis in value.axes), value.body)
+    return Statement(statement.tensor, tuple(names.get(axis, axis) for axis in statement.axes), value)
+
+
+def distinct_reduced_axes(
+    expr: TensorExpr, reductions: tuple[Statement, ...], taken: tuple[str, ...]
+) -> tuple[TensorExpr, tuple[Statement, ...]]:
+    """The reductions with new names for reduced axes that share one with an axis of ``taken``.
+
+    ``C[i] = sum(k, A[i,k])`` with ``k`` taken -> ``C[i] = sum(k_1, A[i,k_1])``: the next step may call ``i`` ``k``.
+    """
+    sizes = dict(expr.sizes)
+    renamed = []
+    for statement in reductions:
+        renames: dict[str, str] = {}
+        for axis in reduction_of(statement).axes:
+            if axis in taken:
+                number = 1
+                while f"{axis}_{number}" in sizes:
+                    number += 1
+                renames[axis] = f"{axis}_{number}"
+                sizes[renames[axis]] = sizes[axis]
+        renamed.append(rename_axes(statement, renames) if renames else statement)
+    axes = tuple(Axis(name, size) for name, size in sizes.items())
+    return replace(expr, axes=axes), tuple(renamed)
+
+
+def axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis, ...]:
+    """The axes that statements use, those of the last one's result first."""
+    used: dict[str, None] = {}
+    for statement in reversed(statements):
+        used.update(dict.fromkeys(statement.axes))
+    for statement in statements:
+        if statement.reduction:
+            used.update(dict.fromkeys(statement.reduction.axes))
+    return tuple(Axis(name, expr.sizes[name]) for name in used)
+
+
+def too_much(expr: TensorExpr, why: str) -> InputError:
+    """What to raise where an operator needs more than one kernel."""
+    return InputError(expr.name, f"cannot be one kernel: {why}", "write it as two operators")
