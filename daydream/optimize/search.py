@@ -62,7 +62,7 @@ def best_buckets(step: CoarseStep, known: Iterable[Ends] = (), prunings: Pruning
 
     Args:
         step: the coarsened view.
-        known: lists to beat.
+        known: lists to beat, first the one that a user has.
         prunings: what to leave out, by default everything that may be.
     """
     prunings = prunings or Prunings()
@@ -74,7 +74,7 @@ def best_buckets(step: CoarseStep, known: Iterable[Ends] = (), prunings: Pruning
     ends, length, tried, replayed = lists[best], lengths[best], found.tried + len(lists), found.replayed
     if found.ends and found.length_us < length - SAME_US:
         ends, length = found.ends, found.length_us
-    if ends not in lists[:-1]:
+    if ends != lists[0] or lists[0] is relaxed.ends:
         ends, more = _merged(step, ends, length + SAME_US)
         length, tried = step.replay(ends), tried + more
     return Found(ends=ends, length_us=length, tried=tried, replayed=replayed)

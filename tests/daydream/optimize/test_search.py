@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from daydream.graph.simulate import simulate
 from daydream.optimize.coarse import coarsened, step_us
 from daydream.optimize.exchange import Ends, Exchange
+from daydream.optimize.ranks import replicated
 from daydream.optimize.search import Prunings, best_buckets, by_limits, walked
 from tests.daydream.optimize.steps import every_list, exchange_of, exchanges
 
@@ -92,3 +93,12 @@ def test_limits_close_buckets_as_ddp_does() -> None:
     for ends in every_list(5):
         first = np.array([0, *(end + 1 for end in ends[:-1])])
         assert by_limits(sizes, np.add.reduceat(sizes, first).tolist()) == ends
+
+
+@given(exchanges(gradients=4))
+@settings(max_examples=15)
+def test_one_of_equal_ranks_takes_as_long_as_all_of_them(exchange: Exchange) -> None:
+    step = coarsened(exchange)
+    for ends in every_list(len(step)):
+        timeline = simulate(replicated(exchange.with_buckets(ends), 3))
+        assert step_us(timeline, exchange.step) == pytest.approx(step.replay(ends), rel=1e-9)
