@@ -17,7 +17,6 @@ import numpy as np
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.graph.simulate import Timeline, simulate
 from daydream.optimize.exchange import Ends, Exchange
-from daydream.passes.basis.gradients import consumers, last_of_threads
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -147,8 +146,7 @@ def coarsened(exchange: Exchange) -> CoarseStep:
     hook = np.array([gradient.hook for gradient in gradients], np.int64)
     producer = np.array([gradient.ready for gradient in gradients], np.int64)
     call_us = np.where(hook != NONE, exchange.call_us, 0.0)
-    last = last_of_threads(graph, producer.tolist())
-    waiting = consumers(graph, exchange.step, np.array(last, np.int64))
+    waiting = exchange.waiting(gradients)
     counted = np.flatnonzero(_counted(graph, exchange.step))
     paths = _Paths(graph, hook, waiting, np.concatenate([counted, producer[producer != NONE], hook[hook != NONE]]))
     end = np.append(timeline.end_us, -np.inf)

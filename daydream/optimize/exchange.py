@@ -81,6 +81,17 @@ class Exchange:
 
     # The graph
 
+    def waiting(self, gradients: Sequence[ParameterGradient]) -> list[int]:
+        """The tasks that wait until these gradients of a step are exchanged: of a step on the CPU, its update."""
+        graph, step = self.graph, gradients[0].step
+        if not graph.on_gpu.any():
+            updates = np.flatnonzero((graph.phase == Phase.UPDATE) & (graph.step == step))
+            behind = updates[updates > max(gradient.hook for gradient in gradients)]
+            if len(behind):
+                return [int(behind[0])]
+        last = last_of_threads(graph, (gradient.ready for gradient in gradients))
+        return consumers(graph, step, np.array(last, np.int64))
+
     def with_buckets(self, ends: Ends, *, every_step: bool = True) -> TaskGraph:
         """The graph that exchanges gradients in these buckets, in every step or in the one that answers are about.
 
@@ -99,10 +110,8 @@ class Exchange:
         return replace(edit.apply(), workers=self.cost.workers)
 
     def _insert(self, edit: Edit, groups: Sequence[Sequence[ParameterGradient]]) -> None:
-        graph = self.graph
         everything = [gradient for group in groups for gradient in group]
-        last = last_of_threads(graph, (gradient.ready for gradient in everything))
-        waiting = consumers(graph, everything[0].step, np.array(last, np.int64))
+        waiting = self.waiting(everything)
         before = NONE
         for number, group in enumerate(groups):
             size = sum(gradient.bytes for gradient in group)
@@ -117,7 +126,10 @@ class Exchange:
                 bytes=size,
                 priority=-number,
             )
-            sources = [*last_of_threads(graph, (gradient.ready for gradient in group)), *self._callers(edit, group)]
+            sources = [
+                *last_of_threads(self.graph, (gradient.ready for gradient in group)),
+                *self._callers(edit, group),
+            ]
             for row in [*sources, *([before] if before != NONE else [])]:
                 edit.depend(row, task, Dependency.COMMUNICATION)
             for row in waiting:

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from daydream.graph.graph import TaskGraph, TaskKind, ThreadKind
+from daydream.graph.graph import TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.trace.trace import NONE
 
 
 def replicated(graph: TaskGraph, ranks: int) -> TaskGraph:
@@ -28,6 +29,7 @@ def replicated(graph: TaskGraph, ranks: int) -> TaskGraph:
     across = [
         (graph.edge_source[shared] + count * here, graph.edge_target[shared] + count * there) for here, there in pairs
     ]
+    devices = 1 + max(thread.device for thread in graph.threads)
     columns: dict[str, Any] = {
         name: np.tile(getattr(graph, name), ranks)
         for name in (
@@ -38,7 +40,7 @@ def replicated(graph: TaskGraph, ranks: int) -> TaskGraph:
     return replace(
         graph,
         **columns,
-        threads=tuple(replace(thread, process=rank) for rank in range(ranks) for thread in graph.threads),
+        threads=tuple(_of_rank(thread, rank, devices) for rank in range(ranks) for thread in graph.threads),
         thread=(graph.thread + threads * every[:, None]).ravel(),
         edge_source=np.concatenate([source.ravel(), *(each for each, _ in across)]),
         edge_target=np.concatenate([target.ravel(), *(each for _, each in across)]),
@@ -47,3 +49,9 @@ def replicated(graph: TaskGraph, ranks: int) -> TaskGraph:
             [np.tile(graph.edge_lag_us, ranks), np.tile(graph.edge_lag_us[shared], len(across))]
         ),
     )
+
+
+def _of_rank(thread: Thread, rank: int, devices: int) -> Thread:
+    """The thread of a rank, whose boards have numbers of their own: each has its own queue of launches."""
+    device = thread.device + rank * devices if thread.device != NONE else NONE
+    return replace(thread, process=rank, device=device)

@@ -195,7 +195,7 @@ def _variant(exchange: Exchange, requests: tuple[PassRequest, ...]) -> Variant:
     if requests:
         exchange = replace(exchange, graph=graph, gradients=carried(exchange.gradients, exchange.graph, graph))
     step = coarsened(exchange)
-    usual, (limit_mb, limited) = exchange.usual(), _best_limit(exchange, step)
+    usual, (limit_mb, limited) = exchange.usual(), best_limit(exchange, step)
     found = best_buckets(step, [usual, limited])
     lengths = {ends: step_length_us(exchange, step, ends) for ends in (usual, found.ends, limited)}
     # What saves next to nothing is no reason to change.
@@ -224,7 +224,7 @@ def step_length_us(exchange: Exchange, step: CoarseStep, ends: Ends) -> float:
     return pace if np.isfinite(pace) else step.replay(ends)
 
 
-def _best_limit(exchange: Exchange, step: CoarseStep) -> tuple[float, Ends]:
+def best_limit(exchange: Exchange, step: CoarseStep) -> tuple[float, Ends]:
     """The ``bucket_cap_mb`` with which the step is shortest, of equal ones that of fewest buckets, and its buckets."""
     sizes = np.array([gradient.bytes for gradient in exchange.of_step])
     most = float(sizes.sum() / MEBIBYTE)
