@@ -40,6 +40,7 @@ PAGES = (
     "docs/adding-a-device.md",
     "docs/predict.md",
     "docs/place.md",
+    "docs/optimize.md",
 )
 
 #: The operator and the device of the walkthrough.
@@ -316,6 +317,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "daydream sweep timm:resnet50 --device v100,h100 --batch 128..512 --dtype float32,amp"
         " --checkpoint 'none,layer*.*'"
     ),
+    "optimize": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64"),
     "place": lambda: console("daydream place examples/models/jobs.json --boards rtx-2080-ti,rtx-3090"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),
