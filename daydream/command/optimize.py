@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.graph.graph import TaskGraph
+    from daydream.optimize.exchange import Exchange
     from daydream.optimize.strategies import Optimized
     from daydream.passes.ddp import AllReduceCost
+    from daydream.whatif import PassRequest
 
 _PATH = click.Path(dir_okay=False, path_type=Path)
 
@@ -28,6 +30,9 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
     # The one that is put around last stands first in the help.
     given = (
         click.option("--workers", type=click.IntRange(2), default=8, show_default=True, help="Ranks, all alike."),
+        click.option(
+            "--shard", type=click.Choice(["ddp", "fsdp"]), default="ddp", show_default=True, help="What is searched."
+        ),
         click.option("--node", default="", metavar="NAME", help="What joins them (roller devices), or:"),
         click.option("--bandwidth", type=float, default=12.5, show_default=True, help="GB/s of a worker's bus."),
         click.option("--latency-us", type=float, default=5.0, show_default=True, help="Of a step of the ring."),
@@ -59,6 +64,7 @@ def optimize_command(
     *,
     source: str,
     workers: int,
+    shard: str,
     node: str,
     bandwidth: float,
     latency_us: float,
@@ -74,17 +80,18 @@ def optimize_command(
 ) -> None:
     """Find the list of gradient buckets with which the training step of SOURCE is shortest on several boards.
 
-    SOURCE is a trace of one worker, or a MODEL as daydream predict takes it, with --device.
+    SOURCE is a trace of one worker, or a MODEL as daydream predict takes it, with --device. With --shard fsdp, which
+    modules to call fully_shard on, and how far to prefetch.
     """
     from daydream.optimize.exchange import Exchange
-    from daydream.optimize.plan import plan_record
-    from daydream.optimize.strategies import optimized
     from daydream.passes.ddp import CALL_US
     from daydream.whatif import parse_pass
 
     _check_out(out)
     if memory_gb is not None and not memory_gb > 0:
         raise InputError("--memory-gb", f"{memory_gb:g} is not above 0", "write a number > 0")
+    if shard == "fsdp" and (tries or memory_gb is not None):
+        raise InputError("--try" if tries else "--memory-gb", "is for ddp alone", "leave it or --shard fsdp out")
     with _as_try():
         requests = [parse_pass(text) for text in tries]
     cost = all_reduce_cost(workers, node, bandwidth, latency_us, interference)
@@ -93,17 +100,47 @@ def optimize_command(
         raise InputError("--call-us", f"{call:g} is below 0", "write 0 or more")
     graph = _graph(source, device, options)
     exchange = Exchange.of(graph, cost, call, gradient_mb)
-    memory = None if memory_gb is None else 1e9 * memory_gb
-    with _as_try():
-        answer = optimized(exchange, requests, memory, lambda text: click.echo(f"daydream: {text}", err=True))
-    record = plan_record(answer, source)
+    if shard == "fsdp":
+        record, show = _wrapping(source, exchange)
+    else:
+        record, show = _buckets(source, exchange, requests, memory_gb)
     if out is not None:
         _write(out, record)
     if as_json:
         print_json(record)
     else:
-        _print(source, answer)
+        show()
         warn(graph)
+
+
+#: A plan as JSON, and what prints it.
+_Answer = tuple[dict[str, Any], Callable[[], None]]
+
+
+def _buckets(source: str, exchange: Exchange, requests: Sequence[PassRequest], memory_gb: float | None) -> _Answer:
+    from daydream.optimize.plan import plan_record
+    from daydream.optimize.strategies import optimized
+
+    memory = None if memory_gb is None else 1e9 * memory_gb
+    with _as_try():
+        answer = optimized(exchange, requests, memory, _tell)
+    return plan_record(answer, source), lambda: _print(source, answer)
+
+
+def _wrapping(source: str, exchange: Exchange) -> _Answer:
+    from daydream.optimize.fsdp import Sharding, best_wrapping, usual_wrapping
+    from daydream.optimize.plan import wrapping_record
+
+    sharding = Sharding.of(exchange)
+    usual = usual_wrapping(sharding)
+    before = sharding.length_us(usual)
+    best, after, tried = best_wrapping(sharding, _tell)
+    record = wrapping_record(sharding, source, (usual, before), (best, after), tried)
+    return record, lambda: _print_wrapping(record)
+
+
+def _tell(text: str) -> None:
+    click.echo(f"daydream: {text}", err=True)
 
 
 def all_reduce_cost(
@@ -209,3 +246,22 @@ def _print(source: str, answer: Optimized) -> None:
     if modules := checkpointed(best):
         line(f"torch.utils.checkpoint around: {', '.join(modules)}")
     line(best.exchange.gradients.told())
+
+
+def _print_wrapping(record: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    from daydream.report.tables import line, ms, percent, print_table, table
+
+    line(f"{record['source']}, fully_shard among {record['workers']} workers, {record['network']}")
+    steps = table("Steps", "", "units", "prefetch forward", "backward", "gathered MB", "step ms", "saved")
+    lengths = record["step_seconds"]
+    for name, wrapped in (("every block a unit", record["usual"]), ("best found", record["fsdp"])):
+        length = lengths["before" if wrapped is record["usual"] else "after"]
+        cells = [str(len(wrapped["wrap"])), str(wrapped["forward_prefetch"]), str(wrapped["backward_prefetch"])]
+        cells += [f"{wrapped['gathered_bytes'] / 1e6:.0f}", ms(1e6 * length)]
+        steps.add_row(Text(name), *cells, percent(lengths["before"] - length, lengths["before"]))
+    print_table(steps)
+    for names in record["fsdp"]["wrap"]:
+        line(f"fully_shard: {', '.join(names)}")
+    line(f"{record['tried']} wrappings were simulated")

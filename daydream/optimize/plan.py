@@ -9,6 +9,7 @@ import numpy as np
 
 from daydream.optimize.coarse import CoarseStep
 from daydream.optimize.exchange import Ends, Exchange
+from daydream.optimize.fsdp import Sharding, Wrapping
 from daydream.optimize.strategies import Optimized, Variant
 from daydream.passes.basis.communication import MEBIBYTE
 from daydream.passes.recompute import blocks_of
@@ -66,7 +67,7 @@ def plan_record(answer: Optimized, source: str) -> dict[str, Any]:
     return {
         "source": source,
         "workers": cost.workers,
-        "network": cost.node.name if cost.node is not None else f"{cost.bandwidth:g} GB/s",
+        "network": cost.where,
         "gradients": len(best.step),
         "step_seconds": {
             "before": _seconds(before.lengths_us[before.usual]),
@@ -152,3 +153,28 @@ def _took(bucket: Bucket) -> float:
 
 def _seconds(microseconds: float) -> float:
     return round(microseconds * 1e-6, 9)
+
+
+def wrapping_record(
+    sharding: Sharding, source: str, usual: tuple[Wrapping, float], best: tuple[Wrapping, float], tried: int
+) -> dict[str, Any]:
+    """The wrapping as JSON; each of both with its step's microseconds."""
+    cost = sharding.exchange.cost
+
+    def record(wrapping: Wrapping) -> dict[str, Any]:
+        return {
+            "wrap": sharding.modules(wrapping),
+            "forward_prefetch": wrapping.forward,
+            "backward_prefetch": wrapping.backward,
+            "gathered_bytes": sharding.gathered(wrapping),
+        }
+
+    return {
+        "source": source,
+        "workers": cost.workers,
+        "network": cost.where,
+        "step_seconds": {"before": _seconds(usual[1]), "after": _seconds(best[1])},
+        "fsdp": record(best[0]),
+        "usual": record(usual[0]),
+        "tried": tried,
+    }
