@@ -318,6 +318,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         " --checkpoint 'none,layer*.*'"
     ),
     "optimize": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64"),
+    "optimize-fsdp": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64 --shard fsdp"),
     "place": lambda: console("daydream place examples/models/jobs.json --boards rtx-2080-ti,rtx-3090"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),

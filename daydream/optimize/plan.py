@@ -12,6 +12,7 @@ from daydream.optimize.exchange import Ends, Exchange
 from daydream.optimize.fsdp import Sharding, Wrapping
 from daydream.optimize.strategies import Optimized, Variant
 from daydream.passes.basis.communication import MEBIBYTE
+from daydream.passes.ddp import AllReduceCost
 from daydream.passes.recompute import blocks_of
 
 
@@ -67,7 +68,7 @@ def plan_record(answer: Optimized, source: str) -> dict[str, Any]:
     return {
         "source": source,
         "workers": cost.workers,
-        "network": cost.where,
+        "network": _network_name(cost),
         "gradients": len(best.step),
         "step_seconds": {
             "before": _seconds(before.lengths_us[before.usual]),
@@ -129,6 +130,10 @@ def why(answer: Optimized) -> list[str]:
     return sentences
 
 
+def _network_name(cost: AllReduceCost) -> str:
+    return cost.node.name if cost.node is not None else f"{cost.bandwidth:g} GB/s"
+
+
 def _found(variant: Variant) -> list[Bucket]:
     return buckets_of(variant.exchange, variant.step, variant.best)
 
@@ -172,7 +177,7 @@ def wrapping_record(
     return {
         "source": source,
         "workers": cost.workers,
-        "network": cost.where,
+        "network": _network_name(cost),
         "step_seconds": {"before": _seconds(usual[1]), "after": _seconds(best[1])},
         "fsdp": record(best[0]),
         "usual": record(usual[0]),
