@@ -73,32 +73,54 @@ def test_ddp_makes_the_buckets_of_the_plan(planned: Path) -> None:
     assert [[names[place] for place in bucket] for bucket in made] == plan["ddp"]["buckets"]
 
 
-#: Three blocks that FSDP can wrap, between two layers.
+#: Blocks that FSDP can wrap and `torch.utils.checkpoint` go around.
 BLOCKS = """
 import torch
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(64, 512), torch.nn.Linear(512, 64)
+
+    def forward(self, x):
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 class Network(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.first, self.last = torch.nn.Linear(64, 256), torch.nn.Linear(256, 8)
-        self.h = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(3)])
+        self.first, self.last = torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)
+        self.h = torch.nn.Sequential(*[Block() for _ in range(3)])
 
     def forward(self, x):
         return self.last(self.h(self.first(x)))
 
 def network():
-    return Network(), torch.zeros(512, 64)
+    return Network(), torch.zeros(8192, 64)
 """
 
 
-def test_a_wrapping_names_every_block_once(tmp_path: Path) -> None:
-    (tmp_path / "model.py").write_text(BLOCKS)
-    done = run(f"{tmp_path / 'model.py'}:network", "--device", "h100", "--shard", "fsdp", "--workers", "2", "--json")
+def plan_of_blocks(folder: Path, *arguments: str) -> Any:
+    (folder / "model.py").write_text(BLOCKS)
+    done = run(f"{folder / 'model.py'}:network", "--device", "h100", "--bandwidth", "3", "--json", *arguments)
     assert done.exit_code == 0, done.output
-    plan = json.loads(done.stdout)
-    assert [name for names in plan["usual"]["wrap"] for name in names] == ["h.0", "h.1", "h.2"]
-    assert [name for names in plan["fsdp"]["wrap"] for name in names] == ["h.0", "h.1", "h.2"]
+    return json.loads(done.stdout)
+
+
+def test_a_wrapping_names_every_block_once(tmp_path: Path) -> None:
+    plan = plan_of_blocks(tmp_path, "--shard", "fsdp")
+    for wrapped in (plan["usual"], plan["fsdp"]):
+        assert [name for names in wrapped["wrap"] for name in names] == ["h.0", "h.1", "h.2"]
     assert plan["step_seconds"]["after"] <= plan["step_seconds"]["before"]
+
+
+def test_a_step_that_is_too_large_is_computed_again_where_that_is_fastest(tmp_path: Path) -> None:
+    plain = plan_of_blocks(tmp_path)
+    assert (plain["checkpoint"], plain["tried"]) == ([], [])
+    half = plain["peak_bytes"] / 2
+    plan = plan_of_blocks(tmp_path, "--memory-gb", str(half / 1e9))
+    assert plan["checkpoint"] == ["h.0", "h.1", "h.2"] and plan["peak_bytes"] <= half
+    fitting = {tuple(each["passes"]): each["step_seconds"] for each in plan["tried"] if "not" not in each["why"]}
+    assert min(fitting, key=lambda passes: fitting[passes]) == ("recompute",) and len(fitting) > 1
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from daydream.graph.edit import Edit
+from daydream.graph.graph import Dependency, TaskKind
 from daydream.graph.simulate import simulate
 from daydream.optimize.coarse import coarsened, step_us
 from daydream.optimize.exchange import Ends, Exchange
 from daydream.optimize.ranks import replicated
 from daydream.optimize.search import Prunings, best_buckets, by_limits, walked
+from daydream.passes.basis.communication import all_reduces
+from hal.support.errors import InputError
+from tests.daydream.graphs import STREAM2
 from tests.daydream.optimize.steps import every_list, exchange_of, exchanges
 
 
@@ -102,3 +108,26 @@ def test_one_of_equal_ranks_takes_as_long_as_all_of_them(exchange: Exchange) -> 
     for ends in every_list(len(step)):
         timeline = simulate(replicated(exchange.with_buckets(ends), 3))
         assert step_us(timeline, exchange.step) == pytest.approx(step.replay(ends), rel=1e-9)
+
+
+def test_recorded_all_reduces_make_room_for_those_of_the_plan() -> None:
+    exchange = exchange_of([(1.0, 100.0, [1e6]), (1.0, 100.0, [1e6])])
+    last = exchange.of_step[-1]
+    edit = Edit(exchange.graph)
+    side = edit.thread(STREAM2)
+    call = edit.add("launch", TaskKind.CPU, 1.0, after=last.hook)
+    recorded = edit.add("ncclDevKernel_AllReduce_Sum_f32_RING", TaskKind.COMMUNICATION, 900.0, thread=side, step=0)
+    edit.depend(call, recorded, Dependency.LAUNCH)
+    edit.depend(recorded, exchange.waiting(exchange.of_step)[0], Dependency.SYNC)
+    graph = edit.apply()
+    found = Exchange.of(graph, exchange.cost, 0.0, gradient_mb=2.0)
+    assert not len(all_reduces(found.graph))
+    # Half of 2 MiB behind each kernel, 105 µs each: the second is ready at 211 and the network free then.
+    assert simulated(found, (0, 1)) == pytest.approx(coarsened(found).replay((0, 1)))
+    assert simulated(found, (0, 1)) < simulate(graph).step_us[0]
+
+
+def test_one_worker_has_nobody_to_exchange_with() -> None:
+    exchange = exchange_of([(1.0, 100.0, [1e6])])
+    with pytest.raises(InputError, match=r"--workers: 1 worker has nobody to exchange gradients with"):
+        Exchange.of(exchange.graph, replace(exchange.cost, workers=1), 0.0)
