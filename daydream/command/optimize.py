@@ -44,6 +44,7 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--try", "tries", multiple=True, metavar="NAME[:KEY=VALUE]", help="A pass to take if it helps; repeat it."
         ),
         click.option("--out", type=_PATH, default=None, help="Write the plan as JSON."),
+        click.option("--plot", type=_PATH, default=None, help="Draw both lists of buckets (png, svg or pdf)."),
         click.option("--json/--no-json", "as_json", default=False, help="The plan as one JSON object on stdout."),
         click.option("--device", default=None, metavar="NAME", help="The board that a MODEL runs on."),
         click.option("--batch", default=None, metavar="N", help="Samples of a MODEL's step."),
@@ -74,6 +75,7 @@ def optimize_command(
     memory_gb: float | None,
     tries: tuple[str, ...],
     out: Path | None,
+    plot: Path | None,
     as_json: bool,
     device: str | None,
     **options: Any,
@@ -88,10 +90,15 @@ def optimize_command(
     from daydream.whatif import parse_pass
 
     _check_out(out)
+    if plot is not None:
+        from roller.explain.picture import check_plot
+
+        check_plot(plot)
     if memory_gb is not None and not memory_gb > 0:
         raise InputError("--memory-gb", f"{memory_gb:g} is not above 0", "write a number > 0")
-    if shard == "fsdp" and (tries or memory_gb is not None):
-        raise InputError("--try" if tries else "--memory-gb", "is for ddp alone", "leave it or --shard fsdp out")
+    for option, given in (("--try", tries or None), ("--memory-gb", memory_gb), ("--plot", plot)):
+        if shard == "fsdp" and given is not None:
+            raise InputError(option, "is for ddp alone", "leave it or --shard fsdp out")
     with _as_try():
         requests = [parse_pass(text) for text in tries]
     cost = all_reduce_cost(workers, node, bandwidth, latency_us, interference)
@@ -103,7 +110,7 @@ def optimize_command(
     if shard == "fsdp":
         record, show = _wrapping(source, exchange)
     else:
-        record, show = _buckets(source, exchange, requests, memory_gb)
+        record, show = _buckets(source, exchange, requests, memory_gb, plot)
     if out is not None:
         _write(out, record)
     if as_json:
@@ -117,13 +124,20 @@ def optimize_command(
 _Answer = tuple[dict[str, Any], Callable[[], None]]
 
 
-def _buckets(source: str, exchange: Exchange, requests: Sequence[PassRequest], memory_gb: float | None) -> _Answer:
+def _buckets(
+    source: str, exchange: Exchange, requests: Sequence[PassRequest], memory_gb: float | None, plot: Path | None
+) -> _Answer:
     from daydream.optimize.plan import plan_record
     from daydream.optimize.strategies import optimized
 
     memory = None if memory_gb is None else 1e9 * memory_gb
     with _as_try():
         answer = optimized(exchange, requests, memory, _tell)
+    if plot is not None:
+        from daydream.optimize.picture import write_picture
+
+        cost = exchange.cost
+        write_picture(answer, f"{source}, {cost.workers} workers {cost.where}", plot)
     return plan_record(answer, source), lambda: _print(source, answer)
 
 

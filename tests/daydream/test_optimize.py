@@ -35,7 +35,15 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
     (folder / "model.py").write_text(MODEL)
     done = run(
-        f"{folder / 'model.py'}:network", "--device", "h100", "--bandwidth", "3", "--out", str(folder / "plan.json")
+        f"{folder / 'model.py'}:network",
+        "--device",
+        "h100",
+        "--bandwidth",
+        "3",
+        "--out",
+        str(folder / "plan.json"),
+        "--plot",
+        str(folder / "plan.png"),
     )
     assert done.exit_code == 0, done.output
     assert "best list of buckets" in done.stdout and "all-reduces a step in place of" in done.stdout
@@ -48,6 +56,10 @@ def test_the_plan_saves_what_it_says(planned: Path) -> None:
     assert lengths["after"] <= lengths["best_limit"] <= lengths["before"] * 1.0001
     assert lengths["after"] < lengths["before"]
     assert sum(plan["ddp"]["bucket_cap_mb_list"]) * 2**20 == pytest.approx(4 * parameters(plan))
+
+
+def test_the_plan_is_drawn(planned: Path) -> None:
+    assert planned.with_name("plan.png").read_bytes().startswith(b"\x89PNG")
 
 
 def parameters(plan: dict[str, Any]) -> int:
