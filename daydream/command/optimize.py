@@ -36,8 +36,10 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--node", default="", metavar="NAME", help="What joins them (roller devices), or:"),
         click.option("--bandwidth", type=float, default=12.5, show_default=True, help="GB/s of a worker's bus."),
         click.option("--latency-us", type=float, default=5.0, show_default=True, help="Of a step of the ring."),
-        click.option("--interference", type=float, default=None, help="Share by which kernels slow all-reduces."),
-        click.option("--call-us", type=float, default=None, help="CPU time of the call of an all-reduce."),
+        click.option(
+            "--interference", type=float, default=None, help="Share by which kernels slow all-reduces (0.34)."
+        ),
+        click.option("--call-us", type=float, default=None, help="CPU time of the call of an all-reduce (42)."),
         click.option("--gradient-mb", type=float, default=0.0, help="MiB of all gradients, if the trace is silent."),
         click.option("--memory-gb", type=float, default=None, help="What a step may hold, 10^9 bytes."),
         click.option(

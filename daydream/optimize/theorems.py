@@ -23,7 +23,9 @@ def operator_fusion_pays(*, exchange_us: float, saved_us: float, hidden: bool, f
     It pays if q^d_(n-1) <= p^d_(n-1) + p^d_n - opfs_time(p_(n-1), p_n): the exchange that begins only with the end of
     the fused operator takes no longer than fusion saves. The paper takes for granted that the step is bound by
     computation there: the exchange of q_(n-1) ends no later than p_n when nothing is fused, and the network is free
-    when the fused operator ends. For a p_(n-1) without gradient (q null) both premises hold and every saving pays.
+    when the fused operator ends. For a p_(n-1) without gradient (q null) every saving pays. The search prunes by that
+    case (:func:`daydream.optimize.strategies.no_later`): in buckets, gradients are not exchanged one by one, so that a
+    pass which delays one is replayed.
 
     Args:
         exchange_us: q^d_(n-1), 0 without gradient.
