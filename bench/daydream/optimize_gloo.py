@@ -36,14 +36,14 @@ LIMIT = 0.02
 RANKS = 2
 
 #: Blocks of 8.4 MB of gradients each, and samples of a step.
-DEPTH, WIDTH, BATCH = 6, 512, 64
+DEPTH, WIDTH, BATCH = 6, 512, 16
 
 #: Bytes of the all-reduces that are timed, and how often each.
 SIZES, REPEATS = (1 << 16, 1 << 20, 1 << 22, 1 << 24), 9
 
 
 @click.command()
-@click.option("--rounds", type=click.IntRange(1), default=12, show_default=True, help="Of each list.")
+@click.option("--rounds", type=click.IntRange(1), default=24, show_default=True, help="Of each list.")
 @click.option("--steps", type=click.IntRange(1), default=5, show_default=True, help="In a round.")
 def main(rounds: int, steps: int) -> None:
     """Exit code 1 if the plan is slower than DDP's default buckets."""
