@@ -102,7 +102,8 @@ def checkpointed(variant: Variant) -> list[str]:
     """The modules to put ``torch.utils.checkpoint`` around."""
     names: list[str] = []
     for request in variant.requests:
-        if request.name == "recompute":
+        # Segments are stretches of the forward pass, which no module need be.
+        if request.name == "recompute" and not request.parameters.get("segments"):
             blocks = blocks_of(variant.exchange.graph, str(request.parameters.get("modules", "")))
             names += list(blocks)[:: int(request.parameters.get("every", 1))]
     return names

@@ -49,7 +49,8 @@ def tensor_fusion_pays(
     It pays if q^e_(n-1) > p^e_n + t_sync(q_(n-1) + q_n) - t_sync(q_n). The theorem as printed has p^e_(n-1) and
     t_sync(q_(n-1)); algorithm 1 has the form that its proof needs, which is this one. Premises: an exchange of both
     takes no longer than one after the other (:func:`subadditive`), and calls of all-reduces take no time or the fused
-    tensor saves one. That it does *not* pay otherwise holds only where calls take none: a call less may be worth more.
+    tensor saves one. That it does *not* pay otherwise holds only where calls take none, since a call less may be worth
+    more, and where more bytes take no less.
 
     Args:
         exchanged: q^e_(n-1), when the exchange of the tensor in front ends.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -12,6 +13,7 @@ from daydream.graph.graph import Dependency, Mark, Phase
 from daydream.optimize.exchange import Ends, Exchange
 from daydream.passes.basis.gradients import Gradients, ParameterGradient
 from daydream.passes.ddp import AllReduceCost
+from hal.node_catalog import load_node
 from tests.daydream.graphs import MAIN, STREAM, graph, task
 
 #: GB/s at which 1 MB takes 100 µs.
@@ -94,7 +96,7 @@ def exchanges(draw: st.DrawFn, gradients: int = 8) -> Exchange:
     backward = draw(st.lists(st.tuples(_TIMES, _TIMES, _SIZES), min_size=1, max_size=gradients))
     while sum(len(sizes) for _, _, sizes in backward) > gradients:
         backward = backward[:-1]
-    return exchange_of(
+    exchange = exchange_of(
         backward,
         workers=draw(st.sampled_from([2, 8])),
         bandwidth=draw(st.sampled_from([1.0, 10.0, 100.0])),
@@ -103,3 +105,6 @@ def exchanges(draw: st.DrawFn, gradients: int = 8) -> Exchange:
         gap_us=draw(st.sampled_from([0.0, 2.5])),
         syncs=draw(st.lists(st.integers(0, gradients - 1), max_size=2)),
     )
+    # NCCL changes its algorithm with the size, so that a byte more is not always worth the same.
+    node = draw(st.sampled_from([None, None, None, "hgx-h100"]))
+    return exchange if node is None else replace(exchange, cost=replace(exchange.cost, node=load_node(node)))

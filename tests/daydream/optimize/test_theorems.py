@@ -71,10 +71,13 @@ def test_fused_tensors_win_as_theorem_2_says(exchange: Exchange) -> None:
         returned = float(progress.issued[0, last] + step.call_us[last])
         ready = max(returned, float(progress.ready[0, first : last + 1].max()))
         pays = tensor_fusion_pays(in_front, ready, step.took_us[before + 1, last], step.took_us[middle + 1, last])
-        assert subadditive(step.took_us, before + 1, middle, last)
-        if pays:
+        one_by_one = step.took_us[before + 1, middle] + step.took_us[middle + 1, last]
+        if not subadditive(step.took_us, before + 1, middle, last):
+            # The library takes another way for the whole: the theorem promises nothing.
+            assert step.took_us[before + 1, last] > one_by_one
+        elif pays:
             assert fused <= apart + CLOSE
-        elif not exchange.call_us:
+        elif not exchange.call_us and step.took_us[before + 1, last] >= step.took_us[middle + 1, last]:
             assert apart <= fused + CLOSE
 
 
