@@ -41,6 +41,7 @@ PAGES = (
     "docs/predict.md",
     "docs/place.md",
     "docs/plan.md",
+    "docs/optimize.md",
 )
 
 #: The operator and the device of the walkthrough.
@@ -329,6 +330,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "plan-search": lambda: console(
         _PLAN.format("--nodes 8 --tensor 8 --global-batch 256 --checkpoint full --search --rows 5")
     ),
+    "optimize": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64"),
+    "optimize-fsdp": lambda: console("daydream optimize timm:resnet50 --device h100 --batch 64 --shard fsdp"),
     "place": lambda: console("daydream place examples/models/jobs.json --boards rtx-2080-ti,rtx-3090"),
     "devices": lambda: console("roller devices", lines=5),
     "schema": lambda: console("roller schema manifest", lines=5),

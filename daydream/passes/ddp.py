@@ -85,14 +85,14 @@ def ddp(
         raise InputError("ddp: existing", f"{existing!r} is unknown", "write replace or keep")
     # Alone on the board, collectives take what the formula says.
     interference = interference if overlap else 0.0
-    cost = _Cost(workers, bandwidth, latency_us, 1.0 + interference, node_of("ddp", node, workers))
+    cost = AllReduceCost(workers, bandwidth, latency_us, 1.0 + interference, node_of("ddp", node, workers))
     recorded = np.intersect1d(all_reduces(graph), recorded_collectives(graph))
     if len(recorded):
         return _reprice(graph, recorded, cost, existing)
     if workers == 1:
         return Outcome(graph, ("1 worker has nobody to exchange gradients with: nothing changed",))
     gradients = find_gradients(graph, gradient_mb)
-    grouped = _Grouping.of(graph, first_bucket_mb, bucket_mb)
+    grouped = Grouping.of(graph, first_bucket_mb, bucket_mb)
     has_calls = graph.trace is not None and "c10d::allreduce_" in graph.trace.names
     insert = _Insertion(Edit(graph), cost, overlap, 0.0 if has_calls else call_us)
     for of_step in gradients.steps.values():
@@ -110,7 +110,17 @@ def ddp(
 
 
 @dataclass(frozen=True)
-class _Cost:
+class AllReduceCost:
+    """What an all-reduce among so many workers takes: by a ring's formula, or by the model of NCCL on a node.
+
+    Attributes:
+        workers: how many take part.
+        bandwidth: of a worker's bus, GB/s; not used with a node.
+        latency_us: of one step of the ring; not used with a node.
+        slower: by what factor it takes longer beside kernels.
+        node: where the workers are.
+    """
+
     workers: int
     bandwidth: float
     latency_us: float
@@ -127,6 +137,15 @@ class _Cost:
         if self.node is not None:
             return on_node_us("all_reduce", size, self.workers, self.node) * self.slower
         return all_reduce_us(size, self.workers, self.bandwidth, self.latency_us) * self.slower
+
+    def each_us(self, sizes: Floats) -> Floats:
+        """Microseconds of all-reduces of these sizes, in bytes, an array of any shape."""
+        if self.node is None or self.workers <= 1:
+            return np.array([self.us(size) for size in sizes.ravel()]).reshape(sizes.shape)
+        from roller.library.collectives import collective_seconds
+
+        told = collective_seconds("all_reduce", np.maximum(sizes, 1.0), self.workers, self.node, dtype="float32")
+        return np.where(sizes < 1, 0.0, told.kernel_seconds * 1e6 * self.slower)
 
 
 def buckets(
@@ -152,18 +171,25 @@ def buckets(
 
 
 @dataclass(frozen=True)
-class _Grouping:
-    """How gradients are put in buckets: by name as recorded, or by size."""
+class Grouping:
+    """How gradients are put in buckets: by name as recorded, or by size.
+
+    Attributes:
+        recorded: number of the bucket by name of the gradient; empty without a recorded list.
+        first_bytes: size at which the first bucket closes.
+        later_bytes: size at which all others close.
+    """
 
     recorded: dict[str, int]
     first_bytes: float
     later_bytes: float
 
     @staticmethod
-    def of(graph: TaskGraph, first_mb: float, later_mb: float) -> _Grouping:
+    def of(graph: TaskGraph, first_mb: float, later_mb: float) -> Grouping:
+        """The buckets that a graph's recording lists where `later_mb` is 0, else those of these sizes in MiB."""
         listed = graph.trace.metadata.get("buckets") if graph.trace is not None and not later_mb else None
         names = {str(name): i for i, bucket in enumerate(listed or []) for name in bucket}
-        return _Grouping(names, first_mb * MEBIBYTE, (later_mb or USUAL_BUCKET_MB) * MEBIBYTE)
+        return Grouping(names, first_mb * MEBIBYTE, (later_mb or USUAL_BUCKET_MB) * MEBIBYTE)
 
     def __call__(self, gradients: Sequence[ParameterGradient]) -> list[list[ParameterGradient]]:
         if not all(gradient.name in self.recorded for gradient in gradients):
@@ -179,7 +205,7 @@ class _Insertion:
     """Adds one step's all-reduces after another."""
 
     edit: Edit
-    cost: _Cost
+    cost: AllReduceCost
     overlap: bool
     call_us: float
 
@@ -224,7 +250,7 @@ class _Insertion:
                 yield hook
 
 
-def _reprice(graph: TaskGraph, recorded: Ints, cost: _Cost, existing: str) -> Outcome:
+def _reprice(graph: TaskGraph, recorded: Ints, cost: AllReduceCost, existing: str) -> Outcome:
     """Durations by the formula for all-reduces that the trace holds; those of unknown size keep theirs."""
     others = len(recorded_collectives(graph)) - len(recorded)
     held = f"the trace already holds {len(recorded)} all-reduces"

@@ -63,7 +63,7 @@ def recompute(
     at_least("every", every, 1)
     at_least("host-us", host_us, 0.0)
     at_least("segments", segments, 0)
-    chosen = _segments(graph, segments) if segments else _blocks(graph, modules)
+    chosen = _segments(graph, segments) if segments else blocks_of(graph, modules)
     chosen = dict(list(chosen.items())[::every])
     if not chosen:
         problem = "no module of the forward pass fits" if modules else "the trace names no repeated modules"
@@ -96,7 +96,7 @@ def recompute(
 # Blocks
 
 
-def _blocks(graph: TaskGraph, modules: str) -> dict[str, frozenset[int]]:
+def blocks_of(graph: TaskGraph, modules: str = "") -> dict[str, frozenset[int]]:
     """Indices of layers by the block that they are part of, in order of the layers."""
     wanted = pattern("modules", modules)
     blocks: dict[str, set[int]] = {}

@@ -139,11 +139,13 @@ def _operators(events: _Events, step: PredictedStep, ends: np.ndarray[Any, Any])
     kernel = 0
     launched, starts, seconds = step.launched.tolist(), step.starts.tolist(), step.seconds.tolist()
     for position, (operator, price) in enumerate(zip(step.capture.operators, step.prices, strict=True)):
-        end, host = float(ends[position]), float(step.host[position])
+        # To the last bit where the module and the function around it begin, so that it is inside them.
+        begin_host, end = float(ends[position - 1]) if position else 0.0, float(ends[position])
+        host = float(step.host[position])
         sequence = position if operator.phase == Phase.FORWARD else operator.forward
         arguments = operator_arguments(operator)
         events.add(
-            operator.name, Category.OPERATOR, end - host, end, arguments, external=position + 1, sequence=sequence
+            operator.name, Category.OPERATOR, begin_host, end, arguments, external=position + 1, sequence=sequence
         )
         for each in price.kernels:
             correlation = kernel + 1
