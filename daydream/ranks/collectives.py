@@ -81,7 +81,6 @@ _KINDS = (
 )
 
 _CALL = re.compile(r"^(nccl|rccl|gloo|c10d|xccl|ucc)::?|^record_param_comms$")
-_ON_HOST = re.compile(r"^gloo:(?!:)")
 
 
 @dataclass(frozen=True)
@@ -132,24 +131,21 @@ def find_collectives(graph: TaskGraph) -> Collectives:
     rows = np.flatnonzero(_is_collective(graph))
     if trace is None:
         rows = rows[:0]
-    rows = rows[np.argsort(graph.recorded_us[rows], kind="stable")]
+    recorded = began(graph)
+    rows = rows[np.argsort(recorded[rows], kind="stable")]
     told = [_told(graph, row) for row in rows.tolist()]
     streams = _streams(graph, rows)
     group_of: dict[Group, int] = {}
     group = [group_of.setdefault(_group(each, streams[i], graph), len(group_of)) for i, each in enumerate(told)]
     kinds = [_kind(each, graph.text(row)) for each, row in zip(told, rows.tolist(), strict=True)]
-    events = graph.event[rows]
-    whole = trace.duration_us[events] if trace is not None else np.empty(0)
-    start = graph.recorded_us[rows]
-    # The graph cuts ranges of the host where the next task starts, kernels where rounding lets two overlap.
-    length = np.where(graph.on_gpu[rows], graph.duration_us[rows], whole)
+    start = recorded[rows]
     return Collectives(
         groups=tuple(group_of),
         group=np.array(group, np.int64),
         kind=np.array(kinds, np.int64),
         row=rows,
         start_us=start,
-        end_us=start + length,
+        end_us=start + graph.duration_us[rows],
         bytes=message_bytes(graph, rows),
         sequence=np.array([_whole(each.get("Seq")) for each in told], np.int64),
         step=graph.step[rows],
@@ -158,12 +154,19 @@ def find_collectives(graph: TaskGraph) -> Collectives:
     )
 
 
+def began(graph: TaskGraph) -> Floats:
+    """When every task began in the recording; one that stands for a gap when the task before it had ended."""
+    before = np.full(len(graph), NONE)
+    has_next = graph.following != NONE
+    before[graph.following[has_next]] = np.flatnonzero(has_next)
+    ends = graph.recorded_us + graph.duration_us
+    made = np.isnan(graph.recorded_us) & (graph.kind == TaskKind.COMMUNICATION) & (before != NONE)
+    return np.where(made, ends[before], graph.recorded_us)
+
+
 def _is_collective(graph: TaskGraph) -> Flags:
-    """Kernels of a collective, and ranges of one that runs on the host."""
-    on_stream = graph.on_gpu & (graph.kind == TaskKind.COMMUNICATION)
-    named = np.array([_ON_HOST.match(name) is not None for name in graph.names], np.bool_)[graph.name]
-    on_host = named & graph.on_cpu & (graph.event != NONE)
-    return (on_stream | on_host) & (graph.mark == Mark.NONE)
+    """Kernels of a collective, and what threads of gloo move data with."""
+    return (graph.on_gpu | graph.on_cpu) & (graph.kind == TaskKind.COMMUNICATION) & (graph.mark == Mark.NONE)
 
 
 def _streams(graph: TaskGraph, rows: Ints) -> list[int]:

@@ -1,8 +1,7 @@
 """A rank's graph in which every collective is cut in two: arriving, and moving data once the last rank has come.
 
-Between the two stands a meeting (:mod:`daydream.graph.ranks`). A kernel of NCCL becomes two tasks of its stream. Gloo
-works on threads that the profiler does not see while the caller goes on: its collective moves to a channel of the
-rank, and what the caller lay idle for at its end waits for it.
+Between the two stands a meeting (:mod:`daydream.graph.ranks`). A kernel of NCCL becomes two tasks of its stream, what
+moves data on a thread of gloo two tasks of that thread.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy as np
 from daydream.graph.edit import Edit
 from daydream.graph.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
 from daydream.ranks.clocks import Clocks
-from daydream.ranks.collectives import Collectives
+from daydream.ranks.collectives import Collectives, began
 from daydream.ranks.pairing import Meetings
 from daydream.tasks.assemble import TRACE_BEGINS
 from daydream.trace.trace import NONE, Flags, Floats, Ints
@@ -84,7 +83,7 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
         of_rank: rows of `meetings` that are of this rank.
         parts: who waits for whom.
     """
-    edit = Edit(graph)
+    edit = Edit(replace(graph, recorded_us=began(graph)))
     into = _edges_into(graph)
     for line in of_rank.tolist():
         row = int(own.row[meetings.place[line]])
@@ -95,10 +94,7 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
             )
         )
         meet = edit.add(meetings.name(meeting), TaskKind.CPU, 0.0, thread=channel, step=int(graph.step[row]))
-        if graph.on_gpu[row]:
-            arrives = _cut_kernel(edit, row, into, float(parts.begun_us[line]) if parts.waits[line] else -np.inf)
-        else:
-            continue
+        arrives = _cut(edit, row, into, float(parts.begun_us[line]) if parts.waits[line] else -np.inf)
         if parts.sends[line]:
             edit.depend(arrives, meet, Dependency.COMMUNICATION)
         if parts.waits[line]:
@@ -114,10 +110,10 @@ def _edges_into(graph: TaskGraph) -> dict[int, list[int]]:
     return into
 
 
-def _cut_kernel(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float) -> int:
-    """Cuts a kernel at the time when the last rank had begun, and returns the task that arrives.
+def _cut(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float) -> int:
+    """Cuts a collective at the time when the last rank had begun, and returns the task that arrives.
 
-    What held the kernel back holds back the arrival. The launch stays the launch of the kernel, too, so that passes
+    What held the collective back holds back the arrival. The launch of a kernel stays its launch, too, so that passes
     know it.
     """
     graph = edit.graph
