@@ -18,6 +18,9 @@ from daydream.graph.graph import TaskGraph, Thread, TrainingStep
 from daydream.trace.trace import NONE, Flags, Ints, Trace
 
 _PLAIN = ("kind", "duration_us", "gap_us", "phase", "mark", "bytes", "priority", "recorded_us")
+#: Every column that has an entry a task.
+COLUMNS = (*_PLAIN, "name", "thread", "layer", "step", "operator", "event")
+
 _TRACE_PLAIN = (
     "category", "start_us", "duration_us", "correlation", "external", "sequence", "forward_thread", "bytes",
 )  # fmt: skip

@@ -84,7 +84,7 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
         parts: who waits for whom.
     """
     edit = Edit(replace(graph, recorded_us=began(graph)))
-    into = _edges_into(graph)
+    into = _edges_into(graph, own.row)
     for line in of_rank.tolist():
         row = int(own.row[meetings.place[line]])
         meeting = int(meetings.meeting[line])
@@ -94,7 +94,8 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
             )
         )
         meet = edit.add(meetings.name(meeting), TaskKind.CPU, 0.0, thread=channel, step=int(graph.step[row]))
-        arrives = _cut(edit, row, into, float(parts.begun_us[line]) if parts.waits[line] else -np.inf)
+        begun = float(parts.begun_us[line]) if parts.waits[line] else -np.inf
+        arrives = _cut(edit, row, into, begun, float(own.bytes[meetings.place[line]]))
         if parts.sends[line]:
             edit.depend(arrives, meet, Dependency.COMMUNICATION)
         if parts.waits[line]:
@@ -102,15 +103,16 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
     return edit.apply()
 
 
-def _edges_into(graph: TaskGraph) -> dict[int, list[int]]:
-    """Edges that lead to each task with any."""
+def _edges_into(graph: TaskGraph, rows: Ints) -> dict[int, list[int]]:
+    """Edges that lead to each of these tasks."""
+    edges = np.flatnonzero(np.isin(graph.edge_target, rows))
     into: dict[int, list[int]] = {}
-    for edge, target in enumerate(graph.edge_target.tolist()):
+    for edge, target in zip(edges.tolist(), graph.edge_target[edges].tolist(), strict=True):
         into.setdefault(target, []).append(edge)
     return into
 
 
-def _cut(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float) -> int:
+def _cut(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float, size: float) -> int:
     """Cuts a collective at the time when the last rank had begun, and returns the task that arrives.
 
     What held the collective back holds back the arrival. The launch of a kernel stays its launch, too, so that passes
@@ -136,4 +138,5 @@ def _cut(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float) -> i
             edit.drop_edges(np.array([edge]))
     edit.set("duration_us", [row], end - begun)
     edit.set("recorded_us", [row], begun)
+    edit.set("bytes", [row], size)
     return arrives
