@@ -28,7 +28,7 @@ class Rank:
         number: its rank.
         path: its file.
         host: whose clock it has.
-        origin_us: when its recording began, by that clock.
+        base_us, origin_us: when its recording began, by that clock: the sum of both, which a float would round.
         graph: its own graph.
         collectives: those of the graph.
     """
@@ -36,6 +36,7 @@ class Rank:
     number: int
     path: Path
     host: str
+    base_us: float
     origin_us: float
     graph: TaskGraph
     collectives: Collectives
@@ -67,7 +68,8 @@ def rank_of(trace: Trace, number: int, path: Path, host: str) -> Rank:
         number=number,
         path=path,
         host=host,
-        origin_us=trace.base_us + trace.origin_us,
+        base_us=trace.base_us,
+        origin_us=trace.origin_us,
         graph=graph,
         collectives=find_collectives(graph),
     )
@@ -113,7 +115,8 @@ def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
     paths = tuple(rank.path for rank in ranks)
     steps = [[step.name for step in rank.graph.steps] for rank in ranks]
     meetings = pair([rank.number for rank in ranks], [rank.collectives for rank in ranks], steps, paths)
-    clocks = as_recorded(np.array([rank.origin_us for rank in ranks]), [rank.host for rank in ranks])
+    origins = np.array([rank.base_us - ranks[0].base_us + rank.origin_us for rank in ranks])
+    clocks = as_recorded(origins, [rank.host for rank in ranks])
     if aligned:
         clocks = align(meetings, clocks, paths)
     parts = roles(meetings, clocks)
