@@ -133,11 +133,12 @@ def measure(files: Sequence[str]) -> None:
     done = CliRunner().invoke(daydream, ["merge", "--partial", "--json", *files])
     if done.exit_code:
         raise SystemExit(done.output)
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    seconds = sum(each.ru_utime + each.ru_stime for each in used)
     # What getrusage says of memory includes the process that started this one.
     peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    gib = int(peak[1]) / 2**20 if peak else usage.ru_maxrss / 2**20
-    print(json.dumps({"processor_seconds": usage.ru_utime + usage.ru_stime, "gib": gib}))
+    gib = int(peak[1]) / 2**20 if peak else used[0].ru_maxrss / 2**20
+    print(json.dumps({"processor_seconds": seconds, "gib": gib}))
 
 
 def draw(costs: Sequence[Cost], path: Path) -> None:
