@@ -59,6 +59,7 @@ class Merged:
         meetings: which collectives are the same.
         clocks: how times of a rank become times of the graph.
         measured_us: length of every step (column) on every rank (row), in the common clock; NaN where it has none.
+        aligned: whether clocks were aligned, or taken as they are.
     """
 
     graph: TaskGraph
@@ -66,6 +67,7 @@ class Merged:
     meetings: Meetings
     clocks: Clocks
     measured_us: Floats
+    aligned: bool
 
 
 def rank_of(trace: Trace, number: int, path: Path, host: str) -> Rank:
@@ -176,4 +178,5 @@ def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
         meetings=meetings,
         clocks=clocks,
         measured_us=measured,
+        aligned=aligned,
     )

@@ -21,6 +21,7 @@ from daydream.ranks.even import even_load
 from daydream.ranks.merge import Merged, merge, read_ranks
 from daydream.ranks.report import findings, replay_error
 from daydream.ranks.skew import group_times, rank_times
+from hal.support.errors import InputError
 from tests.daydream.ranks.jobs import gloo_trace
 
 SMALL = Job(ranks=2, steps=2, layers=6, buckets=2, offset_us=(0.0, 25_000.0))
@@ -125,6 +126,30 @@ def test_other_commands_take_a_folder_of_ranks(tmp_path: Path) -> None:
     told = json.loads(answer.output)
     assert told["predicted_seconds"] < 0.75 * told["baseline_seconds"]
     assert told["passes"][0]["notes"][-1] == "on each of 2 ranks; the notes above are of rank 0"
+
+
+def test_recordings_without_steps_are_measured_whole(tmp_path: Path) -> None:
+    documents = [document for _, document in recordings(SMALL)]
+    for document in documents:
+        document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+    whole = merge(read_ranks(_written(documents, tmp_path)))
+    assert whole.measured_us.shape == (2, 1)
+    assert replay_error(whole, simulate(whole.graph), (0,)) < 0.001
+
+
+@pytest.mark.slow
+def test_several_processes_read_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write(SMALL, tmp_path)
+    monkeypatch.setattr("daydream.ranks.merge.MANY_FILES", 2)
+    alone, together = read_ranks(paths), read_ranks(paths, jobs=2)
+    assert [rank.number for rank in together] == [0, 1]
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one.graph.duration_us, other.graph.duration_us)
+        assert one.graph.trace is not None and other.graph.trace is not None
+        assert one.graph.trace.arguments == other.graph.trace.arguments
+    paths[1].write_bytes(b"{")
+    with pytest.raises(InputError, match="is not a trace"):
+        read_ranks(paths, jobs=2)
 
 
 def test_findings_count_ranks_in_their_order(tmp_path: Path) -> None:
