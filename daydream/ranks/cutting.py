@@ -19,8 +19,8 @@ from daydream.ranks.pairing import Meetings
 from daydream.tasks.assemble import TRACE_BEGINS
 from daydream.trace.trace import NONE, Flags, Floats, Ints
 
-#: Ending of the name of a task that ends when its rank has arrived at a collective.
-ARRIVES = " (arrives)"
+#: Name of the task that ends when its rank has come to a collective; that of the collective would be counted twice.
+ARRIVES = "arrives"
 
 
 class Roles(NamedTuple):
@@ -122,7 +122,7 @@ def _cut(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float, size
     end = float(graph.recorded_us[row] + graph.duration_us[row])
     begun = min(max(begun_us, float(graph.recorded_us[row])), end)
     arrives = edit.add(
-        graph.text(row) + ARRIVES,
+        ARRIVES,
         TaskKind.CPU,
         0.0,
         before=row,
