@@ -88,11 +88,10 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
     for line in of_rank.tolist():
         row = int(own.row[meetings.place[line]])
         meeting = int(meetings.meeting[line])
-        channel = edit.thread(
-            Thread(
-                kind=ThreadKind.CHANNEL, label=f"group {meetings.groups[meetings.group[meeting]].name}", process=NONE
-            )
-        )
+        if not (parts.sends[line] or parts.waits[line]):
+            continue
+        label = f"group {meetings.labels[meetings.group[meeting]]}"
+        channel = edit.thread(Thread(kind=ThreadKind.CHANNEL, label=label, process=NONE))
         meet = edit.add(meetings.name(meeting), TaskKind.CPU, 0.0, thread=channel, step=int(graph.step[row]))
         begun = float(parts.begun_us[line]) if parts.waits[line] else -np.inf
         arrives = _cut(edit, row, into, begun, float(own.bytes[meetings.place[line]]))

@@ -86,6 +86,23 @@ def test_ranks_on_gloo_wait_for_the_one_that_calls_last(tmp_path: Path) -> None:
     assert simulate(equal).step_us.tolist() == pytest.approx([3200.0])
 
 
+def test_groups_that_share_a_name_do_not_meet(tmp_path: Path) -> None:
+    documents = []
+    for pair, load in enumerate((1.0, 1.5)):
+        job = Job(ranks=2, steps=1, layers=4, buckets=1, spread=0.0, load=(load, load))
+        for number, document in recordings(job):
+            document["distributedInfo"] = {"rank": 2 * pair + number, "world_size": 4}
+            documents.append(document)
+            for event in document["traceEvents"]:
+                if "Process Group Ranks" in event["args"]:
+                    event["args"] |= {"Process Group Name": "tp", "Process Group Ranks": str([2 * pair, 2 * pair + 1])}
+    whole = merge(read_ranks(_written(documents, tmp_path)))
+    assert whole.meetings.labels == ("tp (0, 1)", "tp (2, 3)")
+    timeline = simulate(whole.graph)
+    assert max(rank.waited_us for rank in rank_times(timeline, (0,))[:2]) < 300.0
+    assert {group.name for group in group_times(timeline, (0,))} == {"tp (0, 1)", "tp (2, 3)"}
+
+
 def test_collectives_of_one_recording_alone_are_left_alone(tmp_path: Path) -> None:
     documents = [document for _, document in recordings(SMALL)]
     last = max(event["ts"] for event in documents[1]["traceEvents"] if event["name"].startswith("nccl"))
