@@ -96,7 +96,7 @@ def read_ranks(
 
     Args:
         paths: files, or folders of them.
-        hosts: how many ranks share a host, where the files do not say; 0 if that is unknown.
+        hosts: how many ranks share a host, rank by rank; 0 for what the files say.
         partial: whether ranks may be missing.
         jobs: processes that read, where there are many files.
         told: called with how many files are read, and how many there are.
