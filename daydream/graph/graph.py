@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +72,8 @@ class ThreadKind(IntEnum):
 class Thread:
     """An execution thread. On an `ordered` one tasks run in row order; on another (a communication channel) the
     scheduler picks among those that are ready. `device` is -1 except for streams. A thread that `polls` looks at
-    something by the clock, so its last task says nothing about when the training is done."""
+    something by the clock, so its last task says nothing about when the training is done. A channel of process -1
+    belongs to no rank: on it the ranks of a joined graph meet (:mod:`daydream.graph.ranks`)."""
 
     kind: ThreadKind
     label: str
@@ -84,6 +86,18 @@ class Thread:
     def ordered(self) -> bool:
         """Whether its tasks run in row order."""
         return self.kind is not ThreadKind.CHANNEL
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether ranks meet on it."""
+        return self.kind is ThreadKind.CHANNEL and self.process == NONE
+
+
+class Boards(NamedTuple):
+    """For every thread the number of its board, -1 where it is no stream; and names of the boards."""
+
+    of_thread: Ints
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -138,6 +152,8 @@ class TaskGraph:
     """Among how many workers the all-reduces are that a pass inserted or priced; 0 where none did."""
     memory: HeldMemory | None = None
     """What a step holds, as far as a pass has changed it; None before any has."""
+    ranks: tuple[int, ...] = ()
+    """The ranks of a distributed job that the graph joins, each the `process` of its threads; empty for one process."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -169,6 +185,15 @@ class TaskGraph:
         return np.array([t.kind for t in self.threads], np.int64)
 
     @cached_property
+    def boards(self) -> Boards:
+        """The boards that streams belong to; ranks may call theirs by the same number."""
+        keys = [(thread.process if self.ranks else 0, thread.device) for thread in self.threads]
+        boards = sorted({key for key in keys if key[1] != NONE})
+        number = {key: place for place, key in enumerate(boards)}
+        names = [f"rank {rank}, GPU {device}" if self.ranks else f"GPU {device}" for rank, device in boards]
+        return Boards(np.array([number.get(key, NONE) for key in keys], np.int64), tuple(names))
+
+    @cached_property
     def launch(self) -> Ints:
         """For each task the CPU task that launches it, -1 without."""
         rows = np.full(len(self), NONE)
@@ -183,6 +208,15 @@ class TaskGraph:
             events.append(event)
             event = int(self.enclosing[event])
         return events
+
+    @cached_property
+    def step_marks(self) -> Ints:
+        """Rows of the marks that steps are measured by; of several ranks those of the first."""
+        rows = np.flatnonzero(self.mark != Mark.NONE)
+        if not self.ranks:
+            return rows
+        processes = np.array([thread.process for thread in self.threads], np.int64)
+        return rows[processes[self.thread[rows]] == self.ranks[0]]
 
     # Thread order
 
@@ -213,7 +247,7 @@ class TaskGraph:
         edges = np.flatnonzero(self.edge_kind == Dependency.LAUNCH)
         if not self.queue_depth or len(edges) <= self.queue_depth:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        devices = np.array([t.device for t in self.threads])[self.thread[self.edge_target[edges]]]
+        devices = self.boards.of_thread[self.thread[self.edge_target[edges]]]
         sources, targets = [], []
         for device in np.unique(devices):
             launching = edges[devices == device]

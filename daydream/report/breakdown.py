@@ -205,7 +205,7 @@ def windows(graph: TaskGraph, start_us: Floats, end_us: Floats) -> tuple[Floats,
         return np.full(count, start_us.min(initial=end)), np.full(count, end)
     begin, end = np.full(count, np.nan), np.full(count, np.nan)
     for mark, column in ((Mark.STEP_BEGIN, begin), (Mark.STEP_END, end)):
-        rows = np.flatnonzero(graph.mark == mark)
+        rows = graph.step_marks[graph.mark[graph.step_marks] == mark]
         column[graph.step[rows]] = start_us[rows]
     missing = np.isnan(begin) | np.isnan(end)
     return np.where(missing, 0.0, begin), np.where(missing, 0.0, end)
@@ -362,7 +362,9 @@ def _table(names: Sequence[str], places: Ints, amount: Floats, steps: int, limit
 
 def top_kernels(graph: TaskGraph, steps: Sequence[int], limit: int = 15) -> list[Share]:
     """GPU tasks (copies too) by name, per step: share is of the sum of all GPU tasks."""
-    rows = np.flatnonzero(of_steps(graph, steps) & graph.on_gpu)
+    # What only arrives at a collective is no kernel.
+    runs = (graph.duration_us > 0) | (graph.event != NONE)
+    rows = np.flatnonzero(of_steps(graph, steps) & graph.on_gpu & runs)
     shares = _table(graph.names, graph.name[rows], graph.duration_us[rows], len(steps), limit)
     return [share for _, share in shares]
 
