@@ -132,12 +132,20 @@ def chosen_host(runs: Sequence[Run], node: NodeSpec) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class TitanRun:
-    """A row of torchtitan's pages with its prediction, and what was measured: seconds of a step, and GiB reserved."""
+    """A row of torchtitan's pages with its prediction, and what was measured.
+
+    Attributes:
+        name: model, ranks and type.
+        compiled: whether its blocks are.
+        step: the prediction, in bfloat16.
+        seconds: of a step; None where it was in another type, or exchanged in ways that are not modelled.
+        gibibytes: reserved; None where unknown.
+    """
 
     name: str
     compiled: bool
     step: PlannedStep
-    seconds: float
+    seconds: float | None
     gibibytes: float | None
 
 
@@ -151,16 +159,21 @@ def titan_board() -> DeviceSpec:
 
 
 def titan_runs(path: Path) -> list[TitanRun]:
-    """The rows in bfloat16 without a split of the context, and with exchanges in layers that are waited for."""
+    """The rows in bfloat16 whose exchanges in layers are waited for, and the memory of all.
+
+    Float8 keeps what bfloat16 keeps; ranks that share a sequence share the model by FSDP, too.
+    """
     with path.open(encoding="utf-8") as lines:
         rows = list(csv.DictReader(lines))
     board, node = titan_board(), load_node("hgx-h100")
     runs = []
     for row in rows:
         ways = dict(_way(part) for part in row["parallelism"].split())
-        if row["precision"] != "bfloat16" or not set(ways) <= {"fsdp", "tp"} or "async" in row["parallelism"]:
+        known = row["precision"] == "bfloat16" and set(ways) <= {"fsdp", "tp"}
+        if not known and not row["memory_gib"]:
             continue
-        batch, sequence, tensor = int(row["local_batch"]), int(row["sequence"]), ways.get("tp", 1)
+        parts = ways.get("cp", 1)
+        batch, sequence, tensor = int(row["local_batch"]), int(row["sequence"]) // parts, ways.get("tp", 1)
         checkpoint = "full" if row["checkpointing"] == "full" else "selective"
         options = CaptureOptions(
             batch=batch, dtype="bfloat16", optimizer="adamw", implementation="fused", checkpoint=checkpoint
@@ -169,14 +182,15 @@ def titan_runs(path: Path) -> list[TitanRun]:
             partial(llama_subject, row["model"], sequence=sequence, batch=batch), options, tensor=tensor,
             sequence_parallel=tensor > 1, compiles=row["compile"] == "yes",
         )  # fmt: skip
-        layout = Layout(data=ways["fsdp"], tensor=tensor, shard="fsdp", reduce_bytes=4, sequence=tensor > 1)
+        data = ways["fsdp"] * parts
+        layout = Layout(data=data, tensor=tensor, shard="fsdp", reduce_bytes=4, sequence=tensor > 1)
         seconds = batch * sequence / tensor / float(row["tokens_per_second_per_gpu"])
         runs.append(
             TitanRun(
-                name=f"{row['model']} {row['parallelism']}",
+                name=f"{row['model']} {row['parallelism']}, {row['precision']}",
                 compiled=row["compile"] == "yes",
                 step=planned(units, layout, board, node),
-                seconds=seconds,
+                seconds=seconds if known else None,
                 gibibytes=float(row["memory_gib"]) if row["memory_gib"] else None,
             )
         )
@@ -247,35 +261,28 @@ def _megatron_row(view: Table, name: str, host: str, runs: Sequence[Run], times:
 
 def titan_table(runs: Sequence[TitanRun]) -> Table:
     """A line per run."""
-    view = Table(title="torchtitan on H100s of 500 W, bfloat16: nothing chosen on these rows")
-    for column in (
-        "run",
-        "compiled",
-        "step s",
-        "measured",
-        "error",
-        "asked",
-        "reserved GiB",
-        "measured",
-        "error",
-        "asked",
-    ):
+    view = Table(title="torchtitan on H100s of 500 W, predicted in bfloat16: nothing chosen on these rows")
+    names = ("step s", "measured", "error", "asked", "reserved GiB", "measured", "error", "asked")
+    for column in ("run", "compiled", *names):
         view.add_column(column)
     for run in runs:
-        reserved = run.step.memory.reserved / 2**30
-        error = run.step.seconds / run.seconds - 1
-        memory = ["-", "-", "-"]
-        if run.gibibytes is not None:
-            memory = [
-                f"{run.gibibytes:.1f}",
-                f"**{100 * (reserved / run.gibibytes - 1):+.1f} %**",
-                f"{100 * BARS['memory']:.0f} %",
-            ]
-        view.add_row(
-            run.name, "yes" if run.compiled else "no", f"{run.step.seconds:.2f}", f"{run.seconds:.2f}",
-            f"**{100 * error:+.1f} %**", f"{100 * BARS['time']:.0f} %", f"{reserved:.1f}", *memory,
-        )  # fmt: skip
+        time = _compared(run.step.seconds, run.seconds, "time", 2)
+        memory = _compared(run.step.memory.reserved / 2**30, run.gibibytes, "memory", 1)
+        view.add_row(run.name, "yes" if run.compiled else "no", *time, *memory)
     return view
+
+
+def _compared(predicted: float, measured: float | None, bar: str, digits: int) -> list[str]:
+    """Prediction, measurement, error and bar."""
+    if measured is None:
+        return ["-"] * 4
+    error = predicted / measured - 1
+    return [
+        f"{predicted:.{digits}f}",
+        f"{measured:.{digits}f}",
+        f"**{100 * error:+.1f} %**",
+        f"{100 * BARS[bar]:.0f} %",
+    ]
 
 
 def _picture(
