@@ -99,7 +99,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     assumed = list(subject.assumed)
     paths = apply_checkpoints(subject.model, options.checkpoint) if training else []
     if paths:
-        assumed.append(f"{len(paths)} modules are computed again in the backward pass, {paths[0]} the first")
+        assumed.append(f"modules like {paths[0]} are computed again in the backward pass")
     if options.dtype == "amp":
         assumed.append("autocast to float16 without scaling of the loss")
     if options.channels_last:

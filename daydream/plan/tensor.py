@@ -122,7 +122,7 @@ def divide(model: nn.Module, run: Callable[[], Any], ranks: int, *, sequence: in
             model.get_submodule(second.path).register_forward_hook(exchange.behind)
     for block in blocks:
         _divide_counts(model.get_submodule(block), ranks)
-    return [f"tensor ranks share {len(halves[0])} pairs of linear layers in each of {len(blocks)} blocks",
+    return [f"tensor ranks share {len(halves[0])} pairs of linear layers in every block",
             *_divide_vocabulary(model, blocks, exchange)]  # fmt: skip
 
 
