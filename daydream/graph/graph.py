@@ -71,7 +71,8 @@ class ThreadKind(IntEnum):
 class Thread:
     """An execution thread. On an `ordered` one tasks run in row order; on another (a communication channel) the
     scheduler picks among those that are ready. `device` is -1 except for streams. A thread that `polls` looks at
-    something by the clock, so its last task says nothing about when the training is done."""
+    something by the clock, so its last task says nothing about when the training is done. A channel of process -1
+    belongs to no rank: on it the ranks of a joined graph meet (:mod:`daydream.graph.ranks`)."""
 
     kind: ThreadKind
     label: str
@@ -84,6 +85,11 @@ class Thread:
     def ordered(self) -> bool:
         """Whether its tasks run in row order."""
         return self.kind is not ThreadKind.CHANNEL
+
+    @property
+    def is_meeting(self) -> bool:
+        """Whether ranks meet on it."""
+        return self.kind is ThreadKind.CHANNEL and self.process == NONE
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,8 @@ class TaskGraph:
     """Among how many workers the all-reduces are that a pass inserted or priced; 0 where none did."""
     memory: HeldMemory | None = None
     """What a step holds, as far as a pass has changed it; None before any has."""
+    ranks: tuple[int, ...] = ()
+    """The ranks of a distributed job that the graph joins, each the `process` of its threads; empty for one process."""
 
     def __len__(self) -> int:
         return len(self.name)
@@ -184,6 +192,15 @@ class TaskGraph:
             event = int(self.enclosing[event])
         return events
 
+    @cached_property
+    def step_marks(self) -> Ints:
+        """Rows of the marks that steps are measured by; of several ranks those of the first."""
+        rows = np.flatnonzero(self.mark != Mark.NONE)
+        if not self.ranks:
+            return rows
+        processes = np.array([thread.process for thread in self.threads], np.int64)
+        return rows[processes[self.thread[rows]] == self.ranks[0]]
+
     # Thread order
 
     @cached_property
@@ -213,7 +230,10 @@ class TaskGraph:
         edges = np.flatnonzero(self.edge_kind == Dependency.LAUNCH)
         if not self.queue_depth or len(edges) <= self.queue_depth:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        devices = np.array([t.device for t in self.threads])[self.thread[self.edge_target[edges]]]
+        # Two ranks may call their boards by the same number.
+        boards = {(t.process, t.device): number for number, t in enumerate(self.threads)}
+        board = np.array([boards[t.process, t.device] for t in self.threads])
+        devices = board[self.thread[self.edge_target[edges]]]
         sources, targets = [], []
         for device in np.unique(devices):
             launching = edges[devices == device]

@@ -92,8 +92,8 @@ def step_lengths(graph: TaskGraph, start_us: Floats) -> Floats:
         ends = start_us + graph.duration_us
         return np.full(len(graph.steps), ends.max(initial=0.0, where=graph.working) - start_us.min(initial=0.0))
     lengths = np.full(len(graph.steps), np.nan)
-    begins = np.flatnonzero(graph.mark == Mark.STEP_BEGIN)
-    finishes = np.flatnonzero(graph.mark == Mark.STEP_END)
+    marks = graph.step_marks
+    begins, finishes = marks[graph.mark[marks] == Mark.STEP_BEGIN], marks[graph.mark[marks] == Mark.STEP_END]
     lengths[graph.step[finishes]] = start_us[finishes]
     lengths[graph.step[begins]] -= start_us[begins]
     return lengths

@@ -205,7 +205,7 @@ def windows(graph: TaskGraph, start_us: Floats, end_us: Floats) -> tuple[Floats,
         return np.full(count, start_us.min(initial=end)), np.full(count, end)
     begin, end = np.full(count, np.nan), np.full(count, np.nan)
     for mark, column in ((Mark.STEP_BEGIN, begin), (Mark.STEP_END, end)):
-        rows = np.flatnonzero(graph.mark == mark)
+        rows = graph.step_marks[graph.mark[graph.step_marks] == mark]
         column[graph.step[rows]] = start_us[rows]
     missing = np.isnan(begin) | np.isnan(end)
     return np.where(missing, 0.0, begin), np.where(missing, 0.0, end)

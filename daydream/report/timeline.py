@@ -187,7 +187,7 @@ def _visible(graph: TaskGraph) -> NDArray[np.bool_]:
 def _steps(timeline: Timeline, times: _Times) -> Iterator[dict[str, Any]]:
     graph, places = timeline.graph, _places(timeline.graph)
     begin, end = windows(graph, timeline.start_us, timeline.end_us)
-    rows = np.flatnonzero(graph.mark == Mark.STEP_BEGIN)
+    rows = graph.step_marks[graph.mark[graph.step_marks] == Mark.STEP_BEGIN]
     for row in rows.tolist():
         step = int(graph.step[row])
         if end[step] > begin[step]:

@@ -10,6 +10,7 @@ import numpy as np
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.tasks.assemble import TaskPlan, assemble
 from daydream.tasks.cpu import CpuTasks, cpu_tasks, find_steps, hand_over
+from daydream.tasks.gloo import gloo_threads, link_gloo
 from daydream.tasks.gpu import GpuTasks, gpu_tasks
 from daydream.tasks.held import cut_waiting_calls, release_full_queue
 from daydream.tasks.lags import explain_late, join_branches, time_launches
@@ -40,6 +41,7 @@ def build_graph(trace: Trace) -> TaskGraph:
 
     Every step takes values and makes new ones. Waits are found on the tasks as recorded; launches are timed on calls
     that no longer wait; what launches leave unexplained, waits between streams and branches of CUDA graphs explain.
+    Collectives of gloo are tied to their callers in the finished graph.
     """
     enclosing = enclosing_events(trace)
     steps, step_rows = find_steps(trace)
@@ -51,9 +53,10 @@ def build_graph(trace: Trace) -> TaskGraph:
     launched = time_launches(released, streams, waits.streams.target)
     explained = explain_late(launched.gpu, waits.streams, launched.late)
     joined = join_branches(explained.gpu, explained.waits)
-    working, handoff = hand_over(launched.cpu, _has_operators(trace, recorded))
-    clocked = _clocked(trace, recorded, streams, waits.calls)
-    return assemble(
+    of_gloo = gloo_threads(trace)
+    working, handoff = hand_over(launched.cpu, _has_operators(trace, recorded) & ~of_gloo)
+    clocked = _clocked(trace, recorded, streams, waits.calls) & ~of_gloo[recorded.thread]
+    graph = assemble(
         TaskPlan(
             trace=trace,
             enclosing=enclosing,
@@ -69,6 +72,7 @@ def build_graph(trace: Trace) -> TaskGraph:
             queue_depth=queue_depth,
         )
     )
+    return link_gloo(graph)
 
 
 def _has_operators(trace: Trace, cpu: CpuTasks) -> Flags:

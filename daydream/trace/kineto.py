@@ -98,6 +98,9 @@ def _build(path: Path, document: Document, notes: Notes) -> Trace:
         metadata=_of_type(document, "daydream", dict),
         memory=memory_events(lists.memory, clock, origin, places.threads, numbers, notes),
         origin_us=float(origin) / (1000.0 if document.exact else 1.0),
+        base_us=_base_us(document),
+        host=_of_type(document, "host_name", str),
+        complete=not notes.cut_off,
         warnings=notes.sentences(),
     )
 
@@ -178,6 +181,11 @@ def _floats(arguments: Sequence[dict[str, Any]], rows: Ints, spelling: str) -> F
         if type(value) in (int, float) and 0 <= value < 1e18:
             column[row] = value
     return column
+
+
+def _base_us(document: Document) -> float:
+    base = document.head.get("baseTimeNanoseconds")
+    return base / 1000.0 if isinstance(base, int | float) and 0 <= base < _LONGEST_US * 1e6 else 0.0
 
 
 def _of_type(document: Document, entry: str, kind: type) -> Any:

@@ -60,6 +60,8 @@ class _Head(msgspec.Struct):
     deviceProperties: Any = None
     distributedInfo: Any = None
     daydream: Any = None
+    baseTimeNanoseconds: Any = None
+    host_name: Any = None
 
 
 class _FloatFile(_Head):
@@ -75,6 +77,13 @@ class Notes:
     """What was left out or repaired, counted. A `{}` in a sentence becomes "1 event" or "12 events"."""
 
     counts: dict[str, int] = field(default_factory=dict)
+    cut_off: bool = False
+    """Whether the end of the file is missing."""
+
+    def add_cut(self, sentence: str) -> None:
+        """Note that the file ends too early, or that its rest is not read."""
+        self.add(sentence)
+        self.cut_off = True
 
     def add(self, sentence: str, count: int = 1) -> None:
         """Count `count` more events under this sentence; none if `count` is 0."""
@@ -148,14 +157,14 @@ def _decompress(path: Path, data: bytes, notes: Notes) -> bytes:
             text = member.decompress(data, room + 1)
         except zlib.error:
             texts.append(_until_damage(data, room))
-            notes.add("The compressed data is damaged; what comes before the damage is used")
+            notes.add_cut("The compressed data is damaged; what comes before the damage is used")
             break
         room -= len(text)
         if room < 0:
             raise InputError(str(path), f"holds more than {MAX_BYTES >> 30} GiB of text", "record fewer steps")
         texts.append(text)
         if not member.eof:
-            notes.add("The compressed file is cut off; what is there is used")
+            notes.add_cut("The compressed file is cut off; what is there is used")
             break
         data = member.unused_data
     return texts[0] if len(texts) == 1 else b"".join(texts)
@@ -272,7 +281,7 @@ class _Scan:
             self.position = _skip(_OPENING, self.text, self.position)
             return self.text[self.position : self.position + 1] == "{"
         if self.position >= len(self.text):
-            self.notes.add("The file is cut off; every complete event is used")
+            self.notes.add_cut("The file is cut off; every complete event is used")
             return False
         return True
 
@@ -288,11 +297,11 @@ class _Scan:
         following = _EVENT_START.search(self.text, self.position)
         if following is None:
             self.position = len(self.text)
-            self.notes.add("The file is cut off; every complete event is used")
+            self.notes.add_cut("The file is cut off; every complete event is used")
             return False
         self.position = following.start()
         if self.damaged >= _MAX_DAMAGE or self.too_deep >= _MAX_DEEP:
-            self.notes.add("The file is damaged in too many places; the rest of it is left out")
+            self.notes.add_cut("The file is damaged in too many places; the rest of it is left out")
             return False
         return True
 

@@ -123,6 +123,12 @@ class Trace:
     origin_us: float = 0.0
     """Time of the earliest event, microseconds as recorded: since 1970, or from 2024 on since a base time that the
     file names (and which is not added)."""
+    base_us: float = 0.0
+    """The base time that the file names, microseconds since 1970; 0 where it names none."""
+    host: str = ""
+    """The machine that it was recorded on; empty where the file does not tell."""
+    complete: bool = True
+    """Whether the file was read to its end."""
     warnings: tuple[str, ...] = ()
     """What was left out or repaired while reading, one sentence each."""
 

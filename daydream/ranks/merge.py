@@ -1,0 +1,137 @@
+"""Traces of a job's ranks to one graph: read, paired, aligned, cut, joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from daydream.graph.graph import TaskGraph
+from daydream.graph.ranks import joined
+from daydream.ranks.clocks import Clocks, align, as_recorded
+from daydream.ranks.collectives import Collectives, find_collectives
+from daydream.ranks.cutting import cut, on_common_clock, roles
+from daydream.ranks.files import Roll, in_order, trace_files
+from daydream.ranks.pairing import Meetings, pair
+from daydream.tasks.build import build_graph
+from daydream.trace.text import no_collection
+from daydream.trace.trace import Floats, Trace
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Rank:
+    """A rank as recorded.
+
+    Attributes:
+        number: its rank.
+        path: its file.
+        host: whose clock it has.
+        origin_us: when its recording began, by that clock.
+        graph: its own graph.
+        collectives: those of the graph.
+    """
+
+    number: int
+    path: Path
+    host: str
+    origin_us: float
+    graph: TaskGraph
+    collectives: Collectives
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Merged:
+    """A job's ranks in one graph.
+
+    Attributes:
+        graph: all ranks; `graph.ranks` names them.
+        paths: file of every rank.
+        meetings: which collectives are the same.
+        clocks: how times of a rank become times of the graph.
+        measured_us: length of every step (column) on every rank (row), in the common clock; NaN where it has none.
+    """
+
+    graph: TaskGraph
+    paths: tuple[Path, ...]
+    meetings: Meetings
+    clocks: Clocks
+    measured_us: Floats
+
+
+def rank_of(trace: Trace, number: int, path: Path, host: str) -> Rank:
+    """A rank from its trace."""
+    graph = build_graph(trace)
+    return Rank(
+        number=number,
+        path=path,
+        host=host,
+        origin_us=trace.base_us + trace.origin_us,
+        graph=graph,
+        collectives=find_collectives(graph),
+    )
+
+
+def read_ranks(
+    paths: Sequence[Path], *, hosts: int = 0, partial: bool = False, told: Callable[[int, int], None] | None = None
+) -> list[Rank]:
+    """All ranks, in order of their numbers.
+
+    Args:
+        paths: files, or folders of them.
+        hosts: how many ranks share a host, where the files do not say; 0 if that is unknown.
+        partial: whether ranks may be missing.
+        told: called with how many files are read, and how many there are.
+
+    Raises:
+        InputError: a file cannot be used, two are of one rank, or ranks are missing.
+    """
+    files = trace_files(paths)
+    ranks, roll = [], Roll()
+    with no_collection():
+        for count, file in enumerate(in_order(files, hosts), start=1):
+            roll.add(file)
+            ranks.append(rank_of(file.trace, file.rank, file.path, file.host))
+            if told is not None:
+                told(count, len(files))
+    if not partial:
+        roll.check_all()
+    return sorted(ranks, key=lambda rank: rank.number)
+
+
+def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
+    """One graph of these ranks.
+
+    Args:
+        ranks: in order of their numbers.
+        aligned: whether clocks are aligned first, or taken as they are.
+
+    Raises:
+        InputError: the ranks' collectives do not fit each other, or their clocks do not.
+    """
+    paths = tuple(rank.path for rank in ranks)
+    steps = [[step.name for step in rank.graph.steps] for rank in ranks]
+    meetings = pair([rank.number for rank in ranks], [rank.collectives for rank in ranks], steps, paths)
+    clocks = as_recorded(np.array([rank.origin_us for rank in ranks]), [rank.host for rank in ranks])
+    if aligned:
+        clocks = align(meetings, clocks, paths)
+    parts = roles(meetings, clocks)
+    order = np.argsort(meetings.rank, kind="stable")
+    bounds = np.searchsorted(meetings.rank[order], np.arange(len(ranks) + 1))
+    graphs = []
+    for index, rank in enumerate(ranks):
+        graph = on_common_clock(rank.graph, float(clocks.shift_us[index]), float(clocks.rate[index]))
+        graphs.append(cut(graph, rank.collectives, meetings, order[bounds[index] : bounds[index + 1]], parts))
+    names = list(dict.fromkeys(name for own in steps for name in own))
+    measured = np.full((len(ranks), len(names)), np.nan)
+    for index, rank in enumerate(ranks):
+        for step in rank.graph.steps:
+            measured[index, names.index(step.name)] = step.measured_us * clocks.rate[index]
+    return Merged(
+        graph=joined(graphs, [rank.number for rank in ranks]),
+        paths=paths,
+        meetings=meetings,
+        clocks=clocks,
+        measured_us=measured,
+    )

@@ -1,0 +1,233 @@
+"""Who meets whom: the n-th collective of a process group is the same on all of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from daydream.ranks.collectives import Collectives, Group, Kind
+from daydream.trace.trace import NONE, Flags, Floats, Ints
+from hal.support.errors import InputError
+
+#: Collectives may be left alone at both ends of a recording; if more than this share of a rank's are, nothing fits.
+MOST_ALONE = 0.5
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Meetings:
+    """Collectives paired across ranks, a row for every member of every meeting, meeting by meeting.
+
+    Attributes:
+        groups: the process groups; a message between two ranks has one of its own, by sender and receiver.
+        group: of every meeting, index into `groups`.
+        kind: of every meeting, a :class:`Kind`; a message is a :data:`Kind.SEND`.
+        number: of every meeting, which of its group it is, from 0.
+        step: of every meeting, index of the first member's step; -1 without.
+        meeting: of every row, index of the meeting.
+        rank: of every row, index of the rank among those given.
+        place: of every row, index into the rank's :class:`Collectives`.
+        sends: of every row, whether the others wait for it.
+        waits: of every row, whether it waits for those that send.
+        start_us, end_us: of every row, in the rank's own clock.
+        alone: collectives of every rank that met no other.
+    """
+
+    groups: tuple[Group, ...]
+    group: Ints
+    kind: Ints
+    number: Ints
+    step: Ints
+    meeting: Ints
+    rank: Ints
+    place: Ints
+    sends: Flags
+    waits: Flags
+    start_us: Floats
+    end_us: Floats
+    alone: Ints
+
+    @property
+    def count(self) -> int:
+        """How many meetings there are."""
+        return len(self.group)
+
+    def name(self, meeting: int) -> str:
+        """What a meeting is called, the same on every rank.
+
+        Names of collectives would be taken for more of them.
+        """
+        return f"meeting {self.number[meeting]}"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A collective by what it must share with those it meets."""
+
+    place: int
+    kind: Kind
+    bytes: float
+    sequence: int
+    step: str
+
+    def fits(self, other: _Entry) -> bool:
+        """Whether both may be the same collective: parts of ranks may differ in size, what they reduce may not."""
+        if {self.kind, other.kind} == {Kind.SEND, Kind.RECV}:
+            return True
+        same_size = self.bytes == other.bytes or self.bytes != self.bytes or other.bytes != other.bytes
+        return self.kind == other.kind and (same_size or self.kind is not Kind.ALL_REDUCE)
+
+
+def pair(
+    ranks: Sequence[int], collectives: Sequence[Collectives], steps: Sequence[Sequence[str]], paths: Sequence[Path]
+) -> Meetings:
+    """Every meeting of these ranks.
+
+    By sequence number where all have one, else by position where the lists of all members agree, else by position
+    within a step. What one recording has and another lacks is left alone.
+
+    Args:
+        ranks: number of every rank.
+        collectives: of every rank.
+        steps: names of every rank's steps.
+        paths: files of the ranks, for errors.
+
+    Raises:
+        InputError: most collectives of a group fit none of another rank's; names the file.
+    """
+    members: dict[Group, dict[int, list[_Entry]]] = {}
+    for index, own in enumerate(collectives):
+        for place in range(len(own)):
+            kind = Kind(own.kind[place])
+            if kind is Kind.OTHER or (kind.point_to_point and own.peer[place] == NONE):
+                continue
+            group = own.groups[own.group[place]]
+            if kind.point_to_point:
+                ends = (ranks[index], int(own.peer[place]))
+                ends = ends if kind is Kind.SEND else ends[::-1]
+                group = Group(f"{group.name}: {ends[0]} to {ends[1]}", ends)
+            step = steps[index][own.step[place]] if own.step[place] != NONE else ""
+            entry = _Entry(place, kind, float(own.bytes[place]), int(own.sequence[place]), step)
+            members.setdefault(group, {}).setdefault(index, []).append(entry)
+    rows: list[tuple[int, int, int]] = []
+    found: list[tuple[int, int, int, int]] = []
+    for number, (group, lists) in enumerate(members.items()):
+        for count, meeting in enumerate(_met(group, lists, paths)):
+            first, entry = next(iter(meeting.items()))
+            kind = Kind.SEND if entry.kind.point_to_point else entry.kind
+            rows += [(len(found), index, member.place) for index, member in meeting.items()]
+            found.append((number, kind, count, int(collectives[first].step[entry.place])))
+    return _meetings(tuple(members), found, rows, collectives, ranks)
+
+
+def _met(group: Group, lists: dict[int, list[_Entry]], paths: Sequence[Path]) -> list[dict[int, _Entry]]:
+    """Meetings of a group: for each the members' entries by index of the rank. Those of one rank alone are left out."""
+    if len(lists) < 2:
+        return []
+    by = _identity(lists)
+    keyed = [_keyed(entries, by) for entries in lists.values()]
+    indices = list(lists)
+    reference = keyed[0]
+    met: list[dict[int, _Entry]] = []
+    for key, entry in reference.items():
+        meeting = {indices[0]: entry}
+        for index, entries in zip(indices[1:], keyed[1:], strict=True):
+            other = entries.get(key)
+            if other is not None and entry.fits(other):
+                meeting[index] = other
+        if len(meeting) == len(lists):
+            met.append(meeting)
+    for index, own in lists.items():
+        if len(met) < (1 - MOST_ALONE) * min(len(own), len(lists[indices[0]])):
+            raise InputError(
+                str(paths[index]),
+                f"its {len(own)} collectives of group {group.name} do not fit the {len(lists[indices[0]])} of "
+                f"{paths[indices[0]]}",
+                "give traces of the same steps of one job",
+            )
+    return met
+
+
+def _identity(lists: dict[int, list[_Entry]]) -> Callable[[_Entry], object]:
+    """What tells entries apart: nothing but their order where all lists agree."""
+    if all(entry.sequence != NONE for entries in lists.values() for entry in entries):
+        return lambda entry: entry.sequence
+    first, *others = lists.values()
+    if all(len(first) == len(own) and all(map(_Entry.fits, first, own)) for own in others):
+        return lambda entry: None
+    # Threads that run collectives side by side may begin two of them in either order.
+    return lambda entry: (
+        entry.step,
+        Kind.SEND if entry.kind.point_to_point else entry.kind,
+        entry.bytes if entry.kind is Kind.ALL_REDUCE else 0.0,
+    )
+
+
+def _keyed(entries: list[_Entry], identity: Callable[[_Entry], object]) -> dict[tuple[object, int], _Entry]:
+    """Entries by what tells them apart, and by which of several that share it they are."""
+    count: dict[object, int] = {}
+    keyed = {}
+    for entry in entries:
+        key = identity(entry)
+        count[key] = count.get(key, -1) + 1
+        keyed[key, count[key]] = entry
+    return keyed
+
+
+def _meetings(
+    groups: tuple[Group, ...],
+    found: list[tuple[int, int, int, int]],
+    rows: list[tuple[int, int, int]],
+    collectives: Sequence[Collectives],
+    ranks: Sequence[int],
+) -> Meetings:
+    group, kind, number, step = np.array(found, np.int64).reshape(-1, 4).T
+    meeting, rank, place = np.array(rows, np.int64).reshape(-1, 3).T
+    start, end, root = np.empty(len(rows)), np.empty(len(rows)), np.full(len(rows), NONE)
+    own_kind = np.empty(len(rows), np.int64)
+    for index, own in enumerate(collectives):
+        of_rank = np.flatnonzero(rank == index)
+        places = place[of_rank]
+        start[of_rank], end[of_rank] = own.start_us[places], own.end_us[places]
+        root[of_rank], own_kind[of_rank] = own.root[places], own.kind[places]
+    sends, waits = _roles(groups, group[meeting], np.array(ranks, np.int64)[rank], own_kind, root)
+    met = np.bincount(rank, minlength=len(collectives))
+    return Meetings(
+        groups=groups,
+        group=group,
+        kind=kind,
+        number=number,
+        step=step,
+        meeting=meeting,
+        rank=rank,
+        place=place,
+        sends=sends,
+        waits=waits,
+        start_us=start,
+        end_us=end,
+        alone=np.array([len(own) for own in collectives], np.int64) - met,
+    )
+
+
+def _roles(groups: tuple[Group, ...], group: Ints, rank: Ints, kind: Ints, root: Ints) -> tuple[Flags, Flags]:
+    """Which rows send to the others, and which wait for those that send.
+
+    Where nobody knows the root, nobody is taken to wait.
+    """
+    symmetric = kind <= Kind.BARRIER
+    position = np.array(
+        [
+            groups[g].ranks.index(r) if r in groups[g].ranks else r
+            for g, r in zip(group.tolist(), rank.tolist(), strict=True)
+        ],
+        np.int64,
+    )
+    is_root = (root != NONE) & (position == root)
+    from_root = np.isin(kind, [k for k in Kind if k.from_root])
+    to_root = np.isin(kind, [k for k in Kind if k.to_root])
+    known = root != NONE
+    sends = symmetric | (from_root & is_root) | (to_root & known & ~is_root) | (kind == Kind.SEND)
+    waits = symmetric | (from_root & known & ~is_root) | (to_root & is_root) | (kind == Kind.RECV)
+    return sends, waits
