@@ -73,13 +73,20 @@ def replay(trace: Path, step: int | None = None) -> Replay:
     """A trace file as it was recorded, replayed.
 
     Args:
-        trace: a file of PyTorch's profiler.
+        trace: a file of PyTorch's profiler, or a folder of those of a job's ranks, which are merged.
         step: answers are about this one: ``ProfilerStep#N``, else the N-th from 0; None is all full ones.
 
     Raises:
         InputError: the file cannot be read or is no trace, or there is no such step.
     """
-    return _replay(read_graph(trace), str(trace), step)
+    return _replay(_merged(trace) if trace.is_dir() else read_graph(trace), str(trace), step)
+
+
+def _merged(folder: Path) -> TaskGraph:
+    # What replays a rank alone needs no solver.
+    from daydream.ranks.merge import merge, read_ranks
+
+    return merge(read_ranks([folder])).graph
 
 
 def replay_of(trace: Trace, step: int | None = None) -> Replay:
@@ -111,6 +118,10 @@ def predict(before: Replay, passes: Sequence[PassRequest]) -> Prediction:
 
 def _simulated(graph: TaskGraph, field: str) -> Timeline:
     try:
-        return simulate(graph)
+        if not graph.ranks:
+            return simulate(graph)
+        from daydream.ranks.equal import simulate_ranks
+
+        return simulate_ranks(graph)
     except CycleError as error:
         raise InputError(field, str(error), "tasks must not depend on what depends on them") from None

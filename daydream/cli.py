@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.command.merge import merge_command
 from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
 from daydream.command.place import place_command
 from daydream.command.predict import predict_command
@@ -303,7 +304,7 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
-for _command in (predict_command, sweep_command, place_command):
+for _command in (predict_command, sweep_command, place_command, merge_command):
     main.add_command(_command)
 
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -269,11 +269,20 @@ def apply_passes(graph: TaskGraph, requests: Sequence[PassRequest]) -> tuple[Tas
     """
     applied = []
     for request in requests:
-        outcome = _apply(graph, request)
+        outcome = _apply_by_rank(graph, request) if graph.ranks else _apply(graph, request)
         graph, notes = outcome.graph, tuple(str(note) for note in outcome.notes)
         values = {key.rstrip("_"): value for key, value in {**request.defaults, **request.parameters}.items()}
         applied.append(AppliedPass(request.name, values, notes, outcome.memory_bytes))
     return graph, applied
+
+
+def _apply_by_rank(graph: TaskGraph, request: PassRequest) -> Outcome:
+    """A pass knows one process: every rank's part is changed by itself, and the ranks meet again."""
+    from daydream.graph.ranks import joined, parted
+
+    outcomes = [_apply(part, request) for part in parted(graph)]
+    notes = (*outcomes[0].notes, f"on each of {len(outcomes)} ranks; the notes above are of rank {graph.ranks[0]}")
+    return replace(outcomes[0], graph=joined([each.graph for each in outcomes], graph.ranks), notes=notes)
 
 
 def _apply(graph: TaskGraph, request: PassRequest) -> Outcome:

@@ -129,7 +129,9 @@ def _places(graph: TaskGraph) -> list[tuple[int, int]]:
     """pid and tid of every thread."""
     places: list[tuple[int, int]] = []
     for index, thread in enumerate(graph.threads):
-        if thread.kind is ThreadKind.STREAM:
+        if graph.ranks and not thread.is_meeting:
+            place = (PROCESS_OFFSET + _CPU + thread.process, thread.number)
+        elif thread.kind is ThreadKind.STREAM:
             place = (PROCESS_OFFSET + max(thread.device, 0), thread.number)
         elif thread.kind is ThreadKind.CHANNEL:
             place = (PROCESS_OFFSET + _NETWORK, index)
@@ -147,7 +149,8 @@ def _names(graph: TaskGraph, label: str) -> Iterator[dict[str, Any]]:
         if index not in shown:
             continue
         what = {ThreadKind.STREAM: f"GPU {thread.device}", ThreadKind.CHANNEL: "network"}
-        processes.setdefault(pid, what.get(thread.kind, f"CPU process {thread.process}"))
+        name = f"rank {thread.process}" if graph.ranks else what.get(thread.kind, f"CPU process {thread.process}")
+        processes.setdefault(pid, name)
         yield _meta("thread_name", pid, tid, name=thread.label or f"thread {thread.number}")
         yield _meta("thread_sort_index", pid, tid, sort_index=index)
     processes[PROCESS_OFFSET + _CRITICAL] = "critical path"

@@ -1,0 +1,91 @@
+"""``daydream merge``: traces of all ranks of a job as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from daydream.command.outputs import check_outputs, print_json, warn, write_timeline_file
+from hal.support.errors import InputError
+
+
+@click.command("merge")
+@click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout.")
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Also write a report to open in a browser.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Also write the timeline of all ranks (.json or .json.gz) to open in Perfetto.",
+)
+@click.option(
+    "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
+)
+@click.option("--align/--no-align", default=True, show_default=True, help="Align the hosts' clocks first.")
+@click.option(
+    "--ranks-per-host",
+    type=click.IntRange(1),
+    default=None,
+    help="Ranks that share a host and its clock; by default, what the files say.",
+)
+@click.option("--partial/--whole", default=False, show_default=True, help="Whether ranks may be missing.")
+@click.option("--rows", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Lines of each table.")
+@click.argument("ranks", nargs=-1, required=True, type=click.Path(path_type=Path))
+def merge_command(
+    *,
+    ranks: Sequence[Path],
+    as_json: bool,
+    html: Path | None,
+    out: Path | None,
+    number: int | None,
+    align: bool,
+    ranks_per_host: int | None,
+    partial: bool,
+    rows: int,
+) -> None:
+    """Merge the traces of all RANKS of a job: who waits for whom, and what an even load would save.
+
+    RANKS are files of PyTorch's profiler, or a folder of them. Clocks of hosts are aligned by the collectives that
+    their ranks took part in, and every collective is divided into waiting for the last rank and moving data.
+    """
+    check_outputs(out, html)
+    from daydream.ranks.merge import merge, read_ranks
+    from daydream.ranks.report import findings, findings_record, print_findings
+
+    read = read_ranks(ranks, hosts=ranks_per_host or 0, partial=partial, told=_progress)
+    merged = merge(read, aligned=align)
+    hosts = len(merged.clocks.hosts)
+    as_recorded = merge(read, aligned=False) if align and hosts > 1 and len(read) <= MOST_COMPARED else None
+    del read
+    if not merged.meetings.count:
+        raise InputError(str(ranks[0]), "no collective is on two ranks", "record ranks of one distributed job")
+    found = findings(merged, number, as_recorded=as_recorded, rows=rows)
+    if as_json:
+        print_json({**findings_record(found), "warnings": list(merged.graph.warnings)})
+    else:
+        print_findings(found, rows)
+        warn(merged.graph)
+    write_timeline_file(out, found.timeline, "replayed")
+    if html is not None:
+        from daydream.ranks.page import write_page
+
+        write_page(html, found, rows)
+
+
+#: Ranks up to which the replay is also worked out with clocks as recorded, which takes as long once more.
+MOST_COMPARED = 64
+
+
+def _progress(count: int, whole: int) -> None:
+    """A line that counts, on a terminal."""
+    import sys
+
+    if sys.stderr.isatty():
+        click.echo(f"\rdaydream: {count} of {whole} ranks read" + ("\n" if count == whole else ""), err=True, nl=False)
