@@ -22,6 +22,9 @@ _CALL = re.compile(r"^c10d::")
 #: A shorter gap of a thread is not taken for waiting, microseconds.
 _SHORTEST_WAIT_US = 100.0
 
+#: By what share of a collective its worker may write down its end later than the caller goes on, on busy cores.
+_LATE_END = 0.05
+
 #: A worker that begins this soon after it ended had the collective in its queue, microseconds.
 _QUEUED_US = 100.0
 
@@ -48,6 +51,8 @@ class _Collective(NamedTuple):
         last: task that ends last within it.
         caller: task of the calling thread that ended last before it began; -1 where the call was not recorded.
         called: row of the call; -1 without.
+        woken: task of the caller that began when it had ended, if the caller lay idle until then; -1 if not.
+        done_us: when it had ended.
     """
 
     range: int
@@ -55,6 +60,8 @@ class _Collective(NamedTuple):
     last: int
     caller: int
     called: int
+    woken: int
+    done_us: float
 
 
 def link_gloo(graph: TaskGraph) -> TaskGraph:
@@ -103,6 +110,12 @@ class _Threads:
         first, last = np.searchsorted(self.graph.recorded_us[rows], (begin_us, end_us))
         return rows[first:last]
 
+    def before(self, row: int) -> int:
+        """The task before this one on its thread; -1 without."""
+        rows = self.rows(int(self.graph.thread[row]))
+        place = int(np.searchsorted(rows, row))
+        return int(rows[place - 1]) if place else NONE
+
     def ended_by(self, thread: int, time_us: float) -> int:
         """The thread's last task that had ended by then; -1 without."""
         rows = self.rows(thread)
@@ -123,13 +136,17 @@ def _collectives(trace: Trace, graph: TaskGraph, ranges: Ints, threads: _Threads
         first = int(row_of[range_])
         if first == NONE:
             continue
-        begin = trace.start_us[range_]
-        inside = threads.within(int(graph.thread[first]), begin, begin + trace.duration_us[range_])
-        caller, called = NONE, NONE
+        begin, done = float(trace.start_us[range_]), float(trace.start_us[range_] + trace.duration_us[range_])
+        inside = threads.within(int(graph.thread[first]), begin, done)
+        last = int(inside[-1]) if len(inside) else first
+        caller, called, woken = NONE, NONE, NONE
         if len(calls) and trace.start_us[calls[0]] <= begin:
             called, calls = int(calls[0]), calls[1:]
-            caller = threads.ended_by(int(graph.thread[row_of[called]]), float(begin))
-        found.append(_Collective(range_, first, int(inside[-1]) if len(inside) else first, caller, called))
+            caller = threads.ended_by(int(graph.thread[row_of[called]]), begin)
+            woken = _woken(threads, int(graph.thread[row_of[called]]), begin, done)
+        if woken != NONE:
+            done = min(done, float(graph.recorded_us[woken]))
+        found.append(_Collective(range_, first, last, caller, called, woken, done))
     return found
 
 
@@ -151,7 +168,7 @@ class _Pieces(NamedTuple):
 def _pieces(graph: TaskGraph, each: _Collective, threads: _Threads) -> _Pieces:
     trace = graph.trace
     assert trace is not None
-    begin, end = trace.start_us[each.range], trace.start_us[each.range] + trace.duration_us[each.range]
+    begin, end = trace.start_us[each.range], each.done_us
     rows = threads.within(int(graph.thread[each.first]), float(begin), float(end))
     rows = rows if len(rows) else np.array([each.first])
     gaps = np.maximum(np.append(graph.recorded_us[rows][1:], end) - threads.end_us[rows], 0.0)
@@ -195,9 +212,7 @@ def _communicate(edit: Edit, each: _Collective, pieces: _Pieces, piece: int) -> 
 def _call_lags(graph: TaskGraph, collectives: list[_Collective]) -> list[float]:
     """From the end of the caller's task to the worker's begin; the usual time where the worker was busy before."""
     begun = np.array([graph.recorded_us[each.first] for each in collectives])
-    trace = graph.trace
-    assert trace is not None
-    ended = np.array([trace.start_us[each.range] + trace.duration_us[each.range] for each in collectives])
+    ended = np.array([each.done_us for each in collectives])
     lags = np.array(
         [begun[i] - graph.recorded_us[c.caller] - graph.duration_us[c.caller] for i, c in enumerate(collectives)]
     )
@@ -214,10 +229,8 @@ def _call_lags(graph: TaskGraph, collectives: list[_Collective]) -> list[float]:
 
 def _wait(edit: Edit, graph: TaskGraph, collectives: list[_Collective], ends: list[int], threads: _Threads) -> None:
     """Lets what the callers lay idle for wait for the collectives that ended then."""
-    trace = graph.trace
-    assert trace is not None
-    done = np.array([trace.start_us[each.range] + trace.duration_us[each.range] for each in collectives])
-    woken = [_woken(graph, each, float(end), threads) for each, end in zip(collectives, done, strict=True)]
+    done = np.array([each.done_us for each in collectives])
+    woken = [each.woken for each in collectives]
     last_of: dict[int, int] = {}
     for index, target in enumerate(woken):
         if target != NONE and (target not in last_of or done[index] > done[last_of[target]]):
@@ -231,7 +244,7 @@ def _wait(edit: Edit, graph: TaskGraph, collectives: list[_Collective], ends: li
             target = _in_time(graph, float(done[index]), collectives, woken, each, threads)
         elif last_of[target] == index:
             lag = float(graph.recorded_us[target] - _end(graph, ends[index], done[index], threads))
-            edit.set("gap_us", [threads.ended_by(int(graph.thread[target]), float(done[index]))], 0.0)
+            edit.set("gap_us", [threads.before(target)], 0.0)
         if target != NONE:
             edit.depend(ends[index], target, Dependency.HANDOFF, max(lag, 0.0))
 
@@ -241,20 +254,24 @@ def _end(graph: TaskGraph, row: int, done_us: float, threads: _Threads) -> float
     return float(threads.end_us[row]) if row < len(graph) else done_us
 
 
-def _woken(graph: TaskGraph, each: _Collective, done_us: float, threads: _Threads) -> int:
-    """The caller's task that began when a collective had ended, if the caller lay idle until then; -1 if not.
+def _woken(threads: _Threads, thread: int, begin_us: float, done_us: float) -> int:
+    """The task of a calling thread that began when a collective had ended, if it lay idle until then; -1 if not.
 
-    Most of the gap must lie before the end: in a gap for another reason, an end falls anywhere.
+    Most of the gap must lie before the end: in a gap for another reason, an end falls anywhere. The caller goes on a
+    little before the end where the worker had to leave its core before it wrote that down; then it is the longest gap.
     """
-    if each.caller == NONE:
-        return NONE
-    before = threads.ended_by(int(graph.thread[each.caller]), done_us)
-    after = int(graph.following[before]) if before != NONE else NONE
-    if after == NONE:
-        return NONE
-    idle_us, late_us = done_us - threads.end_us[before], graph.recorded_us[after] - done_us
-    waited = late_us >= 0 and idle_us >= late_us and idle_us + late_us >= _SHORTEST_WAIT_US
-    return after if waited else NONE
+    graph, tolerated_us = threads.graph, _LATE_END * (done_us - begin_us)
+    before = threads.ended_by(thread, done_us)
+    longest_us, woken = _SHORTEST_WAIT_US, NONE
+    while before != NONE:
+        after = int(graph.following[before])
+        if after == NONE or graph.recorded_us[after] < max(done_us - tolerated_us, begin_us):
+            break
+        idle_us, late_us = done_us - threads.end_us[before], graph.recorded_us[after] - done_us
+        if idle_us >= late_us and idle_us + late_us >= longest_us:
+            longest_us, woken = idle_us + late_us, after
+        before = threads.before(before)
+    return woken
 
 
 def _in_time(
