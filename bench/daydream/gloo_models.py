@@ -25,7 +25,7 @@ class Job:
     Attributes:
         model: a name of `MODELS`.
         ranks: processes.
-        kind: ``ddp`` or ``fsdp`` (`fully_shard` around every block and around the whole).
+        kind: ``ddp``, ``fsdp`` (`fully_shard` around every block and around the whole), or ``plain``.
         bucket_mb: DDP's `bucket_cap_mb`, MiB; 0 for its default.
         work: how long a block sleeps, as a multiple of the model's usual time; 0 for never.
     """
@@ -58,6 +58,10 @@ class _Sleep(torch.autograd.Function):
         return gradients[0], None
 
 
+#: PyTorch's types do not tell what a function of autograd takes.
+_SLEEP: Callable[..., Any] = _Sleep.apply
+
+
 class Block(nn.Module):
     """A layer that takes longer than its arithmetic."""
 
@@ -67,7 +71,7 @@ class Block(nn.Module):
 
     def forward(self, x: Any) -> Any:
         x = self.layer(x)
-        return _Sleep.apply(x, self.seconds) if self.seconds else x
+        return _SLEEP(x, self.seconds) if self.seconds else x
 
 
 def mlp(work: float) -> tuple[nn.Module, Any, Any]:
@@ -83,7 +87,17 @@ def transformer(work: float) -> tuple[nn.Module, Any, Any]:
     return model, torch.randint(1000, (2, 16)), torch.randint(1000, (32,))
 
 
-MODELS: dict[str, Callable[[float], tuple[nn.Module, Any, Any]]] = {"mlp": mlp, "transformer": transformer}
+def tiny(_: float) -> tuple[nn.Module, Any, Any]:
+    """Six layers that take no time: what is left is what the framework costs."""
+    layers = [Block(nn.Linear(8, 8), 0.0) for _ in range(6)]
+    return nn.Sequential(*layers), torch.randn(8, 8), torch.randint(8, (8,))
+
+
+MODELS: dict[str, Callable[[float], tuple[nn.Module, Any, Any]]] = {
+    "mlp": mlp,
+    "transformer": transformer,
+    "tiny": tiny,
+}
 
 
 class Training:
@@ -96,11 +110,15 @@ class Training:
     def __init__(self, job: Job) -> None:
         torch.manual_seed(0)
         plain, self._inputs, self._wanted = MODELS[job.model](job.work)
+        self.model: nn.Module
         if job.kind == "fsdp":
             for block in plain.children():
                 if isinstance(block, Block):
                     fully_shard(block)
-            self.model: nn.Module = fully_shard(plain)
+            fully_shard(plain)
+            self.model = plain
+        elif job.kind == "plain":
+            self.model = plain
         else:
             self.model = DistributedDataParallel(plain, bucket_cap_mb=job.bucket_mb or None)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)

@@ -23,14 +23,9 @@ from daydream.record.record import record
 #: Steps before those that are recorded or timed: the second one rebuilds DDP's buckets.
 WARM_STEPS = 3
 
-#: One thread for a rank's arithmetic, transfers by the loopback, and memory that is kept: fresh pages would cost each
-#: step as much as the copies into them.
-SETTINGS = {
-    "OMP_NUM_THREADS": "1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-}
+#: One thread for a rank's arithmetic, and transfers by the loopback. Large blocks of memory go back to the system when
+#: they are freed, recorded or not: kept ones are cut up by what the profiler holds, and every step takes new pages.
+SETTINGS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 
 
 # What a rank does
@@ -83,9 +78,8 @@ def _record(jobs: dict[Job, Callable[[], None]], job: Job, steps: int, folder: s
 
 def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float:
     """Seconds of `count` collectives of `size` bytes that are asked for at once, the median of several times."""
-    ranks = distributed.get_world_size()
-    whole = [torch.zeros(max(size // 4 // ranks, 1) * ranks) for _ in range(count)]
-    parts = [tensor[: len(tensor) // ranks].clone() for tensor in whole]
+    part = max(size // 4 // distributed.get_world_size(), 1)
+    parts = [torch.zeros(part) for _ in range(count)]
     calls: dict[str, Callable[[Any, Any], Any]] = {
         "all_reduce": lambda one, _: distributed.all_reduce(one, async_op=True),
         "all_gather": lambda one, part: distributed.all_gather_single(one, part, async_op=True),
@@ -93,6 +87,10 @@ def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float
     }
     seconds = []
     for _ in range(repeats + 1):
+        # FSDP2 gathers into fresh memory, and gradients are fresh, too.
+        whole = [torch.zeros(part * distributed.get_world_size()) for _ in range(count)]
+        if name == "all_gather":
+            whole = [torch.empty_like(tensor) for tensor in whole]
         distributed.barrier()
         began = time.perf_counter()
         works = [calls[name](one, part) for one, part in zip(whole, parts, strict=True)]
@@ -100,6 +98,17 @@ def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float
             work.wait()
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds[1:])
+
+
+def _copy(_: Any, size: int) -> float:
+    """Seconds of a copy of `size` bytes into fresh memory, the median of several."""
+    whole = torch.zeros(size // 4)
+    seconds = []
+    for _ in range(20):
+        began = time.perf_counter()
+        whole.clone()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 def _forget(jobs: dict[Job, Callable[[], None]], job: Job) -> None:
@@ -110,6 +119,7 @@ _TASKS: dict[str, Callable[..., Any]] = {
     "run": _run,
     "record": _record,
     "collective": _collective,
+    "copy": _copy,
     "forget": _forget,
 }
 
