@@ -101,6 +101,21 @@ def write(job: Job, folder: Path) -> list[Path]:
     return paths
 
 
+def true_times(job: Job, rank: int, time_us: Floats) -> tuple[Floats, Floats]:
+    """Moments so long after the first event of any rank: in the clock of a rank's trace, and on the common clock.
+
+    The common one is the first host's, and starts with the first event of the rank that recorded, by its own clock, the
+    earliest one.
+    """
+    starts = np.array([min(event[3] for event in each.events) for each in _run(job)])
+    offsets, drifts = (np.array(given or (0.0,) * job.hosts) for given in (job.offset_us, job.drift))
+    host = np.arange(job.ranks) // job.per_host
+    begins = starts * (1.0 - drifts[host]) - offsets[host]
+    moments = starts.min() + time_us
+    own = moments * (1.0 - drifts[host[rank]]) - offsets[host[rank]] - begins[rank]
+    return own, moments * (1.0 - drifts[0]) - offsets[0] - begins.min()
+
+
 def _run(job: Job) -> list[_Rank]:
     """All ranks through all steps."""
     draw = np.random.default_rng(job.seed)

@@ -36,6 +36,9 @@ from hal.support.errors import InputError
     help="Ranks that share a host and its clock; by default, what the files say.",
 )
 @click.option("--partial/--whole", default=False, show_default=True, help="Whether ranks may be missing.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), default=None, help="Processes that read many files.  [default: all cores]"
+)
 @click.option("--rows", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Lines of each table.")
 @click.argument("ranks", nargs=-1, required=True, type=click.Path(path_type=Path))
 def merge_command(
@@ -48,6 +51,7 @@ def merge_command(
     align: bool,
     ranks_per_host: int | None,
     partial: bool,
+    jobs: int | None,
     rows: int,
 ) -> None:
     """Merge the traces of all RANKS of a job: who waits for whom, and what an even load would save.
@@ -58,15 +62,19 @@ def merge_command(
     check_outputs(out, html)
     from daydream.ranks.merge import merge, read_ranks
     from daydream.ranks.report import findings, findings_record, print_findings
+    from daydream.trace.text import no_collection
+    from roller.command.options import cores
 
-    read = read_ranks(ranks, hosts=ranks_per_host or 0, partial=partial, told=_progress)
-    merged = merge(read, aligned=align)
-    hosts = len(merged.clocks.hosts)
-    as_recorded = merge(read, aligned=False) if align and hosts > 1 and len(read) <= MOST_COMPARED else None
-    del read
-    if not merged.meetings.count:
-        raise InputError(str(ranks[0]), "no collective is on two ranks", "record ranks of one distributed job")
-    found = findings(merged, number, as_recorded=as_recorded, rows=rows)
+    # There is a dict per event of every rank, and each collection would walk all of them.
+    with no_collection():
+        read = read_ranks(ranks, hosts=ranks_per_host or 0, partial=partial, jobs=jobs or cores(), told=_progress)
+        merged = merge(read, aligned=align)
+        hosts = len(merged.clocks.hosts)
+        as_recorded = merge(read, aligned=False) if align and hosts > 1 and len(read) <= MOST_COMPARED else None
+        del read
+        if not merged.meetings.count:
+            raise InputError(str(ranks[0]), "no collective is on two ranks", "record ranks of one distributed job")
+        found = findings(merged, number, as_recorded=as_recorded, rows=rows)
     if as_json:
         print_json({**findings_record(found), "warnings": list(merged.graph.warnings)})
     else:

@@ -314,8 +314,11 @@ class _Programme:
 
     def solve(self, cost: Floats, lower: Floats, upper: Floats) -> Floats:
         """The columns at which the cost is least."""
-        from scipy.optimize import linprog
-        from scipy.sparse import csr_array
+        try:
+            from scipy.optimize import linprog
+            from scipy.sparse import csr_array
+        except ImportError:
+            raise InputError("daydream merge", "needs SciPy", "run pip install 'roller[plan]'") from None
 
         cells = np.concatenate(self._rows), np.concatenate(self._places)
         matrix = csr_array((np.concatenate(self._factors), cells), shape=(self._count, self._columns))

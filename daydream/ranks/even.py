@@ -28,19 +28,26 @@ def even_load(graph: TaskGraph) -> TaskGraph:
     key[rows] = _keys(graph, rows, rank[rows])
     alike = _alike(key[rows], rank[rows], len(graph.ranks))
     # Tasks of unlike ranks have nothing to do with each other.
-    _, task = np.unique(np.stack([alike[rank[rows]], key[rows]]), axis=1, return_inverse=True)
-    task = task.reshape(-1)
+    task = _numbered(alike[rank[rows]], key[rows])
     place = np.full(len(graph), NONE)
     place[rows] = task
     duration, gap = graph.duration_us.copy(), graph.gap_us.copy()
     duration[rows], gap[rows] = _mean(graph.duration_us[rows], task), _mean(graph.gap_us[rows], task)
-    ends = np.stack([place[graph.edge_source], place[graph.edge_target], graph.edge_kind])
+    source, target = place[graph.edge_source], place[graph.edge_target]
     # Edges of meetings have no lag.
-    inside = np.flatnonzero((ends[:2] != NONE).all(axis=0))
-    _, edge = np.unique(ends[:, inside], axis=1, return_inverse=True)
+    inside = np.flatnonzero((source != NONE) & (target != NONE))
+    edge = _numbered(_numbered(source[inside], target[inside]), graph.edge_kind[inside])
     lag = graph.edge_lag_us.copy()
-    lag[inside] = _mean(graph.edge_lag_us[inside], edge.reshape(-1))
+    lag[inside] = _mean(graph.edge_lag_us[inside], edge)
     return replace(graph, duration_us=duration, gap_us=gap, edge_lag_us=lag)
+
+
+def _numbered(first: Ints, second: Ints) -> Ints:
+    """A number for every pair, from 0 without holes; numbers of both columns are not negative."""
+    _, firsts = np.unique(first, return_inverse=True)
+    seconds, of_second = np.unique(second, return_inverse=True)
+    _, pairs = np.unique(firsts * len(seconds) + of_second, return_inverse=True)
+    return np.asarray(pairs, np.int64)
 
 
 def _keys(graph: TaskGraph, rows: Ints, rank: Ints) -> Ints:

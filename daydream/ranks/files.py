@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,27 +92,29 @@ class Roll:
         self._paths: dict[int, Path] = {}
         self._world: tuple[int, Path] | None = None
 
-    def add(self, file: RankFile) -> None:
+    def add(self, rank: int, path: Path, size: object) -> None:
         """Notes a file.
+
+        Args:
+            rank: whose it is.
+            path: the file.
+            size: how many ranks it says that there are, if it says so.
 
         Raises:
             InputError: another file is of this rank, or the two disagree on the number of ranks.
         """
-        if file.rank in self._paths:
-            raise InputError(
-                str(file.path), f"is of rank {file.rank}, and so is {self._paths[file.rank]}", "give one file per rank"
-            )
-        self._paths[file.rank] = file.path
-        size = file.trace.distributed.get("world_size")
+        if rank in self._paths:
+            raise InputError(str(path), f"is of rank {rank}, and so is {self._paths[rank]}", "give one file per rank")
+        self._paths[rank] = path
         if type(size) is not int:
             return
-        if file.rank >= size:
-            raise InputError(str(file.path), f"is of rank {file.rank} of {size} ranks", "record it again")
+        if rank >= size:
+            raise InputError(str(path), f"is of rank {rank} of {size} ranks", "record it again")
         if self._world is not None and self._world[0] != size:
             raise InputError(
-                str(file.path), f"is of a job of {size} ranks, {self._world[1]} of {self._world[0]}", "give one job's"
+                str(path), f"is of a job of {size} ranks, {self._world[1]} of {self._world[0]}", "give one job's"
             )
-        self._world = self._world or (size, file.path)
+        self._world = self._world or (size, path)
 
     def check_all(self) -> None:
         """Refuses a job of which ranks are missing.
@@ -131,13 +133,3 @@ class Roll:
                 f"is of a job of {size} ranks, of which rank{'' if len(missing) == 1 else 's'} {shown} {have} no file",
                 "add them, or write --partial",
             )
-
-
-def in_order(files: Sequence[Path], hosts: int = 0) -> Iterator[RankFile]:
-    """The files one after another, each let go of before the next is read.
-
-    Raises:
-        InputError: a file cannot be used.
-    """
-    for path in files:
-        yield read_rank(path, hosts)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +17,14 @@ from daydream.graph.ranks import joined
 from daydream.ranks.clocks import Clocks, align, as_recorded
 from daydream.ranks.collectives import Collectives, find_collectives
 from daydream.ranks.cutting import cut, on_common_clock, roles
-from daydream.ranks.files import Roll, in_order, trace_files
+from daydream.ranks.files import Roll, read_rank, trace_files
 from daydream.ranks.pairing import Meetings, pair
 from daydream.tasks.build import build_graph
 from daydream.trace.text import no_collection
 from daydream.trace.trace import Floats, Trace
+
+#: Files from which several processes read: with fewer, starting them takes longer than they save.
+MANY_FILES = 16
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -28,7 +35,7 @@ class Rank:
         number: its rank.
         path: its file.
         host: whose clock it has.
-        origin_us: when its recording began, by that clock.
+        base_us, origin_us: when its recording began, by that clock: the sum of both, which a float would round.
         graph: its own graph.
         collectives: those of the graph.
     """
@@ -36,6 +43,7 @@ class Rank:
     number: int
     path: Path
     host: str
+    base_us: float
     origin_us: float
     graph: TaskGraph
     collectives: Collectives
@@ -67,14 +75,20 @@ def rank_of(trace: Trace, number: int, path: Path, host: str) -> Rank:
         number=number,
         path=path,
         host=host,
-        origin_us=trace.base_us + trace.origin_us,
+        base_us=trace.base_us,
+        origin_us=trace.origin_us,
         graph=graph,
         collectives=find_collectives(graph),
     )
 
 
 def read_ranks(
-    paths: Sequence[Path], *, hosts: int = 0, partial: bool = False, told: Callable[[int, int], None] | None = None
+    paths: Sequence[Path],
+    *,
+    hosts: int = 0,
+    partial: bool = False,
+    jobs: int = 1,
+    told: Callable[[int, int], None] | None = None,
 ) -> list[Rank]:
     """All ranks, in order of their numbers.
 
@@ -82,6 +96,7 @@ def read_ranks(
         paths: files, or folders of them.
         hosts: how many ranks share a host, where the files do not say; 0 if that is unknown.
         partial: whether ranks may be missing.
+        jobs: processes that read, where there are many files.
         told: called with how many files are read, and how many there are.
 
     Raises:
@@ -90,14 +105,40 @@ def read_ranks(
     files = trace_files(paths)
     ranks, roll = [], Roll()
     with no_collection():
-        for count, file in enumerate(in_order(files, hosts), start=1):
-            roll.add(file)
-            ranks.append(rank_of(file.trace, file.rank, file.path, file.host))
+        for count, rank in enumerate(_read(files, hosts, jobs), start=1):
+            trace = rank.graph.trace
+            roll.add(rank.number, rank.path, trace.distributed.get("world_size") if trace is not None else None)
+            ranks.append(rank)
             if told is not None:
                 told(count, len(files))
     if not partial:
         roll.check_all()
     return sorted(ranks, key=lambda rank: rank.number)
+
+
+def _read(files: Sequence[Path], hosts: int, jobs: int) -> Iterator[Rank]:
+    """The ranks of these files, in their order."""
+    if jobs == 1 or len(files) < MANY_FILES:
+        yield from map(_rank, files, repeat(hosts))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(files)), mp_context=context, initializer=_leave_interrupts) as pool:
+        try:
+            yield from pool.map(_rank, files, repeat(hosts))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _leave_interrupts() -> None:
+    # Ctrl-C reaches the whole process group; the one that was called tells of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _rank(path: Path, hosts: int) -> Rank:
+    with no_collection():
+        file = read_rank(path, hosts)
+        return rank_of(file.trace, file.rank, file.path, file.host)
 
 
 def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
@@ -113,7 +154,8 @@ def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
     paths = tuple(rank.path for rank in ranks)
     steps = [[step.name for step in rank.graph.steps] for rank in ranks]
     meetings = pair([rank.number for rank in ranks], [rank.collectives for rank in ranks], steps, paths)
-    clocks = as_recorded(np.array([rank.origin_us for rank in ranks]), [rank.host for rank in ranks])
+    origins = np.array([rank.base_us - ranks[0].base_us + rank.origin_us for rank in ranks])
+    clocks = as_recorded(origins, [rank.host for rank in ranks])
     if aligned:
         clocks = align(meetings, clocks, paths)
     parts = roles(meetings, clocks)

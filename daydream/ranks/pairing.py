@@ -131,22 +131,24 @@ def _met(group: Group, lists: dict[int, list[_Entry]], paths: Sequence[Path]) ->
     indices = list(lists)
     reference = keyed[0]
     met: list[dict[int, _Entry]] = []
+    fitting: list[int] = []
     for key, entry in reference.items():
         meeting = {indices[0]: entry}
         for index, entries in zip(indices[1:], keyed[1:], strict=True):
             other = entries.get(key)
             if other is not None and entry.fits(other):
                 meeting[index] = other
+                fitting.append(index)
         if len(meeting) == len(lists):
             met.append(meeting)
-    for index, own in lists.items():
-        if len(met) < (1 - MOST_ALONE) * min(len(own), len(lists[indices[0]])):
-            raise InputError(
-                str(paths[index]),
-                f"its {len(own)} collectives of group {group.name} do not fit the {len(lists[indices[0]])} of "
-                f"{paths[indices[0]]}",
-                "give traces of the same steps of one job",
-            )
+    if len(met) < (1 - MOST_ALONE) * min(map(len, lists.values())):
+        worst = min(indices[1:], key=fitting.count)
+        raise InputError(
+            str(paths[worst]),
+            f"its {len(lists[worst])} collectives of group {group.name} do not fit the {len(reference)} of "
+            f"{paths[indices[0]]}",
+            "give traces of the same steps of one job",
+        )
     return met
 
 
