@@ -75,15 +75,15 @@ class Block(nn.Module):
 
 
 def mlp(work: float) -> tuple[nn.Module, Any, Any]:
-    """Six linear layers of 4 MiB each."""
-    layers = [Block(nn.Sequential(nn.Linear(1024, 1024), nn.ReLU()), 10e-3 * work) for _ in range(6)]
-    return nn.Sequential(*layers, nn.Linear(1024, 10)), torch.randn(8, 1024), torch.randint(10, (8,))
+    """Six linear layers of 1 MiB each."""
+    layers = [Block(nn.Sequential(nn.Linear(512, 512), nn.ReLU()), 20e-3 * work) for _ in range(6)]
+    return nn.Sequential(*layers, nn.Linear(512, 10)), torch.randn(8, 512), torch.randint(10, (8,))
 
 
 def transformer(work: float) -> tuple[nn.Module, Any, Any]:
-    """Four layers of PyTorch's transformer, 3 MiB each, between an embedding and its words."""
-    layers = [Block(nn.TransformerEncoderLayer(256, 4, 1024, 0.0, batch_first=True), 15e-3 * work) for _ in range(4)]
-    model = nn.Sequential(nn.Embedding(1000, 256), *layers, nn.Flatten(0, 1), nn.Linear(256, 1000))
+    """Four layers of PyTorch's transformer, 0.76 MiB each, between an embedding and its words."""
+    layers = [Block(nn.TransformerEncoderLayer(128, 4, 512, 0.0, batch_first=True), 30e-3 * work) for _ in range(4)]
+    model = nn.Sequential(nn.Embedding(1000, 128), *layers, nn.Flatten(0, 1), nn.Linear(128, 1000))
     return model, torch.randint(1000, (2, 16)), torch.randint(1000, (32,))
 
 

@@ -23,9 +23,19 @@ from daydream.record.record import record
 #: Steps before those that are recorded or timed: the second one rebuilds DDP's buckets.
 WARM_STEPS = 3
 
-#: One thread for a rank's arithmetic, and transfers by the loopback. Large blocks of memory go back to the system when
-#: they are freed, recorded or not: kept ones are cut up by what the profiler holds, and every step takes new pages.
-SETTINGS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
+#: One thread for a rank's arithmetic, and transfers by the loopback. Memory that is freed stays with the process, all
+#: in one place: on virtual machines a page that is used for the first time may cost more than what is done with it.
+SETTINGS = {
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+}
+
+#: Blocks of 1 MiB that a rank touches before it begins: what the profiler holds cuts free memory up, so that every
+#: recorded step takes other pages.
+_TOUCHED_BLOCKS = 150
 
 
 # What a rank does
@@ -34,6 +44,8 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MALLOC_MMAP_THR
 def _rank(connection: Connection, rank: int, ranks: int, store: str) -> None:
     """The life of a rank: it does what it is told until there is nothing more."""
     torch.set_num_threads(1)
+    touched = [torch.zeros(1 << 18) for _ in range(_TOUCHED_BLOCKS)]
+    del touched
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     jobs: dict[Job, Callable[[], None]] = {}
     try:
@@ -87,7 +99,6 @@ def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float
     }
     seconds = []
     for _ in range(repeats + 1):
-        # FSDP2 gathers into fresh memory, and gradients are fresh, too.
         whole = [torch.zeros(part * distributed.get_world_size()) for _ in range(count)]
         if name == "all_gather":
             whole = [torch.empty_like(tensor) for tensor in whole]
@@ -101,7 +112,7 @@ def _collective(_: Any, name: str, size: int, count: int, repeats: int) -> float
 
 
 def _copy(_: Any, size: int) -> float:
-    """Seconds of a copy of `size` bytes into fresh memory, the median of several."""
+    """Seconds of a copy of `size` bytes into memory that is allocated for it, the median of several."""
     whole = torch.zeros(size // 4)
     seconds = []
     for _ in range(20):

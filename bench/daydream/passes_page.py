@@ -58,6 +58,8 @@ COMMENTS: dict[str, str] = {
     " resnet50 would hold 0.9 GB in place of 3.0.",
     "offload": "The states of resnet50's SGD go and come within the time that the step waits for data anyway. Maps over"
     " a PCIe 3.0 take longer than the GPU works on them, as with vDNN below. ns_resolution was recorded without sizes.",
+    "rebucket": "It is for ranks that exchange by gloo, which these do not: see"
+    " [many ranks](ranks.md#real-ranks-on-gloo).",
     "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.0 GB in place"
     " of 3.0, and take a third longer.",
     "amp": "Both CPU-bound traces gain nothing: their GPU time falls to less than half, and the step still waits for"
@@ -75,6 +77,7 @@ COMMENTS: dict[str, str] = {
     " On trace_diff the recorded all-reduces get the formula's time.",
     "dgc": "After `ddp` at 1.25 GB/s among 32 workers: a hundredth of the elements from each, with their indices,"
     " gathered from all: a third of the time; and kernels to find them.",
+    "fsdp": "It is for ranks that exchange by gloo, which these do not: see [many ranks](ranks.md#real-ranks-on-gloo).",
     "fused-optimizer": "483 kernels a step of SGD on resnet50 keep the CPU busy for 19 ms and the GPU for 1.3 ms; one"
     " kernel ends that. The other two optimizers work on lists of tensors already.",
     "gist": "An overhead: encoding and decoding behind ReLUs. resnet50's CPU-bound step hides most of it.",

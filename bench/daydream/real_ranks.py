@@ -11,8 +11,7 @@ import os
 import shutil
 import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -34,8 +33,11 @@ REPLAY_LIMIT, PREDICTED_LIMIT = 0.05, 0.12
 UNITS = {"mlp": "[0-5]", "transformer": "[1-4]"}
 
 #: Bytes of the collectives that are measured, and which.
-SIZES = (256 << 10, 1 << 20, 4 << 20, 12 << 20)
+SIZES = (128 << 10, 512 << 10, 1 << 20, 3 << 20)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
+
+#: Bytes of a collective that carries nothing to speak of, and of the copies that are measured.
+SMALL, _COPIED = 1 << 10, 1 << 20
 
 #: Calls of collectives in a step of the tiny model under FSDP2: a gather in both passes and a reduce-scatter a layer.
 _TINY_CALLS = 3 * 6
@@ -104,8 +106,8 @@ class Results(msgspec.Struct, frozen=True, kw_only=True):
 
 def jobs_of(model: str) -> tuple[Job, list[Job]]:
     """The job that is recorded to predict from, and those that are predicted."""
-    others = [Job(model=model, ranks=2, bucket_mb=size) for size in (1.0, 4.0)]
-    others += [Job(model=model, ranks=4), Job(model=model, ranks=4, bucket_mb=4.0)]
+    others = [Job(model=model, ranks=2, bucket_mb=size) for size in (1.0, 2.0)]
+    others += [Job(model=model, ranks=4), Job(model=model, ranks=4, bucket_mb=1.0)]
     others += [Job(model=model, ranks=ranks, kind="fsdp") for ranks in (2, 4)]
     return Job(model=model, ranks=2), others
 
@@ -113,63 +115,100 @@ def jobs_of(model: str) -> tuple[Job, list[Job]]:
 # Measured
 
 
+class Measured(msgspec.Struct, kw_only=True):
+    """What a session measured, all in seconds: steps by job, collectives by ranks, name and bytes, copies by ranks."""
+
+    network: str
+    models: list[str]
+    recorded: dict[str, list[str]] = {}
+    steps: dict[str, list[float]] = {}
+    collectives: dict[str, list[float]] = {}
+    copies: dict[str, list[float]] = {}
+
+    def seconds(self, job: Job) -> float:
+        """The median step of a job over all turns."""
+        return statistics.median(self.steps[job.name])
+
+    def host(self, ranks: int) -> Host:
+        """What the host costs among so many ranks."""
+
+        def collective(name: str, size: int) -> float:
+            return statistics.median(self.collectives[f"{ranks} {name} {size}"])
+
+        lines = {name: line(SIZES, [collective(name, size) for size in SIZES]) for name in COLLECTIVES}
+        sharded, plain = (self.seconds(Job(model="tiny", ranks=ranks, kind=kind)) for kind in ("fsdp", "plain"))
+        small = (2 * collective("all_gather", SMALL) + collective("reduce_scatter", SMALL)) / 3
+        call = max((sharded - plain) / _TINY_CALLS - small, 0.0)
+        copy = _COPIED / statistics.median(self.copies[str(ranks)])
+        return Host(lines=lines, copy_gbps=round(copy * 1e-9, 3), call_us=round(call * 1e6, 1))
+
+
 class Session:
-    """Pools of two and of four ranks, used in turns."""
+    """Pools of two and of four ranks, used in turns, and what they measured."""
 
-    def __init__(self, pools: Mapping[int, Ranks]) -> None:
-        self._pools = pools
-        self._steps: dict[Job, list[float]] = defaultdict(list)
-        self._collectives: dict[tuple[int, str, int], list[float]] = defaultdict(list)
-        self._copies: dict[int, list[float]] = defaultdict(list)
+    def __init__(self, pools: Mapping[int, Ranks], measured: Measured) -> None:
+        self._pools, self.measured = pools, measured
 
-    def record(self, job: Job, steps: int, folder: Path) -> Path:
-        """The folder of the job's traces, a file for every rank."""
-        folder = folder / job.name
+    def record(self, job: Job, steps: int, turn: int, work: Path) -> None:
+        """Records the job in this turn, a file for every rank."""
+        folder = work / job.name / f"turn{turn}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._pools[job.ranks].tell("record", job, steps, str(folder))
-        return folder
+        self.measured.recorded.setdefault(job.name, []).append(str(folder.relative_to(work)))
 
     def run(self, job: Job, steps: int) -> None:
-        """A turn of a job."""
-        self._steps[job] += [max(times) for times in zip(*self._pools[job.ranks].tell("run", job, steps), strict=True)]
+        """A turn of a job: a step is as long as on the slowest rank."""
+        times = zip(*self._pools[job.ranks].tell("run", job, steps), strict=True)
+        self.measured.steps.setdefault(job.name, []).extend(max(ranks) for ranks in times)
 
     def collectives(self) -> None:
         """A turn of every collective, of copies, and of the tiny jobs."""
         for ranks, pool in self._pools.items():
             for name in COLLECTIVES:
-                for size in (1 << 10, *SIZES):
-                    self._collectives[ranks, name, size].append(max(pool.tell("collective", name, size, 1, 2)))
-            self._copies[ranks].append(statistics.median(pool.tell("copy", 4 << 20)))
+                for size in (SMALL, *SIZES):
+                    seconds = max(pool.tell("collective", name, size, 1, 2))
+                    self.measured.collectives.setdefault(f"{ranks} {name} {size}", []).append(seconds)
+            copy = statistics.median(pool.tell("copy", _COPIED))
+            self.measured.copies.setdefault(str(ranks), []).append(copy)
             for kind in ("plain", "fsdp"):
                 self.run(Job(model="tiny", ranks=ranks, kind=kind), 4)
 
-    def seconds(self, job: Job) -> float:
-        """The median step of a job over all turns."""
-        return statistics.median(self._steps[job])
 
-    def host(self, ranks: int) -> Host:
-        """What the host costs among so many ranks."""
-        times = {key: statistics.median(seconds) for key, seconds in self._collectives.items() if key[0] == ranks}
-        lines = {name: line(SIZES, [times[ranks, name, size] for size in SIZES]) for name in COLLECTIVES}
-        sharded, plain = (self.seconds(Job(model="tiny", ranks=ranks, kind=kind)) for kind in ("fsdp", "plain"))
-        small = (2 * times[ranks, "all_gather", 1 << 10] + times[ranks, "reduce_scatter", 1 << 10]) / 3
-        call = max((sharded - plain) / _TINY_CALLS - small, 0.0)
-        copy = (4 << 20) / statistics.median(self._copies[ranks])
-        return Host(lines=lines, copy_gbps=round(copy * 1e-9, 3), call_us=round(call * 1e6, 1))
+def measured(models: Sequence[str], rounds: int, steps: int, work: Path, network: str) -> Measured:
+    """Everything, recorded and measured in turns."""
+    with Ranks(2) as two, Ranks(4) as four:
+        session = Session({2: two, 4: four}, Measured(network=network, models=list(models)))
+        for model in models:
+            base, others = jobs_of(model)
+            for turn in range(rounds):
+                _say(f"{model}: turn {turn + 1} of {rounds}")
+                session.collectives()
+                for job in (base, *others):
+                    # The job to predict from in every turn, one other in each.
+                    if job == base or job == _usual(others)[turn % len(_usual(others))]:
+                        session.record(job, steps, turn, work)
+                    session.run(job, steps)
+    return session.measured
+
+
+def _usual(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs with usual buckets or none."""
+    return [job for job in jobs if not job.bucket_mb]
 
 
 # Predicted
 
 
-def step_seconds(graph: TaskGraph) -> float:
-    """The median of the simulated full steps."""
-    full = [index for index, step in enumerate(graph.steps) if step.full]
-    return statistics.median(simulate(graph).step_us[full].tolist()) * 1e-6
+def step_seconds(graphs: Iterable[TaskGraph]) -> float:
+    """The median of the simulated full steps of all graphs."""
+    timed = [(simulate(graph).step_us.tolist(), graph.steps) for graph in graphs]
+    steps = [us for lengths, named in timed for us, step in zip(lengths, named, strict=True) if step.full]
+    return statistics.median(steps) * 1e-6
 
 
-def predicted(recorded: TaskGraph, job: Job, host: Host) -> float:
-    """Seconds of a step of a job, from the merged recording of another."""
+def predicted(recorded: TaskGraph, job: Job, host: Host) -> TaskGraph:
+    """The graph of a job, from the merged recording of another."""
     ring = job.ranks - 1
     reduce, gather, scatter = (host.lines[name] for name in COLLECTIVES)
     if job.kind == "ddp":
@@ -184,40 +223,30 @@ def predicted(recorded: TaskGraph, job: Job, host: Host) -> float:
             bandwidth=gather.gbps * ring / job.ranks, latency_us=gather.latency_us / ring,
             reduce_bandwidth=scatter.gbps * ring / job.ranks, reduce_latency_us=scatter.latency_us / ring,
         )  # fmt: skip
-    return step_seconds(outcome.graph)
+    return outcome.graph
 
 
-def measured(models: Sequence[str], rounds: int, steps: int, work: Path, network: str) -> Results:
-    """Everything, recorded, measured in turns, and predicted."""
+def results_of(session: Measured, work: Path) -> Results:
+    """Recordings merged and replayed, and steps predicted."""
+    hosts = {ranks: session.host(ranks) for ranks in (2, 4)}
     replays, untraced, predictions = [], [], []
-    with Ranks(2) as two, Ranks(4) as four:
-        session = Session({2: two, 4: four})
-        folders: dict[Job, Path] = {}
-        for model in models:
-            base, others = jobs_of(model)
-            plain = [base, *(job for job in others if not job.bucket_mb)]
-            for job in plain:
-                _say(f"{job.name}: recording")
-                folders[job] = session.record(job, steps, work)
-            for number in range(rounds):
-                _say(f"{model}: turn {number + 1} of {rounds}")
-                session.collectives()
-                for job in (base, *others):
-                    session.run(job, steps)
-        hosts = {ranks: session.host(ranks) for ranks in (2, 4)}
-        for model in models:
-            base, others = jobs_of(model)
-            merged = {job: merge(read_ranks([folders[job]])) for job in folders if job.model == model}
-            for job, of_job in merged.items():
-                recorded = float(np.nanmedian(of_job.measured_us[0])) * 1e-6
-                replayed = step_seconds(of_job.graph)
-                replays.append(Row(name=job.name, predicted=replayed, measured=recorded))
-                untraced.append(Row(name=job.name, predicted=replayed, measured=session.seconds(job)))
-            for job in (base, *others):
-                seconds = predicted(merged[base].graph, job, hosts[job.ranks])
-                predictions.append(Row(name=job.name, predicted=seconds, measured=session.seconds(job)))
+    for model in session.models:
+        base, others = jobs_of(model)
+        for job in (base, *_usual(others)):
+            turns = [merge(read_ranks([work / folder])) for folder in session.recorded.get(job.name, ())]
+            if not turns:
+                continue
+            recorded = statistics.median([us for one in turns for us in one.measured_us[0].tolist()]) * 1e-6
+            replayed = step_seconds(one.graph for one in turns)
+            replays.append(Row(name=job.name, predicted=replayed, measured=recorded))
+            untraced.append(Row(name=job.name, predicted=replayed, measured=session.seconds(job)))
+            if job == base:
+                graphs = [one.graph for one in turns]
+        for job in (base, *others):
+            seconds = step_seconds(predicted(graph, job, hosts[job.ranks]) for graph in graphs)
+            predictions.append(Row(name=job.name, predicted=seconds, measured=session.seconds(job)))
     return Results(
-        network=network, hosts={str(ranks): host for ranks, host in hosts.items()}, replays=replays,
+        network=session.network, hosts={str(ranks): host for ranks, host in hosts.items()}, replays=replays,
         untraced=untraced, predictions=predictions,
     )  # fmt: skip
 
@@ -242,6 +271,29 @@ def tables(results: Results) -> str:
     return "\n".join(lines) + "\n"
 
 
+def draw(results: Results, path: Path) -> None:
+    """A picture of the steps as measured and as predicted."""
+    from matplotlib.figure import Figure
+
+    rows = results.predictions
+    figure = Figure(figsize=(9, 0.34 * len(rows) + 1.0), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(rows))
+    axes.barh(places, [row.measured * 1e3 for row in rows], color="0.8", label="measured")
+    axes.plot([row.predicted * 1e3 for row in rows], places, "|", ms=14, mew=2.5, color="tab:blue", label="predicted")
+    axes.set_yticks(places, [row.name for row in rows])
+    for place, row in zip(places.tolist(), rows, strict=True):
+        axes.annotate(
+            f"{row.error:+.1%}", (max(row.measured, row.predicted) * 1e3, place), xytext=(6, 0),
+            textcoords="offset points", va="center", fontsize=8,
+        )  # fmt: skip
+    axes.invert_yaxis()
+    axes.set_xlabel("ms per step")
+    axes.legend(frameon=False, loc="lower right")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=110)
+
+
 def met(results: Results) -> bool:
     """Whether everything is within its limit."""
     replayed = all(abs(row.error) <= REPLAY_LIMIT for row in results.replays)
@@ -253,7 +305,7 @@ def _say(text: str) -> None:
 
 
 def enter_network(rate: str) -> None:
-    """Starts this program again in a network namespace of its own, whose loopback passes `rate` (``2gbit``) in all.
+    """Starts this program again in a network namespace of its own, whose loopback passes `rate` (``250mbit``) in all.
 
     Raises:
         InputError: a program that this takes is missing.
@@ -263,7 +315,7 @@ def enter_network(rate: str) -> None:
             raise InputError(
                 "--network", f"needs the program {program}", "install iproute2 and util-linux, or leave it out"
             )
-    limit = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 512kb limit 16mb"
+    limit = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 128kb limit 16mb"
     command = ["unshare", "--net", "sh", "-c", f'{limit} && exec "$@"', "sh", sys.executable, "-m"]
     os.execvpe(command[0], [*command, "bench.daydream.real_ranks", *sys.argv[1:]], {**os.environ, _IN_NETWORK: rate})
 
@@ -275,27 +327,39 @@ def enter_network(rate: str) -> None:
     "--steps", type=click.IntRange(1, 1000), default=4, show_default=True, help="To record, and in each turn."
 )
 @click.option("--network", default="", metavar="RATE",
-              help="Run in a network of this rate (2gbit), which takes root; else the loopback as it is.")  # fmt: skip
+              help="Run in a network of this rate (250mbit), which takes root.  [default: as it is]")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default=Path("out/real-ranks"),
-              help="Traces and results.json.  [default: out/real-ranks]")  # fmt: skip
-@click.option("--show", type=click.Path(dir_okay=False, path_type=Path), default=None,
-              help="Print these results again, measure nothing.")  # fmt: skip
+              help="Traces and measured.json.  [default: out/real-ranks]")  # fmt: skip
+@click.option("--show", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="WORK",
+              help="Predict from what lies there again, measure nothing.")  # fmt: skip
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Where to draw them.")
 @click.option("--limits", is_flag=True, help="Exit with 1 where something is off by more than is promised.")
-def main(*, models: str, rounds: int, steps: int, network: str, work: Path, show: Path | None, limits: bool) -> None:
+def main(
+    *,
+    models: str,
+    rounds: int,
+    steps: int,
+    network: str,
+    work: Path,
+    show: Path | None,
+    picture: Path | None,
+    limits: bool,
+) -> None:
     """Record jobs of several ranks on gloo, merge and replay them, predict others and run those."""
     try:
-        if show is not None:
-            results = msgspec.json.decode(show.read_bytes(), type=Results)
-        else:
+        kept = (show or work) / "measured.json"
+        if show is None:
             if network and os.environ.get(_IN_NETWORK) != network:
                 enter_network(network)
-            names = _chosen(models)
-            results = measured(names, rounds, steps, work, network)
-            (work / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+            session = measured(_chosen(models), rounds, steps, work, network)
+            kept.write_bytes(msgspec.json.format(msgspec.json.encode(session), indent=1) + b"\n")
+        results = results_of(msgspec.json.decode(kept.read_bytes(), type=Measured), kept.parent)
     except InputError as error:
         click.echo(f"bench.daydream.real_ranks: {error}", err=True)
         sys.exit(2)
     click.echo(tables(results))
+    if picture is not None:
+        draw(results, picture)
     promise = f"replays within {REPLAY_LIMIT:.0%}, predictions within {PREDICTED_LIMIT:.0%}"
     click.echo(f"{promise}: {'yes' if met(results) else 'no'}")
     if limits and not met(results):

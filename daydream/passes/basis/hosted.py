@@ -31,7 +31,7 @@ _BUCKET_COPIES = ("torch::distributed::reducer::mul_out", "torch.distributed.ddp
 
 
 def on_every_rank(pass_name: str, graph: TaskGraph, change: Callable[[TaskGraph, bool], TaskGraph]) -> TaskGraph:
-    """A graph with every rank's part changed; `change` is told whether its part is one of several.
+    """A graph with every rank's part changed; `change` is told whether its part is one of several, which meet.
 
     Raises:
         InputError: tasks run on a GPU.
@@ -39,7 +39,7 @@ def on_every_rank(pass_name: str, graph: TaskGraph, change: Callable[[TaskGraph,
     if graph.on_gpu.any():
         problem = "has tasks on a GPU, whose collectives do not run on the host"
         raise InputError(f"{pass_name}: the trace", problem, "use ddp or plan for it")
-    joined = bool(graph.ranks)
+    joined = bool(graph.ranks) or any(thread.is_meeting for thread in graph.threads)
     return by_rank(graph, lambda part: change(part, joined))
 
 
