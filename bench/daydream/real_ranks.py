@@ -33,7 +33,7 @@ REPLAY_LIMIT, PREDICTED_LIMIT = 0.05, 0.12
 UNITS = {"mlp": "[0-5]", "transformer": "[1-4]"}
 
 #: Bytes of the collectives that are measured, and which.
-SIZES = (128 << 10, 512 << 10, 1 << 20, 3 << 20)
+SIZES = (512 << 10, 1 << 20, 3 << 20)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")
 
 #: Bytes of a collective that carries nothing to speak of, and of the copies that are measured.
