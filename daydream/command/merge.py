@@ -88,7 +88,7 @@ def merge_command(
 
 
 #: Ranks up to which the replay is also worked out with clocks as recorded, which takes as long once more.
-MOST_COMPARED = 64
+MOST_COMPARED = 16
 
 
 def _progress(count: int, whole: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,13 @@ class Thread:
     def is_meeting(self) -> bool:
         """Whether ranks meet on it."""
         return self.kind is ThreadKind.CHANNEL and self.process == NONE
+
+
+class Boards(NamedTuple):
+    """For every thread the number of its board, -1 where it is no stream; and names of the boards."""
+
+    of_thread: Ints
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -177,6 +185,15 @@ class TaskGraph:
         return np.array([t.kind for t in self.threads], np.int64)
 
     @cached_property
+    def boards(self) -> Boards:
+        """The boards that streams belong to; ranks may call theirs by the same number."""
+        keys = [(thread.process if self.ranks else 0, thread.device) for thread in self.threads]
+        boards = sorted({key for key in keys if key[1] != NONE})
+        number = {key: place for place, key in enumerate(boards)}
+        names = [f"rank {rank}, GPU {device}" if self.ranks else f"GPU {device}" for rank, device in boards]
+        return Boards(np.array([number.get(key, NONE) for key in keys], np.int64), tuple(names))
+
+    @cached_property
     def launch(self) -> Ints:
         """For each task the CPU task that launches it, -1 without."""
         rows = np.full(len(self), NONE)
@@ -230,10 +247,7 @@ class TaskGraph:
         edges = np.flatnonzero(self.edge_kind == Dependency.LAUNCH)
         if not self.queue_depth or len(edges) <= self.queue_depth:
             return np.empty(0, np.int64), np.empty(0, np.int64)
-        # Two ranks may call their boards by the same number.
-        boards = {(t.process, t.device): number for number, t in enumerate(self.threads)}
-        board = np.array([boards[t.process, t.device] for t in self.threads])
-        devices = board[self.thread[self.edge_target[edges]]]
+        devices = self.boards.of_thread[self.thread[self.edge_target[edges]]]
         sources, targets = [], []
         for device in np.unique(devices):
             launching = edges[devices == device]

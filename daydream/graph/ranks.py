@@ -50,7 +50,6 @@ def joined(parts: Sequence[TaskGraph], ranks: Sequence[int]) -> TaskGraph:
     steps.add([step.name for step in parts[0].steps])
     columns: dict[str, list[Any]] = {}
     edges: dict[str, list[Any]] = {}
-    places: list[Ints] = []
     size, events = 0, 0
     keys = _Codes()
     for part, rank in zip(parts, ranks, strict=True):
@@ -72,7 +71,6 @@ def joined(parts: Sequence[TaskGraph], ranks: Sequence[int]) -> TaskGraph:
             edges.setdefault(column, []).append(place[getattr(part, column)])
         for column in ("edge_kind", "edge_lag_us"):
             edges.setdefault(column, []).append(getattr(part, column))
-        places.append(place)
         size += int(kept.sum())
         events += 0 if part.trace is None else len(part.trace)
     whole = {name: np.concatenate(arrays) for name, arrays in {**columns, **edges}.items()}

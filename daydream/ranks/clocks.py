@@ -116,10 +116,10 @@ def align(meetings: Meetings, recorded: Clocks, paths: Sequence[Path]) -> Clocks
     count = len(recorded.hosts)
     if count == 1 or not len(ends.meeting):
         return recorded
-    rough_us = _rough_offsets(ends, count)
+    rough_us, kept = _rough_offsets(ends, count)
     ends = ends.moved(rough_us)
     span = Span(float(ends.end_us.min()), float(ends.end_us.max()))
-    solved = _solve(ends, span, count)
+    solved = _solve(ends, span, count, kept)
     if solved.early_us.max(initial=0.0) > CONTRADICTION_US:
         raise _contradiction(ends, solved, recorded, paths)
     drift = (solved.offset_us[1] - solved.offset_us[0]) / span.length_us
@@ -201,13 +201,14 @@ def _medians(values: Floats, place: Ints, count: int) -> Floats:
     return np.asarray(values[order][np.cumsum(size) - size + (size - 1) // 2], np.float64)
 
 
-def _rough_offsets(ends: _Ends, hosts: int) -> Floats:
-    """For every host the median of what its ends lack to those of hosts known before; 0 where it met none of them.
+def _rough_offsets(ends: _Ends, hosts: int) -> tuple[Floats, Ints]:
+    """For every host the median of what its ends lack to those of hosts known before, and the hosts that came first.
 
-    Clocks may be hours apart, and a linear programme wants numbers of one size.
+    Clocks may be hours apart, and a linear programme wants numbers of one size. The first host's clock is kept, and so
+    is that of the first of any others that never met those known.
     """
     offset = np.full(hosts, np.nan)
-    offset[ends.host.min()] = 0.0
+    kept: list[int] = []
     while True:
         known = ~np.isnan(offset)
         of_known = known[ends.host]
@@ -217,7 +218,11 @@ def _rough_offsets(ends: _Ends, hosts: int) -> Floats:
         )
         new = np.flatnonzero(~of_known & (count[ends.meeting] > 0))
         if not len(new):
-            return np.nan_to_num(offset)
+            if of_known.all():
+                return np.nan_to_num(offset), np.array(kept, np.int64)
+            kept.append(int(ends.host[~of_known].min()))
+            offset[kept[-1]] = 0.0
+            continue
         lacking = total[ends.meeting[new]] / count[ends.meeting[new]] - ends.end_us[new]
         for host in np.unique(ends.host[new]).tolist():
             own = ends.host[new] == host
@@ -242,8 +247,8 @@ class _Solved(NamedTuple):
     early_us: Floats
 
 
-def _solve(ends: _Ends, span: Span, hosts: int) -> _Solved:
-    """The least sum of distances.
+def _solve(ends: _Ends, span: Span, hosts: int, kept: Ints) -> _Solved:
+    """The least sum of distances, with the clocks of the hosts `kept` as they are.
 
     Columns are, in this order: offsets at the begin of the span by host, offsets at its end by host, size of every
     host's drift over the span, common end of every collective, its last begin, distance of every row from the common
@@ -257,7 +262,7 @@ def _solve(ends: _Ends, span: Span, hosts: int) -> _Solved:
     lower, upper = np.full(sum(sizes), -np.inf), np.full(sum(sizes), np.inf)
     lower[np.concatenate([distance, early])] = 0.0
     upper[drift] = MOST_DRIFT * span.length_us
-    fixed = [column[ends.host.min()] for column in (at_begin, at_end)]
+    fixed = np.concatenate([at_begin[kept], at_end[kept]])
     lower[fixed] = upper[fixed] = 0.0
     programme = _Programme(sum(sizes))
     every = np.arange(rows)

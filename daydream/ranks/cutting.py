@@ -19,8 +19,8 @@ from daydream.ranks.pairing import Meetings
 from daydream.tasks.assemble import TRACE_BEGINS
 from daydream.trace.trace import NONE, Flags, Floats, Ints
 
-#: Ending of the name of a task that ends when its rank has arrived at a collective.
-ARRIVES = " (arrives)"
+#: Name of the task that ends when its rank has come to a collective; that of the collective would be counted twice.
+ARRIVES = "arrives"
 
 
 class Roles(NamedTuple):
@@ -88,11 +88,10 @@ def cut(graph: TaskGraph, own: Collectives, meetings: Meetings, of_rank: Ints, p
     for line in of_rank.tolist():
         row = int(own.row[meetings.place[line]])
         meeting = int(meetings.meeting[line])
-        channel = edit.thread(
-            Thread(
-                kind=ThreadKind.CHANNEL, label=f"group {meetings.groups[meetings.group[meeting]].name}", process=NONE
-            )
-        )
+        if not (parts.sends[line] or parts.waits[line]):
+            continue
+        label = f"group {meetings.labels[meetings.group[meeting]]}"
+        channel = edit.thread(Thread(kind=ThreadKind.CHANNEL, label=label, process=NONE))
         meet = edit.add(meetings.name(meeting), TaskKind.CPU, 0.0, thread=channel, step=int(graph.step[row]))
         begun = float(parts.begun_us[line]) if parts.waits[line] else -np.inf
         arrives = _cut(edit, row, into, begun, float(own.bytes[meetings.place[line]]))
@@ -122,7 +121,7 @@ def _cut(edit: Edit, row: int, into: dict[int, list[int]], begun_us: float, size
     end = float(graph.recorded_us[row] + graph.duration_us[row])
     begun = min(max(begun_us, float(graph.recorded_us[row])), end)
     arrives = edit.add(
-        graph.text(row) + ARRIVES,
+        ARRIVES,
         TaskKind.CPU,
         0.0,
         before=row,

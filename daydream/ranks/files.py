@@ -54,7 +54,7 @@ def read_rank(path: Path, hosts: int = 0) -> RankFile:
 
     Args:
         path: a file of PyTorch's profiler.
-        hosts: ranks that share a host, rank by rank, where the files do not say; 0 if that is unknown.
+        hosts: how many ranks share a host, rank by rank; 0 for what the file says.
 
     Raises:
         InputError: it cannot be read, is cut off, or does not tell its rank.

@@ -59,6 +59,7 @@ class Merged:
         meetings: which collectives are the same.
         clocks: how times of a rank become times of the graph.
         measured_us: length of every step (column) on every rank (row), in the common clock; NaN where it has none.
+        aligned: whether clocks were aligned, or taken as they are.
     """
 
     graph: TaskGraph
@@ -66,6 +67,7 @@ class Merged:
     meetings: Meetings
     clocks: Clocks
     measured_us: Floats
+    aligned: bool
 
 
 def rank_of(trace: Trace, number: int, path: Path, host: str) -> Rank:
@@ -94,7 +96,7 @@ def read_ranks(
 
     Args:
         paths: files, or folders of them.
-        hosts: how many ranks share a host, where the files do not say; 0 if that is unknown.
+        hosts: how many ranks share a host, rank by rank; 0 for what the files say.
         partial: whether ranks may be missing.
         jobs: processes that read, where there are many files.
         told: called with how many files are read, and how many there are.
@@ -176,4 +178,5 @@ def merge(ranks: Sequence[Rank], *, aligned: bool = True) -> Merged:
         meetings=meetings,
         clocks=clocks,
         measured_us=measured,
+        aligned=aligned,
     )

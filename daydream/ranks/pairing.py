@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +55,17 @@ class Meetings:
     def count(self) -> int:
         """How many meetings there are."""
         return len(self.group)
+
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """What every group is called: its name, with its ranks where several share one."""
+        count = Counter(group.name for group in self.groups)
+        labels: dict[str, int] = {}
+        for number, group in enumerate(self.groups):
+            shown = ", ".join(map(str, group.ranks[:8])) + (", ..." if len(group.ranks) > 8 else "")
+            label = group.name if count[group.name] == 1 else f"{group.name} ({shown})"
+            labels[label if label not in labels else f"{label} {number}"] = number
+        return tuple(labels)
 
     def name(self, meeting: int) -> str:
         """What a meeting is called, the same on every rank.

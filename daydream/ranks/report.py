@@ -283,6 +283,7 @@ def conclusions(found: Findings) -> list[str]:
     """What the figures say, a sentence each."""
     from daydream.report.tables import ms, percent
 
+    merged = found.merged
     sentences = [f"step {ms(found.step_us)} ms, replayed within {percent(found.error)}"]
     if np.isfinite(found.error_as_recorded):
         sentences[0] += f" (with clocks as recorded: {percent(found.error_as_recorded)})"
@@ -295,6 +296,11 @@ def conclusions(found: Findings) -> list[str]:
         sentences.append(f"no rank holds the others up for {percent(STRAGGLES)} of a step")
     saved = found.step_us - found.even_us
     sentences.append(f"under an even load {ms(found.even_us)} ms: {percent(saved, found.step_us)} less")
+    apart = [
+        host for host, jitter in zip(merged.clocks.hosts, merged.clocks.jitter_us, strict=True) if jitter != jitter
+    ]
+    if found.merged.aligned and apart and len(merged.clocks.hosts) > 1:
+        sentences.append(f"clocks as recorded, since they met no other: {', '.join(apart[:5])}")
     alone = int(found.merged.meetings.alone.sum())
     if alone:
         sentences.append(f"{alone} collectives were recorded on some of their ranks only, and stay as they are")

@@ -142,10 +142,12 @@ def step_lengths_by_rank(timeline: Timeline) -> Floats:
     rank = _ranks(graph)
     lengths = np.full((len(graph.ranks), len(graph.steps)), np.nan)
     if not (graph.mark != Mark.NONE).any():
-        until = np.zeros(len(graph.ranks))
-        working = graph.working & (rank != NONE)
-        np.maximum.at(until, rank[working], timeline.end_us[working])
-        return np.broadcast_to(until[:, None], lengths.shape).copy()
+        since, until = np.full(len(graph.ranks), np.inf), np.full(len(graph.ranks), -np.inf)
+        # What begins a recording stands at 0, wherever its rank begins.
+        recorded = graph.working & (rank != NONE) & ((graph.event != NONE) | (graph.duration_us > 0))
+        np.minimum.at(since, rank[recorded], timeline.start_us[recorded])
+        np.maximum.at(until, rank[recorded], timeline.end_us[recorded])
+        return np.broadcast_to((until - since)[:, None], lengths.shape).copy()
     begins, ends = (np.flatnonzero(graph.mark == mark) for mark in (Mark.STEP_BEGIN, Mark.STEP_END))
     lengths[rank[ends], graph.step[ends]] = timeline.start_us[ends]
     lengths[rank[begins], graph.step[begins]] -= timeline.start_us[begins]

@@ -362,7 +362,9 @@ def _table(names: Sequence[str], places: Ints, amount: Floats, steps: int, limit
 
 def top_kernels(graph: TaskGraph, steps: Sequence[int], limit: int = 15) -> list[Share]:
     """GPU tasks (copies too) by name, per step: share is of the sum of all GPU tasks."""
-    rows = np.flatnonzero(of_steps(graph, steps) & graph.on_gpu)
+    # What only arrives at a collective is no kernel.
+    runs = (graph.duration_us > 0) | (graph.event != NONE)
+    rows = np.flatnonzero(of_steps(graph, steps) & graph.on_gpu & runs)
     shares = _table(graph.names, graph.name[rows], graph.duration_us[rows], len(steps), limit)
     return [share for _, share in shares]
 

@@ -64,16 +64,18 @@ def idle_times(timeline: Timeline, steps: Sequence[int], limit: int = 10) -> Idl
     rows = np.flatnonzero(of_steps(graph, steps) & graph.on_gpu)
     if not len(rows):
         return Idle()
-    devices = np.array([thread.device for thread in graph.threads])
+    devices = graph.boards.of_thread
     numbers = np.unique(devices[graph.thread[rows]])
     lanes, operators = _explain(timeline, _device_pauses(timeline, steps, devices), len(steps), limit)
     nothing: tuple[float, float, dict[str, float]] = (0.0, 0.0, {})
-    idle_lanes = [LaneIdle(f"GPU {number}", *lanes.get(number, nothing)) for number in numbers.tolist()]
+    idle_lanes = [LaneIdle(graph.boards.names[number], *lanes.get(number, nothing)) for number in numbers.tolist()]
     threads, lane = np.unique(graph.thread[rows], return_inverse=True)
     if len(threads) > len(numbers):
         streams, _ = _explain(timeline, _stream_pauses(timeline, rows, lane), len(steps), 0)
         for place, thread in enumerate(threads.tolist()):
-            idle_lanes.append(LaneIdle(graph.threads[thread].label, *streams.get(place, nothing)))
+            label = graph.threads[thread].label
+            label = f"rank {graph.threads[thread].process}, {label}" if graph.ranks else label
+            idle_lanes.append(LaneIdle(label, *streams.get(place, nothing)))
     return Idle(idle_lanes, operators)
 
 

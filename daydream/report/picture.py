@@ -70,6 +70,8 @@ def _rank(graph: TaskGraph, thread: int) -> int:
 def _label(graph: TaskGraph, index: int) -> str:
     thread = graph.threads[index]
     label = thread.label or f"thread {thread.number}"
+    if graph.ranks:
+        return f"rank {thread.process} {label}"[:24]
     several = len({t.device for t in graph.threads if t.kind is ThreadKind.STREAM}) > 1
     label = f"GPU {thread.device} {label}" if several and thread.kind is ThreadKind.STREAM else label
     label = label if len(label) <= 24 else label.removeprefix("thread ")

@@ -301,13 +301,13 @@ def _mean(steps: Sequence[StepUtilisation]) -> StepUtilisation:
 
 
 def _devices(graph: TaskGraph, kernels: Ints) -> list[int]:
-    return sorted({graph.threads[thread].device for thread in np.unique(graph.thread[kernels]).tolist()})
+    return sorted({int(graph.boards.of_thread[thread]) for thread in np.unique(graph.thread[kernels]).tolist()})
 
 
 def _active(timeline: Timeline, kernels: Ints, begin: Floats, end: Floats) -> Floats:
     """Time of each window in which a GPU runs kernels, mean of the GPUs; NaN without any."""
     graph = timeline.graph
-    of_thread = np.array([thread.device for thread in graph.threads], np.int64)
+    of_thread = graph.boards.of_thread
     covered = []
     for device in _devices(graph, kernels):
         rows = kernels[of_thread[graph.thread[kernels]] == device]

@@ -186,7 +186,7 @@ def test_record_hands_over_what_follows_the_script(here: Path, monkeypatch: pyte
     ("arguments", "message"),
     [
         (("simulate", "gone.json"), "gone.json: no such file"),
-        (("report", "."), ".: cannot be read: .: is a directory"),
+        (("report", "."), "trace.json: is the only trace; give those of two ranks or more"),
         (("simulate", "own.py"), "own.py: "),
         (("simulate",), "Missing argument 'TRACE'; see daydream simulate --help"),
         (("simulate", "trace.json", "--step", "9"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from daydream.graph.graph import Dependency, TaskGraph, TaskKind, Thread, ThreadKind
+from daydream.ranks.collectives import Collectives, Group, Kind
 from tests.daydream.graphs import STREAM, graph, task
 from tests.daydream.traces import Builder
 
@@ -46,3 +50,19 @@ def gloo_trace(folder: Path, rank: int, *, work_us: float, end_us: float, ranks:
     )  # fmt: skip
     builder.operator("aten::add_", end_us + 20.0, 100.0, external=4)
     return builder.write(folder / f"rank{rank}.json.gz")
+
+
+def collectives(kinds: list[Kind], sizes: list[float] | None = None, **columns: Any) -> Collectives:
+    """A rank's collectives: 5 µs each, one every 10 µs, in one group of two ranks; `columns` are others."""
+    count = len(kinds)
+    none = np.full(count, -1)
+    given = {
+        name: v if name == "groups" else np.array(v) if name.endswith("_us") else np.array(v, np.int64)
+        for name, v in columns.items()
+    }
+    return Collectives(**{
+        "groups": (Group("all", (0, 1)),), "group": np.zeros(count, np.int64), "kind": np.array(kinds, np.int64),
+        "row": np.arange(count), "start_us": np.arange(count) * 10.0, "end_us": np.arange(count) * 10.0 + 5.0,
+        "bytes": np.array(sizes or [8.0] * count), "sequence": none, "step": np.zeros(count, np.int64), "root": none,
+        "peer": none, **given,
+    })  # fmt: skip

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from daydream.ranks.collectives import Collectives, Group, Kind, find_collectives
 from daydream.ranks.pairing import Meetings, pair
 from daydream.tasks.build import build_graph
 from daydream.trace.kineto import read_trace
+from tests.daydream.ranks.jobs import collectives
 from tests.daydream.traces import Builder
 
 KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -73,18 +73,6 @@ def test_ranks_that_are_none_are_left_out(ranks: str, tmp_path: Path) -> None:
 
 
 # Pairs
-
-
-def collectives(kinds: list[Kind], sizes: list[float] | None = None, **columns: list[int]) -> Collectives:
-    count = len(kinds)
-    none = np.full(count, -1)
-    given = {name: np.array(values, np.int64) for name, values in columns.items()}
-    return Collectives(**{
-        "groups": (Group("all", (0, 1)),), "group": np.zeros(count, np.int64), "kind": np.array(kinds, np.int64),
-        "row": np.arange(count), "start_us": np.arange(count) * 10.0, "end_us": np.arange(count) * 10.0 + 5.0,
-        "bytes": np.array(sizes or [8.0] * count), "sequence": none, "step": np.zeros(count, np.int64), "root": none,
-        "peer": none, **given,
-    })  # fmt: skip
 
 
 def met(*own: Collectives) -> Meetings:

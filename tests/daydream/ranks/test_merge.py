@@ -21,6 +21,7 @@ from daydream.ranks.even import even_load
 from daydream.ranks.merge import Merged, merge, read_ranks
 from daydream.ranks.report import findings, replay_error
 from daydream.ranks.skew import group_times, rank_times
+from hal.support.errors import InputError
 from tests.daydream.ranks.jobs import gloo_trace
 
 SMALL = Job(ranks=2, steps=2, layers=6, buckets=2, offset_us=(0.0, 25_000.0))
@@ -85,6 +86,23 @@ def test_ranks_on_gloo_wait_for_the_one_that_calls_last(tmp_path: Path) -> None:
     assert simulate(equal).step_us.tolist() == pytest.approx([3200.0])
 
 
+def test_groups_that_share_a_name_do_not_meet(tmp_path: Path) -> None:
+    documents = []
+    for pair, load in enumerate((1.0, 1.5)):
+        job = Job(ranks=2, steps=1, layers=4, buckets=1, spread=0.0, load=(load, load))
+        for number, document in recordings(job):
+            document["distributedInfo"] = {"rank": 2 * pair + number, "world_size": 4}
+            documents.append(document)
+            for event in document["traceEvents"]:
+                if "Process Group Ranks" in event["args"]:
+                    event["args"] |= {"Process Group Name": "tp", "Process Group Ranks": str([2 * pair, 2 * pair + 1])}
+    whole = merge(read_ranks(_written(documents, tmp_path)))
+    assert whole.meetings.labels == ("tp (0, 1)", "tp (2, 3)")
+    timeline = simulate(whole.graph)
+    assert max(rank.waited_us for rank in rank_times(timeline, (0,))[:2]) < 300.0
+    assert {group.name for group in group_times(timeline, (0,))} == {"tp (0, 1)", "tp (2, 3)"}
+
+
 def test_collectives_of_one_recording_alone_are_left_alone(tmp_path: Path) -> None:
     documents = [document for _, document in recordings(SMALL)]
     last = max(event["ts"] for event in documents[1]["traceEvents"] if event["name"].startswith("nccl"))
@@ -125,6 +143,30 @@ def test_other_commands_take_a_folder_of_ranks(tmp_path: Path) -> None:
     told = json.loads(answer.output)
     assert told["predicted_seconds"] < 0.75 * told["baseline_seconds"]
     assert told["passes"][0]["notes"][-1] == "on each of 2 ranks; the notes above are of rank 0"
+
+
+def test_recordings_without_steps_are_measured_whole(tmp_path: Path) -> None:
+    documents = [document for _, document in recordings(SMALL)]
+    for document in documents:
+        document["traceEvents"] = [e for e in document["traceEvents"] if not e["name"].startswith("ProfilerStep")]
+    whole = merge(read_ranks(_written(documents, tmp_path)))
+    assert whole.measured_us.shape == (2, 1)
+    assert replay_error(whole, simulate(whole.graph), (0,)) < 0.001
+
+
+@pytest.mark.slow
+def test_several_processes_read_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = write(SMALL, tmp_path)
+    monkeypatch.setattr("daydream.ranks.merge.MANY_FILES", 2)
+    alone, together = read_ranks(paths), read_ranks(paths, jobs=2)
+    assert [rank.number for rank in together] == [0, 1]
+    for one, other in zip(alone, together, strict=True):
+        assert np.array_equal(one.graph.duration_us, other.graph.duration_us)
+        assert one.graph.trace is not None and other.graph.trace is not None
+        assert one.graph.trace.arguments == other.graph.trace.arguments
+    paths[1].write_bytes(b"{")
+    with pytest.raises(InputError, match="is not a trace"):
+        read_ranks(paths, jobs=2)
 
 
 def test_findings_count_ranks_in_their_order(tmp_path: Path) -> None:
