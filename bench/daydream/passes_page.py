@@ -58,8 +58,15 @@ COMMENTS: dict[str, str] = {
     " resnet50 would hold 1.0 GB in place of 3.1.",
     "offload": "The states of resnet50's SGD go and come within the time that the step waits for data anyway. Maps over"
     " a PCIe 3.0 take longer than the GPU works on them, as with vDNN below. ns_resolution was recorded without sizes.",
+<<<<<<< HEAD
     "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.1 GB in place"
     " of 3.1, and take a third longer.",
+=======
+    "rebucket": "It is for ranks that exchange by gloo, which these do not: see"
+    " [many ranks](ranks.md#real-ranks-on-gloo).",
+    "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.0 GB in place"
+    " of 3.0, and take a third longer.",
+>>>>>>> gloo
     "amp": "Both CPU-bound traces gain nothing: their GPU time falls to less than half, and the step still waits for"
     " the CPU. That is the thesis's own finding for BERT (figure 4.6), and why its predictions were below 2x"
     " throughout. On ns_resolution the step falls until its launches become the limit.",
@@ -75,6 +82,7 @@ COMMENTS: dict[str, str] = {
     " On trace_diff the recorded all-reduces get the formula's time.",
     "dgc": "After `ddp` at 1.25 GB/s among 32 workers: a hundredth of the elements from each, with their indices,"
     " gathered from all: a third of the time; and kernels to find them.",
+    "fsdp": "It is for ranks that exchange by gloo, which these do not: see [many ranks](ranks.md#real-ranks-on-gloo).",
     "fused-optimizer": "483 kernels a step of SGD on resnet50 keep the CPU busy for 19 ms and the GPU for 1.3 ms; one"
     " kernel ends that. The other two optimizers work on lists of tensors already.",
     "gist": "An overhead: encoding and decoding behind ReLUs. resnet50's CPU-bound step hides most of it.",
@@ -113,7 +121,11 @@ CHECKED: dict[str, str] = {
     " autocast.",
     "ddp": "Not here. The thesis found whole steps within 10 % (4.6.5) where `interference` is what its figure 4.9"
     " measured, 34 %; that is the default.",
+    "fsdp": "Yes, with two and four ranks on gloo, from a recording of DDP on two: within 7.4 %"
+    " (`python -m bench.daydream.real_ranks`, [many ranks](ranks.md#real-ranks-on-gloo)).",
     "port": "Yes: see [accuracy.md](accuracy.md#ported-to-another-board).",
+    "rebucket": "Yes, with other buckets and two and four ranks on gloo, from a recording of two: within 6.0 %"
+    " (`python -m bench.daydream.real_ranks`, [many ranks](ranks.md#real-ranks-on-gloo)).",
     "recompute": "Yes, on a CPU: three networks trained on one core with `torch.utils.checkpoint`, predicted from plain"
     " recordings (`python -m bench.daydream.recompute`): times within 4.7 %, peaks within 2.5 %. Without a measurement:"
     " to the byte at the peak what ResNet-50, a vision transformer and a mixer hold when captured with checkpoints.",

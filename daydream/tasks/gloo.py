@@ -172,7 +172,8 @@ def _pieces(graph: TaskGraph, each: _Collective, threads: _Threads) -> _Pieces:
     rows = threads.within(int(graph.thread[each.first]), float(begin), float(end))
     rows = rows if len(rows) else np.array([each.first])
     gaps = np.maximum(np.append(graph.recorded_us[rows][1:], end) - threads.end_us[rows], 0.0)
-    return _Pieces(rows, np.stack([graph.duration_us[rows], gaps], axis=1).ravel())
+    lasting = np.minimum(graph.duration_us[rows], np.maximum(end - graph.recorded_us[rows], 0.0))
+    return _Pieces(rows, np.stack([lasting, gaps], axis=1).ravel())
 
 
 def _moving(graph: TaskGraph, collectives: list[_Collective], pieces: list[_Pieces]) -> list[int]:
@@ -196,6 +197,7 @@ def _communicate(edit: Edit, each: _Collective, pieces: _Pieces, piece: int) -> 
     trace = edit.graph.trace
     assert trace is not None
     rows, (place, is_gap) = pieces.rows, divmod(piece, 2)
+    edit.set("duration_us", rows, pieces.lengths_us[::2])
     # A worker without work is idle, and not busy with what nobody recorded.
     edit.set("gap_us", rows, pieces.lengths_us[1::2])
     row = int(rows[place])
@@ -251,7 +253,7 @@ def _wait(edit: Edit, graph: TaskGraph, collectives: list[_Collective], ends: li
 
 def _end(graph: TaskGraph, row: int, done_us: float, threads: _Threads) -> float:
     """When a task ended in the recording; the end of the collective for a task that was made for it."""
-    return float(threads.end_us[row]) if row < len(graph) else done_us
+    return min(float(threads.end_us[row]), done_us) if row < len(graph) else done_us
 
 
 def _woken(threads: _Threads, thread: int, begin_us: float, done_us: float) -> int:

@@ -154,6 +154,7 @@ def test_every_pass_survives_damaged_traces(name: str, tmp_path: Path, new_seed:
         "blueconnect": {"factors": "4x2", "bandwidths": "100x10"},
         "unprofiled": {"step_ms": 0.05},
         "port": {"device": "a100"},
+        "fsdp": {"wrap": ".*"},
     }
     for seed in range(new_seed, new_seed + 40):
         path = tmp_path / f"{seed}.json"
