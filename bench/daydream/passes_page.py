@@ -58,15 +58,10 @@ COMMENTS: dict[str, str] = {
     " resnet50 would hold 1.0 GB in place of 3.1.",
     "offload": "The states of resnet50's SGD go and come within the time that the step waits for data anyway. Maps over"
     " a PCIe 3.0 take longer than the GPU works on them, as with vDNN below. ns_resolution was recorded without sizes.",
-<<<<<<< HEAD
-    "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.1 GB in place"
-    " of 3.1, and take a third longer.",
-=======
     "rebucket": "It is for ranks that exchange by gloo, which these do not: see"
     " [many ranks](ranks.md#real-ranks-on-gloo).",
-    "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.0 GB in place"
-    " of 3.0, and take a third longer.",
->>>>>>> gloo
+    "recompute": "A forward pass more but for its last eighth, launches included: resnet50 would hold 1.1 GB in place"
+    " of 3.1, and take a third longer.",
     "amp": "Both CPU-bound traces gain nothing: their GPU time falls to less than half, and the step still waits for"
     " the CPU. That is the thesis's own finding for BERT (figure 4.6), and why its predictions were below 2x"
     " throughout. On ns_resolution the step falls until its launches become the limit.",
