@@ -122,6 +122,9 @@ class MatrixConstants:
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
     vector_seconds: float = 2.647e-07
     vector_share: float = 0.08194
+    # Steps over those of rows in multiples of 16 bytes: others are loaded in pieces. From every second network of those
+    # that pytorch-image-models measured (attention of 197 tokens and the like).
+    unaligned: float = 1.8
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
     # The library's heuristic does not know our times: candidates count by their time to minus this.
@@ -202,7 +205,7 @@ def matrix_gemm(
             chosen = members[start : start + _CHUNK]
             calls = _Calls(
                 b[chosen], m[chosen], n[chosen], k[chosen], x_bytes[chosen], w_bytes[chosen], device, kernels, size,
-                constants,
+                constants, 1.0 if way or operand_bytes is not None else constants.unaligned,
             )  # fmt: skip
             times = calls.times()
             seconds[chosen], is_vector[chosen], names[chosen] = times.seconds, times.is_vector, kernels.name
@@ -244,6 +247,7 @@ class _Calls:
     kernels: Kernels
     element_bytes: int
     constants: MatrixConstants
+    slower: float
 
     def times(self) -> MatrixTimes:
         """The expected time of every call, and the kernel that is fastest."""
@@ -343,7 +347,7 @@ class _Calls:
         tile_m, tile_n, depth = menu.m[tile], menu.n[tile], menu.depth_bytes[tile]
         slowed = np.hypot(1.0, feed.staging * (1 / tile_m + 1 / tile_n))
         rate = self._best_flops / self.device.unit_count / slowed
-        step = 2 * tile_m * tile_n * depth / self.element_bytes / rate
+        step = self.slower * 2 * tile_m * tile_n * depth / self.element_bytes / rate
         stored = np.minimum(tile_m, self.m[rows, None]) * np.minimum(tile_n, self.n[rows, None])
         store = feed.store_cycles * stored * self._output_bytes / self._port
         alone = np.maximum(1.0, waves / resident) * feed.step_seconds * depth / 128
