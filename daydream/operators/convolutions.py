@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from daydream.operators.copies import with_copies
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor, inputs_of, pair
 from daydream.operators.traffic import is_channels_last
-from daydream.operators.work import Direction, Moved, Work, WorkPart
+from daydream.operators.work import Direction, Work, WorkPart
 from daydream.trace.trace import NONE, Ints, Trace
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -174,31 +175,17 @@ def describe_convolution(name: str, inputs: Inputs, outputs: Sequence[RecordedTe
 def _laid_out(inputs: Inputs, backward: bool, work: Work) -> Work:
     """The work in the layout that PyTorch takes: channels last where data or weights lie so.
 
-    Activations in another one are copied before.
+    Activations that do not fill their memory in that order, slices of channels included, are copied before.
     """
     *activations, weights = (inputs.tensor(place) for place in ((0, 1, 2) if backward else (0, 1)))
     data = activations[-1]
-    if weights is None or data is None or not (is_channels_last(data) or is_channels_last(weights)):
+    if weights is None or data is None:
         return work
-    parts = tuple(replace(part, channels_last="conv2d" in part.data.get("op", "")) for part in work.parts)
-    copies = tuple(_copy(tensor) for tensor in activations if tensor is not None and _lies_apart(tensor))
-    return replace(work, parts=(*copies, *parts))
-
-
-def _lies_apart(tensor: RecordedTensor) -> bool:
-    """Whether images have to be copied to lie with their channels last."""
-    return (
-        len(tensor.dims) == 4 and min(tensor.dims[1], math.prod(tensor.dims[2:])) > 1 and not is_channels_last(tensor)
-    )
-
-
-def _copy(tensor: RecordedTensor) -> WorkPart:
-    """A copy into another layout."""
-    count = float(tensor.elements)
-    moved = Moved(
-        kernel="elementwise_kernel", bytes=2.0 * tensor.bytes, outputs=count, model="element-wise", scattered=count
-    )  # fmt: skip
-    return WorkPart({}, moved=moved)
+    is_last = is_channels_last(data) or is_channels_last(weights)
+    if is_last:
+        parts = tuple(replace(part, channels_last="conv2d" in part.data.get("op", "")) for part in work.parts)
+        work = replace(work, parts=parts)
+    return with_copies(work, activations, channels_last=is_last)
 
 
 def _bias(inputs: Inputs, outputs: Sequence[RecordedTensor], work: Work) -> WorkPart | None:

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from daydream.operators.inputs import DTYPES, Inputs, RecordedTensor
-from daydream.operators.traffic import Call, is_dense_like, most_repeated, moved_bytes, scattered_elements, tensors_of
+from daydream.operators.traffic import (
+    Call,
+    Repeated,
+    Scattered,
+    is_dense_like,
+    most_repeated,
+    moved_bytes,
+    scattered,
+    tensors_of,
+)
 from daydream.operators.work import Moved, Work, WorkPart
 from sokoban.language.expression import DTYPE_BYTES
 
@@ -107,7 +116,8 @@ def elementwise(call: Call) -> Work | str:
     total = moved_bytes(call.inputs, call.outputs)
     moved = None
     if not data or not is_one_type or not is_dense:
-        again, between = most_repeated(call, output.dims)
+        apart = max((scattered(tensor, output) for tensor in operands), default=Scattered(0.0, 0.0, 0.0))
+        again, between = max(most_repeated(call, output.dims), Repeated(apart.again, apart.between))
         instructions = _INSTRUCTIONS[function] if function else _OTHERS.get(call.stem, 4.0)
         vector = "vectorized_elementwise_kernel" if is_one_type else "unrolled_elementwise_kernel"
         moved = Moved(
@@ -118,7 +128,7 @@ def elementwise(call: Call) -> Work | str:
             model="element-wise",
             again=again,
             between=between,
-            scattered=max((scattered_elements(tensor, output) for tensor in operands), default=0.0),
+            scattered=apart.sectors,
         )
     part = WorkPart(data, "backward" if call.stem in DERIVATIVES else "forward", moved)
     operations = 2.0 if call.stem in DERIVATIVES else 1.0

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from daydream.operators.copies import with_copies
 from daydream.operators.inputs import DTYPES, RecordedTensor
 from daydream.operators.pointwise import main_tensor, streamed
 from daydream.operators.traffic import Call, is_channels_last, moved_bytes, stored_bytes, tensors_of
@@ -59,10 +60,11 @@ def softmax(call: Call) -> Work | str:
     work = _along_rows(call, "softmax", SOFTMAX[call.stem], backward=backward)
     if isinstance(work, str) or not call.outputs:
         return work
-    types = {tensor.dtype for tensor in tensors_of(call.inputs)} | {tensor.dtype for tensor in call.outputs}
+    tensors = tensors_of(call.inputs)
+    types = {tensor.dtype for tensor in tensors} | {tensor.dtype for tensor in call.outputs}
     is_log_gradient = call.stem == "_log_softmax_backward_data"
     if len(types) == 1 and not is_log_gradient:
-        return work
+        return with_copies(work, tensors)
     # Autocast reads halves and writes floats in one kernel; the gradient of log-softmax needs no product before it.
     total = moved_bytes(call.inputs, call.outputs)
     gradient, columns = stored_bytes(tensors_of(call.inputs)[0]), work.parts[0].data["shape"][1]
@@ -77,7 +79,8 @@ def softmax(call: Call) -> Work | str:
         between=_ROWS * total / call.outputs[0].elements * columns if reads_twice else 0.0,
     )
     part = WorkPart({}, work.parts[0].direction, moved)
-    return Work(kind=work.kind, parts=(part,), flops=work.flops, bytes=total, dtype=work.dtype)
+    priced = Work(kind=work.kind, parts=(part,), flops=work.flops, bytes=total, dtype=work.dtype)
+    return with_copies(priced, tensors)
 
 
 def layer_norm(call: Call) -> Work | str:
@@ -85,7 +88,14 @@ def layer_norm(call: Call) -> Work | str:
     backward = call.stem.endswith("_backward")
     shape = call.inputs.value(LAYER_NORMS[call.stem])
     columns = math.prod(shape) if isinstance(shape, list) and all(type(size) is int for size in shape) else 0
-    return _along_rows(call, "layer_norm", None, backward=backward, columns=columns)
+    work = _along_rows(call, "layer_norm", None, backward=backward, columns=columns)
+    return work if isinstance(work, str) or not call.outputs else with_copies(work, _activations(call))
+
+
+def _activations(call: Call) -> list[RecordedTensor]:
+    """The tensors that have the dimensions of the first."""
+    tensors = tensors_of(call.inputs)
+    return [tensor for tensor in tensors if tensor.dims == tensors[0].dims]
 
 
 def _along_rows(call: Call, op: str, axis_at: int | None, *, backward: bool, columns: int = 0) -> Work | str:
@@ -137,7 +147,8 @@ def batch_norm(call: Call) -> Work | str:
         blocks=0.0 if layout == "nhwc" else float(tensor.dims[1]),
     )
     kind = "gradient of batch norm" if backward else "batch norm"
-    return streamed(kind, count, dtype, passes, 10 if backward else 6, WorkPart({}, moved=moved))
+    work = streamed(kind, count, dtype, passes, 10 if backward else 6, WorkPart({}, moved=moved))
+    return with_copies(work, _activations(call), channels_last=layout == "nhwc")
 
 
 def _recorded_norm(tensor: RecordedTensor, dtype: str, *, backward: bool) -> Work:
@@ -170,7 +181,8 @@ def group_norm(call: Call) -> Work | str:
     apply = Moved(kernel="elementwise_kernel", bytes=read + size, outputs=count, instructions=30.0, model="row-wise")
     parts = tuple(WorkPart({}, moved=moved) for moved in (moments, apply))
     dtype = DTYPES.get(data.dtype, "float32")
-    return Work(kind="group norm", parts=parts, flops=8 * count, bytes=moments.bytes + apply.bytes, dtype=dtype)
+    work = Work(kind="group norm", parts=parts, flops=8 * count, bytes=moments.bytes + apply.bytes, dtype=dtype)
+    return with_copies(work, _activations(call), channels_last=is_channels_last(data))
 
 
 def reduction(call: Call) -> Work | str:

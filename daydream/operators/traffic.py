@@ -6,10 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from daydream.operators.inputs import DTYPES, Dims, Inputs, RecordedTensor
 from daydream.trace.dtypes import element_bytes
 
 Outputs = tuple[RecordedTensor, ...]
+
+#: Neighbours of a result that a block makes, blocks that stand for all of a kernel, and what a read takes out of L2.
+_BLOCK, _SAMPLED_BLOCKS, SECTOR_BYTES = 512, 8, 32
 
 
 class Call(NamedTuple):
@@ -132,12 +137,64 @@ def is_channels_last(tensor: RecordedTensor) -> bool:
     return True
 
 
-def scattered_elements(source: RecordedTensor, result: RecordedTensor) -> float:
-    """Elements of a copy whose neighbours in the result lie further than a sector of 32 bytes apart in the source."""
+def is_contiguous(tensor: RecordedTensor, *, channels_last: bool = False) -> bool:
+    """Whether a tensor fills its memory in order; tensors of unknown strides do.
+
+    >>> [is_contiguous(RecordedTensor((8, 64), "float", strides)) for strides in ((64, 1), (96, 1))]
+    [True, False]
+    """
+    if not tensor.strides:
+        return True
+    axes = (1, *range(len(tensor.dims) - 1, 1, -1), 0) if channels_last else range(len(tensor.dims) - 1, -1, -1)
+    step = 1
+    for axis in axes:
+        if tensor.dims[axis] > 1 and tensor.strides[axis] != step:
+            return False
+        step *= tensor.dims[axis]
+    return True
+
+
+class Scattered(NamedTuple):
+    """Reads of a tensor in another order than it lies in.
+
+    Attributes:
+        sectors: of 32 bytes that the blocks of a kernel touch, each for itself.
+        again: bytes of them that come from memory another time where no cache keeps them.
+        between: bytes that pass between two reads of a sector: what a cache has to hold.
+    """
+
+    sectors: float
+    again: float
+    between: float
+
+
+def scattered(source: RecordedTensor, result: RecordedTensor) -> Scattered:
+    """What a kernel reads of a source in the order of a result of its dimensions.
+
+    A block makes 512 neighbours of the result; what these share of a sector comes out of L1. Of a large tensor a few
+    blocks stand for all. An image in NHWC read for one in NCHW takes a sector for every element, and comes back to it
+    with the next channel:
+
+    >>> sizes, last, first = (8, 64, 32, 32), (65536, 1, 2048, 64), (65536, 1024, 32, 1)
+    >>> scattered(RecordedTensor(sizes, "float", last), RecordedTensor(sizes, "float", first))
+    Scattered(sectors=524288.0, again=14680064.0, between=36864.0)
+    """
+    nothing = Scattered(0.0, 0.0, 0.0)
     if source.dims != result.dims or len(source.strides) != len(result.strides) or not result.strides:
-        return 0.0
-    axes = [axis for axis, size in enumerate(result.dims) if size > 1]
+        return nothing
+    axes = sorted((axis for axis, size in enumerate(result.dims) if size > 1), key=lambda axis: -result.strides[axis])
     if not axes:
-        return 0.0
-    innermost = min(axes, key=lambda axis: result.strides[axis])
-    return float(result.elements) if source.strides[innermost] * element_bytes(source.dtype) >= 32 else 0.0
+        return nothing
+    blocks = -(-result.elements // _BLOCK)
+    first = np.linspace(0, blocks - 1, min(blocks, _SAMPLED_BLOCKS)).astype(np.int64) * _BLOCK
+    places = np.minimum(first[:, None] + np.arange(_BLOCK), result.elements - 1)
+    indices = np.unravel_index(places, [result.dims[axis] for axis in axes])
+    offsets = sum(index * source.strides[axis] for index, axis in zip(indices, axes, strict=True))
+    size = element_bytes(source.dtype)
+    touched = np.sort(offsets * size // SECTOR_BYTES, axis=1)
+    sectors = float(1 + (np.diff(touched, axis=1) > 0).sum(axis=1).mean()) * blocks
+    again = max(SECTOR_BYTES * sectors - stored_bytes(source), 0.0)
+    # The other elements of a sector follow along the axis on which the source is dense.
+    dense = min(axes, key=lambda axis: source.strides[axis] or result.elements)
+    between = result.strides[dense] * (SECTOR_BYTES * sectors / result.elements + element_bytes(result.dtype))
+    return Scattered(sectors, again, between)

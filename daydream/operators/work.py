@@ -30,7 +30,7 @@ class Moved:
         between: bytes that pass between two reads of it, which the cache would have to hold.
         flops: arithmetic at the sustained rate of ``dtype``, where the kernel does more than stream.
         dtype: of the arithmetic.
-        scattered: elements that are read one by one, neighbours of the result lying apart in the operand.
+        scattered: sectors of 32 bytes that are read where neighbours of the result lie apart in an operand.
         blocks: of a kernel that has few, such as one per channel; 0 for as many as there is work for.
     """
 

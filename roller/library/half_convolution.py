@@ -47,8 +47,12 @@ class HalfConstants:
             whether it is the forward pass and whether the window has one element. Forward cuDNN has kernels that take
             NCHW, mostly for single elements.
         group_width: channels that groups fill a tile with together.
-        plain_groups: instructions per filter, pixel and window element of gradients of channels-last groups that have
-            no kernel on the matrix units: of up to 32 channels, and of more.
+        few_groups: channels-last groups of whole vectors, fewer than these, have gradients without matrix units, as
+            have those whose channels fill no half vectors.
+        plain_groups: their instructions per filter, pixel and window element: of up to 32 channels, and of more.
+        widest_group: channels of the widest groups that share a kernel.
+        block_trips: depthwise: round trips to memory of a block of PyTorch's gradient of the weights, of which there is
+            one for every filter and window element.
         base: depthwise: instructions per result, PyTorch's kernel for NCHW and cuDNN's for channels last.
         tap: depthwise: instructions per result and window element, likewise.
         loop: depthwise: likewise, where the window is none of those that the kernel was compiled for.
@@ -62,7 +66,10 @@ class HalfConstants:
     lost: Mapping[tuple[Gradient, bool], float]
     transposed: Mapping[tuple[bool, bool], float]
     group_width: float = 32.0
-    plain_groups: tuple[float, float] = (520.0, 1300.0)
+    few_groups: float = 16.0
+    plain_groups: tuple[float, float] = (680.0, 1300.0)
+    widest_group: float = 64.0
+    block_trips: float = 4.0
     base: tuple[float, float] = (31.0, 22.5)
     tap: tuple[float, float] = (6.7, 4.6)
     loop: tuple[float, float] = (27.5, 68.0)
@@ -190,12 +197,19 @@ class _Calls:
         multiply = matrix_gemm(
             b, m, n, k, self.device, dtype=self.dtype, constants=self._matrix(False), operand_bytes=operands
         ).seconds
+        # No kernel joins wide groups: they run one after the other.
+        wide = np.flatnonzero(per > c.widest_group)
+        if wide.size:
+            one = matrix_gemm(
+                np.ones(wide.size), m[wide], n[wide], k[wide], self.device, dtype=self.dtype,
+                constants=self._matrix(False), operand_bytes=(operands[0][wide] / b[wide], operands[1][wide] / b[wide]),
+            )  # fmt: skip
+            multiply[wide] = np.maximum(multiply[wide], size["groups"][wide] * one.seconds)
         if self.channels_last and self.gradient != "forward":
             each = np.where(per > c.group_width, c.plain_groups[1], c.plain_groups[0]) * self._window
             plain = self._pixels * size["f"] * each / self._lanes
-            multiply = np.where(
-                (per > _VECTOR) & (size["groups"] % _VECTOR != 0), np.maximum(multiply, plain), multiply
-            )
+            is_plain = ((size["groups"] < c.few_groups) & (per >= _VECTOR)) | (per % (_VECTOR / 2) != 0)
+            multiply = np.where(is_plain, np.maximum(multiply, plain), multiply)
         return multiply, self._transposed
 
     def depthwise(self) -> tuple[Floats, Floats]:
@@ -215,6 +229,10 @@ class _Calls:
             results = size["n"] * size["c"] * size["h"] * size["w"]
         traffic = (self._x_bytes + self._y_bytes) / self._dram
         busy = np.hypot(traffic, results * each / self._lanes)
+        if self.gradient == "weights" and not self.channels_last:
+            together = self.device.unit_count * self.device.limits.blocks_per_unit
+            trips = c.block_trips * (self.device.dram.latency_seconds or 400e-9)
+            busy = np.maximum(busy, size["f"] * self._window * trips / together)
         return busy + kernel_seconds_floor(self.device), np.zeros_like(busy)
 
     def _matrix(self, is_point: bool) -> MatrixConstants:

@@ -26,13 +26,19 @@ import numpy.typing as npt
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from roller.library.gemm_types import Bools, Floats, Ints
-from roller.library.matrix_tiles import SPLITS, Feed, Kernels, aligned, kernels_of
+from roller.library.matrix_tiles import LONG_SLICE, MEASURED_SPLITS, SPLITS, Feed, Kernels, aligned, kernels_of
 
 #: Weights that calls of one shape take in turn, as the layers of a model do: they stay in L2 only where all of them do.
 WEIGHTS_IN_TURN = 6
 
 #: What a unit's port to L2 passes in a clock cycle.
 PORT_BYTES = 64
+
+#: Bytes of a row per step of the shallowest kernels for warps, which a remainder of k takes.
+SHALLOW_BYTES = 64
+
+#: Most columns and summands of products whose weights fit into a thread's registers.
+NARROW = 8
 
 #: Bytes of a result while slices of k are added: float32.
 _PARTIAL_BYTES = 4
@@ -116,6 +122,9 @@ class MatrixConstants:
     # One token by kernels for warps: a kernel of its own that reads rows, with this share of the ports, after this.
     vector_seconds: float = 2.647e-07
     vector_share: float = 0.08194
+    # Steps over those of rows in multiples of 16 bytes: others are loaded in pieces. From every second network of those
+    # that pytorch-image-models measured (attention of 197 tokens and the like).
+    unaligned: float = 1.8
     # Exponent of the sum of the flows; infinity is a perfect overlap.
     overlap: float = 3.0
     # The library's heuristic does not know our times: candidates count by their time to minus this.
@@ -196,7 +205,7 @@ def matrix_gemm(
             chosen = members[start : start + _CHUNK]
             calls = _Calls(
                 b[chosen], m[chosen], n[chosen], k[chosen], x_bytes[chosen], w_bytes[chosen], device, kernels, size,
-                constants,
+                constants, 1.0 if way or operand_bytes is not None else constants.unaligned,
             )  # fmt: skip
             times = calls.times()
             seconds[chosen], is_vector[chosen], names[chosen] = times.seconds, times.is_vector, kernels.name
@@ -238,12 +247,14 @@ class _Calls:
     kernels: Kernels
     element_bytes: int
     constants: MatrixConstants
+    slower: float
 
     def times(self) -> MatrixTimes:
         """The expected time of every call, and the kernel that is fastest."""
         c, menu = self.constants, self.kernels.menu
         runs = np.stack([self._split(splits) for splits in SPLITS], axis=1).reshape(len(self.m), -1)
         vector = self._vector_seconds()
+        vector = np.minimum(vector, self._narrow_seconds())
         runs = np.concatenate([runs, vector[:, None]], axis=1) + self._launch_seconds()[:, None]
         best = np.argmin(runs, axis=1)
         fastest = runs[np.arange(len(best)), best]
@@ -275,13 +286,14 @@ class _Calls:
             return self._candidates(np.arange(len(self.m)), tile, np.ones((1, 1))).seconds
         # Slices are made to fill units: where the fewest tiles are too many, so are all.
         fewest = self.b * np.ceil(self.m / menu.m.max()) * np.ceil(self.n / menu.n.max())
-        rows = np.flatnonzero((fewest * splits <= 4 * units) & (self._steps(tile).max(axis=1) >= 2 * splits))
+        shortest = 2 * splits if splits <= MEASURED_SPLITS else LONG_SLICE * splits
+        rows = np.flatnonzero((fewest * splits <= 4 * units) & (self._steps(tile).max(axis=1) >= shortest))
         if not rows.size:
             return seconds
         steps = self._steps(tile)[rows]
         tiles = self._tiles(rows, tile)
         whole = np.ceil(steps / np.ceil(steps / splits)) == splits
-        allowed = whole & (steps >= 2 * splits) & (tiles * splits <= 4 * units)
+        allowed = whole & (steps >= shortest) & (tiles * splits <= 4 * units)
         costs = self._candidates(rows, tile, np.full((1, 1), float(splits))).seconds
         seconds[rows] = np.where(allowed, costs, np.inf)
         return seconds
@@ -299,13 +311,14 @@ class _Calls:
         """The calls ``rows`` by tiles, indices that broadcast against a column of calls, ``splits`` likewise."""
         c, feed, menu, device = self.constants, self._feed, self.kernels.menu, self.device
         tile_m, tile_n, depth = menu.m[tile], menu.n[tile], menu.depth_bytes[tile]
-        steps = np.ceil(np.ceil(self.k[rows, None] * self.element_bytes / depth) / splits)
+        shallow = np.minimum(depth, SHALLOW_BYTES) if self.kernels.feed == "warps" else depth
+        steps = np.ceil(np.ceil(self.k[rows, None] * self.element_bytes / shallow) / splits) * shallow / depth
         tiles = self._tiles(rows, tile)
         blocks = tiles * splits
         raw = blocks / device.unit_count
         waves = np.where(raw > 1, feed.whole_waves * np.ceil(raw) + (1 - feed.whole_waves) * raw, 1.0)
         resident = self._resident(tile_m, tile_n, depth)
-        compute = self._compute_seconds(tile, steps, waves, resident)
+        compute = self._compute_seconds(rows, tile, steps, waves, resident)
         read = (np.minimum(tile_m, self.m[rows, None]) + tile_n) * depth * steps
         l2 = waves * read / (feed.port_reuse * self._port)
         again = self._again_bytes(rows, tile, splits, resident)
@@ -328,14 +341,15 @@ class _Calls:
         added += device.launch_overhead_seconds + feed.reduce_seconds
         return _Candidates(busy, np.where(splits > 1, added, 0.0), compute, dram, l2)
 
-    def _compute_seconds(self, tile: Ints, steps: Floats, waves: Floats, resident: Floats) -> Floats:
-        """Seconds of the busiest unit's tiles, of ``steps`` along k each."""
+    def _compute_seconds(self, rows: Ints, tile: Ints, steps: Floats, waves: Floats, resident: Floats) -> Floats:
+        """Seconds of the busiest unit's tiles, of ``steps`` along k each; results past the edge are not stored."""
         feed, menu = self._feed, self.kernels.menu
         tile_m, tile_n, depth = menu.m[tile], menu.n[tile], menu.depth_bytes[tile]
         slowed = np.hypot(1.0, feed.staging * (1 / tile_m + 1 / tile_n))
         rate = self._best_flops / self.device.unit_count / slowed
-        step = 2 * tile_m * tile_n * depth / self.element_bytes / rate
-        store = feed.store_cycles * tile_m * tile_n * self._output_bytes / self._port
+        step = self.slower * 2 * tile_m * tile_n * depth / self.element_bytes / rate
+        stored = np.minimum(tile_m, self.m[rows, None]) * np.minimum(tile_n, self.n[rows, None])
+        store = feed.store_cycles * stored * self._output_bytes / self._port
         alone = np.maximum(1.0, waves / resident) * feed.step_seconds * depth / 128
         return np.asarray(np.maximum(waves * step, alone) * (steps + feed.ramp_steps) + waves * store)
 
@@ -365,6 +379,12 @@ class _Calls:
         ports = c.vector_share * self.device.unit_count * self._port
         seconds = c.vector_seconds + np.maximum(self._cold_bytes / self._dram_rate, self.weights / ports)
         return np.where(self.m == 1, seconds, np.inf)
+
+    def _narrow_seconds(self) -> Floats:
+        """Many tokens by few columns and few summands (``gemmSN``): threads that hold all weights; else infinite."""
+        lanes = self.device.peak_flops("float32") / 2
+        seconds = np.maximum(self._once_bytes / self._dram_rate, self.b * self.m * self.n * self.k / lanes)
+        return np.where((self.n <= NARROW) & (self.k <= NARROW) & (self.m > NARROW), seconds, np.inf)
 
     def _launch_seconds(self) -> Floats:
         """The gap before a kernel, and its first operands and last results."""

@@ -23,8 +23,10 @@ Feed = Literal["warps", "bulk"]
 #: Rows of a matrix that TMA reads begin at multiples of this.
 BULK_ROW_BYTES = 16
 
-#: Slices of k that blocks share between them.
-SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+#: Slices of k that blocks share between them; products of weights show those up to ``MEASURED_SPLITS``, more are taken
+#: for sums that leave each slice ``LONG_SLICE`` steps.
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64, 128)
+MEASURED_SPLITS, LONG_SLICE = 32, 32
 
 
 @dataclass(frozen=True)

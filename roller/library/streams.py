@@ -58,7 +58,7 @@ def streamed_seconds(
         algorithm: name of the kernel.
         dtype: type of the arithmetic, for a roofline call.
         roofline: whether no kernel is known.
-        scattered: elements whose neighbours in the result lie elsewhere in the operand: each takes a sector.
+        scattered: sectors that are read where neighbours in the result lie apart in the operand.
         blocks: of kernels that have few, such as one per channel; 0 for as many as there is work for.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from daydream.operators.calls import operator_prices, work_of_call
 from daydream.operators.inputs import Inputs, RecordedTensor
-from daydream.operators.traffic import is_channels_last, scattered_elements
+from daydream.operators.traffic import is_channels_last, is_contiguous, scattered
 from hal.catalog import load_device
 
 HALF = "c10::Half"
@@ -38,7 +38,7 @@ def test_a_convolution_is_channels_last_where_either_operand_is() -> None:
     assert [part.channels_last for part in one.parts] == [True]
     assert [part.channels_last for part in copied.parts] == [False, True]
     assert copied.parts[0].moved is not None
-    assert copied.parts[0].moved.scattered == nchw.elements
+    assert copied.parts[0].moved.bytes == 2 * nchw.bytes
     assert [part.channels_last for part in none.parts] == [False]
     device = load_device("rtx-3090")
     prices = operator_prices(
@@ -66,14 +66,48 @@ def test_batch_norms_of_few_channels_wait_for_their_blocks() -> None:
 
 
 def test_copies_between_layouts_take_a_sector_for_an_element() -> None:
-    nchw, nhwc = images(8, 64, 14, channels_last=False), images(8, 64, 14, channels_last=True)
-    assert scattered_elements(nhwc, nchw) == nchw.elements
-    assert scattered_elements(nhwc, nhwc) == 0
+    nchw, nhwc = images(8, 64, 32, channels_last=False), images(8, 64, 32, channels_last=True)
+    assert scattered(nhwc, nchw).sectors == nchw.elements
+    # Blocks that write pixel by pixel read eight pixels of every channel, half a sector.
+    assert scattered(nchw, nhwc).sectors == nchw.elements / 8
     assert is_channels_last(nhwc)
     assert not is_channels_last(nchw)
+    assert is_contiguous(nhwc, channels_last=True)
+    assert not is_contiguous(nhwc)
     device = load_device("rtx-3090")
-    result = images(512, 64, 28, channels_last=True)
-    sources = (images(512, 64, 28, channels_last=way) for way in (False, True))
+    result = images(512, 64, 28, channels_last=False)
+    sources = (images(512, 64, 28, channels_last=way) for way in (True, False))
     copies = [("aten::clone", Inputs((source, None)), (result,)) for source in sources]
     apart, alike = operator_prices(copies, device)
     assert apart.seconds > 2 * alike.seconds
+
+
+def test_sectors_come_from_memory_again_where_l2_forgets_them() -> None:
+    device = load_device("rtx-3090")
+    seconds = []
+    for side in (56, 576):
+        sizes, pixels = (8, 8, side, side), side * side
+        heads_last = RecordedTensor(sizes, HALF, (8 * pixels, 1, 8 * side, 8))
+        heads_first = RecordedTensor(sizes, HALF, (8 * pixels, pixels, side, 1))
+        assert scattered(heads_last, heads_first).between == pixels * (16 + 2)
+        (price,) = operator_prices([("aten::clone", Inputs((heads_last, None)), (heads_first,))], device)
+        seconds.append(price.seconds / pixels)
+    # Eight heads of half a sector each, against one read and one write.
+    assert seconds[1] > 3 * 4 * 64 / device.dram.bandwidth_bytes_per_second
+
+
+def test_operators_copy_what_does_not_fill_its_memory() -> None:
+    slice_of_channels = RecordedTensor((8, 32, 14, 14), HALF, (128 * 196, 196, 14, 1))
+    weights = images(32, 32, 3, channels_last=False)
+    whole = images(8, 32, 14, channels_last=False)
+    sliced = work_of_call("aten::convolution", convolution(slice_of_channels, weights), (whole,))
+    dense = work_of_call("aten::convolution", convolution(whole, weights), (whole,))
+    assert sliced is not None
+    assert dense is not None
+    assert [part.moved is not None for part in sliced.parts] == [True, False]
+    assert sliced.parts[1:] == dense.parts
+    scores, inner = RecordedTensor((4, 8, 64), HALF, (512, 64, 1)), RecordedTensor((4, 8, 64), HALF, (512, 1, 8))
+    for given, copies in ((scores, 0), (inner, 1)):
+        softmax = work_of_call("aten::_softmax", Inputs((given, None, None), ("", "-1", "False")), (scores,))
+        assert softmax is not None
+        assert len(softmax.parts) == 1 + copies

@@ -63,6 +63,27 @@ def test_gradients_of_wide_groups_in_channels_last_lack_matrix_units() -> None:
     assert seconds(c=128, f=128, groups=32, gradient="weights") < seconds(**wide)  # type: ignore[arg-type]
 
 
+def test_few_groups_have_slow_gradients_in_channels_last() -> None:
+    slow, quick = ({"c": 32 * groups, "f": 32 * groups, "groups": groups} for groups in (8, 16))
+    assert seconds(**slow, gradient="weights") > 2 * seconds(**quick, gradient="weights")
+    halves = {"c": 128, "f": 128, "groups": 32}
+    quarters = {"c": 128, "f": 128, "groups": 64}
+    assert seconds(**quarters, gradient="weights") > 2 * seconds(**halves, gradient="weights")
+    assert seconds(**slow) < seconds(**quick)
+
+
+def test_wide_groups_run_one_after_the_other() -> None:
+    many = {"n": 1, "h": 14, "w": 14, "kh": 1, "kw": 1, "pad": 0}
+    wide = seconds(**many, c=384 * 72, f=384 * 72, groups=384)
+    assert wide > 384 * DEVICE.launch_overhead_seconds
+    assert wide > 5 * seconds(**many, c=432 * 64, f=432 * 64, groups=432)
+
+
+def test_a_block_for_every_weight_of_a_depthwise_gradient_takes_its_trips() -> None:
+    single = {"n": 1, "c": 1 << 18, "f": 1 << 18, "groups": 1 << 18, "h": 7, "w": 7, "channels_last": False}
+    assert seconds(**single, gradient="weights") > 3 * seconds(**single, gradient="data")  # type: ignore[arg-type]
+
+
 def test_wide_windows_have_no_compiled_depthwise_kernel() -> None:
     nine = seconds(c=64, f=64, groups=64, kh=9, kw=9, pad=4)
     seven = seconds(c=64, f=64, groups=64, kh=7, kw=7, pad=3)

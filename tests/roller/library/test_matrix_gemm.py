@@ -128,6 +128,22 @@ def test_the_power_limit_slows_long_products_alone() -> None:
     assert short < 1.01
 
 
+def test_rows_that_are_no_multiples_of_sixteen_bytes_are_loaded_in_pieces() -> None:
+    assert seconds(A100, 4096, 1025, 1024)[0] > 1.4 * seconds(A100, 4096, 1032, 1024)[0]
+
+
+def test_products_of_a_few_columns_and_summands_stream() -> None:
+    rows = float(1 << 24)
+    streamed = seconds(A100, rows, 8, 8)[0]
+    assert streamed < 1.5 * 2 * rows * 8 * 2 / A100.dram.bandwidth_bytes_per_second
+    assert seconds(A100, 8, 8, rows)[0] < 4 * streamed
+
+
+def test_what_lies_past_a_remainder_of_k_is_not_multiplied() -> None:
+    shallow, whole = (times(A100, 32768, 4096, k).stages["compute"][0] for k in (32, 64))
+    assert shallow < 0.95 * whole
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="the measured products are not here")
 @pytest.mark.parametrize(
     ("name", "device", "all_of_them", "long_ones"),
