@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from daydream.command.outputs import print_json
+from daydream.command.engines import ENGINE_OPTIONS, answers
+from daydream.command.outputs import print_json, with_options
 from daydream.command.predict import STEP_OPTIONS, chosen_devices, has_flash_attention
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
     from daydream.plan.layout import Layout
-    from daydream.plan.search import Candidate
+    from daydream.plan.planned import PlannedStep
+    from daydream.plan.search import Candidate, Found
     from daydream.plan.units import Units
     from hal.spec.device import DeviceSpec
     from hal.spec.node import NodeSpec
@@ -26,63 +30,73 @@ MOST_RANKS = 1 << 20
 _REDUCE_BYTES = {"float32": 4, "gradient": 0}
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    choice, count = click.Choice, click.IntRange(1, MOST_RANKS)
-    given = (
-        click.option("--device", required=True, metavar="NAME", help="The board."),
-        click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; else the usual one."),
-        click.option("--nodes", type=count, default=None, help="How many of them; --data follows."),
-        click.option("--data", type=count, default=None, help="Copies of the model, or ranks that share it by FSDP."),
-        click.option("--tensor", type=count, default=1, show_default=True, help="Ranks that share every layer."),
-        click.option("--pipeline", type=count, default=1, show_default=True, help="Stages."),
-        click.option(
-            "--schedule", type=choice(["1f1b", "interleaved", "gpipe"]), default="1f1b", show_default=True,
-            help="Order of micro-batches on a stage.",
-        ),
-        click.option("--chunks", type=count, default=None, help="Of the model on a stage (interleaved; default 2)."),
-        click.option(
-            "--shard", type=choice(["none", "zero1", "fsdp"]), default="none", show_default=True,
-            help="What ranks of --data share.",
-        ),
-        click.option("--batch", type=count, default=1, show_default=True, help="Samples of a micro-batch."),
-        click.option("--micro-batches", type=count, default=None, help="Of every copy of the model in a step."),
-        click.option("--global-batch", type=count, default=None, help="Samples of a step on all boards."),
-        click.option(
-            "--dtype", type=choice(["float32", "bfloat16", "float16", "amp"]), default="bfloat16", show_default=True,
-            help="That the step computes in; parameters of 16 bits are kept in float32, too.",
-        ),
-        click.option("--master/--no-master", default=True, help="Keep parameters of 16 bits in float32, too."),
-        click.option(
-            "--reduce-dtype", type=choice(["float32", "gradient"]), default="gradient", show_default=True,
-            help="What gradients are exchanged in.",
-        ),
-        click.option(
-            "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=25.0, show_default=True, help="DDP buckets, MiB."
-        ),
-        click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
-        click.option(
-            "--sequence-parallel/--no-sequence-parallel", default=False, help="Tensor ranks share the sequence, too."
-        ),
-        click.option(
-            "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
-        ),
-        *(each for each in STEP_OPTIONS),
-        click.option("--search", is_flag=True, help="Try every plan for these boards; what is said of ranks stays."),
-        click.option(
-            "--plot", type=click.Path(dir_okay=False, path_type=Path), default=None,
-            help="Draw the step's stages (png, svg or pdf; needs matplotlib).",
-        ),
-        click.option("--json/--no-json", "as_json", default=False, help="A JSON object per plan."),
-        click.option("--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of tables."),
-        click.argument("model"),
-    )  # fmt: skip
-    for option in reversed(given):
-        command = option(command)
-    return command
+_COUNT = click.IntRange(1, MOST_RANKS)
 
 
 @click.command("plan")
-@_options
+@with_options(
+    click.option("--device", required=True, metavar="NAME", help="The board."),
+    click.option("--node", default=None, metavar="NAME|FILE", help="What holds the boards; else the usual one."),
+    click.option("--nodes", type=_COUNT, default=None, help="How many of them; --data follows."),
+    click.option("--data", type=_COUNT, default=None, help="Copies of the model, or ranks that share it by FSDP."),
+    click.option("--tensor", type=_COUNT, default=1, show_default=True, help="Ranks that share every layer."),
+    click.option("--pipeline", type=_COUNT, default=1, show_default=True, help="Stages."),
+    click.option(
+        "--schedule",
+        type=click.Choice(["1f1b", "interleaved", "gpipe"]),
+        default="1f1b",
+        show_default=True,
+        help="Order of micro-batches on a stage.",
+    ),
+    click.option("--chunks", type=_COUNT, default=None, help="Of the model on a stage (interleaved; default 2)."),
+    click.option(
+        "--shard",
+        type=click.Choice(["none", "zero1", "fsdp"]),
+        default="none",
+        show_default=True,
+        help="What ranks of --data share.",
+    ),
+    click.option("--batch", type=_COUNT, default=1, show_default=True, help="Samples of a micro-batch."),
+    click.option("--micro-batches", type=_COUNT, default=None, help="Of every copy of the model in a step."),
+    click.option("--global-batch", type=_COUNT, default=None, help="Samples of a step on all boards."),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "bfloat16", "float16", "amp"]),
+        default="bfloat16",
+        show_default=True,
+        help="That the step computes in; parameters of 16 bits are kept in float32, too.",
+    ),
+    click.option("--master/--no-master", default=True, help="Keep parameters of 16 bits in float32, too."),
+    click.option(
+        "--reduce-dtype",
+        type=click.Choice(["float32", "gradient"]),
+        default="gradient",
+        show_default=True,
+        help="What gradients are exchanged in.",
+    ),
+    click.option(
+        "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=25.0, show_default=True, help="DDP buckets, MiB."
+    ),
+    click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
+    click.option(
+        "--sequence-parallel/--no-sequence-parallel", default=False, help="Tensor ranks share the sequence, too."
+    ),
+    click.option(
+        "--checkpoint", default="none", show_default=True, metavar="none|full|selective|MODULE", help="Recomputed."
+    ),
+    *STEP_OPTIONS,
+    *ENGINE_OPTIONS,
+    click.option("--search", is_flag=True, help="Try every plan for these boards; what is said of ranks stays."),
+    click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        default=None,
+        help="Draw the step's stages (png, svg or pdf; needs matplotlib).",
+    ),
+    click.option("--json/--no-json", "as_json", default=False, help="A JSON object per plan."),
+    click.option("--rows", type=click.IntRange(1, 1000), default=10, show_default=True, help="Lines of tables."),
+    click.argument("model"),
+)
 def plan_command(
     *,
     model: str,
@@ -111,7 +125,7 @@ def plan_command(
     place = _node(board, node)
     if search:
         ranks = _ranks(place, nodes, options)
-        found, tried = _searched(model, board, place, ranks, rows, options)
+        found, tried = _searched(model, (device, node), ranks, rows, options)
         steps = [each.step for each in found]
         if not as_json:
             print_found(found, tried)
@@ -202,12 +216,15 @@ def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any
 
 
 def _searched(
-    model: str, board: DeviceSpec, place: NodeSpec | None, ranks: int, rows: int, options: dict[str, Any]
-) -> tuple[list[Any], int]:
-    """Plans that fit, the fastest first, and how many were tried."""
+    model: str, where: tuple[str, str | None], ranks: int, rows: int, options: dict[str, Any]
+) -> tuple[list[Found], int]:
+    """Plans that fit, the fastest first, and how many were tried; ``where`` names board and node."""
     from daydream.plan.layout import Layout
-    from daydream.plan.search import candidates, search
+    from daydream.plan.planned import planned
+    from daydream.plan.search import Outcome, best, candidates, captures
 
+    board = _board(where[0])
+    place = _node(board, where[1])
     if options["global_batch"] is None:
         raise InputError("--search", "needs the samples of a step", "add --global-batch")
     base = Layout(
@@ -221,12 +238,41 @@ def _searched(
     if not tried:
         problem = f"{options['global_batch']} samples cannot be shared by {ranks} boards"
         raise InputError("--global-batch", problem, "choose a multiple of the boards")
+    engine = {name: options.pop(name) for name in ("jobs", "resume")}
+    groups = captures(tried)
+    common = {"model": model, "device": where[0], "node": where[1], "options": options}
+    parts = [
+        common
+        | {"batch": key.batch, "checkpoint": key.checkpoint}
+        | {"layouts": [asdict(tried[each].layout) for each in places]}
+        for key, places in groups.items()
+    ]
+    told = partial(click.echo, err=True)
+    done = answers(search_part, parts, told=lambda words: told(f"daydream: {words} captures"), **engine)
+    outcomes: dict[int, Outcome] = {}
+    for places, answer in zip(groups.values(), done, strict=True):
+        outcomes |= {each: Outcome(*pair) for each, pair in zip(places, answer, strict=True)}
+    known: dict[tuple[Any, ...], Units] = {}
 
-    def units_for(candidate: Candidate) -> Units:
-        return _units(model, board, candidate.layout, options, batch=candidate.batch, checkpoint=candidate.checkpoint)
+    def plan(candidate: Candidate) -> PlannedStep:
+        layout = candidate.layout
+        key = (layout.tensor, layout.sequence, candidate.batch, candidate.checkpoint)
+        if key not in known:
+            changed = {"batch": candidate.batch, "checkpoint": candidate.checkpoint}
+            known[key] = _units(model, board, layout, options, **changed)
+        return planned(known[key], layout, board, place, options["implementation"])
 
-    from roller.command.options import progress
+    return best(tried, [outcomes[each] for each in range(len(tried))], plan, board, rows), len(tried)
 
-    with progress(len(tried), show=True) as told:
-        found = search(tried, units_for, board, place, rows, told)
-    return found, len(tried)
+
+def search_part(part: Mapping[str, Any]) -> list[list[float]]:
+    """Seconds of a step and bytes at least of every layout that one capture serves, as JSON."""
+    from daydream.plan.layout import Layout
+    from daydream.plan.search import outcome
+
+    layouts = [Layout(**each) for each in part["layouts"]]
+    board = _board(part["device"])
+    place, options = _node(board, part["node"]), part["options"]
+    changed = {"batch": part["batch"], "checkpoint": part["checkpoint"]}
+    units = _units(part["model"], board, layouts[0], options, **changed)
+    return [list(outcome(units, layout, board, place)) for layout in layouts]

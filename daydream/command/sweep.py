@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.command.engines import ENGINE_OPTIONS, answers
 from daydream.command.outputs import print_json, with_options
 from daydream.command.predict import MOST_ANSWERS, STEP_OPTIONS, batch_sizes, chosen_devices, predicted_steps
 from hal.support.errors import InputError, listed
@@ -16,10 +18,12 @@ from hal.support.errors import InputError, listed
 if TYPE_CHECKING:
     from daydream.prediction.step import PredictedStep
     from daydream.whatif import PassRequest
-    from hal.spec.device import DeviceSpec
 
 #: What stands between passes of one variant: names, files and values may hold every other sign.
 _THEN = " then "
+
+#: What of a variant a step is captured with.
+_STEP = ("dtype", "checkpoint", "channels_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class SweepRow:
             "dtype": self.variant.dtype,
             "checkpoint": self.variant.checkpoint,
             "channels_last": self.variant.channels_last,
-            "passes": [request.text for request in self.variant.passes],
+            "passes": _texts(self.variant),
             "step_seconds": round(self.seconds, 9),
             "samples_per_second": float(f"{self.pace:.6g}"),
             "reserved_bytes": self.reserved,
@@ -124,6 +128,7 @@ class SweepRow:
         help="Every variant after these changes, too (daydream passes).",
     ),
     *STEP_OPTIONS,
+    *ENGINE_OPTIONS,
     click.option("--json/--no-json", "as_json", default=False, help="A JSON object per line of the table."),
     click.argument("model"),
 )
@@ -150,9 +155,20 @@ def sweep_command(
         raise InputError("daydream sweep", f"{count} answers", f"ask for {MOST_ANSWERS} at most")
     swept: list[SweepRow] = []
     assumed: dict[str, None] = {}
-    for row, sentences in _rows(model, devices, batches, variants, options):
-        swept.append(row)
-        assumed.update(dict.fromkeys(sentences))
+    engine = {name: options.pop(name) for name in ("jobs", "resume")}
+    plain = [variant for variant in variants if not variant.passes]
+    parts = [
+        {
+            "model": model, "device": device, "batch": size, "options": options,
+            "variant": {name: getattr(variant, name) for name in _STEP},
+            "passes": [_texts(other) for other in variants if replace(other, passes=()) == variant],
+        }
+        for variant, size in product(plain, batches)
+    ]  # fmt: skip
+    told = partial(click.echo, err=True)
+    for answer in answers(sweep_part, parts, told=lambda words: told(f"daydream: {words} steps"), **engine):
+        swept += [_row_of(record) for record in answer["rows"]]
+        assumed.update(dict.fromkeys(answer["assumed"]))
     rows = with_best(swept, [spec.name for spec in devices], variants)
     if as_json:
         for row in rows:
@@ -190,24 +206,35 @@ def _parts(option: str, text: str) -> list[str]:
     return list(dict.fromkeys(parts))
 
 
-def _rows(
-    model: str,
-    devices: Sequence[DeviceSpec],
-    batches: Sequence[int | None],
-    variants: Sequence[Variant],
-    options: Mapping[str, Any],
-) -> Iterator[tuple[SweepRow, tuple[str, ...]]]:
-    """Every row, with what its capture had to suppose; progress goes to stderr."""
-    plain = [variant for variant in variants if not variant.passes]
-    for number, (variant, batch) in enumerate(product(plain, batches), 1):
-        size = "" if batch is None else f", batch {batch}"
-        click.echo(f"daydream: {variant.title}{size} ({number} of {len(plain) * len(batches)})", err=True)
-        run = {key: getattr(variant, key) for key in ("dtype", "checkpoint", "channels_last")}
-        # The same step under every list of passes.
-        same_step = [other for other in variants if replace(other, passes=()) == variant]
-        for step in predicted_steps(model, devices, [batch], {**options, **run}):
-            for other in same_step:
-                yield _row(step, other), step.capture.assumed
+def _texts(variant: Variant) -> list[str]:
+    """The passes of a variant as they were written."""
+    return [request.text for request in variant.passes]
+
+
+def sweep_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """One step on every board under every list of passes: rows and what was assumed, as JSON."""
+    from daydream.whatif import parse_pass
+
+    plain = Variant(**part["variant"])
+    variants = [replace(plain, passes=tuple(map(parse_pass, texts))) for texts in part["passes"]]
+    options = {**part["options"], **part["variant"]}
+    steps = predicted_steps(part["model"], chosen_devices(part["device"]), [part["batch"]], options)
+    rows = [_row(step, variant) for step in steps for variant in variants]
+    names = ("device", "batch", "seconds", "reserved", "on_device", "fits")
+    records = [
+        {name: getattr(row, name) for name in names} | {"variant": part["variant"] | {"passes": _texts(row.variant)}}
+        for row in rows
+    ]
+    return {"rows": records, "assumed": list(dict.fromkeys(each for step in steps for each in step.capture.assumed))}
+
+
+def _row_of(record: Mapping[str, Any]) -> SweepRow:
+    """A row from its record."""
+    from daydream.whatif import parse_pass
+
+    variant = dict(record["variant"])
+    passes = tuple(map(parse_pass, variant.pop("passes")))
+    return SweepRow(**{**record, "variant": Variant(**variant, passes=passes)})
 
 
 def _row(step: PredictedStep, variant: Variant) -> SweepRow:

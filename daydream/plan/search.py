@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from daydream.plan.layout import Layout, Shard
 from daydream.plan.planned import PlannedStep, planned
@@ -45,6 +45,22 @@ class Candidate:
         if layout.pipeline > 1:
             parts.append(layout.schedule)
         return ", ".join(parts if self.checkpoint == "none" else [*parts, f"{self.checkpoint} recomputed"])
+
+
+class Capturing(NamedTuple):
+    """What of a candidate is captured: tensor ranks, samples of a micro-batch, parts of the sequence, recomputation."""
+
+    tensor: int
+    batch: int
+    sequence: bool
+    checkpoint: str
+
+
+class Outcome(NamedTuple):
+    """Seconds of a candidate's step, and bytes that a board needs at least."""
+
+    seconds: float
+    least: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -106,49 +122,51 @@ def _divisors(number: int) -> list[int]:
     return [count for count in range(1, number + 1) if number % count == 0]
 
 
-def search(
+def captures(tried: Sequence[Candidate]) -> dict[Capturing, list[int]]:
+    """Candidates by what has to be captured for them: their places."""
+    places: dict[Capturing, list[int]] = {}
+    for place, each in enumerate(tried):
+        key = Capturing(each.layout.tensor, each.batch, each.layout.sequence, each.checkpoint)
+        places.setdefault(key, []).append(place)
+    return places
+
+
+def outcome(units: Units, layout: Layout, device: DeviceSpec, node: NodeSpec | None) -> Outcome:
+    """A layout simulated."""
+    step = planned(units, layout, device, node)
+    return Outcome(step.seconds, step.memory.least)
+
+
+def best(
     tried: Sequence[Candidate],
-    units_for: Callable[[Candidate], Units],
+    outcomes: Sequence[Outcome],
+    plan: Callable[[Candidate], PlannedStep],
     device: DeviceSpec,
-    node: NodeSpec | None,
     count: int = 10,
-    told: Callable[[str], None] = lambda words: None,
 ) -> list[Found]:
-    """Candidates that fit, the fastest first.
+    """Candidates that fit, the fastest first; the allocator is replayed for these alone.
 
     Args:
-        tried: what to try.
-        units_for: captures a candidate's rank; equal ones are asked for once.
+        tried: what was tried.
+        outcomes: of each.
+        plan: simulates one again.
         device: the board.
-        node: in which the boards are.
         count: how many are wanted.
-        told: called with every candidate in words when it is done.
 
     Raises:
         InputError: none fits.
     """
-    captured: dict[tuple[int, int, bool, str], Units] = {}
-    found: list[Found] = []
-    smallest: PlannedStep | None = None
     capacity = device.dram.capacity_bytes
-    for candidate in tried:
-        layout = candidate.layout
-        key = layout.tensor, candidate.batch, layout.sequence, candidate.checkpoint
-        if key not in captured:
-            captured[key] = units_for(candidate)
-        step = planned(captured[key], layout, device, node)
-        # The allocator is replayed for the best alone.
-        if capacity is None or step.memory.least <= capacity:
-            found.append(Found(candidate=candidate, step=step))
-        elif smallest is None or step.memory.least < smallest.memory.least:
-            smallest = step
-        told(candidate.words)
-    fitting = (each for each in sorted(found, key=lambda each: each.step.seconds) if each.step.fits)
-    best = list(islice(fitting, count))
-    if not best:
-        needed = "" if smallest is None else f": {smallest.memory.least / 1e9:.1f} GB for {smallest.layout.words}"
-        raise InputError("--search", f"no plan fits on {device.name}{needed}", "use more boards, or larger ones")
-    return best
+    places = sorted(range(len(tried)), key=lambda place: outcomes[place].seconds)
+    likely = (place for place in places if capacity is None or outcomes[place].least <= capacity)
+    steps = ((tried[place], plan(tried[place])) for place in likely)
+    found = list(islice((Found(candidate=each, step=step) for each, step in steps if step.fits), count))
+    if not found:
+        least = min(range(len(tried)), key=lambda place: outcomes[place].least)
+        needed = f"{outcomes[least].least / 1e9:.1f} GB for {tried[least].layout.words}"
+        problem = f"no plan fits on {device.name}: {needed} at least"
+        raise InputError("--search", problem, "use more boards, or larger ones")
+    return found
 
 
 def reason(found: Sequence[Found], place: int) -> str:

@@ -18,27 +18,28 @@ _DASK_SCHEMES = ("tcp", "tls", "ucx", "ws", "wss")
 
 
 @contextmanager
-def cluster_executor(url: str) -> Iterator[Executor]:
+def cluster_executor(url: str, *, boards: bool = True) -> Iterator[Executor]:
     """A cluster's executor: ``tcp://host:8786`` (a Dask scheduler) or ``ray://host:10001`` (a Ray head).
 
-    Each job gets a GPU to itself: with Ray always, with Dask where workers were started with the resource ``GPU``.
+    With ``boards`` each job gets a GPU to itself: with Ray always, with Dask where workers were started with the
+    resource ``GPU``.
 
     Raises:
         InputError: the URL is of neither, its library is missing, or nobody answers there.
     """
     scheme = urlsplit(url).scheme
     if scheme == "ray":
-        with _ray(url) as executor:
+        with _ray(url, boards=boards) as executor:
             yield executor
     elif scheme in _DASK_SCHEMES:
-        with _dask(url) as executor:
+        with _dask(url, boards=boards) as executor:
             yield executor
     else:
         raise InputError("--jobs", f"{url!r} is no cluster's URL", "give tcp://host:8786 (Dask) or ray://host:10001")
 
 
 @contextmanager
-def _dask(url: str) -> Iterator[Executor]:
+def _dask(url: str, *, boards: bool) -> Iterator[Executor]:
     distributed = _library("distributed", "Dask")
     try:
         client = distributed.Client(url, timeout="10s", set_as_default=False)
@@ -47,16 +48,16 @@ def _dask(url: str) -> Iterator[Executor]:
     with client:
         workers = client.scheduler_info()["workers"].values()
         resources = {name for worker in workers for name in worker.get("resources", {})}
-        limits = {"resources": {_DASK_RESOURCE: 1}} if _DASK_RESOURCE in resources else {}
+        limits = {"resources": {_DASK_RESOURCE: 1}} if boards and _DASK_RESOURCE in resources else {}
         with client.get_executor(pure=False, **limits) as executor:
             yield executor
 
 
 @contextmanager
-def _ray(url: str) -> Iterator[Executor]:
+def _ray(url: str, *, boards: bool) -> Iterator[Executor]:
     multiprocessing = _library("ray.util.multiprocessing", "Ray")
     try:
-        pool = multiprocessing.Pool(ray_address=url, ray_remote_args={"num_gpus": 1})
+        pool = multiprocessing.Pool(ray_address=url, ray_remote_args={"num_gpus": int(boards)})
     except (OSError, ValueError, RuntimeError) as error:
         raise _nobody(url, error) from None
     try:

@@ -47,7 +47,7 @@ def test_a_search_prints_the_best_first(model: str) -> None:
     said = called(
         model, "--device", "h100", "--data", "4", "--global-batch", "16", "--search", "--checkpoint", "full", "--json"
     )
-    records = [json.loads(line) for line in said.output.splitlines()]
+    records = [json.loads(line) for line in said.stdout.splitlines()]
     seconds = [record["step_seconds"] for record in records]
     assert len(records) == 10 and seconds == sorted(seconds) and all(record["ranks"] == 4 for record in records)
     table = called(model, "--device", "h100", "--data", "4", "--global-batch", "16", "--search", "--checkpoint", "full")

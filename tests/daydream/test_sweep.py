@@ -61,7 +61,7 @@ def test_the_best_is_the_fastest_that_fits(folder: Path) -> None:
         assert row["samples_per_second"] == pytest.approx(row["batch"] / row["step_seconds"], rel=1e-5)
         inputs, weights = 4 * row["batch"] << 17, 4 * 4096 << 17
         assert weights + inputs < row["reserved_bytes"] < row["device_bytes"]
-    assert "batch 32768 (2 of 2)" in done.stderr
+    assert "daydream: 2 of 2 steps" in done.stderr
 
 
 def test_variants_are_combined_and_passes_come_last(folder: Path) -> None:
