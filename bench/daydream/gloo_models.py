@@ -27,6 +27,7 @@ class Job:
         ranks: processes.
         kind: ``ddp``, ``fsdp`` (`fully_shard` around every block and around the whole), or ``plain``.
         bucket_mb: DDP's `bucket_cap_mb`, MiB; 0 for its default.
+        buckets: DDP's `bucket_cap_mb_list`, MiB, in place of `bucket_mb`; empty for none.
         work: how long a block sleeps, as a multiple of the model's usual time; 0 for never.
     """
 
@@ -34,12 +35,14 @@ class Job:
     ranks: int
     kind: str = "ddp"
     bucket_mb: float = 0.0
+    buckets: tuple[float, ...] = ()
     work: float = 1.0
 
     @property
     def name(self) -> str:
         """A name for people and files: ``mlp-ddp2``, ``mlp-ddp2-4mb``, ``mlp-fsdp4``."""
         bucket = f"-{self.bucket_mb:g}mb" if self.bucket_mb else ""
+        bucket += f"-{len(self.buckets)}listed" if self.buckets else ""
         return f"{self.model}-{self.kind}{self.ranks}{bucket}" + ("" if self.work else "-awake")
 
 
@@ -120,7 +123,8 @@ class Training:
         elif job.kind == "plain":
             self.model = plain
         else:
-            self.model = DistributedDataParallel(plain, bucket_cap_mb=job.bucket_mb or None)
+            listed: Any = list(job.buckets) or None
+            self.model = DistributedDataParallel(plain, bucket_cap_mb=job.bucket_mb or None, bucket_cap_mb_list=listed)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def step(self) -> None:

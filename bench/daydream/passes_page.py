@@ -116,10 +116,10 @@ CHECKED: dict[str, str] = {
     " autocast.",
     "ddp": "Not here. The thesis found whole steps within 10 % (4.6.5) where `interference` is what its figure 4.9"
     " measured, 34 %; that is the default.",
-    "fsdp": "Yes, with two and four ranks on gloo, from a recording of DDP on two: within 7.4 %"
+    "fsdp": "Yes, with two and four ranks on gloo, from a recording of DDP on two: within 4.5 %"
     " (`python -m bench.daydream.real_ranks`, [many ranks](ranks.md#real-ranks-on-gloo)).",
     "port": "Yes: see [accuracy.md](accuracy.md#ported-to-another-board).",
-    "rebucket": "Yes, with other buckets and two and four ranks on gloo, from a recording of two: within 6.0 %"
+    "rebucket": "Yes, with other buckets and two and four ranks on gloo, from a recording of two: within 3.7 %"
     " (`python -m bench.daydream.real_ranks`, [many ranks](ranks.md#real-ranks-on-gloo)).",
     "recompute": "Yes, on a CPU: three networks trained on one core with `torch.utils.checkpoint`, predicted from plain"
     " recordings (`python -m bench.daydream.recompute`): times within 4.7 %, peaks within 2.5 %. Without a measurement:"

@@ -192,6 +192,16 @@ def measured(models: Sequence[str], rounds: int, steps: int, work: Path, network
     return session.measured
 
 
+def in_turns(jobs: Sequence[Job], rounds: int, steps: int) -> dict[str, float]:
+    """Seconds of a step of jobs of two ranks, by name: medians over all turns."""
+    with Ranks(2) as two:
+        session = Session({2: two}, Measured(network="", models=[]))
+        for _ in range(rounds):
+            for job in jobs:
+                session.run(job, steps)
+    return {job.name: session.measured.seconds(job) for job in jobs}
+
+
 def _usual(jobs: Sequence[Job]) -> list[Job]:
     """The jobs with usual buckets or none."""
     return [job for job in jobs if not job.bucket_mb]
@@ -333,6 +343,8 @@ def enter_network(rate: str) -> None:
 @click.option("--show", type=click.Path(exists=True, file_okay=False, path_type=Path), default=None, metavar="WORK",
               help="Predict from what lies there again, measure nothing.")  # fmt: skip
 @click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), default=None, help="Where to draw them.")
+@click.option("--plan", type=click.Path(exists=True, dir_okay=False, path_type=Path), default=None, metavar="PLAN.json",
+              help="Only run the buckets of `daydream optimize` beside the usual ones.")  # fmt: skip
 @click.option("--limits", is_flag=True, help="Exit with 1 where something is off by more than is promised.")
 def main(
     *,
@@ -343,14 +355,18 @@ def main(
     work: Path,
     show: Path | None,
     picture: Path | None,
+    plan: Path | None,
     limits: bool,
 ) -> None:
     """Record jobs of several ranks on gloo, merge and replay them, predict others and run those."""
     try:
         kept = (show or work) / "measured.json"
+        if show is None and network and os.environ.get(_IN_NETWORK) != network:
+            enter_network(network)
+        if plan is not None:
+            _run_plan(plan, _chosen(models), rounds, steps)
+            return
         if show is None:
-            if network and os.environ.get(_IN_NETWORK) != network:
-                enter_network(network)
             session = measured(_chosen(models), rounds, steps, work, network)
             kept.write_bytes(msgspec.json.format(msgspec.json.encode(session), indent=1) + b"\n")
         results = results_of(msgspec.json.decode(kept.read_bytes(), type=Measured), kept.parent)
@@ -364,6 +380,24 @@ def main(
     click.echo(f"{promise}: {'yes' if met(results) else 'no'}")
     if limits and not met(results):
         sys.exit(1)
+
+
+def _run_plan(path: Path, models: Sequence[str], rounds: int, steps: int) -> None:
+    """Runs a plan's list of buckets beside DDP's default, and tells both.
+
+    Raises:
+        InputError: the plan has no list.
+    """
+    try:
+        caps = tuple(float(size) for size in msgspec.json.decode(path.read_bytes())["ddp"]["bucket_cap_mb_list"])
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        raise InputError(str(path), "holds no ddp.bucket_cap_mb_list", "give a plan of `daydream optimize`") from None
+    for model in models:
+        usual, planned = Job(model=model, ranks=2), Job(model=model, ranks=2, buckets=caps)
+        seconds = in_turns((usual, planned), rounds, steps)
+        ratio = seconds[planned.name] / seconds[usual.name]
+        listed = ", ".join(f"{name} {time * 1e3:.1f} ms" for name, time in seconds.items())
+        click.echo(f"{listed}: {ratio:.3f} of the usual buckets' time")
 
 
 def _chosen(text: str) -> list[str]:

@@ -6,12 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 
 from bench.daydream.gloo_models import Job, Training  # noqa: E402
 from bench.daydream.gloo_ranks import Ranks  # noqa: E402
-from bench.daydream.real_ranks import Host, Line, Results, Row, jobs_of, line, met, predicted, step_seconds, tables  # noqa: E402
+from bench.daydream.real_ranks import (  # noqa: E402
+    Host,
+    Line,
+    Results,
+    Row,
+    jobs_of,
+    line,
+    main,
+    met,
+    predicted,
+    step_seconds,
+    tables,
+)
 from daydream.graph.graph import TaskKind  # noqa: E402
 from daydream.ranks.merge import merge, read_ranks  # noqa: E402
 
@@ -54,6 +67,22 @@ def test_models_train_on_one_rank(model: str):
     before = [parameter.detach().clone() for parameter in training.model.parameters()]
     training.step()
     assert any(not torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
+
+
+def test_a_plan_without_buckets_is_refused_in_one_line(tmp_path: Path):
+    plan = tmp_path / "plan.json"
+    plan.write_text("{}")
+    result = CliRunner().invoke(main, ["--plan", str(plan), "--models", "mlp"])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        f"bench.daydream.real_ranks: {plan}: holds no ddp.bucket_cap_mb_list; give a plan of `daydream optimize`\n"
+    )
+
+
+def test_an_unknown_model_is_refused_in_one_line():
+    result = CliRunner().invoke(main, ["--models", "mlp,vgg"])
+    assert result.exit_code == 2
+    assert result.stderr == "bench.daydream.real_ranks: --models: there is no 'vgg'; name some of mlp, transformer\n"
 
 
 @pytest.mark.slow
