@@ -230,6 +230,10 @@ def table(data: Path, out: Path) -> Iterable[Table]:
     ):
         _megatron_row(view, name, f"{host:.2f}, {source} rows", half, times, BARS["single"])
     _megatron_row(view, "64 to 512 boards", f"{hosts[0]:.2f}, even rows within a node", beyond, many, BARS["multi"])
+    seconds = [*predicted[1], *predicted[0], *many]
+    runs = [*halves[0], *halves[1], *beyond]
+    rank = spearmanr(seconds, [run.seconds for run in runs]).statistic
+    view.add_row("all", "", str(len(runs)), "", "", "", "", f"{rank:.3f} (asked {RANK})")
     yield view
     _picture(within, beyond, [*_woven(predicted[1], predicted[0])], many, out / "plans.png")
     yield titan_table(titan_runs(folder / "torchtitan.csv"))
