@@ -42,16 +42,19 @@ def test_a_plan_is_a_json_object(model: str) -> None:
     assert record["reserved_bytes"] >= record["allocated_bytes"] > 0
 
 
-@pytest.mark.slow
 def test_a_search_prints_the_best_first(model: str) -> None:
-    said = called(
-        model, "--device", "h100", "--data", "4", "--global-batch", "16", "--search", "--checkpoint", "full", "--json"
-    )
+    options = ["--tensor", "2", "--data", "2", "--global-batch", "8", "--search", "--checkpoint", "full", "--rows", "4"]
+    said = called(model, "--device", "h100", *options, "--json")
     records = [json.loads(line) for line in said.stdout.splitlines()]
     seconds = [record["step_seconds"] for record in records]
-    assert len(records) == 10 and seconds == sorted(seconds) and all(record["ranks"] == 4 for record in records)
-    table = called(model, "--device", "h100", "--data", "4", "--global-batch", "16", "--search", "--checkpoint", "full")
-    assert "best of" in table.output and "less of" in table.output and "more of" in table.output
+    assert len(records) == 4 and seconds == sorted(seconds)
+    assert all((record["ranks"], record["tensor"]) == (4, 2) for record in records)
+
+
+def test_a_search_tells_why(model: str) -> None:
+    options = ["--tensor", "2", "--data", "2", "--global-batch", "4", "--search", "--checkpoint", "none", "--rows", "3"]
+    said = called(model, "--device", "h100", *options, "--shard", "fsdp").output
+    assert "best of" in said and "less of" in said and "more of" in said
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,13 @@ def test_megatrons_kernels_cost_their_bytes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ROWS.is_file(), reason="the measured models are not beside this checkout")
-def test_torchtitans_memory_is_predicted() -> None:
+def test_torchtitans_memory_is_predicted(tmp_path: Path) -> None:
     from bench.accuracy.plans import BARS, titan_runs
 
-    runs = [run for run in titan_runs(ROWS) if run.gibibytes is not None]
-    own = [run for run in runs if run.step.layout.tensor == 1]
-    assert len(own) >= 4
-    assert all(
-        abs(run.step.memory.reserved / 2**30 / run.gibibytes - 1) < BARS["memory"] for run in own if run.gibibytes
-    )
+    head, *rows = ROWS.read_text().splitlines()
+    some = tmp_path / "torchtitan.csv"
+    some.write_text(f"{head}\n{next(row for row in rows if 'fsdp8,yes,bfloat16' in row)}\n")
+    (run,) = titan_runs(some)
+    assert run.gibibytes is not None and run.seconds is not None
+    assert abs(run.step.memory.reserved / 2**30 / run.gibibytes - 1) < BARS["memory"]
+    assert abs(run.step.seconds / run.seconds - 1) < BARS["time"]
