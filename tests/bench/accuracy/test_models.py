@@ -9,6 +9,8 @@ import pytest
 
 from bench.accuracy import models
 from bench.accuracy.data import default_directory
+from bench.accuracy.library import boards
+from bench.accuracy.ported import ASKED, SOURCE, ported_steps
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("torch")
@@ -63,3 +65,9 @@ def test_models_are_as_right_as_was_asked() -> None:
         means = models.mean_errors(scores, mode)
         assert np.mean(list(means.values())) < models.BAR / 100
         assert max(means.values()) < models.BOARD_BAR / 100
+    # Steps of one board that are ported to others, too.
+    specs = boards({SOURCE, *ASKED})
+    steps = ported_steps(scores, specs[SOURCE].name)
+    asked = {specs[name].name for name in ASKED}
+    errors = [abs(step.ported / step.measured - 1) for step in steps if step.board in asked]
+    assert len(errors) > 10 and np.mean(errors) < 0.09

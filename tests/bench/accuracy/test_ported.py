@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.accuracy import models, ported
+from bench.accuracy import ported
 from bench.accuracy.backward_calls import RecordedCall, Run, call_seconds, library_calls, read_runs
 from bench.accuracy.data import default_directory
 from bench.accuracy.models import Score
@@ -123,7 +123,7 @@ def test_tables_show_what_there_is(tmp_path: Path) -> None:
 
 @measured_data
 @pytest.mark.slow
-def test_ported_calls_and_steps_are_as_right_as_the_page_says() -> None:
+def test_ported_calls_are_as_right_as_the_page_says() -> None:
     from bench.accuracy.library import boards
 
     runs = read_runs(DATA)
@@ -131,10 +131,5 @@ def test_ported_calls_and_steps_are_as_right_as_the_page_says() -> None:
     calls = [each for name in ASKED for each in ported_calls(runs, name, specs, specs)]
     steady = [abs(each.by_price / each.measured - 1) for each in calls if each.steady]
     assert len(steady) > 100 and np.mean(steady) < BAR / 100
-    steps = ported_steps(
-        models.evaluate(models.read_runs(DATA), DATA / "models" / "neusight_configs"), specs[SOURCE].name
-    )
-    asked = {specs[name].name for name in ASKED}
-    assert np.mean([abs(step.ported / step.measured - 1) for step in steps if step.board in asked]) < 0.09
     for each in ported_kernels(DATA, "element-wise"):
         assert np.abs(each.by_waves).mean() < 0.03 < np.abs(each.by_sheets).mean()
