@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 
 
-#: Rooms whose modules import PyTorch.
-WITH_PYTORCH = ("daydream.capture.", "daydream.planners.")
+#: Rooms whose modules import PyTorch, and modules that do.
+WITH_PYTORCH = ("daydream.capture.", "daydream.planners.", "bench.accuracy.plans", "bench.daydream.real_ranks")
 
 
 def modules() -> list[str]:
