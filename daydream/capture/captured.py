@@ -93,6 +93,7 @@ class Capture:
         training: whether a backward pass and an update belong to the step.
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``.
         assumed: what the capture had to suppose, a sentence each.
+        blocks: paths of the equal modules that the model repeats the most of, in order.
     """
 
     title: str
@@ -104,3 +105,4 @@ class Capture:
     training: bool = False
     dtype: str = "float32"
     assumed: tuple[str, ...] = field(default=())
+    blocks: tuple[str, ...] = ()

@@ -62,7 +62,7 @@ def repeated_blocks(model: Any) -> list[str]:
     """Paths of the blocks in the list of equal modules that holds the most parameters; empty without such a list."""
     best: tuple[int, list[str]] = (0, [])
     for path, module in model.named_modules():
-        if not isinstance(module, torch.nn.ModuleList | torch.nn.Sequential):
+        if not isinstance(module, torch.nn.ModuleList | torch.nn.ModuleDict | torch.nn.Sequential):
             continue
         children = dict(module.named_children())
         size = sum(parameter.numel() for parameter in module.parameters())

@@ -13,6 +13,7 @@ import torch
 from daydream.capture.arguments import recorded_tensor, tensors_in
 from daydream.capture.autocast import Autocast
 from daydream.capture.captured import Capture, CapturedModule, CapturedParameter
+from daydream.capture.checkpoints import repeated_blocks
 from daydream.capture.dispatch import OperatorRecorder
 from daydream.capture.optimizers import fused_on_meta, optimizer_of, state_tensors
 from daydream.graph.graph import Phase
@@ -121,6 +122,7 @@ def capture(
         training=training,
         dtype=dtype,
         assumed=subject.assumed,
+        blocks=tuple(repeated_blocks(model)),
     )
 
 

@@ -75,7 +75,7 @@ _COUNT = click.IntRange(1, MOST_RANKS)
         help="What gradients are exchanged in.",
     ),
     click.option(
-        "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=25.0, show_default=True, help="DDP buckets, MiB."
+        "--bucket-mb", type=click.FloatRange(0.001, 1e6), default=None, help="DDP buckets, MiB; else as large as DDP's."
     ),
     click.option("--overlap/--no-overlap", default=True, help="Exchange gradients beside the backward pass."),
     click.option(
@@ -193,10 +193,16 @@ def _layout(place: NodeSpec | None, nodes: int | None, options: dict[str, Any]) 
     chunks = options["chunks"] or (2 if options["schedule"] == "interleaved" else 1)
     return Layout(
         data=data, tensor=options["tensor"], pipeline=options["pipeline"], schedule=options["schedule"], chunks=chunks,
-        micro_batches=count, shard=options["shard"], bucket_bytes=options["bucket_mb"] * 2**20,
-        overlap=options["overlap"], sequence=options["sequence_parallel"], master=options["master"],
-        reduce_bytes=_REDUCE_BYTES[options["reduce_dtype"]],
+        micro_batches=count, sequence=options["sequence_parallel"], **_exchange(options),
     )  # fmt: skip
+
+
+def _exchange(options: dict[str, Any]) -> dict[str, Any]:
+    """What a layout says of gradients and of copies of parameters, the same with ``--search`` and without."""
+    exchange = {name: options[name] for name in ("shard", "overlap", "master")}
+    if options["bucket_mb"] is not None:
+        exchange["bucket_bytes"] = options["bucket_mb"] * 2**20
+    return exchange | {"reduce_bytes": _REDUCE_BYTES[options["reduce_dtype"]]}
 
 
 def _units(model: str, board: DeviceSpec, layout: Layout, options: dict[str, Any], **changed: Any) -> Units:
@@ -227,11 +233,7 @@ def _searched(
     place = _node(board, where[1])
     if options["global_batch"] is None:
         raise InputError("--search", "needs the samples of a step", "add --global-batch")
-    base = Layout(
-        tensor=options["tensor"], pipeline=options["pipeline"], shard=options["shard"],
-        bucket_bytes=options["bucket_mb"] * 2**20, overlap=options["overlap"], master=options["master"],
-        reduce_bytes=_REDUCE_BYTES[options["reduce_dtype"]],
-    )  # fmt: skip
+    base = Layout(tensor=options["tensor"], pipeline=options["pipeline"], **_exchange(options))
     whole = _units(model, board, Layout(), options, batch=1)
     checkpoints = ("none", "selective", "full") if options["checkpoint"] == "none" else (options["checkpoint"],)
     tried = list(candidates(ranks, options["global_batch"], place, base, checkpoints, len(whole.blocks)))

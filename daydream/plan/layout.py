@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from daydream.passes.ddp import USUAL_BUCKET_MB
 from hal.spec.node import NodeSpec
 from hal.support.errors import InputError
 
@@ -13,9 +14,6 @@ Shard = Literal["none", "zero1", "fsdp"]
 
 SCHEDULES: tuple[Schedule, ...] = ("gpipe", "1f1b", "interleaved")
 SHARDS: tuple[Shard, ...] = ("none", "zero1", "fsdp")
-
-#: DDP's ``bucket_cap_mb``, in MiB.
-USUAL_BUCKET_MB = 25.0
 
 
 @dataclass(frozen=True, kw_only=True)

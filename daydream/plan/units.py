@@ -60,7 +60,7 @@ class Units:
     @cached_property
     def parameter_unit(self) -> Ints:
         """Captured unit of every parameter of the capture."""
-        units = {path: number for number, path in enumerate(_repeated(self.capture), 1)}
+        units = {path: number for number, path in enumerate(self.capture.blocks, 1)}
         owners = [_block_of(each.name, units) for each in self.capture.parameters]
         # Those of no block belong to where they are first read.
         first = {number: row for row, each in reversed(list(enumerate(self.capture.operators))) for number in each.read}
@@ -129,7 +129,7 @@ def units_of(capture: Capture, blocks: int | None = None) -> Units:
     Raises:
         InputError: its blocks do not run one after the other.
     """
-    paths = _repeated(capture)
+    paths = capture.blocks
     numbers = {path: number for number, path in enumerate(paths, 1)}
     owner = [_block_of(module.path, numbers) or 0 for module in capture.modules]
     block = np.array([owner[each.module] if each.module != NONE else 0 for each in capture.operators], np.int64)
@@ -162,21 +162,6 @@ def _running(block: Ints, count: int) -> Ints:
     last = np.flatnonzero(block == count)
     behind = np.arange(len(block)) > (last[-1] if count and len(last) else NONE if not count else len(block))
     return np.where(behind, count + 1, reached)
-
-
-def _repeated(capture: Capture) -> tuple[str, ...]:
-    """Paths of the equal modules of one list that hold the most parameters."""
-    lists: dict[tuple[str, str], list[str]] = {}
-    for module in capture.modules:
-        around, _, name = module.path.rpartition(".")
-        if name.isdigit():
-            lists.setdefault((around, module.kind), []).append(module.path)
-    sizes = {
-        key: sum(each.tensor.elements for each in capture.parameters if each.name.startswith(f"{key[0]}."))
-        for key, paths in lists.items()
-        if len(paths) > 1
-    }
-    return tuple(lists[max(sizes, key=sizes.__getitem__)]) if sizes else ()
 
 
 def _block_of(path: str, numbers: Mapping[str, int]) -> int | None:

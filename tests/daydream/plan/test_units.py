@@ -58,10 +58,8 @@ def test_one_board_holds_what_a_prediction_says(units_of_model: Callable[..., An
 
 
 def test_a_model_without_blocks_is_all_root() -> None:
-    from dataclasses import replace
-
     step = step_of([operator("aten::mm"), operator("aten::relu")], (1, 1), ((1,), (1,)))
-    units = units_of(replace(step.capture, modules=(CapturedModule("", "Net"),)))
+    units = units_of(step.capture)
     assert units.blocks == () and units.count == 2 and len(set(units.unit.tolist())) == 1
     with pytest.raises(InputError, match="--pipeline"):
         units.stages(2)
@@ -72,7 +70,7 @@ def test_blocks_that_run_twice_are_refused() -> None:
 
     modules = (*(CapturedModule(path, "Block") for path in ("", "layers.0", "layers.1")),)
     calls = [operator("aten::mm", module=module) for module in (1, 2, 1)]
-    capture = replace(step_of(calls, (1,) * 3, ((1,),) * 3).capture, modules=modules)
+    capture = replace(step_of(calls, (1,) * 3, ((1,),) * 3).capture, modules=modules, blocks=("layers.0", "layers.1"))
     with pytest.raises(InputError, match="one after the other"):
         units_of(capture)
 
