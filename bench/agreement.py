@@ -19,7 +19,7 @@ from bench.suites import suite_names, suite_path
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.command.tables import print_table
+from hal.support.tables import print_table
 from roller.construct.construct import construct
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import load_operators, operator_from_data

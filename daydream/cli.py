@@ -100,13 +100,14 @@ def report_command(
         print_json({"trace": str(trace), **report_record(before), "memory": memory, "warnings": warnings})
     else:
         from daydream.memory.report import print_memory
-        from daydream.report.tables import line, print_report, print_steps
+        from daydream.report.tables import print_report, print_steps
+        from hal.support.tables import print_line
 
         print_steps(before, _partial(before))
-        line()
+        print_line()
         print_report(before, rows)
         for each in memories:
-            line()
+            print_line()
             print_memory(each, before.steps, rows)
         warn(before.timeline.graph)
     write_timeline_file(out, before.timeline, "simulated", lambda: _counters(before.timeline))
@@ -125,11 +126,12 @@ def simulate_command(trace: Path, number: int | None, out: Path | None, html: Pa
         print_json({"trace": str(trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
     if analysis is not None and not as_json:
-        from daydream.report.tables import line, print_steps
+        from daydream.report.tables import print_steps
+        from hal.support.tables import print_line
 
         print_steps(analysis, _partial(analysis))
         edges = len(answer.graph.edge_source)
-        line(f"{len(answer.graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
+        print_line(f"{len(answer.graph)} tasks, {edges} dependenc{'y' if edges == 1 else 'ies'} between threads")
         warn(answer.graph)
     write_timeline_file(out, answer.timeline, "simulated", lambda: _counters(answer.timeline))
     if html is not None and analysis is not None:

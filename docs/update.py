@@ -71,13 +71,13 @@ def _workplace() -> Path:
 
 
 def run(command: str) -> str:
-    """The output of ``roller ...`` or ``daydream ...`` as a terminal of 200 columns shows it."""
+    """The output of ``roller ...`` or ``daydream ...`` as a terminal of 100 columns shows it."""
     program, *arguments = shlex.split(command)
     assert program in ("roller", "daydream"), command
     done = subprocess.run(
         [sys.executable, "-m", f"{program}.cli", *arguments],
         cwd=_workplace(),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "TERM": "dumb"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "TERM": "dumb"},
         capture_output=True,
         text=True,
         check=False,

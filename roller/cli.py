@@ -36,12 +36,13 @@ def main() -> None:
 @click.option("--json/--no-json", "as_json", default=False, help="The spec as JSON.")
 def devices_command(name: str | None, as_json: bool) -> None:
     """List the known boards and nodes of several, or show one of them (a name, or a board's spec file)."""
-    from roller.command.tables import device_list, device_page, node_list, node_page, print_line, print_table
+    from hal.support.tables import print_line, print_table
+    from roller.command.tables import LESS_OF_DEVICES, LESS_OF_NODES, device_list, device_page, node_list, node_page
 
     if name is None:
-        print_table(device_list())
+        print_table(device_list(), LESS_OF_DEVICES)
         print_line("")
-        print_table(node_list())
+        print_table(node_list(), LESS_OF_NODES)
         return
     from hal.catalog import load_device
     from hal.node_catalog import is_node, load_node
@@ -271,9 +272,9 @@ def score_command(
     if as_json:
         click.echo(json_lines(scores), nl=False)
         return
-    from roller.command.tables import print_line, print_table
+    from hal.support.tables import print_line, print_table
 
-    print_table(score_table(scores, limit))
+    print_table(score_table(scores, limit), drop=("shared B", "scratch B", "waves", "regs", "blocks/unit"))
     print_line(summary(scores, expr, limit))
 
 
@@ -327,9 +328,9 @@ def estimate_command(
     if as_json:
         click.echo(json_lines(results), nl=False)
         return
-    from roller.command.tables import print_line, print_table
+    from hal.support.tables import print_line, print_table
 
-    print_table(estimate_table(results, device.teu.lane))
+    print_table(estimate_table(results, device.teu.lane), drop=("found by", "direction", "schedule"))
     print_line(summary(results, device, implementation))
 
 

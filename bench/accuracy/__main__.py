@@ -46,7 +46,7 @@ TABLES = (
 )
 def main(data: Path | None, out: Path, only: tuple[str, ...], page: Path | None) -> None:
     """Compare what the cost model predicts with what others measured."""
-    from roller.command.tables import print_line, print_table
+    from hal.support.tables import print_line, print_table
 
     try:
         directory = data_directory(data)

@@ -150,7 +150,7 @@ def _cells(figures: Iterable[float]) -> tuple[str, str, str]:
 @click.option("--draws", default=20, show_default=True, help="How many halves are drawn.")
 def main(data: Path | None, draws: int) -> None:
     """Choose the model's constants on random halves of Ansor's operators and judge them by the other halves."""
-    from roller.command.tables import print_line, print_table
+    from hal.support.tables import print_line, print_table
 
     bench = Bench(logs(data_directory(data), tuple(TILED)))
     found = [draw(bench, seed) for seed in range(draws)]

@@ -318,7 +318,7 @@ def chart(scores: Sequence[NetworkScore], path: Path) -> None:
 def main(every: int, workers: int | None, data: Path | None, out: Path) -> None:
     """Compare predicted steps of vision networks with measured ones."""
     from bench.accuracy.data import data_directory
-    from roller.command.tables import print_table
+    from hal.support.tables import print_table
 
     for view in table(data_directory(data), out, every=every, workers=workers or 0):
         print_table(view)

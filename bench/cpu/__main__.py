@@ -168,7 +168,7 @@ def keep(results: Results, out: Path) -> None:
 def tell(results: Results) -> bool:
     """Print the comparison; whether every line of what must be shown is met."""
     from bench.cpu.tables import criteria_table, machine_lines, ratio_table, struck_out_lines
-    from roller.command.tables import print_line, print_table
+    from hal.support.tables import print_line, print_table
 
     for line in machine_lines(results.machine):
         print_line(line)

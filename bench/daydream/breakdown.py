@@ -184,7 +184,7 @@ def draw(rows: list[Breakdown], path: Path) -> None:
 )  # fmt: skip
 def main(out: Path) -> None:
     """Predict what three training steps hold, by TBD's kinds."""
-    from roller.command.tables import print_table
+    from hal.support.tables import print_table
 
     rows = [breakdown(network, batch) for network, (batches, _) in NETWORKS.items() for batch in batches]
     print_table(table(rows))

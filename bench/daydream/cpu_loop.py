@@ -348,7 +348,7 @@ def keep(results: LoopResults, out: Path) -> None:
 def tell(results: LoopResults) -> None:
     """Print the results."""
     from bench.cpu.tables import machine_lines
-    from roller.command.tables import print_line, print_table
+    from hal.support.tables import print_line, print_table
 
     for line in machine_lines(results.machine):
         print_line(line)

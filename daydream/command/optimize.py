@@ -231,13 +231,14 @@ def _print(source: str, answer: Optimized) -> None:
     from rich.text import Text
 
     from daydream.optimize.plan import buckets_of, checkpointed, why
-    from daydream.report.tables import line, ms, percent, print_table, table
+    from daydream.report.tables import ms, percent, table
+    from hal.support.tables import print_line, print_table
 
     before, best = answer.before, answer.best
     now = before.lengths_us[before.usual]
     cost = best.exchange.cost
     # Titles are cut to the table's width.
-    line(f"{source}, {cost.workers} workers {cost.where}")
+    print_line(f"{source}, {cost.workers} workers {cost.where}")
     steps = table("Steps", "", "buckets", "step ms", "saved")
     after = f"{best.title}, " if best.requests else ""
     rows = [("as it is", before, before.usual)]
@@ -248,7 +249,7 @@ def _print(source: str, answer: Optimized) -> None:
         length = variant.lengths_us[ends]
         steps.add_row(Text(name), str(len(ends)), ms(length), percent(now - length, now))
     print_table(steps)
-    line()
+    print_line()
     lists = table("Buckets", "ends with", "gradients", "MB", "ready ms", "starts ms", "ends ms")
     for bucket in buckets_of(best.exchange, best.step, best.best):
         name = best.exchange.of_step[bucket.last].name
@@ -256,20 +257,21 @@ def _print(source: str, answer: Optimized) -> None:
         lists.add_row(Text(name), *cells, *(ms(each) for each in (bucket.ready_us, bucket.start_us, bucket.end_us)))
     print_table(lists)
     for each, word in answer.tried:
-        line(f"{each.title}: {ms(each.length_us)} ms, {word}")
+        print_line(f"{each.title}: {ms(each.length_us)} ms, {word}")
     for sentence in why(answer):
-        line(sentence)
+        print_line(sentence)
     if modules := checkpointed(best):
-        line(f"torch.utils.checkpoint around: {', '.join(modules)}")
-    line(best.exchange.gradients.told())
+        print_line(f"torch.utils.checkpoint around: {', '.join(modules)}")
+    print_line(best.exchange.gradients.told())
 
 
 def _print_wrapping(record: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from daydream.report.tables import line, ms, percent, print_table, table
+    from daydream.report.tables import ms, percent, table
+    from hal.support.tables import print_line, print_table
 
-    line(f"{record['source']}, fully_shard among {record['workers']} workers, {record['network']}")
+    print_line(f"{record['source']}, fully_shard among {record['workers']} workers, {record['network']}")
     steps = table("Steps", "", "units", "prefetch forward", "backward", "gathered MB", "step ms", "saved")
     lengths = record["step_seconds"]
     for name, wrapped in (("every block a unit", record["usual"]), ("best found", record["fsdp"])):
@@ -279,5 +281,5 @@ def _print_wrapping(record: dict[str, Any]) -> None:
         steps.add_row(Text(name), *cells, percent(lengths["before"] - length, lengths["before"]))
     print_table(steps)
     for names in record["fsdp"]["wrap"]:
-        line(f"fully_shard: {', '.join(names)}")
-    line(f"{record['tried']} wrappings were simulated")
+        print_line(f"fully_shard: {', '.join(names)}")
+    print_line(f"{record['tried']} wrappings were simulated")

@@ -274,7 +274,8 @@ def _print_jobs(jobs: Sequence[Job], figures: Sequence[Sequence[BoardFigures]], 
     """Seconds of every job on every kind of board, or the memory that it lacks."""
     from rich.text import Text
 
-    from daydream.report.tables import line, print_table, table
+    from daydream.report.tables import table
+    from hal.support.tables import print_line, print_table
 
     view = table("Jobs, s", "job", *(spec.name for spec in devices))
     for job, of_job in zip(jobs, figures, strict=True):
@@ -285,15 +286,16 @@ def _print_jobs(jobs: Sequence[Job], figures: Sequence[Sequence[BoardFigures]], 
         view.add_row(Text(job.title), *cells)
     print_table(view)
     if not all(each.fits for of_job in figures for each in of_job):
-        line("in GB: what does not fit")
-    line()
+        print_line("in GB: what does not fit")
+    print_line()
 
 
 def _print_schedule(schedule: Placement, names: Sequence[str], jobs: Sequence[Job]) -> None:
     from rich.text import Text
 
     from daydream.prediction.placing import RANDOM_TRIALS, greedy, makespan, random_makespan
-    from daydream.report.tables import line, percent, print_table, table
+    from daydream.report.tables import percent, table
+    from hal.support.tables import print_line, print_table
 
     view = table("Schedule", "board", "done at s", "jobs in order, s")
     view.columns[2].justify, view.columns[2].no_wrap = "left", False
@@ -307,10 +309,10 @@ def _print_schedule(schedule: Placement, names: Sequence[str], jobs: Sequence[Jo
         bound = f"no schedule takes less than {_seconds(schedule.lower_bound)} s (gap {percent(schedule.gap)})"
     else:
         bound = "no schedule takes less"
-    line(f"makespan {_seconds(whole)} s: {bound}")
+    print_line(f"makespan {_seconds(whole)} s: {bound}")
     first, chance = makespan(schedule.times, greedy(schedule.times)), random_makespan(schedule.times)
-    line(f"longest job first: {_seconds(first)} s, {percent(first / whole - 1)} more")
-    line(f"at random: {_seconds(chance)} s, {percent(chance / whole - 1)} more (mean of {RANDOM_TRIALS})")
+    print_line(f"longest job first: {_seconds(first)} s, {percent(first / whole - 1)} more")
+    print_line(f"at random: {_seconds(chance)} s, {percent(chance / whole - 1)} more (mean of {RANDOM_TRIALS})")
 
 
 def _seconds(seconds: float) -> str:

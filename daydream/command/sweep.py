@@ -277,7 +277,8 @@ def with_best(rows: Sequence[SweepRow], devices: Sequence[str], variants: Sequen
 def _print(model: str, mode: str, rows: Sequence[SweepRow], assumed: Sequence[str]) -> None:
     from rich.text import Text
 
-    from daydream.report.tables import line, print_table, table
+    from daydream.report.tables import table
+    from hal.support.tables import print_line, print_table
 
     columns = ("device", "variant", "batch", "step ms", "samples/s", "reserved GB", "device GB", "fits", "best")
     view = table(f"{model}, {mode}", *columns)
@@ -287,9 +288,9 @@ def _print(model: str, mode: str, rows: Sequence[SweepRow], assumed: Sequence[st
         cells = ["-" if row.batch is None else str(row.batch), f"{1e3 * row.seconds:.2f}", pace]
         cells += [f"{row.reserved / 1e9:.2f}", f"{row.on_device / 1e9:.2f}", "yes" if row.fits else "no"]
         view.add_row(row.device, Text(row.variant.title), *cells, "best" if row.best else "")
-    print_table(view)
+    print_table(view, drop=("reserved GB", "device GB", "samples/s"))
     for device in dict.fromkeys(row.device for row in rows):
         if not any(row.fits for row in rows if row.device == device):
-            line(f"nothing fits on {device}")
+            print_line(f"nothing fits on {device}")
     for sentence in assumed:
-        line(f"assumed: {sentence}")
+        print_line(f"assumed: {sentence}")

@@ -16,9 +16,10 @@ from daydream.report.area import Area, stacked
 from daydream.report.spans import moved
 from daydream.report.style import esc, legend
 from daydream.report.style import table as html_table
-from daydream.report.tables import line, ms, percent, print_table, short, table
+from daydream.report.tables import ms, percent, short, table
 from daydream.report.timeline import Counter
 from daydream.trace.trace import NONE
+from hal.support.tables import print_line, print_table
 
 #: Class of the colour of each kind.
 _CLASSES = {
@@ -90,8 +91,8 @@ def print_memory(memory: RecordedMemory, steps: Sequence[int], rows: int) -> Non
         _add(made, *_step_cells(memory, step, kinds))
     print_table(made)
     for sentence in sentences(memory):
-        line(sentence)
-    line()
+        print_line(sentence)
+    print_line()
     most = fullest(shown)
     layers = layers_at(memory.footprint, most.peak, memory.layers)
     made = table(f"Memory at the peak of {most.name}, MB, by layer", "layer", "MB", "of it", *kinds)

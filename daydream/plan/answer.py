@@ -9,18 +9,19 @@ from rich.text import Text
 
 from daydream.plan.planned import PlannedStep
 from daydream.plan.search import Found, reason
-from daydream.report.tables import line, percent, print_table, table
+from daydream.report.tables import percent, table
+from hal.support.tables import print_line, print_table
 
 
 def print_plan(step: PlannedStep, rows: int) -> None:
     """One plan: the step, what each stage does, and what a rank holds."""
     print_summary([step])
-    line()
+    print_line()
     print_table(_stages(step, rows))
-    line()
+    print_line()
     print_table(_memory(step))
     for sentence in step.costs.units.capture.assumed:
-        line(f"assumed: {sentence}")
+        print_line(f"assumed: {sentence}")
 
 
 def print_summary(steps: Sequence[PlannedStep]) -> None:
@@ -54,7 +55,7 @@ def print_found(found: Sequence[Found], tried: int) -> None:
             Text(each.candidate.words), f"{1e3 * each.step.seconds:,.1f}", "-" if pace is None else f"{pace:,.1f}",
             _gigabytes(each.step), reason(found, place),
         )  # fmt: skip
-    print_table(view)
+    print_table(view, drop=("samples/s", "memory GB"))
 
 
 def _stages(step: PlannedStep, rows: int) -> Table:

@@ -13,8 +13,9 @@ from daydream.memory.footprint import MemoryKind
 from daydream.prediction.errors import MODEL_ERRORS
 from daydream.prediction.step import PredictedStep
 from daydream.report.arithmetic import peak_of
-from daydream.report.tables import line, percent, print_table, table
+from daydream.report.tables import percent, table
 from daydream.trace.trace import NONE
+from hal.support.tables import print_line, print_table
 
 _PHASES = {Phase.FORWARD: "forward", Phase.BACKWARD: "backward", Phase.UPDATE: "update"}
 
@@ -89,19 +90,19 @@ def print_comparison(steps: Sequence[PredictedStep], prices: Mapping[str, float]
         cells += [_pace(step.samples_per_second), percent(step.busy_seconds, step.step_seconds)]
         cells += ["-" if used is None else f"{100 * used:.0f} %", step.bound, _gigabytes(step)]
         view.add_row(*cells, *([_pace(samples_per_unit(step, prices))] if prices else []))
-    print_table(view)
+    print_table(view, drop=("update", "forward", "backward", "GPU busy", "MFU", "samples/s"))
 
 
 def print_answer(step: PredictedStep, rows: int) -> None:
     """One board and batch: the step, what it consists of, and how right that is."""
     print_comparison([step], {})
-    line()
+    print_line()
     print_table(_models(step))
-    line()
+    print_line()
     print_table(_operators(step, rows))
-    line()
+    print_line()
     print_table(_modules(step, rows))
-    line()
+    print_line()
     print_table(_memory(step, rows))
     print_assumed(step)
 
@@ -109,7 +110,7 @@ def print_answer(step: PredictedStep, rows: int) -> None:
 def print_assumed(step: PredictedStep) -> None:
     """What the capture had to suppose, a line each."""
     for sentence in step.capture.assumed:
-        line(f"assumed: {sentence}")
+        print_line(f"assumed: {sentence}")
 
 
 def _title(step: PredictedStep) -> str:

@@ -216,11 +216,12 @@ def _rounded(value: float) -> float | None:
 
 def print_findings(found: Findings, rows: int) -> None:
     """Tables of the ranks that stand out, the groups, the worst skews and the clocks."""
-    from daydream.report.tables import line, ms, number, percent, print_table, table
+    from daydream.report.tables import ms, number, percent, table
+    from hal.support.tables import print_line, print_table
 
     merged = found.merged
-    line(_headline(found))
-    line()
+    print_line(_headline(found))
+    print_line()
     ranks = table("Ranks, ms per step", "rank", "step", "works", "moves data", "waits", "last to come", "holds up")
     shown = sorted(found.ranks, key=lambda rank: -rank.held_up_us)[:rows]
     for rank in shown:
@@ -230,8 +231,8 @@ def print_findings(found: Findings, rows: int) -> None:
         )  # fmt: skip
     print_table(ranks)
     if len(found.ranks) > rows:
-        line(f"{len(found.ranks) - rows} ranks more hold the others up for less")
-    line()
+        print_line(f"{len(found.ranks) - rows} ranks more hold the others up for less")
+    print_line()
     groups = table(
         "Process groups, ms per step and rank",
         "group", "ranks", "collectives", "MB", "moving", "waiting", "exposed", "of it", "skew",
@@ -242,13 +243,13 @@ def print_findings(found: Findings, rows: int) -> None:
             ms(group.waited_us), ms(group.exposed_us), percent(group.exposed), ms(group.skew_us),
         )  # fmt: skip
     print_table(groups)
-    line()
+    print_line()
     worst = table("Collectives that ranks came to most apart", "collective", "group", "step", "last", "apart, ms")
     for each in found.worst[: min(rows, 5)]:
         worst.add_row(_plain(each.name), _plain(each.group), _plain(each.step), str(each.last), ms(each.skew_us))
     print_table(worst)
     if len(merged.clocks.hosts) > 1:
-        line()
+        print_line()
         clocks = table("Clocks", "host", "behind, us", "drift, us/s", "jitter, us")
         for index, host in enumerate(merged.clocks.hosts[:rows]):
             clocks.add_row(
@@ -256,9 +257,9 @@ def print_findings(found: Findings, rows: int) -> None:
                 number(merged.clocks.jitter_us[index]),
             )  # fmt: skip
         print_table(clocks)
-    line()
+    print_line()
     for sentence in conclusions(found):
-        line(sentence)
+        print_line(sentence)
 
 
 def _plain(text: str) -> Any:

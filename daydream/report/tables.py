@@ -7,35 +7,22 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from daydream.passes import WhatIf
 from daydream.report.analysis import Analysis, mean_busy, ratio
 from daydream.report.breakdown import Busy, Resource, Share
 from daydream.whatif import AppliedPass, parameter_text, written
+from hal.support.tables import print_line, print_table
 
 if TYPE_CHECKING:
     from daydream.report.utilisation import Utilisation
-
-_CONSOLE = Console(soft_wrap=False, highlight=False)
 
 #: Names of kernels are templates of hundreds of characters; the end says least.
 LONGEST_NAME = 72
 
 #: The sustained pace is shown where it differs by more than this share from the mean step.
 RUN_AHEAD = 0.02
-
-
-def print_table(table: Table) -> None:
-    """Print to stdout; a pipe gets the full width the table needs."""
-    console = _CONSOLE if _CONSOLE.is_terminal else Console(width=200, highlight=False)
-    console.print(table)
-
-
-def line(text: str = "") -> None:
-    """A line as it is, without markup."""
-    _CONSOLE.print(text, markup=False, soft_wrap=True)
 
 
 def ms(microseconds: float) -> str:
@@ -106,7 +93,7 @@ def print_steps(analysis: Analysis, partial: Iterable[str] = ()) -> None:
     print_table(steps_table)
     left_out = list(partial)
     if left_out:
-        line(f"Recorded only in part and left out: {', '.join(left_out)}")
+        print_line(f"Recorded only in part and left out: {', '.join(left_out)}")
 
 
 def _error(predicted: float, measured: float) -> str:
@@ -136,14 +123,14 @@ def print_report(analysis: Analysis, rows: int) -> None:
     """Everything about one timeline."""
     named = [("recorded", mean_busy(analysis.recorded))] if analysis.recorded else []
     print_breakdown([*named, ("simulated", analysis.busy)])
-    line()
+    print_line()
     print_critical([("simulated", analysis)])
-    line()
+    print_line()
     made = table("Phases, ms per step", "phase", "CPU", "GPU", "GPU tasks")
     for phase in analysis.phases:
         _add(made, phase.name, ms(phase.cpu_us), ms(phase.gpu_us), f"{phase.gpu_tasks:.0f}")
     print_table(made)
-    line()
+    print_line()
     if analysis.layers:
         made = table(
             "Layers, ms per step", "layer", "GPU", "forward", "backward", "update", "other", "CPU", "GPU tasks"
@@ -156,7 +143,7 @@ def print_report(analysis: Analysis, rows: int) -> None:
             cells = [layer.name, ms(layer.total_us), *parts, ms(layer.cpu_us), f"{layer.gpu_tasks:.0f}"]
             _add(made, *cells, *([percent(of_peak.get(layer.name, math.nan))] if of_peak else []))
         print_table(made)
-        line()
+        print_line()
     _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
     shares = [Share(f"{kind.label}: {s.name}", s.count, s.total_us, s.share) for kind, s in analysis.path[:rows]]
     _print_shares("Critical path, per step", "task", shares, "of the path")
@@ -172,7 +159,7 @@ def _print_shares(title: str, what: str, shares: Sequence[Share], of: str) -> No
     for share in shares:
         _add(shares_table, short(share.name), f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %")
     print_table(shares_table)
-    line()
+    print_line()
 
 
 def print_idle(analysis: Analysis, rows: int) -> None:
@@ -187,7 +174,7 @@ def print_idle(analysis: Analysis, rows: int) -> None:
     idle_table.columns[-1].justify = "left"
     idle_table.columns[-1].no_wrap = False
     print_table(idle_table)
-    line()
+    print_line()
     _print_shares("What the GPU waited for on the CPU, per step", "operator", analysis.idle.operators[:rows], "of it")
 
 
@@ -201,9 +188,9 @@ def print_utilisation(figures: Utilisation, rows: int) -> None:
         _add(made, step.name, pace, *(percent(share) for share in shares), *flops)
     print_table(made)
     for sentence in figures.sentences():
-        line(sentence)
+        print_line(sentence)
     if figures.slow_kernels:
-        line()
+        print_line()
         title = f"Longest kernels below the average of {percent(figures.mean.of_peak)} of peak, per step"
         made = table(title, "kernel", "count", "ms", "of kernel time", "of peak")
         for kernel in figures.slow_kernels[:rows]:
@@ -234,19 +221,19 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         _add(steps_table, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
     print_table(steps_table)
     if ran_ahead:
-        line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
-    line()
+        print_line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
+    print_line()
     print_breakdown([("baseline", before.busy), ("predicted", after.busy)])
-    line()
+    print_line()
     print_critical([("baseline", before), ("predicted", after)])
     for applied_pass in applied:
-        line()
-        line(f"{applied_pass.name}{applied_pass.settings}")
+        print_line()
+        print_line(f"{applied_pass.name}{applied_pass.settings}")
         for note in applied_pass.notes:
-            line(f"  {note}")
+            print_line(f"  {note}")
         if applied_pass.memory_bytes:
             kinds = ", ".join(f"{kind} {size / 1e6:+,.1f} MB" for kind, size in applied_pass.memory_bytes.items())
-            line(f"  at the peak of memory: {kinds}")
+            print_line(f"  at the peak of memory: {kinds}")
 
 
 def print_passes(passes: Sequence[WhatIf]) -> None:
@@ -263,10 +250,10 @@ def print_passes(passes: Sequence[WhatIf]) -> None:
 
 def print_pass(what_if: WhatIf) -> None:
     """The docstring of a pass, without what it raises, and its parameters."""
-    line(f"{what_if.name}: {(inspect.getdoc(what_if.function) or '').partition('Raises:')[0].rstrip()}")
+    print_line(f"{what_if.name}: {(inspect.getdoc(what_if.function) or '').partition('Raises:')[0].rstrip()}")
     if not what_if.parameters:
         return
-    line()
+    print_line()
     keys_table = Table(box=None, pad_edge=False)
     for column in ("parameter", "type", "default"):
         keys_table.add_column(column)

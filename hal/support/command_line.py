@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import click
@@ -17,6 +18,9 @@ BAD_INPUT = 2
 
 #: Settings of a program's group.
 CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+#: Whether ``--wide`` was given: tables with every column, however wide the terminal (:mod:`hal.support.tables`).
+WIDE: ContextVar[bool] = ContextVar("wide", default=False)
 
 
 @contextmanager
@@ -47,8 +51,29 @@ def _terminate(signum: int, frame: object) -> None:
     sys.exit(128 + signum)
 
 
+def _wide_option() -> click.Option:
+    def note(context: click.Context, option: click.Parameter, is_wide: bool) -> None:
+        WIDE.set(is_wide)
+
+    return click.Option(
+        ["--wide"],
+        is_flag=True,
+        expose_value=False,
+        callback=note,
+        help="Show tables with all of their columns, however narrow the terminal.",
+    )
+
+
 class Program(click.Group):
-    """A group of commands, named as the user calls it, that prints usage errors in one line like every other error."""
+    """A group of commands, named as the user calls it, that prints usage errors in one line like every other error.
+
+    Every command takes ``--wide``.
+    """
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        if not isinstance(cmd, click.Group):
+            cmd.params.append(_wide_option())
+        super().add_command(cmd, name)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         program = self.name or "error"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
 from codegen.bundle.manifest import json_of
@@ -17,25 +16,22 @@ from hal.node_catalog import all_nodes
 from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
+from hal.support.tables import print_line, print_table
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
 from roller.text.quantities import sizes_text
 from sokoban.schedule.patches import PatchSchedule, Schedule
 
+#: Columns that a narrow terminal does without, the least important first.
+LESS_OF_DEVICES = ("shared KiB", "aliases", "kernels", "fp32 TFLOP/s", "units")
+LESS_OF_NODES = ("step µs", "joined by", "GB/s a board", "links")
+
 #: What a lane of the device is -> whose memory a kernel is given: of a block, or for the operands that a thread packs.
 _MEMORY = {"thread": "shared B", "element": "scratch B"}
 
 #: The heading of tiles that lie in registers, likewise.
 _TILE = {"thread": "thread tile", "element": "register tile"}
-
-_CONSOLE = Console(soft_wrap=False, highlight=False)
-
-
-def print_table(table: Table) -> None:
-    """Print to stdout; a pipe gets the full width the table needs."""
-    console = _CONSOLE if _CONSOLE.is_terminal else Console(width=200, highlight=False)
-    console.print(table)
 
 
 def device_list() -> Table:
@@ -115,11 +111,6 @@ def _numbers(title: str, rows: Sequence[tuple[str, int | float, str]]) -> Table:
     return table
 
 
-def print_line(text: str) -> None:
-    """A line as it is, without markup."""
-    _CONSOLE.print(text, markup=False, soft_wrap=True)
-
-
 def compiled_json(compiled: CompiledOperator, bundle: Bundle) -> str:
     """One operator as one line of JSON: the manifest's kernels plus what this run took."""
     record, directory = bundle.manifest, bundle.directory
@@ -164,7 +155,8 @@ def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: D
             if not is_single and entry.rank > 1:
                 break
             table.add_row(str(entry.rank) if is_single else bundle.name, *_kernel_cells(entry, kernel))
-    print_table(table)
+    tile, memory = _TILE[device.teu.lane], _MEMORY[device.teu.lane]
+    print_table(table, drop=("step", "grid", "threads", memory, "spill", "regs", tile))
     operators = [compiled for compiled, _ in results]
     directory = results[0][1].directory
     folder = directory if is_single else directory.parent
@@ -225,7 +217,7 @@ def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
 def _finder(program: Program) -> str:
     """Who found a program, or how it was composed."""
     if len(program.parts) > 1:
-        return f"{program.policy}: {len(program.parts)} kernels, the longest shown"
+        return f"{program.policy}: longest of {len(program.parts)}"
     return finder_of(program.policy)
 
 
