@@ -11,6 +11,7 @@ import click
 
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
+from roller.command.doctor import doctor_command
 from roller.command.microbench import microbench_command
 from roller.command.options import (
     algorithms_option,
@@ -368,6 +369,7 @@ def schema_command(kind: str) -> None:
     click.echo(schema_text(kind), nl=False)
 
 
+main.add_command(doctor_command)
 main.add_command(microbench_command)
 main.add_command(profile_command)
 
