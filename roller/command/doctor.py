@@ -69,9 +69,7 @@ def findings() -> Iterable[Finding]:
     yield _open_cl()
     yield _emulator()
     yield _gpu()
-    yield _program(
-        "compute-sanitizer", "--version", "checks kernels on a GPU: roller profile --sanitize", "CUDA's toolkit"
-    )
+    yield _sanitizer()
     for package in _PACKAGES:
         if package.extra:
             yield _package(package)
@@ -101,9 +99,11 @@ def _open_cl() -> Finding:
 
         if (reason := opencl_available()) is not None:
             raise OpenClError(reason)
-        return device_name()
+        # The platform; processors have long names.
+        return device_name().rpartition(" (")[2].rstrip(")")
 
-    return Finding("OpenCL", _said(device), use, "apt-get install pocl-opencl-icd")
+    found = _said(device)
+    return Finding("OpenCL", found, use, "" if found else "apt-get install pocl-opencl-icd")
 
 
 def _emulator() -> Finding:
@@ -121,9 +121,10 @@ def _gpu() -> Finding:
     return Finding("GPU", found, "measures: roller profile, roller microbench", "")
 
 
-def _program(name: str, question: str, use: str, source: str) -> Finding:
-    found = _first_line([name, question]) if shutil.which(name) else None
-    return Finding(name, found, use, "" if found else source)
+def _sanitizer() -> Finding:
+    name, use = "compute-sanitizer", "checks kernels on a GPU: roller profile --sanitize"
+    found = _first_line([name, "--version"]) if shutil.which(name) else None
+    return Finding(name, found, use, "" if found else "apt-get install nvidia-cuda-toolkit")
 
 
 def _first_line(command: list[str]) -> str | None:
