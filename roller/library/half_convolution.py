@@ -48,7 +48,7 @@ class HalfConstants:
             NCHW, mostly for single elements.
         group_width: channels that groups fill a tile with together.
         few_groups: channels-last groups of whole vectors, fewer than these, have gradients without matrix units, as
-            have those whose channels fill no half vectors.
+            have those whose channels fill no half vectors; eights of groups wide enough for tiles of their own do not.
         plain_groups: their instructions per filter, pixel and window element: of up to 32 channels, and of more.
         widest_group: channels of the widest groups that share a kernel.
         block_trips: depthwise: round trips to memory of a block of PyTorch's gradient of the weights, of which there is
@@ -208,7 +208,10 @@ class _Calls:
         if self.channels_last and self.gradient != "forward":
             each = np.where(per > c.group_width, c.plain_groups[1], c.plain_groups[0]) * self._window
             plain = self._pixels * size["f"] * each / self._lanes
-            is_plain = ((size["groups"] < c.few_groups) & (per >= _VECTOR)) | (per % (_VECTOR / 2) != 0)
+            # Eight groups, each in a tile of its own, have a kernel with matrix units however few they are.
+            in_eights = (size["groups"] % _VECTOR == 0) & (packed == 1) & (per <= c.widest_group)
+            is_few = (size["groups"] < c.few_groups) & (per >= _VECTOR) & ~in_eights
+            is_plain = is_few | (per % (_VECTOR / 2) != 0)
             multiply = np.where(is_plain, np.maximum(multiply, plain), multiply)
         return multiply, self._transposed
 

@@ -64,8 +64,12 @@ def test_gradients_of_wide_groups_in_channels_last_lack_matrix_units() -> None:
 
 
 def test_few_groups_have_slow_gradients_in_channels_last() -> None:
-    slow, quick = ({"c": 32 * groups, "f": 32 * groups, "groups": groups} for groups in (8, 16))
+    slow, eight, quick = ({"c": 32 * groups, "f": 32 * groups, "groups": groups} for groups in (7, 8, 16))
     assert seconds(**slow, gradient="weights") > 2 * seconds(**quick, gradient="weights")
+    # Eight wide groups have a kernel with matrix units, eight narrow ones have none.
+    assert seconds(**eight, gradient="weights") < seconds(**quick, gradient="weights")
+    narrow = {"c": 8 * 16, "f": 8 * 16, "groups": 8}
+    assert seconds(**narrow, gradient="weights") > seconds(**eight, gradient="weights")
     halves = {"c": 128, "f": 128, "groups": 32}
     quarters = {"c": 128, "f": 128, "groups": 64}
     assert seconds(**quarters, gradient="weights") > 2 * seconds(**halves, gradient="weights")
