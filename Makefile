@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := compile
-.PHONY: help setup opencl compile check test fuzz lint bench bench-cpu suite harvest-bundles clean
+.PHONY: help setup opencl compile check test docs fuzz lint bench bench-cpu suite harvest-bundles clean
 
 VENV := .venv
 # pyproject.toml is the only input of the environment; the stamp is older than it when it changed.
@@ -88,6 +88,10 @@ check: $(STAMP)
 ## test: the tests, kernels run on the CPU included
 test: $(STAMP) opencl
 	@$(PYTEST)
+
+## docs: the documentation as a site in out/site; no dead link, no page without a way to it
+docs: $(STAMP)
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
 ## fuzz: MINUTES=n (10) of new draws in every test that draws; prints the SEED=s that repeats them
 fuzz: $(STAMP) opencl

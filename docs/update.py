@@ -31,6 +31,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+
+#: Columns of the terminal in which everything is shown.
+_COLUMNS = 100
 PAGES = (
     "README.md",
     "docs/walkthrough.md",
@@ -42,6 +45,10 @@ PAGES = (
     "docs/place.md",
     "docs/plan.md",
     "docs/optimize.md",
+    "docs/getting-started.md",
+    "docs/tutorials/kernel.md",
+    "docs/tutorials/what-if.md",
+    "docs/tutorials/boards.md",
 )
 
 #: The operator and the device of the walkthrough.
@@ -52,8 +59,11 @@ _BLOCK = re.compile(r"(<!-- output: (?P<name>[\w-]+) -->\n```\w*\n)(?P<text>.*?)
 #: What differs from run to run, or from CPU to CPU.
 _UNSTEADY = (
     (
-        re.compile(r"\d+\.\d s \((?:[\d.]+ ms (?:of it )?(?:construction|search|algorithms)(?:, )?)+\)"),
-        "# s (# ms of it finding)",
+        # Lines break elsewhere where a time has more digits.
+        re.compile(
+            r"in\s\d+\.\d\ss\s\((?:[\d.]+\sms\s(?:of\sit\s)?(?:construction|search|algorithms)(?:,\s)?)+\),\swritten\sto\s"
+        ),
+        "in # s (# ms of it finding), written to ",
     ),
     (re.compile(r"yes, (\de-\d\d|exact) *$", re.MULTILINE), "yes"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
@@ -77,7 +87,7 @@ def run(command: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", f"{program}.cli", *arguments],
         cwd=_workplace(),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "TERM": "dumb"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(_COLUMNS), "TERM": "dumb"},
         capture_output=True,
         text=True,
         check=False,
@@ -101,7 +111,17 @@ def console(command: str, *, shown: str = "", sections: Iterable[str] = (), line
         output = "...\n\n" + "\n\n".join(kept) + "\n\n...\n"
     if lines is not None:
         output = "".join(line + "\n" for line in output.splitlines()[:lines]) + "...\n"
-    return f"$ {shown or command}\n{output}"
+    return f"$ {_broken(shown or command)}\n{output}"
+
+
+def _broken(command: str) -> str:
+    """A command of more columns than the output has, continued after backslashes before its options."""
+    lines = [""]
+    for part in re.split(r" (?=--)", command):
+        if len(lines[-1]) + len(part) > _COLUMNS - len("$  \\"):
+            lines.append("   ")
+        lines[-1] += f" {part}" if lines[-1] else part
+    return " \\\n".join(lines)
 
 
 # The walkthrough: one operator, room by room
@@ -361,6 +381,25 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "verification": _verification,
     "kernel-record": _kernel_record,
     "manifest": _manifest,
+    "doctor": lambda: console("roller doctor"),
+    "tutorial-compile": lambda: console("roller compile examples/matmul.json --device a100 --top-k 3"),
+    "tutorial-why": lambda: console(
+        "roller explain examples/matmul.json --device a100", sections=("The program", "Predicted")
+    ),
+    "tutorial-verify": lambda: console("roller verify examples/matmul.json --device a100"),
+    "tutorial-rival": lambda: console("roller estimate examples/matmul.json --device a100 --implementation library"),
+    "tutorial-step": lambda: console(
+        "daydream predict timm:resnet18 --device v100 --batch 8 --out step.json.gz", lines=16
+    ),
+    "tutorial-whatif": lambda: console("daydream whatif step.json.gz --pass amp --pass cuda-graphs", lines=24),
+    "tutorial-boards": lambda: console(
+        "daydream predict hf:examples/models/llama-1b.json --sequence 2048 --batch 1,4 --dtype bfloat16"
+        " --device a100-sxm-80gb,h100-sxm,l40s"
+    ),
+    "tutorial-largest": lambda: console(
+        "daydream predict hf:examples/models/llama-1b.json --sequence 2048 --largest-batch --dtype bfloat16"
+        " --device l40s,h100-sxm"
+    ),
 }
 
 

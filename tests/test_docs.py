@@ -29,7 +29,7 @@ from sokoban.language.operators import load_operators, operators_from_json
 from sokoban.schedule.files import load_schedules
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").rglob("*.md")])
 PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 EXAMPLES = sorted((ROOT / "examples").glob("*.json"))
 COMMANDS = sorted(main.commands)
@@ -278,6 +278,17 @@ def test_every_block_of_output_has_a_command_behind_it_and_is_filled() -> None:
 @pytest.mark.slow
 def test_shown_output_is_what_the_program_prints(name: str) -> None:
     assert shown_blocks()[name] == update().BLOCKS[name](), "out of date; run python docs/update.py"
+
+
+@pytest.mark.parametrize("page", ["getting-started", "kernel", "what-if", "boards"])
+@pytest.mark.usefixtures("opencl", "pytorch")
+@pytest.mark.slow
+def test_tutorials_show_what_the_programs_print(page: str) -> None:
+    (path,) = (path for path in PAGES if path.stem == page)
+    steady = update().steady
+    for name, text in update().blocks_of(path.read_text("utf-8")).items():
+        if name != "doctor":  # tells of the machine
+            assert steady(text) == steady(update().BLOCKS[name]()), f"{name}: run python docs/update.py"
 
 
 @pytest.mark.usefixtures("opencl")

@@ -120,7 +120,8 @@ def _title(step: PredictedStep) -> str:
 
 def _models(step: PredictedStep) -> Table:
     view = table("Priced by", "model", "ms", "share", "mean error", "measured on")
-    view.columns[-1].justify = "left"
+    view.columns[0].no_wrap = True
+    view.columns[-1].justify, view.columns[-1].no_wrap = "left", False
     for model, share in step.priced_by.items():
         known = MODEL_ERRORS[model]
         error = "-" if known.mean is None else f"{100 * known.mean:.0f} %"

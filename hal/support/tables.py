@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Sequence
+from textwrap import fill
 
 from rich.console import Console
 from rich.table import Table
@@ -35,8 +36,10 @@ def print_table(table: Table, drop: Sequence[str] = ()) -> None:
 def print_line(text: str = "") -> None:
     """Print a line as it is, without markup; where it is longer than the terminal is wide it breaks between words."""
     columns = columns_at_hand()
-    console = Console(width=columns or max(len(text), 1), highlight=False)
-    console.print(text, markup=False, soft_wrap=columns is None)
+    if columns is not None and len(text) > columns:
+        indent = " " * (len(text) - len(text.lstrip()))
+        text = fill(text, columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    print(text)
 
 
 def columns_at_hand() -> int | None:
