@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem, tensors_of
-from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES
+from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.patches import Schedule
@@ -110,6 +110,54 @@ class _Plan(NamedTuple):
     missing: str | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmulatedKernel:
+    """A kernel's CUDA text, and what a run of it on the CPU takes. A changed text is a kernel of its own.
+
+    Attributes:
+        source: the text, without what only NVRTC needs.
+        entry: name of the ``__global__`` function in it.
+        arguments: one flat array per parameter, in the parameter's dtype, with its guard; the output is the last one.
+        grid, block: launch extents (x, y, z).
+        dynamic_shared_bytes: size of ``extern __shared__`` memory.
+        optimized: whether its run is long enough to be worth an optimising compilation.
+        output: the tensor that it writes.
+    """
+
+    source: str
+    entry: str
+    arguments: tuple[np.ndarray, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_shared_bytes: int
+    optimized: bool
+    output: Tensor
+
+    def run(self) -> np.ndarray:
+        """The output with its guard, flat; NaN where nothing was written.
+
+        Raises:
+            EmulatorError: g++ refuses the text, or the kernel crashes, hangs or breaks a rule of CUDA.
+        """
+        (result,) = run_cuda_on_cpu(
+            self.source,
+            self.entry,
+            self.arguments,
+            self.grid,
+            self.block,
+            [len(self.arguments) - 1],
+            self.dynamic_shared_bytes,
+            optimized=self.optimized,
+        )
+        return self.values(result)
+
+    def values(self, result: np.ndarray) -> np.ndarray:
+        """The output as numbers: what stands for NaN among integers becomes one, bits of bfloat16 become float32."""
+        if self.output.dtype == "bfloat16":
+            return (result.astype(np.uint32) << 16).view(np.float32)
+        return _with_nan(result, self.output.dtype)
+
+
 def _emulator_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) -> _Plan:
     """The kernels' own CUDA text, thread by thread."""
     return _Plan(steps, _run_emulated, "cuda, emulated", tolerance_of(form.expr), emulator_available())
@@ -155,7 +203,7 @@ def _verified(
             flat = plan.run(problem, schedule, known)
             output = tensors_of(problem)[-1]
             known[output.name] = flat[: output.element_count]
-            if not np.isnan(flat[output.element_count :]).all():
+            if is_guard_written(flat, output):
                 written = "the output" if output.name == form.expr.output.name else output.name
                 return verdict(passed=False, relative_error=math.inf, reason=f"written behind the end of {written}")
     except (OpenClError, EmulatorError, LoweringError) as error:
@@ -203,27 +251,38 @@ def _turns(problem: Problem) -> float:
     return math.prod(problem.sizes.values())
 
 
-def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
-    """The output with its guard, computed by the kernel's own CUDA text in its own dtypes."""
+def emulated_kernel(problem: Problem, schedule: Schedule, inputs: Mapping[str, np.ndarray]) -> EmulatedKernel:
+    """A kernel's CUDA text and what a run of it takes, by the values of its inputs; outputs are poisoned.
+
+    Raises:
+        LoweringError: the schedule cannot be lowered.
+    """
     lowered = lower(LoweringRequest(problem, schedule, "verify", _EMULATED))
     tensors = tensors_of(problem)
     source = strip_prelude(cuda_source(lowered, _EMULATED.architecture, [tensor.name for tensor in tensors]))
-    arrays = [_stored(guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
-    output = tensors[-1]
-    arrays.append(_stored(guarded(np.full(output.shape, np.nan), output), output.dtype))
-    (result,) = run_cuda_on_cpu(
-        source,
-        lowered.entry + KERNEL_SUFFIX,
-        arrays,
-        lowered.grid,
-        lowered.block,
-        [len(arrays) - 1],
-        lowered.dynamic_shared_bytes,
+    values = [inputs[tensor.name] for tensor in tensors[:-1]] + [np.full(tensors[-1].shape, np.nan)]
+    return EmulatedKernel(
+        source=source,
+        entry=lowered.entry + KERNEL_SUFFIX,
+        arguments=tuple(
+            _stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)
+        ),
+        grid=lowered.grid,
+        block=lowered.block,
+        dynamic_shared_bytes=lowered.dynamic_shared_bytes,
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
+        output=tensors[-1],
     )
-    if output.dtype == "bfloat16":
-        return (result.astype(np.uint32) << 16).view(np.float32)
-    return _with_nan(result, output.dtype)
+
+
+def is_guard_written(flat: np.ndarray, output: Tensor) -> bool:
+    """Whether something was written behind the end of an output."""
+    return not np.isnan(flat[output.element_count :]).all()
+
+
+def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
+    """The output with its guard, computed by the kernel's own CUDA text in its own dtypes."""
+    return emulated_kernel(problem, schedule, inputs).run()
 
 
 def _stored(values: np.ndarray, dtype: str) -> np.ndarray:
