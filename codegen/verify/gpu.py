@@ -211,7 +211,7 @@ def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.n
     arrays = [_stored(guarded(inputs[tensor.name], tensor), tensor.dtype) for tensor in tensors[:-1]]
     output = tensors[-1]
     arrays.append(_stored(guarded(np.full(output.shape, np.nan), output), output.dtype))
-    (result,) = run_cuda_on_cpu(
+    emulation = run_cuda_on_cpu(
         source,
         lowered.entry + KERNEL_SUFFIX,
         arrays,
@@ -220,7 +220,9 @@ def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.n
         [len(arrays) - 1],
         lowered.dynamic_shared_bytes,
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
+        written=[output.element_count],
     )
+    (result,) = emulation.outputs
     if output.dtype == "bfloat16":
         return (result.astype(np.uint32) << 16).view(np.float32)
     return _with_nan(result, output.dtype)
