@@ -31,7 +31,7 @@ from codegen.verify.emulator import EmulatorError, Synchronization, emulator_ava
 from codegen.verify.engines import CHECKS, ORDER_SEEDS
 from codegen.verify.guards import guarded
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
-from codegen.verify.result import TOLERANCE, Verification, judge, tolerance_of
+from codegen.verify.result import TOLERANCE, Verification, exact_tolerance, judge, tolerance_of
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.patches import PatchTransform
@@ -207,7 +207,7 @@ def _emulator_plan(
     def run(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
         return emulated_kernel(problem, schedule, inputs, target).run(seeds)
 
-    tolerance, missing = tolerance_of(form.expr), emulator_available()
+    tolerance, missing = exact_tolerance(form.expr), emulator_available()
     return _Plan(steps, run, "emulator", "cuda, emulated", tolerance, missing, tuple(seeds))
 
 
