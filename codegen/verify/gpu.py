@@ -220,7 +220,7 @@ def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.n
         [len(arrays) - 1],
         lowered.dynamic_shared_bytes,
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
-        written=[output.element_count],
+        extents=[tensor.element_count for tensor in tensors],
     )
     (result,) = emulation.outputs
     if output.dtype == "bfloat16":
