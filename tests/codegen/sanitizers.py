@@ -12,6 +12,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from codegen.generators import linker
@@ -83,6 +84,17 @@ def run(program: Path, *arguments: Path) -> Outcome:
         [program, *arguments], capture_output=True, text=True, check=False, env=environment, timeout=60
     )
     return Outcome(done.returncode, done.stderr)
+
+
+@lru_cache(maxsize=1)
+def _in_place() -> tuple[str, ...]:
+    """What runs a program without random addresses, some of which leave ThreadSanitizer no room for its own."""
+    prefix = ("setarch", "-R")
+    try:
+        is_allowed = subprocess.run([*prefix, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return ()
+    return prefix if is_allowed else ()
 
 
 def told(assembly: str, sanitizer: str) -> str:
