@@ -65,7 +65,7 @@ _UNSTEADY = (
         ),
         "in # s (# ms of it finding), written to ",
     ),
-    (re.compile(r"yes, (\de-\d\d|exact) *$", re.MULTILINE), "yes"),
+    (re.compile(r"\byes, (\de-\d\d|exact)"), "yes"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
     (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
 )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sokoban.language.expression import TensorExpr
+from sokoban.language.expression import FLOAT8_DTYPES, TensorExpr
 
 #: Largest accepted relative error by dtype of the output (narrowest dtype that takes part). Sums of integers are exact.
 #: Products of eight-bit floats are, too, but matrix units keep no more than some 13 bits of their sums.
@@ -22,6 +22,8 @@ TOLERANCE = {
 #: factors is 2**-10 of a product, whose errors add up as the products themselves do; some deviations of that.
 TF32_TOLERANCE = 8 * 2.0**-10
 
+#: How much of itself a number changes by at most when it is rounded to a narrow type: half a unit in its last place.
+HALF_UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 #: What stands for infinity in the narrowest dtype.
 LARGEST_HALF = 65504.0
@@ -40,17 +42,38 @@ def tolerance_of(expr: TensorExpr) -> float:
     return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
 
 
+def exact_tolerance(expr: TensorExpr) -> float:
+    """The largest relative error of a kernel of ``expr`` whose every operation is rounded as the kernel asks for.
+
+    That is what sums of its accumulator's type may be off by, and twice the rounding of a narrower output. Matrix units
+    and functions of a board are less exact, for which :func:`tolerance_of` has room.
+
+    >>> from sokoban.language.operators import operator_from_data
+    >>> operator = {"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "float16", "accumulate": "float32"}
+    >>> exact_tolerance(operator_from_data(operator)) == 1e-4 + 2 * 2**-11
+    True
+    """
+    if expr.output.dtype in FLOAT8_DTYPES:
+        return tolerance_of(expr)
+    sums = max(TOLERANCE[expr.final_dtype], TF32_TOLERANCE * expr.allow_tf32)
+    return sums + 2 * HALF_UNITS.get(expr.output.dtype, 0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verification:
     """What was run and what came out.
 
     Attributes:
         passed: the outputs agree and the guards are untouched.
-        method: how the kernel was run: the target, and the twin where there was one.
+        method: how the kernel was run: the target, and the twin where there was one; ``"none"`` where nothing ran.
         relative_error: largest |out - reference| / (|reference| + rms(reference)); None where nothing ran.
         tolerance: the bound it was held to.
         axis_sizes: sizes of the problem that ran.
         reason: why it did not pass or did not run; empty otherwise.
+        engine: what ran it, a key of :data:`codegen.verify.engines.CHECKS`; empty where nothing did.
+        checks: what that looks at.
+        seeds: of the orders in which threads, warps and blocks ran, where the engine draws those.
+        needless: barriers, waits and fences that ordered nothing, whatever the seed: ``line 41: __syncthreads();``.
     """
 
     passed: bool
@@ -59,6 +82,10 @@ class Verification:
     tolerance: float
     axis_sizes: Mapping[str, int]
     reason: str = ""
+    engine: str = ""
+    checks: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    needless: tuple[str, ...] = ()
 
 
 def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:
