@@ -91,7 +91,7 @@ class _MmaKernel(CopiedProduct):
         #: With an even number of depths the fragments of the next step's first depth can be loaded ahead: they are in
         #: the same registers at every step.
         self.loads_ahead = self.stages > 1 and self.depths % 2 == 0 and self.steps > 1
-        #: Whether threads wait for each other at every step: what is stored ahead at once is there from the first step on.
+        #: Whether threads meet at every step: what is stored ahead at once is there from the first step on.
         self.meets = self.is_asynchronous or not self.loads_ahead or self.steps > self.ahead
         self.a_fragments = allocate("a_fragments", 2 * plan.fragments_m * 4, "uint32", "local")
         self.b_fragments = allocate("b_fragments", 2 * plan.fragments_n * 4, "uint32", "local")
