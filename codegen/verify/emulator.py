@@ -1,10 +1,10 @@
 """Generated CUDA kernels executed on the CPU, for verification where there is no GPU.
 
-The kernel's text is compiled as C++ by g++ beside headers that stand in for CUDA (``emulator_headers``), and linked to a
-runtime (``emulator_runtime``) that schedules threads as fibers, in orders drawn from seeds. g++ tells the runtime of every
-load and store (``-fsanitize=thread``, whose calls the runtime answers instead of the sanitizer's library), and the runtime
-holds them against each other: what no barrier, wait or fence orders is an error, whether or not it did harm this time. It
-is an interpreter of the text's meaning and says nothing about speed.
+The kernel's text is compiled as C++ by g++ beside headers that stand in for CUDA (``emulator_headers``), and linked to
+a runtime (``emulator_runtime``) that schedules threads as fibers, in orders drawn from seeds. g++ tells the runtime of
+every load and store (``-fsanitize=thread``, whose calls the runtime answers instead of the sanitizer's library), and
+the runtime holds them against each other: what no barrier, wait or fence orders is an error, whether or not it did harm
+this time. It is an interpreter of the text's meaning and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -161,7 +162,15 @@ def run_cuda_on_cpu(
     with tempfile.TemporaryDirectory(prefix="cuda-on-cpu-") as directory:
         data = Path(directory) / "arrays"
         data.write_bytes(b"".join(array.tobytes() for array in arrays))
-        command = [program, data, *launch, flags, most_steps or 0, ",".join(map(str, seeds)), *sum(sizes, [])]
+        command = [
+            program,
+            data,
+            *launch,
+            flags,
+            most_steps or 0,
+            ",".join(map(str, seeds)),
+            *chain.from_iterable(sizes),
+        ]
         try:
             process = subprocess.run(
                 [str(word) for word in command], capture_output=True, text=True, timeout=timeout_s, check=False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tvm import tirx
@@ -46,9 +46,16 @@ class CopiedProduct(ProductKernel):
         schedule, roles, dtype = plan.schedule, plan.roles, plan.form.expr.accumulate
         self.step = schedule.step_of[roles.k]
         self.steps = math.prod(plan.padded[axis] // schedule.step_of[axis] for axis in plan.form.reduced)
-        self.stages, self.ahead, self.sum_count, self.warp_n = schedule.stages, ahead, sums, first_column
+        self.stages, self.ahead, self.sum_count, self.warp_n = (
+            schedule.stages,
+            min(ahead, self.steps),
+            sums,
+            first_column,
+        )
         self.element_bytes = MATRIX_TYPES[roles.dtype].element_bytes
         self.stage_bytes = stage_bytes(schedule, roles)
+        #: Whether copies pass by the registers, of one operand at least; where none does, there is nothing to wait for.
+        self.is_asynchronous = any(self._copy_bytes(load) in COPY_BYTES for load in (roles.a, roles.b))
         scope = "shared.dyn" if plan.is_dynamic else "shared"
         self.shared = allocate("shared", plan.shared_bytes // 4, dtype, scope, align_bytes=alignment_bytes)
         self.sums = allocate("sums", sums, dtype, "local")
@@ -72,20 +79,25 @@ class CopiedProduct(ProductKernel):
     def fetch_first(self) -> None:
         """The copies that are under way before the first step."""
         for step in range(self.ahead):
-            if step < self.steps:
-                self.fetch(tirx.const(step, "int32"), step)
-            self.call("copy_async_commit")
+            self.fetch(tirx.const(step, "int32"), step)
+            self.commit()
 
     def fetch_later(self, step: Expr) -> None:
         """Copy the step after those under way to the buffer that was left last."""
         later = step + self.ahead
         with T.If(later < self.steps), T.Then():
             self.fetch(later, later % self.stages)
-        self.call("copy_async_commit")
+        self.commit()
+
+    def commit(self) -> None:
+        """The copies since the last time are a group."""
+        if self.is_asynchronous:
+            self.call("copy_async_commit")
 
     def wait(self, pending: int) -> None:
         """All but ``pending`` groups of copies are there, those of other threads too; all threads are here."""
-        self.call(f"copy_async_wait_{pending}")
+        if self.is_asynchronous:
+            self.call(f"copy_async_wait_{pending}")
         self.barrier()
 
     def barrier(self) -> None:
@@ -108,10 +120,13 @@ class CopiedProduct(ProductKernel):
             step = step // count
         return origin
 
+    def _copy_bytes(self, load: Load) -> int:
+        """Bytes of an operand that a thread copies at once."""
+        return self.fetch_width(load) * self.element_bytes
+
     def _fetch_operand(self, load: Load, stage: Expr, first: Mapping[str, Expr]) -> None:
         outer, inner = outer_inner(self.roles, load)
-        vector = self.fetch_width(load)
-        size = vector * self.element_bytes
+        vector, size = self.fetch_width(load), self._copy_bytes(load)
         if size not in COPY_BYTES:
             vector = 1
         tensor, ranges = self.plan.tensors[load.tensor], {**self.form.sizes, **self.plan.padded}
@@ -135,6 +150,14 @@ class CopiedProduct(ProductKernel):
 
     # ---- the results
 
+    @abstractmethod
+    def last_read(self) -> Collection[int]:
+        """Stages that other warps may still read when one has multiplied all steps."""
+
+    def is_in_strip(self, stage: int) -> bool:
+        """Whether results leave in place of a stage."""
+        return stage * self.stage_bytes < strip_bytes(self.roles, self.schedule)
+
     def leave(self, row: Expr) -> None:
         """One row of every warp's sums: to shared memory, through the final statement, to the output."""
         width = strip_shape(self.roles, self.schedule)[1]
@@ -142,7 +165,8 @@ class CopiedProduct(ProductKernel):
         # Adjacent sums of a lane: of two columns, or of four where two products have every other column each.
         adjacent = 4 if self.roles.is_interleaved else 2
         column = self.warp_n + self.lane % 4 * adjacent
-        self.barrier()  # until then the strip is what others read: the last fragments, the row before
+        if self.plan.fragments_m > 1 or any(self.is_in_strip(stage) for stage in self.last_read()):
+            self.barrier()  # until then the strip is what others read: the last fragments, the row before
         with (
             named(T.unroll, self.plan.fragments_n * 4 // adjacent, "j") as j,
             named(T.unroll, 2, "eight") as eight,

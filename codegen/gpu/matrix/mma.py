@@ -11,6 +11,8 @@ step's first 32 included: :mod:`codegen.gpu.matrix.operands` has how, for every 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
@@ -88,7 +90,9 @@ class _MmaKernel(CopiedProduct):
         self.has_interleaved_rows = self.element_bytes == 1 and roles.is_turned(roles.a)
         #: With an even number of depths the fragments of the next step's first depth can be loaded ahead: they are in
         #: the same registers at every step.
-        self.loads_ahead = self.stages > 1 and self.depths % 2 == 0
+        self.loads_ahead = self.stages > 1 and self.depths % 2 == 0 and self.steps > 1
+        #: Whether threads meet at every step: what is stored ahead at once is there from the first step on.
+        self.meets = self.is_asynchronous or not self.loads_ahead or self.steps > self.ahead
         self.a_fragments = allocate("a_fragments", 2 * plan.fragments_m * 4, "uint32", "local")
         self.b_fragments = allocate("b_fragments", 2 * plan.fragments_n * 4, "uint32", "local")
 
@@ -109,7 +113,7 @@ class _MmaKernel(CopiedProduct):
     def write(self) -> None:
         with T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0):
             self.clear()
-            if self.stages == 1:
+            if self.stages == 1 or self.steps == 1:
                 self._plain_steps()
             else:
                 self._pipeline()
@@ -119,28 +123,35 @@ class _MmaKernel(CopiedProduct):
     # ---- steps
 
     def _plain_steps(self) -> None:
-        """Copy a step, wait, multiply, wait."""
+        """Wait for those who multiply, copy a step, wait for it, multiply."""
         with named(T.serial, self.steps, "step") as step:
+            if self.steps > 1:
+                self.barrier()
             self.fetch(step, 0)
-            self.call("copy_async_commit")
+            self.commit()
             self.wait(0)
             self._multiply_step(0)
-            self.barrier()
+
+    def last_read(self) -> Collection[int]:
+        if self.stages == 1 or self.steps == 1:
+            return [0]
+        # Fragments of a step that never comes are loaded ahead, too.
+        end = self.steps + self.loads_ahead
+        return [step % self.stages for step in range(end - 1 if self.meets else 0, end)]
 
     def _pipeline(self) -> None:
         """The first copies; then per step: multiply, and copy the step that comes ``stages - 1`` later."""
         self.fetch_first()
         if self.loads_ahead:
-            self.wait(self.stages - 2)
+            self.wait(self.ahead - 1)
             self._load_fragments(0, 0, 0)
         with named(T.serial, self.steps, "step") as step:
             if self.loads_ahead:
                 self._multiply_ahead(step)
             else:
-                self.wait(self.stages - 2)
+                self.wait(self.ahead - 1)
                 self.fetch_later(step)
                 self._multiply_step(step % self.stages)
-        self.call("copy_async_wait_0")
 
     def _multiply_step(self, stage: Expr) -> None:
         self._load_fragments(0, stage, 0)
@@ -153,8 +164,8 @@ class _MmaKernel(CopiedProduct):
         """A step whose first fragments are there already; those of the next step follow its barrier."""
         for depth in range(self.depths):
             last = depth + 1 == self.depths
-            if last:
-                self.wait(self.stages - 2)
+            if last and self.meets:
+                self.wait(self.ahead - 1)
             self._load_fragments((depth + 1) % 2, (step + last) % self.stages, (depth + 1) % self.depths)
             if depth == 0:
                 self.fetch_later(step)

@@ -13,6 +13,7 @@ and waits for the products of the last step only. Tensor cores so have the next 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,10 +172,21 @@ class _WarpGroupKernel(CopiedProduct):
             self.call(device.PROXY_FENCE)
             self.barrier()
             self._multiply_by_group(step % self.stages)
-            self.fetch_later(step)
-            self.call(device.WAIT_FOR_EARLIER)
+            if self.steps > 1:
+                self.fetch_later(step)
+            if self.reuses_stages:
+                self.call(device.WAIT_FOR_EARLIER)
         self.call(device.finish_name(self.schedule.block_of[self.roles.n]), self.sums.data)
-        self.call("copy_async_wait_0")
+
+    @property
+    def reuses_stages(self) -> bool:
+        """Whether copies overwrite what products have read."""
+        return self.steps > self.stages
+
+    def last_read(self) -> Collection[int]:
+        # Warps wait for their own products only: those of others are two steps behind the last barrier at most.
+        behind = 2 if self.reuses_stages else self.steps
+        return [step % self.stages for step in range(max(0, self.steps - behind), self.steps)]
 
     def _multiply_by_group(self, stage: Expr) -> None:
         """All products of a step, as one group."""

@@ -228,7 +228,6 @@ class _ThreadWriter:
             device_call("copy_async_commit")
             self._compute(stage[0], self._origins(step))
             T.buffer_store(stage, tirx.if_then_else(stage[0] == ahead, 0, stage[0] + 1), [0])
-        device_call("copy_async_wait_0")
 
     def _copy_ahead(self, step: Expr, stage: Expr) -> None:
         for copy in self.copies:

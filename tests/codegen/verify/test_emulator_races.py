@@ -25,7 +25,8 @@ class Fault(NamedTuple):
     """A kernel with a fault.
 
     Attributes:
-        body: the kernel; the line that mends it is a comment that begins with ``//+``, one to leave out ends with ``//-``.
+        body: the kernel; a line that mends it is a comment that begins with ``//+``, one to leave out ends with
+            ``//-``.
         message: what the error says, as a regular expression.
         grid: blocks.
     """
@@ -129,22 +130,24 @@ X[threadIdx.x] = 1.0f; //-
 Y[threadIdx.x] = X[threadIdx.x];
 """
 
+RACE = r"race on shared s\+\d+: "
+
 FAULTS = {
-    "a missing barrier between two steps": Fault(
-        STEPS, r'race on shared s\+\d+: (read by .* at LINE6 .*written by .* at LINE4|written by .* at LINE4 .*read by .* at LINE6)'
-    ),
-    "a double buffer that wraps one step early": Fault(DOUBLE_BUFFER, r"race on shared s\+\d+: .* at LINE(7|10) .* at LINE(7|10) "),
+    "a missing barrier between two steps": Fault(STEPS, RACE + r".* at LINE(4|6) .* at LINE(4|6) "),
+    "a double buffer that wraps one step early": Fault(DOUBLE_BUFFER, RACE + r".* at LINE(7|10) .* at LINE(7|10) "),
     "a wait that leaves a group too many": Fault(
-        PIPELINE, r"race on shared s\+\d+: an asynchronous copy of .* at LINE4 .* is under way, when it is read by .* at LINE13 "
+        PIPELINE, RACE + r"an asynchronous copy of .* at LINE4 .* is under way, when it is read by .* at LINE13 "
     ),
     "a shuffle without half of its lanes": Fault(FEW_LANES, r"lane \d+, which takes no part, .* at LINE3 "),
     "a mask without some lanes": Fault(SMALL_MASK, r"a mask, 0xffff, without the lane itself by .* at LINE2 "),
-    "blocks that add without atomics": Fault(TWO_BLOCKS, r"race on Y\[\d+\]: .* at LINE1 .* at LINE1 .*no order", grid=2),
-    "lanes of a warp without a barrier": Fault(WARP_ALONE, r"race on shared s\+\d+: .* at LINE(2|4) .* at LINE(2|4) "),
-    "a barrier of the warp for the block": Fault(WARP_NOT_BLOCK, r"race on shared s\+\d+: .* at LINE(2|5) .* at LINE(2|5) "),
-    "a store under a copy": Fault(BEFORE_THE_WAIT, r"race on shared s\+\d+: .* at LINE2 .* at LINE4 .* read by .* at LINE6 "),
+    "blocks that add without atomics": Fault(
+        TWO_BLOCKS, r"race on Y\[\d+\]: .* at LINE1 .* at LINE1 .*no order", grid=2
+    ),
+    "lanes of a warp without a barrier": Fault(WARP_ALONE, RACE + r".* at LINE(2|4) .* at LINE(2|4) "),
+    "a barrier of the warp for the block": Fault(WARP_NOT_BLOCK, RACE + r".* at LINE(2|5) .* at LINE(2|5) "),
+    "a store under a copy": Fault(BEFORE_THE_WAIT, RACE + r".* at LINE2 .* at LINE4 .* read by .* at LINE6 "),
     "a store into an input": Fault(AN_INPUT, r"an input is written: X\[\d+\] by .* at LINE1 "),
-}  # fmt: skip
+}
 
 
 def faulty(body: str) -> str:
