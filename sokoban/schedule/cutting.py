@@ -11,7 +11,7 @@ from sokoban.schedule.tile import TileSchedule
 
 
 def cut_down(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> KernelForm:
-    """An operator on axes cut to at most two full tiles and the remainder.
+    """An operator on axes cut to two full tiles and the remainder, of a pipeline to more steps (:func:`cut_sizes`).
 
     ``vector``: most neighbouring columns that a thread of a ``rows`` kernel takes at a time.
     """
@@ -19,22 +19,31 @@ def cut_down(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> Kerne
 
 
 def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict[str, int]:
-    """Axis sizes after cutting to two full tiles and the remainder."""
+    """Axis sizes after cutting to two full tiles and the remainder.
+
+    A pipeline fetches inside its loop, and uses a buffer a second time, only where there are more steps than buffers:
+    its innermost stepped axes keep as many tiles as that takes.
+    """
     tiles = {**schedule.block_of, **schedule.step_of}
     if form.kind == "rows" or schedule.reduce_threads:
         # Columns are dealt to the threads in vectors.
         dealt = vector * max([count for _, count in schedule.reduce_threads] or [1])
         tiles |= dict.fromkeys((*form.columns, *form.reduced), dealt)
-    return {axis: cut(size, tiles.get(axis, 1)) for axis, size in form.sizes.items()}
+    counts, needed = {}, schedule.stages + 1 if schedule.stages > 1 else 1
+    for axis, step in reversed(schedule.step):
+        available = form.sizes[axis] // step
+        counts[axis] = max(2, min(needed, available))
+        needed = -(-needed // max(1, min(counts[axis], available)))
+    return {axis: cut(size, tiles.get(axis, 1), counts.get(axis, 2)) for axis, size in form.sizes.items()}
 
 
-def cut(size: int, tile: int) -> int:
-    """An axis cut to two full tiles and its remainder: ``min(size, 2 * tile + size % tile)``.
+def cut(size: int, tile: int, count: int = 2) -> int:
+    """An axis cut to some full tiles and its remainder: ``min(size, count * tile + size % tile)``.
 
     >>> cut(1000, 64), cut(100, 64)
     (168, 100)
     """
-    return min(size, 2 * tile + size % tile)
+    return min(size, count * tile + size % tile)
 
 
 def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:

@@ -19,6 +19,19 @@ def test_an_axis_is_cut_to_two_tiles_and_the_remainder() -> None:
     assert dict(cut_down(form_of(op="matmul", m=40, n=3, k=5), SCHEDULE).sizes) == {"m": 40, "n": 3, "k": 5}
 
 
+def test_a_pipeline_keeps_more_steps_than_it_has_buffers() -> None:
+    form = form_of(op="matmul", m=1000, n=64, k=4099)
+    assert dict(cut_down(form, SCHEDULE.with_(stages=4)).sizes)["k"] == 5 * 8 + 3
+    convolution = form_of(op="conv2d", n=8, c=50, h=40, w=50, f=64, kh=3, kw=3)
+    c, kh, kw = convolution.reduced
+    steps = TileSchedule(block=sizes({}), thread=sizes({}), step=sizes({c: 4, kh: 1, kw: 1}))
+    # Of the taps the three columns and two rows make six steps; of the channels 50 = 12 * 4 + 2.
+    cut = cut_down(convolution, steps.with_(stages=3)).sizes
+    assert (cut[c], cut[kh], cut[kw]) == (2 * 4 + 2, 2, 3)
+    cut = cut_down(convolution, steps.with_(step=sizes({c: 4, kh: 3, kw: 3}), stages=3)).sizes
+    assert (cut[c], cut[kh], cut[kw]) == (4 * 4 + 2, 3, 3)
+
+
 def test_columns_of_rows_are_cut_by_their_threads() -> None:
     form = form_of(op="softmax", shape=[1000, 5000])
     row, column = form.spatial[0], form.columns[0]
