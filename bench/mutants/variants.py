@@ -1,0 +1,50 @@
+"""Many mutants of a kernel as one text: compiled once, each run by its number."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from bench.mutants.text import KernelText
+
+#: The parameter that says which variant runs.
+CHOSEN = "variant_ptr"
+
+
+def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
+    """A text whose kernel runs one of several: the one by the number in its last parameter.
+
+    Args:
+        kernel: the kernel that all of them are variants of.
+        sources: their texts, which differ inside the kernel's definition alone.
+    """
+    name = re.compile(rf"\b{re.escape(kernel.entry)}\b")
+    definitions = [
+        name.sub(f"{kernel.entry}_{number}", source[kernel.definition :]) for number, source in enumerate(sources)
+    ]
+    declared = ", ".join(f"{kind}* __restrict__ {parameter}" for kind, parameter in kernel.parameters)
+    passed = ", ".join(parameter for _, parameter in kernel.parameters)
+    calls = [f"    case {number}: {kernel.entry}_{number}({passed}); break;" for number in range(len(sources))]
+    return "\n".join(
+        [
+            kernel.prelude,
+            *definitions,
+            f'extern "C" __global__ void {kernel.entry}({declared}, int* __restrict__ {CHOSEN}) {{',
+            f"  switch ({CHOSEN}[0]) {{",
+            *calls,
+            "  }",
+            "}",
+            "",
+        ]
+    )
+
+
+def line_in_kernel(kernel: KernelText, sources: Sequence[str], line: int) -> tuple[int, int]:
+    """Which variant a line of their common text belongs to, and its number in the kernel's own text."""
+    first = kernel.prelude.count("\n") + 2
+    for number, source in enumerate(sources):
+        count = source[kernel.definition :].count("\n") + 1
+        if line < first + count:
+            return number, line - first + kernel.line_of(kernel.definition)
+        first += count
+    return len(sources), line
