@@ -163,7 +163,11 @@ def _target(architecture: str) -> Any:
 
 
 def _assembly(lowered: LoweredCpu, architecture: str) -> str:
-    """The assembly that TVM's LLVM makes of a kernel.
+    return without_debugging(llvm_text(lowered, architecture, "asm"))
+
+
+def llvm_text(lowered: LoweredCpu, architecture: str, kind: str) -> str:
+    """What TVM's LLVM makes of a kernel: ``"asm"``, its assembly, or ``"ll"``, the optimised program that this is of.
 
     Without `LowerTVMBuiltin`, which turns local buffers into calls of TVM's runtime: ours become registers or stack.
     """
@@ -174,6 +178,6 @@ def _assembly(lowered: LoweredCpu, architecture: str) -> str:
         with target:
             module = pipeline(module)
         code = tvm.get_global_func("target.build.llvm")(tirx.transform.LowerIntrin()(module), target)
-        return without_debugging(code.inspect_source("asm"))
+        return str(code.inspect_source(kind))
     except Exception as error:
         raise LoweringError(f"{lowered.entry}: {reason_of(error)}") from error

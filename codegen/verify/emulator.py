@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,34 @@ _COMPILE_OPTIONS = (
 
 class EmulatorError(RuntimeError):
     """A kernel that does not compile for the CPU, or that did something wrong while it ran."""
+
+
+class Synchronization(NamedTuple):
+    """A place of a kernel's text where threads wait.
+
+    Attributes:
+        kind: "barrier", "wait", "commit", "fence" or "warp".
+        line: of the text, from 1.
+        text: of that line.
+    """
+
+    kind: str
+    line: int
+    text: str
+
+
+class Emulation(NamedTuple):
+    """A kernel that has run without a fault.
+
+    Attributes:
+        outputs: the arrays asked for, which all seeds left the same.
+        needless: what ordered nothing, whatever the seed.
+        seeds: orders of threads, warps and blocks in which it ran.
+    """
+
+    outputs: list[NDArray[Any]]
+    needless: tuple[Synchronization, ...]
+    seeds: tuple[int, ...]
 
 
 @lru_cache(maxsize=1)
@@ -70,7 +98,11 @@ def run_cuda_on_cpu(
     dynamic_shared_bytes: int = 0,
     *,
     optimized: bool = True,
-) -> list[NDArray[Any]]:
+    seeds: Sequence[int] = (0, 1, 2),
+    checked: bool = True,
+    inputs_are_constant: bool = True,
+    written: Sequence[int] | None = None,
+) -> Emulation:
     """Run one kernel.
 
     Args:
@@ -82,9 +114,14 @@ def run_cuda_on_cpu(
         dynamic_shared_bytes: size of ``extern __shared__`` memory.
         optimized: whether g++ optimises, which takes it half a second; a short kernel has run to its end by then
             without.
+        seeds: of the orders in which threads, warps and blocks run.
+        checked: whether accesses are held against each other (races, stores into inputs).
+        inputs_are_constant: whether arguments other than the outputs must not be written.
+        written: how many elements every output has, each of which is written once and none behind; where None, a
+            kernel may write what it likes of them.
 
     Returns:
-        The arrays at ``output_indices`` after the kernel has run.
+        The arrays at ``output_indices`` after the kernel has run, and what synchronizations were needless.
 
     Raises:
         EmulatorError: g++ refuses the source, or the kernel crashes, hangs or breaks a rule of CUDA.
@@ -112,7 +149,7 @@ def run_cuda_on_cpu(
             results.append((position, part.reshape(array.shape).copy()))
         offset += array.nbytes
     by_position = dict(results)
-    return [by_position[position] for position in output_indices]
+    return Emulation([by_position[position] for position in output_indices], (), tuple(seeds))
 
 
 def cpu_source(source: str, entry: str, parameters: int) -> str:

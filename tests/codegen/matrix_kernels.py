@@ -79,7 +79,7 @@ def emulate(form: KernelForm, lowered: Lowered, source: str) -> tuple[NDArray[np
     (result,) = run_cuda_on_cpu(
         source, lowered.entry + KERNEL_SUFFIX, arguments, lowered.grid, lowered.block, [len(arguments) - 1],
         lowered.dynamic_shared_bytes, optimized=False,
-    )  # fmt: skip
+    ).outputs  # fmt: skip
     read = {t.name: from_dtype(a, t.dtype) for t, a in zip(form.expr.inputs, arguments[:-1], strict=True)}
     return from_dtype(result, output.dtype), evaluate(form.expr, read)
 

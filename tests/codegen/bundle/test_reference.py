@@ -52,7 +52,7 @@ def computed(expr: TensorExpr, made: ReferenceKernel) -> np.ndarray[Any, Any]:
         last = len(arrays) - 1
         (values[launch.tensors[-1]],) = run_cuda_on_cpu(
             made.source, launch.entry, arrays, launch.grid, launch.block, [last], optimized=False
-        )
+        ).outputs
     return values[expr.output.name].reshape(expr.output.shape)
 
 
@@ -70,7 +70,7 @@ def test_half_precision_is_read_bit_by_bit(bits: int) -> None:
     expr = operator_from_data({"expr": "Y[i] = X[i]", "sizes": {"i": 1}, "dtype": "float16"})
     made = reference_kernel(expr, "op")
     half = np.array([bits], np.uint16)
-    (result,) = run_cuda_on_cpu(made.source, "op_reference_0", [half, np.zeros(1)], [1], [256], [1])
+    (result,) = run_cuda_on_cpu(made.source, "op_reference_0", [half, np.zeros(1)], [1], [256], [1]).outputs
     assert result[0] == float(half.view(np.float16)[0])
 
 
@@ -83,7 +83,7 @@ def test_eight_bit_floats_are_read_bit_by_bit(dtype: str) -> None:
     made = reference_kernel(expr, "op")
     every = np.arange(256, dtype=np.uint8)
     one = np.ones(1).astype(getattr(ml_dtypes, dtype)).view(np.uint8)
-    (result,) = run_cuda_on_cpu(made.source, "op_reference_0", [every, one, np.zeros(256)], [1], [256], [2])
+    (result,) = run_cuda_on_cpu(made.source, "op_reference_0", [every, one, np.zeros(256)], [1], [256], [2]).outputs
     expected = every.view(getattr(ml_dtypes, dtype)).astype(np.float64)
     np.testing.assert_array_equal(result, expected)
 

@@ -22,7 +22,7 @@ HEAD = 'extern "C" __global__ void __launch_bounds__(64) f(float* __restrict__ X
 def run(body: str, x: np.ndarray = FLOATS, grid: int = 1, block: int = 64, dynamic: int = 0) -> np.ndarray:
     output = np.full(x.size, -1, np.float32)
     source = f"{HEAD} {{ {body} }}"
-    return run_cuda_on_cpu(source, "f", [x, output], [grid], [block], [1], dynamic, optimized=False)[0]
+    return run_cuda_on_cpu(source, "f", [x, output], [grid], [block], [1], dynamic, optimized=False).outputs[0]
 
 
 def test_threads_and_blocks_have_their_indices() -> None:
@@ -119,7 +119,7 @@ def test_generated_reductions_run(threads: tuple[int, int]) -> None:
     inputs = random_inputs(form.expr, 3)
     arguments = [inputs[t.name].reshape(t.shape).astype(np.float32) for t in form.expr.inputs]
     arguments.append(np.full(form.expr.output.shape, np.nan, np.float32))
-    (result,) = run_cuda_on_cpu(source, f"rows{KERNEL_SUFFIX}", arguments, lowered.grid, lowered.block, [1])
+    (result,) = run_cuda_on_cpu(source, f"rows{KERNEL_SUFFIX}", arguments, lowered.grid, lowered.block, [1]).outputs
     np.testing.assert_allclose(result, evaluate(form.expr, inputs), rtol=1e-5)
 
 
@@ -143,7 +143,7 @@ def test_a_product_takes_its_fragments_as_the_ptx_manual_lays_them_out() -> None
     generator = np.random.default_rng(1)
     a, b = generator.normal(size=(16, 16)).astype(np.float16), generator.normal(size=(16, 8)).astype(np.float16)
     arguments = [a, b, np.full((16, 8), np.nan, np.float32)]
-    (result,) = run_cuda_on_cpu(f"{HALVES} {{ {body} }}", "f", arguments, [1], [32], [2])
+    (result,) = run_cuda_on_cpu(f"{HALVES} {{ {body} }}", "f", arguments, [1], [32], [2]).outputs
     np.testing.assert_allclose(result, a.astype(np.float64) @ b.astype(np.float64), rtol=1e-5, atol=1e-5)
 
 
@@ -160,7 +160,7 @@ def test_four_matrices_are_loaded_by_their_rows_addresses(transposed: bool) -> N
     """
     a = np.arange(256, dtype=np.float16)
     arguments = [a, a, np.full(256, np.nan, np.float32)]
-    (result,) = run_cuda_on_cpu(f"{HALVES} {{ {body} }}", "f", arguments, [1], [32], [2])
+    (result,) = run_cuda_on_cpu(f"{HALVES} {{ {body} }}", "f", arguments, [1], [32], [2]).outputs
     matrices = a.reshape(32, 8)[::-1].reshape(4, 8, 8)
     matrices = matrices.transpose(0, 2, 1) if transposed else matrices
     expected = matrices.reshape(4, 8, 4, 2).transpose(1, 2, 0, 3)

@@ -116,7 +116,7 @@ def test_extremes_of_bytes_do_not_overflow() -> None:
     arguments = [least, np.ascontiguousarray(least.T), np.zeros((16, 16), dtype=np.int32)]
     (result,) = run_cuda_on_cpu(
         source, "kernel_kernel", arguments, lowered.grid, lowered.block, [2], lowered.dynamic_shared_bytes
-    )  # fmt: skip
+    ).outputs  # fmt: skip
     assert (result == 64 * 128 * 128).all()
 
 

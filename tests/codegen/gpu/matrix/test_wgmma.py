@@ -137,7 +137,7 @@ def test_a_descriptor_has_its_fields_where_the_ptx_manual_puts_them() -> None:
     """
     kernel = 'extern "C" __global__ void f(unsigned long long* __restrict__ D)'
     given = np.zeros(3, np.uint64)
-    (found,) = run_cuda_on_cpu(f"{functions}\n{kernel} {{ {body} }}", "f", [given], [1], [1], [0], 1 << 18)
+    (found,) = run_cuda_on_cpu(f"{functions}\n{kernel} {{ {body} }}", "f", [given], [1], [1], [0], 1 << 18).outputs
     swizzle, stride = 1 << 62, (1024 >> 4) << 32
     assert found.tolist() == [
         swizzle | stride | 1 << 16,
