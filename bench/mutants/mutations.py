@@ -172,12 +172,15 @@ def _operands(kernel: KernelText, number: int, size: int) -> Iterator[Mutation]:
 
 def _buffers(kernel: KernelText) -> Iterator[Mutation]:
     """One shared array in the place of another one of the same type."""
+    known: dict[str, list[str]] = {}
     for number, token in enumerate(kernel.tokens):
-        if token.text not in kernel.shared or _is_declaration(kernel, number):
+        if token.text not in kernel.shared:
             continue
-        others = [name for name, kind in kernel.shared.items() if kind == kernel.shared[token.text]]
-        if len(others) > 1:
-            other = others[(others.index(token.text) + 1) % len(others)]
+        arrays = known.setdefault(kernel.shared[token.text], [])
+        if _is_declaration(kernel, number):
+            arrays.append(token.text)
+        elif len(arrays) > 1:
+            other = arrays[(arrays.index(token.text) + 1) % len(arrays)]
             yield _replaced(kernel, "buffer", number, number, other, f"{token.text} -> {other}")
 
 

@@ -90,7 +90,6 @@ class Batch:
     Attributes:
         specimen: the kernel.
         mutations: what is changed in variants 1, 2, ...
-        needless: mutations of synchronizations which the checker calls needless, by the start of their text.
     """
 
     specimen: Specimen
@@ -275,7 +274,7 @@ def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) 
 
 def judged(
     batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]
-) -> Iterator[tuple[Batch, list[Outcome] | str]]:
+) -> Iterator[list[Outcome] | str]:
     """What becomes of all batches, in their order; of one whose kernel fails by itself the reason."""
     lowering = threading.Lock()
 
@@ -287,7 +286,7 @@ def judged(
         finally:
             advance(len(batch.mutations))
 
-    yield from zip(batches, pool.map(run, batches), strict=True)
+    yield from pool.map(run, batches)
 
 
 def counted(outcomes: Iterable[Outcome]) -> Mapping[str, int]:
