@@ -25,6 +25,15 @@ _SYNC_FUNCTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("fence", re.compile(r"async_proxy_fence|warp_group_arrive|__threadfence\w*|mbarrier_fence\w*")),
 )
 
+#: Waits, and those that leave so many groups under way; of products as the emulator has them, whatever the number.
+_LATER = (
+    (re.compile(r"copy_async_wait_(?P<pending>\d+)"), "copy_async_wait_{}()"),
+    (
+        re.compile(r"warp_group_(?:wait_(?P<pending>\d+)|finish_\d+)"),
+        "emulator::wait_for_products(EMULATOR_SITE, {})",
+    ),
+)
+
 #: Bytes by which an operand of a function is moved: what it reads or writes at a time; None for a tensor's element.
 _OPERAND_BYTES = (
     (re.compile(r"copy_async_(\d+)\w*"), None),
@@ -84,16 +93,14 @@ def _syncs(kernel: KernelText) -> Iterator[Mutation]:
         kind = next((kind for kind, pattern in _SYNC_FUNCTIONS if pattern.fullmatch(token.text)), None)
         if kind is None or kernel.tokens[number + 1].text != "(":
             continue
-        yield _replaced(kernel, kind, number, kernel.partner[number + 1], "((void)0)", "taken out")
-        later = re.fullmatch(r"(copy_async_wait_|warp_group_wait_)(\d+)", token.text)
-        if later is not None:
-            pending = int(later[2]) + 1
-            function = f"copy_async_wait_{pending}" if "copy" in later[1] else f"emulator::wait_for_products({pending})"
-            last = number if "copy" in later[1] else number + 2
-            yield _replaced(kernel, "late wait", number, last, function, f"{pending} groups under way")
-        if token.text.startswith("warp_group_finish_"):
-            text = "emulator::wait_for_products(1)"
-            yield _replaced(kernel, "late wait", number, kernel.partner[number + 1], text, "1 groups under way")
+        last = kernel.partner[number + 1]
+        yield _replaced(kernel, kind, number, last, "((void)0)", "taken out")
+        for pattern, later in _LATER:
+            found = pattern.fullmatch(token.text)
+            if found is not None:
+                pending = int(found["pending"] or 0) + 1
+                change = f"{pending} group{'s' * (pending > 1)} under way"
+                yield _replaced(kernel, "late wait", number, last, later.format(pending), change)
 
 
 def _accesses(kernel: KernelText) -> Iterator[Mutation]:

@@ -272,9 +272,7 @@ def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) 
             yield position
 
 
-def judged(
-    batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]
-) -> Iterator[list[Outcome] | str]:
+def judged(batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]) -> Iterator[list[Outcome] | str]:
     """What becomes of all batches, in their order; of one whose kernel fails by itself the reason."""
     lowering = threading.Lock()
 
