@@ -15,7 +15,7 @@ from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
 from codegen.verify.gpu import EmulatedKernel, emulated_kernel
 from codegen.verify.result import tolerance_of
-from hal.spec.device import DeviceSpec
+from hal.catalog import load_device
 from roller.algorithms import ALGORITHMS, DIRECT
 from roller.programs import find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -103,8 +103,9 @@ class Specimen:
         return mutations_of(self.text)
 
 
-def cases_of(expressions: Sequence[TensorExpr], device: DeviceSpec, top_k: int) -> Iterator[Case]:
-    """The ``top_k`` best programs of every operator on a device, as the compiler ranks them."""
+def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Iterator[Case]:
+    """The ``top_k`` best programs of every operator on a board, given by its name, as the compiler ranks them."""
+    device = load_device(board)
     for expr in expressions:
         form = kernel_form(expr)
         programs = find_programs(form, device, top_k + SPARES).ranked(top_k, ALGORITHMS, SPARES)
@@ -122,7 +123,7 @@ def cases_of(expressions: Sequence[TensorExpr], device: DeviceSpec, top_k: int) 
             is_sliced = program.algorithm not in (DIRECT, "winograd")
             yield Case(
                 operator=expr.name,
-                device=device.name,
+                device=board,
                 rank=rank,
                 form=small,
                 steps=steps,

@@ -15,7 +15,6 @@ from bench.mutants.corpus import Specimen, cases_of, specimens_of
 from bench.mutants.results import Results
 from bench.mutants.verdicts import Outcome, batches_of, drawn, judged
 from bench.suites import suite_names, suite_path
-from hal.catalog import load_device
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import load_operators
@@ -62,7 +61,7 @@ class Plan:
         found: dict[tuple[str, int], Specimen] = {}
         for device in self.devices:
             with _progress(f"kernels for {device}", None) as advance:
-                for case in cases_of(self.operators(), load_device(device), self.top_k):
+                for case in cases_of(self.operators(), device, self.top_k):
                     for specimen in specimens_of(case):
                         found.setdefault((specimen.kernel.source, specimen.part), specimen)
                     advance(1)

@@ -44,7 +44,7 @@ def summary(results: Results) -> Iterator[str]:
         counts = counted(mine)
         share = _share(counts["noticed"], counts["noticed"] + counts["missed"])
         yield (
-            f"Of {len(mine)} {name} {counts['noticed']} were noticed ({share} of those that are not harmless or needless), "
+            f"Of {len(mine)} {name} {counts['noticed']} were noticed ({share} of those neither harmless nor needless), "
             f"{counts['harmless']} are harmless, {counts['needless']} needless, {counts['missed']} were missed."
         )
     for reason in results.failed:

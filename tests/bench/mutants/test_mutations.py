@@ -32,8 +32,8 @@ def test_every_synchronization_is_taken_out_alone() -> None:
     found = [(each.kind, each.text, kernel.line_of(each.start)) for each in mutations_of(kernel)]
     assert found == [
         ("commit", "((void)0)", 6),
-        ("late wait", "copy_async_wait_2()", 7),
         ("wait", "((void)0)", 7),
+        ("late wait", "copy_async_wait_2()", 7),
         ("fence", "((void)0)", 8),
         ("barrier", "((void)0)", 9),
     ]

@@ -41,9 +41,9 @@ FOUND = results(
 def test_the_share_noticed_leaves_out_what_is_harmless() -> None:
     assert list(summary(FOUND)) == [
         "1 kernel of mutants, rank 1, on a100: 6 of 16 mutants, all of synchronizations and 2 others of each, seed 0.",
-        "Of 3 synchronizations 2 were noticed (100.0 % of those that are not harmless or needless), 0 are harmless, "
+        "Of 3 synchronizations 2 were noticed (100.0 % of those neither harmless nor needless), 0 are harmless, "
         "1 needless, 0 were missed.",
-        "Of 3 others 1 were noticed (50.0 % of those that are not harmless or needless), 1 are harmless, "
+        "Of 3 others 1 were noticed (50.0 % of those neither harmless nor needless), 1 are harmless, "
         "0 needless, 1 were missed.",
     ]
 
