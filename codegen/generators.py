@@ -1,13 +1,12 @@
-"""The code generators, a row each: what it writes, what it can do; and the engines that verify kernels by running
-them."""
+"""The code generators, a row each: what it writes, what it can do, and which engines run that to verify it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hal.support.errors import InputError, listed
+from hal.support.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +17,7 @@ class Generator:
         lane: what a lane of its devices is, a ``thread`` or an ``element`` of vectors.
         source_suffix: ending of its source files.
         binary_suffix: ending of its binaries; empty where it stops at source text.
+        engines: what runs its kernels to verify them (:mod:`codegen.verify.engines`); the first one by default.
         has_chains: whether its kernels can be launched one after the other, with tensors between them.
         has_reference: whether the operator is also written in its language, to check kernels on the device.
         needs_linker: whether its kernels are linked by the system's C compiler.
@@ -27,6 +27,7 @@ class Generator:
     lane: str
     source_suffix: str
     binary_suffix: str
+    engines: tuple[str, ...]
     has_chains: bool
     has_reference: bool
     needs_linker: bool = False
@@ -39,6 +40,7 @@ GENERATORS: Mapping[str, Generator] = {
         lane="thread",
         source_suffix="cu",
         binary_suffix="cubin",
+        engines=("emulator", "opencl"),
         has_chains=True,
         has_reference=True,
         has_dynamic_shared=True,
@@ -47,20 +49,29 @@ GENERATORS: Mapping[str, Generator] = {
         lane="thread",
         source_suffix="cu",
         binary_suffix="",
+        engines=("emulator", "opencl"),
         has_chains=True,
         has_reference=True,
         has_dynamic_shared=True,
     ),
     "opencl-source": Generator(
-        lane="thread", source_suffix="cl", binary_suffix="", has_chains=True, has_reference=False
+        lane="thread",
+        source_suffix="cl",
+        binary_suffix="",
+        engines=("opencl", "emulator"),
+        has_chains=True,
+        has_reference=False,
     ),
     "llvm": Generator(
-        lane="element", source_suffix="s", binary_suffix="so", has_chains=False, has_reference=False, needs_linker=True
+        lane="element",
+        source_suffix="s",
+        binary_suffix="so",
+        engines=("native",),
+        has_chains=False,
+        has_reference=False,
+        needs_linker=True,
     ),
 }
-
-#: The engines that run kernels to verify them, by what a lane of the device is; the first unless another is asked for.
-ENGINES: Mapping[str, tuple[str, ...]] = {"thread": ("opencl", "emulator"), "element": ("native",)}
 
 
 def linker() -> str | None:
@@ -83,20 +94,3 @@ def has_chains(name: str | None) -> bool:
     (True, False, False)
     """
     return name is not None and GENERATORS[name].has_chains
-
-
-def engine_for(lane: str, wanted: str | None = None) -> str:
-    """The engine that verifies kernels of devices whose lanes are ``lane``: the first that can, unless ``wanted``.
-
-    >>> engine_for("thread"), engine_for("thread", "emulator"), engine_for("element")
-    ('opencl', 'emulator', 'native')
-
-    Raises:
-        InputError: ``wanted`` does not run such kernels.
-    """
-    engines: Sequence[str] = ENGINES[lane]
-    if wanted is None:
-        return engines[0]
-    if wanted not in engines:
-        raise InputError("--engine", f"{wanted!r} does not run kernels of this device", f"use {listed(engines)}")
-    return wanted

@@ -125,10 +125,17 @@ def compile_command(
 @click.option("--top-k", type=click.IntRange(1, 100), default=3, show_default=True, help="Schedules per operator.")
 @click.option(
     "--engine",
-    type=click.Choice(["opencl", "emulator", "native"]),
+    type=click.Choice(["emulator", "opencl", "native"]),
     default=None,
-    help="Run the schedule's OpenCL twin, or the CUDA text itself thread by thread (needs g++); kernels for processors "
-    "run as they are.  [default: opencl, or native]",
+    help="Run the CUDA text itself, thread by thread, every access checked (needs g++), or the schedule's OpenCL twin; "
+    "kernels for processors run as they are.  [default: emulator, without g++ opencl; native]",
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Orders of threads, warps and blocks in which the emulator runs a kernel.",
 )
 @search_option
 @algorithms_option
@@ -137,8 +144,10 @@ def compile_command(
 def verify_command(
     file: Path,
     device_name: str,
+    *,
     top_k: int,
     engine: str | None,
+    seeds: int,
     method: str,
     algorithms: str | None,
     jobs: int | None,
@@ -153,20 +162,28 @@ def verify_command(
     device = load_device(device_name)
     check_readable(file)
     with kernel_pool(jobs) as pool:
+        from codegen.target import Target
+        from codegen.verify.engines import fallback_reason
         from roller.algorithms import parse_algorithms
         from roller.command.tables import print_verified, verified_json
         from roller.compile.pipeline import verify_operators
         from sokoban.language.operators import load_operators
 
+        missing = fallback_reason(Target.of(device).generator) if engine is None else ""
+        if missing:
+            click.echo(
+                f"roller verify: {missing}: OpenCL runs the kernels, which shows no races; install g++ 12", err=True
+            )
         expressions = load_operators(file)
         results = []
-        with progress(len(expressions), show=not as_json) as advance:
+        with progress(len(expressions), show=not as_json, what="verifying") as advance:
             checked = verify_operators(
                 expressions,
                 device,
                 top_k=top_k,
                 pool=pool,
                 engine=engine,
+                order_seeds=range(seeds),
                 method=method,
                 algorithms=parse_algorithms(algorithms),
             )

@@ -48,7 +48,21 @@ class Argument:
 
 @dataclass(frozen=True, kw_only=True)
 class VerificationRecord:
-    """Whether the tiling was run on a cut-down problem, how, and how far it was from the float64 reference."""
+    """Whether the tiling was run on a cut-down problem, how, and how far it was from the float64 reference.
+
+    Attributes:
+        passed: the outputs agree, and none of the ``checks`` found anything.
+        method: how the kernel was run: the target, and the twin where there was one; ``none`` where nothing ran.
+        relative_error: as a power of ten; None where nothing ran, or the kernel did not come to an output.
+        tolerance: the bound it was held to.
+        axis_sizes: sizes of the problem that ran.
+        reason: why it did not pass or did not run; empty otherwise.
+        engine: what ran it: ``emulator``, ``opencl`` or ``native``; empty where nothing did, and in manifests from
+            before 2026-11-23, as are the rest.
+        checks: what the engine looked at.
+        seeds: of the orders in which threads, warps and blocks ran, where the engine draws those.
+        needless: barriers, waits and fences that ordered nothing.
+    """
 
     passed: bool
     method: str
@@ -56,6 +70,10 @@ class VerificationRecord:
     tolerance: float
     axis_sizes: dict[str, int]
     reason: str
+    engine: str = ""
+    checks: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    needless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from codegen.compile.request import BuildRequest, BuiltKernel
-from codegen.generators import engine_for
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
+from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import tensors_of
@@ -47,8 +47,7 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
         return built
     form, schedule = request.form, request.schedule
     assert isinstance(form, KernelForm) and isinstance(schedule, TileSchedule)
-    engine = engine_for(request.target.row.lane)
-    return replace(built, verification=verify_schedule(form, schedule, engine, request.target))
+    return replace(built, verification=verify_schedule(form, schedule, request.target))
 
 
 def _build_cuda(request: BuildRequest) -> BuiltKernel:
@@ -155,22 +154,34 @@ _BUILDERS: Mapping[str, Callable[[BuildRequest], BuiltKernel]] = {
 
 
 def verify_schedule(
-    form: KernelForm, schedule: TileSchedule, engine: str = "opencl", target: Target | None = None
+    form: KernelForm,
+    schedule: TileSchedule,
+    target: Target,
+    engine: str | None = None,
+    order_seeds: Sequence[int] = ORDER_SEEDS,
 ) -> Verification:
-    """Run one schedule against the reference; see :func:`codegen.verify.gpu.verify`, and for the engine ``"native"``,
-    which alone needs the target, :func:`codegen.verify.cpu.verify_cpu`."""
+    """Run one schedule against the reference.
+
+    Args:
+        target: what it is for.
+        engine: what runs it; None for what :func:`codegen.verify.engines.engine_for` says.
+        order_seeds: of the orders in which the emulator runs threads, warps and blocks.
+    """
+    engine = engine or engine_for(target.generator)
     if engine == "native":
         from codegen.verify.cpu import verify_cpu
 
-        assert target is not None
         return verify_cpu(form, schedule, target)
     from codegen.verify.gpu import verify
 
-    return verify(form, schedule, engine=engine)
+    return verify(form, schedule, engine=engine, target=target, order_seeds=order_seeds)
 
 
-def verify_chain(check: ChainCheck, engine: str = "opencl") -> Verification:
-    """Run the kernels of a chain against the reference; see :func:`codegen.verify.gpu.verify_chain`."""
+def verify_chain(
+    check: ChainCheck, target: Target, engine: str | None = None, order_seeds: Sequence[int] = ORDER_SEEDS
+) -> Verification:
+    """Run the kernels of a chain against the reference; arguments as for :func:`verify_schedule`."""
     from codegen.verify.gpu import verify_chain
 
-    return verify_chain(check, engine=engine)
+    engine = engine or engine_for(target.generator)
+    return verify_chain(check, engine=engine, target=target, order_seeds=order_seeds)

@@ -11,6 +11,7 @@ import ctypes
 import math
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from codegen.generators import linker
 from codegen.target import Target
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
+from codegen.verify.engines import CHECKS
 from codegen.verify.guards import guarded
 from codegen.verify.result import Verification, judge, tolerance_of
 from hal.microbench.cpu.native import host_architecture
@@ -66,30 +68,27 @@ def verify_cpu(
         )
     here = host_architecture()
     method = "native" if target.architecture == here else f"native (compiled for {here})"
+    verdict = partial(
+        Verification,
+        method=method,
+        tolerance=accepted,
+        axis_sizes=sizes,
+        engine="native",
+        checks=CHECKS["native"],
+    )
     inputs = random_inputs(small.expr, seed)
     try:
         library = _built(small, schedule, replace(target, architecture=here))
         flat, problem = _run(small, library, inputs)
     except LoweringError as refused:
-        return Verification(
-            passed=False, method=method, relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=str(refused)
-        )
+        return verdict(passed=False, relative_error=None, reason=str(refused))
     output = small.expr.output
     if not problem and not np.isnan(flat[output.element_count :]).all():
         problem = "written behind the end of the output"
     if problem:
-        return Verification(
-            passed=False,
-            method=method,
-            relative_error=float("inf"),
-            tolerance=accepted,
-            axis_sizes=sizes,
-            reason=problem,
-        )
+        return verdict(passed=False, relative_error=math.inf, reason=problem)
     error, reason = judge(flat[: output.element_count], evaluate(small.expr, inputs), accepted)
-    return Verification(
-        passed=not reason, method=method, relative_error=error, tolerance=accepted, axis_sizes=sizes, reason=reason
-    )
+    return verdict(passed=not reason, relative_error=error, reason=reason)
 
 
 def _built(form: KernelForm, schedule: TileSchedule, target: Target) -> SharedObject:

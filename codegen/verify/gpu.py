@@ -1,12 +1,13 @@
 """Proof that a schedule computes the right thing: the same tiling on a small problem, executed and compared.
 
-The operator is cut down to at most two full tiles plus the remainder on every axis, so that inner tiles, edges and
-partial steps all occur, and lowered exactly as for the device but for OpenCL. A CPU runs it with real work-groups,
-barriers and local memory; the float64 reference judges. Outputs are poisoned first, and every buffer is followed by a
-guard that must stay untouched and, where it is read, poisons the result.
+The operator is cut down to a few full tiles plus the remainder on every axis, so that inner tiles, edges and partial
+steps all occur, and lowered exactly as for the device. The float64 reference judges. Outputs are poisoned first, and
+every buffer is followed by a guard that must stay untouched and, where it is read, poisons the result.
 
-What cannot run so is verified by a twin: half-precision tensors are widened to float32 where the OpenCL device has no
-half arithmetic, and a Tensor Core tiling is run with scalar multiply-adds. The result says which.
+The engine ``"emulator"`` runs the kernel's own CUDA text, thread by thread and in several orders, and holds every
+access against every other (:mod:`codegen.verify.emulator`). ``"opencl"`` runs the same tiling lowered for OpenCL, with
+real work-groups, barriers and local memory, but by a twin where it must: half-precision tensors are widened to float32,
+and a Tensor Core tiling is run with scalar multiply-adds. The result says which.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from codegen.target import Target
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
-from codegen.verify.emulator import EmulatorError, emulator_available, run_cuda_on_cpu
+from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
+from codegen.verify.engines import CHECKS, ORDER_SEEDS
 from codegen.verify.guards import guarded
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
 from codegen.verify.result import TOLERANCE, Verification, judge, tolerance_of
@@ -43,8 +45,8 @@ from sokoban.schedule.tile import TileSchedule, sizes
 #: Turns of the innermost loop that a kernel makes in the time in which it is optimised: 0.2 to 0.5 s on one core.
 _TURNS_WORTH_OPTIMIZING = 4e6
 
-#: What kernels are lowered for to run them here: by OpenCL, and as CUDA text by the emulator.
-_OPENCL, _EMULATED = Target("opencl-source", "", 1), Target("cuda", "sm_80", 32)
+#: What kernels are lowered for to run them here: by OpenCL, and by the emulator where no board is named.
+_OPENCL, EMULATED = Target("opencl-source", "", 1), Target("cuda", "sm_80", 32)
 
 
 def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
@@ -67,26 +69,49 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
 
 
 def verify(
-    form: KernelForm, schedule: TileSchedule, *, seed: int = 0, full_size: bool = False, engine: str = "opencl"
+    form: KernelForm,
+    schedule: TileSchedule,
+    *,
+    seed: int = 0,
+    full_size: bool = False,
+    engine: str = "opencl",
+    target: Target = EMULATED,
+    order_seeds: Sequence[int] = ORDER_SEEDS,
 ) -> Verification:
     """Run one schedule on a cut-down problem and compare with the reference.
 
-    With ``full_size`` the whole problem is run and compared with the operator as its author wrote it, before any
-    normalisation. ``engine`` is ``"opencl"``, or ``"emulator"``: the CUDA text itself, thread by thread on the CPU,
-    shuffles, matrix instructions and half precision included.
+    Args:
+        seed: of the inputs.
+        full_size: run the whole problem and compare with the operator as its author wrote it, before any
+            normalisation.
+        engine: ``"opencl"`` or ``"emulator"``.
+        target: whose CUDA text is emulated.
+        order_seeds: of the orders in which the emulator runs threads, warps and blocks.
     """
     small = form if full_size else cut_down(form, schedule)
     reference = _source_value if full_size else _value
-    return _verified(small, [(small, schedule)], None, reference, seed, engine)
+    steps = [(small, schedule)]
+    plan = _opencl_plan(small, steps) if engine == "opencl" else _emulator_plan(small, steps, target, order_seeds)
+    return _verified(small, plan, reference, seed)
 
 
-def verify_chain(check: ChainCheck, *, seed: int = 0, engine: str = "opencl") -> Verification:
+def verify_chain(
+    check: ChainCheck,
+    *,
+    seed: int = 0,
+    engine: str = "opencl",
+    target: Target = EMULATED,
+    order_seeds: Sequence[int] = ORDER_SEEDS,
+) -> Verification:
     """Run the kernels of a chain one after the other and compare what the last one writes with the reference.
 
-    What one writes the next one reads, guards and all: an element that was not written poisons the result.
+    What one writes the next one reads, guards and all: an element that was not written poisons the result. What else
+    is said is as for :func:`verify`.
     """
     steps = [(step.problem, step.schedule) for step in check.steps]
-    return _verified(check.form, steps, check.tolerance, _value, seed, engine)
+    form = check.form
+    plan = _opencl_plan(form, steps) if engine == "opencl" else _emulator_plan(form, steps, target, order_seeds)
+    return _verified(form, plan._replace(tolerance=max(plan.tolerance, check.tolerance or 0.0)), _value, seed)
 
 
 _Inputs = Mapping[str, np.ndarray]
@@ -97,17 +122,31 @@ class _Plan(NamedTuple):
 
     Attributes:
         steps: the kernels, or their twins.
-        run: computes one kernel's output, with its guard.
-        method: how the result calls it.
+        run: runs one of them.
+        engine: the engine that it is run by, and ``method`` how the result calls that.
         tolerance: largest accepted relative error.
         missing: why nothing runs here; None where it does.
     """
 
     steps: Sequence[tuple[Problem, Schedule]]
-    run: Callable[[Problem, Schedule, _Inputs], np.ndarray]
+    run: Callable[[Problem, Schedule, _Inputs], Run]
+    engine: str
     method: str
     tolerance: float
     missing: str | None
+    seeds: tuple[int, ...] = ()
+
+
+class Run(NamedTuple):
+    """What a kernel wrote.
+
+    Attributes:
+        flat: the output with its guard, NaN where nothing was written.
+        needless: barriers, waits and fences of its text that ordered nothing.
+    """
+
+    flat: np.ndarray
+    needless: tuple[Synchronization, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,13 +172,13 @@ class EmulatedKernel:
     optimized: bool
     output: Tensor
 
-    def run(self) -> np.ndarray:
-        """The output with its guard, flat; NaN where nothing was written.
+    def run(self, seeds: Sequence[int] = ORDER_SEEDS) -> Run:
+        """What it writes when threads, warps and blocks run in the orders that ``seeds`` draw.
 
         Raises:
             EmulatorError: g++ refuses the text, or the kernel crashes, hangs or breaks a rule of CUDA.
         """
-        (result,) = run_cuda_on_cpu(
+        emulation = run_cuda_on_cpu(
             self.source,
             self.entry,
             self.arguments,
@@ -148,8 +187,10 @@ class EmulatedKernel:
             [len(self.arguments) - 1],
             self.dynamic_shared_bytes,
             optimized=self.optimized,
+            seeds=seeds,
+            written=[self.output.element_count],
         )
-        return self.values(result)
+        return Run(self.values(emulation.outputs[0]), emulation.needless)
 
     def values(self, result: np.ndarray) -> np.ndarray:
         """The output as numbers: what stands for NaN among integers becomes one, bits of bfloat16 become float32."""
@@ -158,9 +199,16 @@ class EmulatedKernel:
         return _with_nan(result, self.output.dtype)
 
 
-def _emulator_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) -> _Plan:
+def _emulator_plan(
+    form: KernelForm, steps: Sequence[tuple[Problem, Schedule]], target: Target, seeds: Sequence[int]
+) -> _Plan:
     """The kernels' own CUDA text, thread by thread."""
-    return _Plan(steps, _run_emulated, "cuda, emulated", tolerance_of(form.expr), emulator_available())
+
+    def run(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
+        return emulated_kernel(problem, schedule, inputs, target).run(seeds)
+
+    tolerance, missing = tolerance_of(form.expr), emulator_available()
+    return _Plan(steps, run, "emulator", "cuda, emulated", tolerance, missing, tuple(seeds))
 
 
 def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) -> _Plan:
@@ -178,38 +226,37 @@ def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) ->
     is_widened = bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES}) or form.expr.allow_tf32
     tolerance = TOLERANCE["float32"] if is_widened else tolerance_of(form.expr)
     method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
-    return _Plan(steps, _run_opencl, method, tolerance, opencl_available())
+    return _Plan(steps, _run_opencl, "opencl", method, tolerance, opencl_available())
 
 
 def _verified(
-    form: KernelForm,
-    steps: Sequence[tuple[Problem, Schedule]],
-    tolerance: float | None,
-    reference: Callable[[KernelForm, _Inputs], np.ndarray],
-    seed: int,
-    engine: str,
+    form: KernelForm, plan: _Plan, reference: Callable[[KernelForm, _Inputs], np.ndarray], seed: int
 ) -> Verification:
-    """The kernels of ``steps``, run in order, against the reference of ``form``."""
-    plan = (_opencl_plan if engine == "opencl" else _emulator_plan)(form, steps)
-    accepted = max(plan.tolerance, tolerance or 0.0)
-    verdict = partial(Verification, method=plan.method, tolerance=accepted, axis_sizes=dict(form.sizes))
+    """The kernels of a plan, run in order, against the reference of ``form``."""
+    judged = partial(Verification, tolerance=plan.tolerance, axis_sizes=dict(form.sizes))
     if plan.missing is not None:
-        return verdict(passed=False, method="none", relative_error=None, reason=f"not run: {plan.missing}")
+        return judged(passed=False, method="none", relative_error=None, reason=f"not run: {plan.missing}")
+    checks = CHECKS[plan.engine]
+    verdict = partial(judged, method=plan.method, engine=plan.engine, checks=checks, seeds=plan.seeds)
     inputs = random_inputs(form.expr, seed)
     expected = reference(form, inputs)
-    known = dict(inputs)
+    known, needless = dict(inputs), []
     try:
-        for problem, schedule in plan.steps:
-            flat = plan.run(problem, schedule, known)
+        for number, (problem, schedule) in enumerate(plan.steps, start=1):
+            ran = plan.run(problem, schedule, known)
             output = tensors_of(problem)[-1]
-            known[output.name] = flat[: output.element_count]
-            if is_guard_written(flat, output):
+            known[output.name] = ran.flat[: output.element_count]
+            where = f"kernel {number}, " if len(plan.steps) > 1 else ""
+            needless += [f"{where}line {place.line}: {place.text.strip()}" for place in ran.needless]
+            if is_guard_written(ran.flat, output):
                 written = "the output" if output.name == form.expr.output.name else output.name
                 return verdict(passed=False, relative_error=math.inf, reason=f"written behind the end of {written}")
-    except (OpenClError, EmulatorError, LoweringError) as error:
+    except EmulatorError as error:
+        return verdict(passed=False, relative_error=math.inf, reason=str(error))
+    except (OpenClError, LoweringError) as error:
         return verdict(passed=False, relative_error=None, reason=str(error))
-    error_figure, reason = judge(known[form.expr.output.name], expected, accepted)
-    return verdict(passed=not reason, relative_error=error_figure, reason=reason)
+    error_figure, reason = judge(known[form.expr.output.name], expected, plan.tolerance)
+    return verdict(passed=not reason, relative_error=error_figure, reason=reason, needless=tuple(needless))
 
 
 def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
@@ -224,8 +271,8 @@ def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:
     return evaluate(form.expr, inputs)
 
 
-def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
-    """The output with its guard, computed by OpenCL in float32 or float64."""
+def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
+    """The output computed by OpenCL, in float32 where its dtype is narrower."""
     widened = _widen(problem)
     lowered = lower(LoweringRequest(widened, schedule, "verify", _OPENCL))
     tensors = tensors_of(widened)
@@ -241,7 +288,7 @@ def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.nda
         output_indices=[len(arrays) - 1],
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
     )
-    return _with_nan(arrays[-1], tensors[-1].dtype)
+    return Run(_with_nan(arrays[-1], tensors[-1].dtype))
 
 
 def _turns(problem: Problem) -> float:
@@ -251,15 +298,20 @@ def _turns(problem: Problem) -> float:
     return math.prod(problem.sizes.values())
 
 
-def emulated_kernel(problem: Problem, schedule: Schedule, inputs: Mapping[str, np.ndarray]) -> EmulatedKernel:
+def emulated_kernel(
+    problem: Problem, schedule: Schedule, inputs: Mapping[str, np.ndarray], target: Target = EMULATED
+) -> EmulatedKernel:
     """A kernel's CUDA text and what a run of it takes, by the values of its inputs; outputs are poisoned.
+
+    The text is what ``target`` gets; where that gets no CUDA, what another board would.
 
     Raises:
         LoweringError: the schedule cannot be lowered.
     """
-    lowered = lower(LoweringRequest(problem, schedule, "verify", _EMULATED))
+    target = target if target.architecture.startswith("sm_") else EMULATED
+    lowered = lower(LoweringRequest(problem, schedule, "verify", target))
     tensors = tensors_of(problem)
-    source = strip_prelude(cuda_source(lowered, _EMULATED.architecture, [tensor.name for tensor in tensors]))
+    source = strip_prelude(cuda_source(lowered, target.architecture, [tensor.name for tensor in tensors]))
     values = [inputs[tensor.name] for tensor in tensors[:-1]] + [np.full(tensors[-1].shape, np.nan)]
     return EmulatedKernel(
         source=source,
@@ -278,11 +330,6 @@ def emulated_kernel(problem: Problem, schedule: Schedule, inputs: Mapping[str, n
 def is_guard_written(flat: np.ndarray, output: Tensor) -> bool:
     """Whether something was written behind the end of an output."""
     return not np.isnan(flat[output.element_count :]).all()
-
-
-def _run_emulated(problem: Problem, schedule: Schedule, inputs: _Inputs) -> np.ndarray:
-    """The output with its guard, computed by the kernel's own CUDA text in its own dtypes."""
-    return emulated_kernel(problem, schedule, inputs).run()
 
 
 def _stored(values: np.ndarray, dtype: str) -> np.ndarray:

@@ -46,11 +46,15 @@ class Verification:
 
     Attributes:
         passed: the outputs agree and the guards are untouched.
-        method: how the kernel was run: the target, and the twin where there was one.
+        method: how the kernel was run: the target, and the twin where there was one; ``"none"`` where nothing ran.
         relative_error: largest |out - reference| / (|reference| + rms(reference)); None where nothing ran.
         tolerance: the bound it was held to.
         axis_sizes: sizes of the problem that ran.
         reason: why it did not pass or did not run; empty otherwise.
+        engine: what ran it, a key of :data:`codegen.verify.engines.CHECKS`; empty where nothing did.
+        checks: what that looks at.
+        seeds: of the orders in which threads, warps and blocks ran, where the engine draws those.
+        needless: barriers, waits and fences that ordered nothing, whatever the seed: ``line 41: __syncthreads();``.
     """
 
     passed: bool
@@ -59,6 +63,10 @@ class Verification:
     tolerance: float
     axis_sizes: Mapping[str, int]
     reason: str = ""
+    engine: str = ""
+    checks: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    needless: tuple[str, ...] = ()
 
 
 def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:

@@ -104,7 +104,7 @@ def kernel_pool(jobs: int | None) -> Iterator[Executor]:
 
 
 @contextmanager
-def progress(count: int, *, show: bool) -> Iterator[Callable[[str], None]]:
+def progress(count: int, *, show: bool, what: str = "compiling") -> Iterator[Callable[[str], None]]:
     """A progress bar on a terminal's stderr for lists; nothing otherwise."""
     if not show or count < 2 or not sys.stderr.isatty():
         yield lambda name: None
@@ -114,5 +114,5 @@ def progress(count: int, *, show: bool) -> Iterator[Callable[[str], None]]:
 
     columns = (TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("compiling", total=count)
+        task = bar.add_task(what, total=count)
         yield lambda name: bar.update(task, advance=1, description=name)

@@ -243,18 +243,22 @@ def verified_json(name: str, device: DeviceSpec, checks: Sequence[Verification])
 
 
 def print_verified(results: Sequence[tuple[str, Sequence[Verification]]]) -> None:
-    """Every check that did not pass, and the count of those that did."""
-    passed = sum(check.passed for _, checks in results for check in checks)
-    total = sum(len(checks) for _, checks in results)
-    worst = max((check.relative_error or 0.0 for _, checks in results for check in checks if check.passed), default=0.0)
-    for name, checks in results:
-        for rank, check in enumerate(checks, start=1):
+    """Every check that did not pass, what kernels wait for needlessly, and the count of checks that passed."""
+    checks = [check for _, checked in results for check in checked]
+    for name, checked in results:
+        for rank, check in enumerate(checked, start=1):
             if not check.passed:
                 print_line(f"{name} rank {rank}: {check.method}: {check.reason}")
-    methods = sorted({check.method for _, checks in results for check in checks})
+            for place in check.needless:
+                print_line(f"{name} rank {rank}: orders nothing: {place}")
+    worst = max((check.relative_error or 0.0 for check in checks if check.passed), default=0.0)
+    methods = sorted({check.method for check in checks})
+    orders = max((len(check.seeds) for check in checks), default=0)
+    how = "; ".join(methods) + (f" in {orders} orders of threads" if orders else "")
+    passed = sum(check.passed for check in checks)
     print_line(
-        f"{passed} of {total} schedules of {len(results)} operators agree with the reference "
-        f"(largest relative error {worst:.1e}; run by {'; '.join(methods)})"
+        f"{passed} of {len(checks)} schedules of {len(results)} operators agree with the reference "
+        f"(largest relative error {worst:.1e}; run by {how})"
     )
 
 

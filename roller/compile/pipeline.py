@@ -12,8 +12,8 @@ from functools import cached_property
 
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
-from codegen.generators import engine_for
 from codegen.target import Target
+from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -184,7 +184,9 @@ class _Job:
         kernels = [
             self._build(part, name, verify and check is None) for part, name in zip(program.parts, entries, strict=True)
         ]
-        return _Building(tuple(kernels), None if check is None else self.pool.submit(verify_chain, check))
+        return _Building(
+            tuple(kernels), None if check is None else self.pool.submit(verify_chain, check, Target.of(self.device))
+        )
 
     def _build(self, part: ProgramPart, entry: str, verify: bool) -> Future[BuiltKernel]:
         request = BuildRequest(
@@ -284,24 +286,28 @@ def verify_operators(
     top_k: int,
     pool: Executor,
     engine: str | None = None,
+    order_seeds: Sequence[int] = ORDER_SEEDS,
     method: str = "both",
     algorithms: Collection[str] = ALGORITHMS,
     ahead: int = 8,
 ) -> Iterator[tuple[str, list[Verification]]]:
     """Run the best ``top_k`` programs of every operator against the reference, without compiling for the device.
 
-    ``engine`` is one of :data:`codegen.generators.ENGINES`, ``method`` and ``algorithms`` as in
-    :func:`roller.programs.find_programs`.
+    Args:
+        engine: who runs them, as in :func:`codegen.verify.engines.engine_for`.
+        order_seeds: of the orders in which the emulator runs threads, warps and blocks.
+        method, algorithms: as in :func:`roller.programs.find_programs`.
 
     Raises:
         InputError: the engine does not run kernels of this device, or an operator has no program.
     """
-    runs = engine_for(device.teu.lane, engine)
+    target = Target.of(device)
+    how = (target, engine_for(target.generator, engine), tuple(order_seeds))
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
         form = kernel_form(expr)
         programs = find_programs(form, device, top_k, method, algorithms).ranked(top_k, algorithms)
-        started.append((expr.name, [_checked(program, device, runs, pool) for program in programs]))
+        started.append((expr.name, [_checked(program, how, pool) for program in programs]))
         if len(started) > ahead:
             name, futures = started.pop(0)
             yield name, [future.result() for future in futures]
@@ -309,8 +315,8 @@ def verify_operators(
         yield name, [future.result() for future in futures]
 
 
-def _checked(program: Program, device: DeviceSpec, engine: str, pool: Executor) -> Future[Verification]:
+def _checked(program: Program, how: tuple[Target, str, tuple[int, ...]], pool: Executor) -> Future[Verification]:
     check = program.check()
     if check is not None:
-        return pool.submit(verify_chain, check, engine)
-    return pool.submit(verify_schedule, program.form, program.main.tiles, engine, Target.of(device))
+        return pool.submit(verify_chain, check, *how)
+    return pool.submit(verify_schedule, program.form, program.main.tiles, *how)

@@ -392,18 +392,32 @@ def test_operator_files_of_the_repository_follow_the_published_schema() -> None:
 # verify and explain
 
 
-@pytest.mark.usefixtures("opencl")
+@pytest.mark.usefixtures("emulator")
 def test_verify_counts_what_agrees(here: Path) -> None:
     write("ops.json", [MATMUL, {"op": "softmax", "shape": [33, 17]}])
     result = roller("verify", "ops.json", "--device", "v100", "--top-k", "2")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout.startswith("4 of 4 schedules of 2 operators agree with the reference")
+    assert result.stdout.splitlines()[-1].startswith("4 of 4 schedules of 2 operators agree with the reference")
+    assert result.stdout.endswith("run by cuda, emulated in 3 orders of threads)\n")
     write("op.json", MATMUL)
-    result = roller("verify", "op.json", "--device", "ipu", "--top-k", "1", "--json")
+    result = roller("verify", "op.json", "--device", "ipu", "--top-k", "1", "--seeds", 2, "--json")
     assert result.exit_code == 0
-    for line in result.stdout.splitlines():
-        record = json.loads(line)
-        assert [check["passed"] for check in record["checks"]] == [True]
+    (check,) = json.loads(result.stdout)["checks"]
+    assert (check["passed"], check["engine"], check["seeds"]) == (True, "emulator", [0, 1])
+    assert "races" in check["checks"]
+
+
+@pytest.mark.usefixtures("opencl")
+def test_without_a_compiler_verify_says_what_it_does_instead(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("codegen.verify.engines.emulator_available", lambda: "there is no g++")
+    write("op.json", MATMUL)
+    result = roller("verify", "op.json", "--device", "v100", "--top-k", 1)
+    assert result.exit_code == 0
+    assert (
+        result.stderr
+        == "roller verify: there is no g++: OpenCL runs the kernels, which shows no races; install g++ 12\n"
+    )
+    assert result.stdout.endswith("run by opencl)\n")
 
 
 def test_explain_answers_for_a_board_without_kernels(here: Path) -> None:

@@ -129,8 +129,10 @@ def test_what_does_not_build_says_why_in_one_line(schedule: TileSchedule) -> Non
     assert (kernel.source, kernel.binary) == ("", None)
 
 
-@pytest.mark.usefixtures("opencl")
+@pytest.mark.usefixtures("emulator")
 def test_verification_is_run_where_it_is_asked_for() -> None:
+    target = Target("cuda", "sm_70", 32)
     kernel = build("cuda", "sm_70", verify=True)
     assert kernel.verification is not None and kernel.verification.passed
-    assert verify_schedule(FORM, SCHEDULE) == kernel.verification
+    assert (kernel.verification.engine, kernel.verification.seeds) == ("emulator", (0, 1, 2))
+    assert verify_schedule(FORM, SCHEDULE, target) == kernel.verification
