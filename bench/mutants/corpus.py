@@ -29,8 +29,6 @@ from sokoban.schedule.tile import TileSchedule
 #: Programs found beyond those asked for, as the compiler has them.
 SPARES = 4
 
-_TARGET = Target("cuda", "sm_80", 32)
-
 _Values = Mapping[str, np.ndarray]
 
 
@@ -40,6 +38,7 @@ class Case:
 
     Attributes:
         operator, device, rank: whose it is.
+        target: what its kernels are written for.
         form: the small operator as a whole.
         steps: its kernels, in the order of their launches.
         kinds: what kind of kernel each is.
@@ -49,6 +48,7 @@ class Case:
     operator: str
     device: str
     rank: int
+    target: Target
     form: KernelForm
     steps: tuple[tuple[Problem, Schedule], ...]
     kinds: tuple[str, ...]
@@ -106,6 +106,7 @@ class Specimen:
 def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Iterator[Case]:
     """The ``top_k`` best programs of every operator on a board, given by its name, as the compiler ranks them."""
     device = load_device(board)
+    target = Target.of(device)
     for expr in expressions:
         form = kernel_form(expr)
         programs = find_programs(form, device, top_k + SPARES).ranked(top_k, ALGORITHMS, SPARES)
@@ -125,16 +126,17 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
                 operator=expr.name,
                 device=board,
                 rank=rank,
+                target=target,
                 form=small,
                 steps=steps,
-                kinds=tuple(program.algorithm if is_sliced else kind_of(*step) for step in steps),
+                kinds=tuple(program.algorithm if is_sliced else kind_of(*step, target) for step in steps),
                 tolerance=tolerance,
             )
 
 
-def kind_of(problem: Problem, schedule: Schedule) -> str:
+def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
     """The kind of a kernel: the lowering that writes it, of staged ones whether they are pipelined and how."""
-    lowering = chosen(LOWERINGS, LoweringRequest(problem, schedule, "verify", _TARGET))
+    lowering = chosen(LOWERINGS, LoweringRequest(problem, schedule, "verify", target))
     words = lowering.__name__.split(".")  # type: ignore[attr-defined]
     if words[-2] == "staged":
         assert isinstance(schedule, TileSchedule)
@@ -146,11 +148,11 @@ def specimens_of(case: Case) -> Iterator[Specimen]:
     """The kernels of a case; those behind the first one get what the ones before them computed."""
     known = dict(case.inputs)
     for part, (problem, schedule) in enumerate(case.steps):
-        kernel = emulated_kernel(problem, schedule, known)
+        kernel = emulated_kernel(problem, schedule, known, case.target)
         yield Specimen(case=case, part=part, kernel=kernel, known=dict(known))
         if part + 1 < len(case.steps):
             output = tensors_of(problem)[-1]
-            known[output.name] = kernel.run()[: output.element_count].reshape(output.shape)
+            known[output.name] = kernel.run().flat[: output.element_count].reshape(output.shape)
 
 
 def with_other_edges(specimen: Specimen) -> Specimen | None:
@@ -172,7 +174,7 @@ def with_other_edges(specimen: Specimen) -> Specimen | None:
             continue
         other = resize(problem, sizes)
         known = random_inputs(other.expr, 1)
-        kernel = emulated_kernel(other, schedule, known)
+        kernel = emulated_kernel(other, schedule, known, specimen.case.target)
         if KernelText(kernel.source, kernel.entry).shape == specimen.text.shape:
             case = replace(
                 specimen.case,

@@ -16,7 +16,7 @@ from bench.mutants.corpus import Specimen, with_other_edges
 from bench.mutants.mutations import SYNC_KINDS, Mutation
 from bench.mutants.variants import line_in_kernel, one_text
 from codegen.verify.emulator import Emulation, EmulatorError, run_cuda_on_cpu
-from codegen.verify.gpu import EmulatedKernel, emulated_kernel, is_guard_written
+from codegen.verify.gpu import emulated_kernel, is_guard_written
 from codegen.verify.result import judge
 from sokoban.kernel.problem import tensors_of
 
@@ -246,9 +246,9 @@ def _final(specimen: Specimen, values: np.ndarray, lowering: threading.Lock) -> 
     known[specimen.kernel.output.name] = values.reshape(specimen.kernel.output.shape)
     for problem, schedule in specimen.case.steps[specimen.part + 1 :]:
         with lowering:
-            kernel: EmulatedKernel = emulated_kernel(problem, schedule, known)
+            kernel = emulated_kernel(problem, schedule, known, specimen.case.target)
         output = tensors_of(problem)[-1]
-        values = kernel.run()[: output.element_count]
+        values = kernel.run().flat[: output.element_count]
         known[output.name] = values.reshape(output.shape)
     return values
 
