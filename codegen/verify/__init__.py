@@ -1,1 +1,1 @@
-"""Proof by running: OpenCL twins, CUDA text emulated by g++, shared objects on this processor."""
+"""Proof by running: CUDA text emulated by g++, OpenCL twins, shared objects on this processor."""

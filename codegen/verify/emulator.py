@@ -1,9 +1,10 @@
 """Generated CUDA kernels executed on the CPU, for verification where there is no GPU.
 
-The kernel's text is compiled as C++ by g++ beside a header that stands in for CUDA: threads of a block are fibers that
-take turns, matrix fragments are plain arrays. It is an interpreter of the text's meaning and says nothing about speed.
-It notices what a GPU might not: accesses beyond an array, shared memory read before it was written, fragments that are
-not aligned, threads that wait at different barriers.
+The kernel's text is compiled as C++ by g++ beside headers that stand in for CUDA (``emulator_headers``), and linked to a
+runtime (``emulator_runtime``) that schedules threads as fibers, in orders drawn from seeds. g++ tells the runtime of every
+load and store (``-fsanitize=thread``, whose calls the runtime answers instead of the sanitizer's library), and the runtime
+holds them against each other: what no barrier, wait or fence orders is an error, whether or not it did harm this time. It
+is an interpreter of the text's meaning and says nothing about speed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import hashlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,22 +24,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-#: Folder of the headers that stand in for CUDA's.
+#: Folders of the headers that stand in for CUDA's, and of what executes a kernel.
 _HEADERS = Path(__file__).parent / "emulator_headers"
+_RUNTIME = Path(__file__).parent / "emulator_runtime"
 
 _CUDA_INCLUDE = re.compile(r"^\s*#\s*include\s*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
-_CRASHES: dict[int, str] = {
-    signal.SIGSEGV: "an access outside an array",
-    signal.SIGBUS: "an access outside an array",
-    signal.SIGILL: "a vector access that is not aligned, or an index beyond a shared or local array",
-}
-_RUN_TIMEOUT_S = 600
+#: What orders some threads of a block, but not all.
+_PARTIAL_ORDER = re.compile(r"\b__syncwarp\b")
+_LANGUAGE = ("-std=c++20", "-w", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti", "-fno-pie")
 _COMPILE_OPTIONS = (
-    *("-std=c++20", "-w", "-fno-strict-aliasing", "-fexcess-precision=16", "-ffp-contract=off"),
+    *(*_LANGUAGE, "-fexcess-precision=16", "-ffp-contract=off"),
     # A vector access that is not aligned, an index beyond a declared array: an illegal instruction instead.
     *("-fsanitize=alignment,bounds", "-fsanitize-undefined-trap-on-error"),
 )
+#: Calls before every access, with the line of the text that makes it.
+_CHECK_OPTIONS = ("-g1", "-gdwarf-4", "-fsanitize=thread", "--param=tsan-instrument-func-entry-exit=0")
 
 
 class EmulatorError(RuntimeError):
@@ -66,11 +67,13 @@ class Emulation(NamedTuple):
         outputs: the arrays asked for, which all seeds left the same.
         needless: what ordered nothing, whatever the seed.
         seeds: orders of threads, warps and blocks in which it ran.
+        trace: a digest of all accesses, waits and values read, thread by thread: the same for kernels that do the same.
     """
 
     outputs: list[NDArray[Any]]
     needless: tuple[Synchronization, ...]
     seeds: tuple[int, ...]
+    trace: int
 
 
 @lru_cache(maxsize=1)
@@ -101,7 +104,9 @@ def run_cuda_on_cpu(
     seeds: Sequence[int] = (0, 1, 2),
     checked: bool = True,
     inputs_are_constant: bool = True,
-    written: Sequence[int] | None = None,
+    extents: Sequence[int] | None = None,
+    most_steps: int | None = None,
+    timeout_s: float = 600,
 ) -> Emulation:
     """Run one kernel.
 
@@ -117,8 +122,10 @@ def run_cuda_on_cpu(
         seeds: of the orders in which threads, warps and blocks run.
         checked: whether accesses are held against each other (races, stores into inputs).
         inputs_are_constant: whether arguments other than the outputs must not be written.
-        written: how many elements every output has, each of which is written once and none behind; where None, a
-            kernel may write what it likes of them.
+        extents: elements of every argument, what follows being a guard that must be neither read nor written; then
+            every element of an output has to be written, once. Where None, a kernel may write what it likes of outputs.
+        most_steps: accesses of all threads together after which a kernel counts as one that never ends.
+        timeout_s: after which it does in any case.
 
     Returns:
         The arrays at ``output_indices`` after the kernel has run, and what synchronizations were needless.
@@ -126,69 +133,158 @@ def run_cuda_on_cpu(
     Raises:
         EmulatorError: g++ refuses the source, or the kernel crashes, hangs or breaks a rule of CUDA.
     """
-    program = _program(source, entry, len(arguments), optimized)
+    kernel = _kernel(source, entry)
+    if len(kernel.types) != len(arguments):
+        raise EmulatorError(f"{entry}: {len(arguments)} arguments for {len(kernel.types)} parameters")
+    program = _compiled(kernel, "-O2" if optimized else "-O0", checked)
     arrays = [np.ascontiguousarray(array) for array in arguments]
-    extents = [*grid, 1, 1][:3] + [*block, 1, 1][:3]
+    sizes = [[str(array.nbytes), str(array.nbytes), "u"] for array in arrays]
+    for position, array in enumerate(arrays):
+        if extents is not None:
+            sizes[position][1] = str(extents[position] * array.itemsize)
+        if position in output_indices:
+            sizes[position][2] = "u" if extents is None else "o"
+        elif inputs_are_constant:
+            sizes[position][2] = "i"
+    flags = "c" * checked + "p" * bool(_PARTIAL_ORDER.search(source)) + "-"
+    launch = [*grid, 1, 1][:3] + [*block, 1, 1][:3] + [dynamic_shared_bytes]
     with tempfile.TemporaryDirectory(prefix="cuda-on-cpu-") as directory:
         data = Path(directory) / "arrays"
         data.write_bytes(b"".join(array.tobytes() for array in arrays))
-        numbers = [*extents, dynamic_shared_bytes, *(array.nbytes for array in arrays)]
-        command = [str(program), str(data), *map(str, numbers)]
+        command = [program, data, *launch, flags, most_steps or 0, ",".join(map(str, seeds)), *sum(sizes, [])]
         try:
-            process = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, check=False)
+            process = subprocess.run(
+                [str(word) for word in command], capture_output=True, text=True, timeout=timeout_s, check=False
+            )
         except subprocess.TimeoutExpired as error:
-            raise EmulatorError(f"{entry}: still running after {_RUN_TIMEOUT_S} s") from error
+            raise EmulatorError(f"{entry}: still running after {timeout_s:g} s") from error
         if process.returncode:
-            reason = process.stderr.strip() or _CRASHES.get(-process.returncode, f"exit status {process.returncode}")
-            raise EmulatorError(f"{entry}: {reason}")
+            reason = process.stderr.strip() or f"exit status {process.returncode}"
+            raise EmulatorError(f"{entry}: {_in_words(reason, kernel, program, arrays)}")
         content = data.read_bytes()
-    results, offset = [], 0
-    for position, array in enumerate(arrays):
-        if position in output_indices:
-            part = np.frombuffer(content, array.dtype, array.size, offset)
-            results.append((position, part.reshape(array.shape).copy()))
-        offset += array.nbytes
-    by_position = dict(results)
-    return Emulation([by_position[position] for position in output_indices], (), tuple(seeds))
-
-
-def cpu_source(source: str, entry: str, parameters: int) -> str:
-    """The C++ program that stands for a kernel: its own text, less CUDA's headers, between header and runner."""
-    kernel = _CUDA_INCLUDE.sub("", source)
-    kernel = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)emulator::dynamic_shared;", kernel)
-    types = _parameter_types(kernel, entry)
-    if len(types) != parameters:
-        raise EmulatorError(f"{entry}: {parameters} arguments for {len(types)} parameters")
-    call = ", ".join(f"({kind})arguments[{position}]" for position, kind in enumerate(types))
-    return "\n".join(
-        [
-            '#include "cuda_on_cpu.h"',
-            kernel,
-            '#include "runner.h"',
-            f"static void emulator_call(void** arguments) {{ {entry}({call}); }}",
-            "",
-        ]
+    ends = np.cumsum([0] + [array.nbytes for array in arrays])
+    outputs = [
+        np.frombuffer(content, arrays[position].dtype, arrays[position].size, ends[position])
+        .reshape(arrays[position].shape)
+        .copy()
+        for position in output_indices
+    ]
+    (_, trace), *needless = (line.split() for line in process.stdout.splitlines())
+    return Emulation(
+        outputs=outputs,
+        needless=tuple(Synchronization(kind, int(line), kernel.line(int(line))) for kind, line in needless) if checked else (),
+        seeds=tuple(seeds),
+        trace=int(trace),
     )
 
 
-def _parameter_types(kernel: str, entry: str) -> list[str]:
-    """Types of the parameters of ``entry``: ``half*`` for ``half* __restrict__ A``."""
-    signature = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", kernel)
+@dataclass(frozen=True)
+class _Kernel:
+    """The text of a kernel, as it is compiled for the CPU.
+
+    Attributes:
+        source: CUDA C++ text.
+        entry: name of the ``__global__`` function in it.
+        types: of its parameters.
+        names: of its parameters.
+        dynamic: name of its dynamic shared memory, empty where it has none.
+    """
+
+    source: str
+    entry: str
+    types: tuple[str, ...]
+    names: tuple[str, ...]
+    dynamic: str
+
+    @property
+    def program(self) -> str:
+        """The C++ program: the headers, the text less CUDA's own headers, and the call of the kernel."""
+        text = _CUDA_INCLUDE.sub("", self.source)
+        text = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)emulator_dynamic_shared;", text)
+        call = ", ".join(f"({kind})arguments[{position}]" for position, kind in enumerate(self.types))
+        return "\n".join(
+            [
+                '#include "cuda_on_cpu.h"',
+                f'#line 1 "{_TEXT_NAME}"',
+                text,
+                '#line 1 "call.cu"',
+                f'extern "C" void emulator_call(void** arguments) {{ {self.entry}({call}); }}',
+                "",
+            ]
+        )
+
+    def line(self, number: int) -> str:
+        """A line of the text, from 1."""
+        lines = self.source.splitlines()
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+
+
+#: What the text is called in messages.
+_TEXT_NAME = "kernel.cu"
+
+
+def _kernel(source: str, entry: str) -> _Kernel:
+    signature = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", source)
     if signature is None:
         raise EmulatorError(f"{entry}: the source has no such kernel")
-    kinds = []
+    kinds, names = [], []
     for parameter in signature.group(1).split(","):
-        kind, star, _ = parameter.replace("__restrict__", "").rpartition("*")
+        kind, star, name = parameter.replace("__restrict__", "").rpartition("*")
         if not star:
             raise EmulatorError(f"{entry}: parameter {parameter.strip()} is no pointer")
         kinds.append(kind.strip() + "*")
-    return kinds
+        names.append(name.strip())
+    dynamic = _DYNAMIC_SHARED.search(source)
+    return _Kernel(source, entry, tuple(kinds), tuple(names), dynamic.group(2) if dynamic else "")
 
 
-def _program(source: str, entry: str, parameters: int, optimized: bool) -> Path:
-    """The compiled program of a kernel, from this process's cache where it was compiled before."""
-    text = cpu_source(source, entry, parameters)
-    return _compiled(text, entry, "-O2" if optimized else "-O0")
+_PLACE = re.compile(r"@p([0-9a-f]+)")
+
+
+def _in_words(reason: str, kernel: _Kernel, program: Path, arrays: Sequence[NDArray[Any]]) -> str:
+    """A message of the runtime with names in place of its marks (``emulator_runtime/report.h``)."""
+    lines = _lines_of(program, set(_PLACE.findall(reason)))
+
+    def line(number: int | None) -> str:
+        return f'{_TEXT_NAME}:{number} "{kernel.line(number)}"' if number else "a place without a line"
+
+    def argument(match: re.Match[str]) -> str:
+        name, size = kernel.names[int(match.group(1))], arrays[int(match.group(1))].itemsize
+        return f"{name}[{int(match.group(2)) // size}]" if match.group(2) else name
+
+    reason = _PLACE.sub(lambda match: line(lines.get(match.group(1))), reason)
+    reason = re.sub(r"@l(\d+)", lambda match: line(int(match.group(1))), reason)
+    reason = re.sub(r"@a(\d+)(?:\+(\d+))?", argument, reason)
+    reason = re.sub(r"@d\+(\d+)", rf"shared {kernel.dynamic}+\1", reason)
+    return re.sub(r"@s([0-9a-f]+)", lambda match: _shared_name(program, int(match.group(1), 16)), reason)
+
+
+def _lines_of(program: Path, addresses: set[str]) -> Mapping[str, int]:
+    """Lines of the kernel's text by the addresses that calls of its machine code return to: of the outermost function
+    where functions of the text are inlined in each other."""
+    tool = shutil.which("addr2line")
+    if tool is None or not addresses:
+        return {}
+    ordered = sorted(addresses)
+    calls = [f"{int(address, 16) - 1:x}" for address in ordered]
+    process = subprocess.run([tool, "-a", "-i", "-e", program, *calls], capture_output=True, text=True, check=False)
+    lines: dict[str, int] = {}
+    for address, found in zip(ordered, re.split(r"^0x.*$", process.stdout, flags=re.MULTILINE)[1:], strict=False):
+        own = re.findall(rf"{re.escape(_TEXT_NAME)}:(\d+)", found)
+        if own:
+            lines[address] = int(own[-1])
+    return lines
+
+
+def _shared_name(program: Path, address: int) -> str:
+    """``shared s+128`` for a byte of a static array."""
+    tool = shutil.which("nm")
+    symbols = []
+    if tool is not None:
+        process = subprocess.run([tool, "-C", program], capture_output=True, text=True, check=False)
+        symbols = re.findall(r"^([0-9a-f]+) [dDbB] (?:.*::)?(\w+)$", process.stdout, re.MULTILINE)
+    start, name = max(((int(start, 16), name) for start, name in symbols if int(start, 16) <= address), default=(0, ""))
+    return f"shared {name}+{address - start}" if name else "shared memory"
 
 
 @lru_cache(maxsize=1)
@@ -201,22 +297,60 @@ def _program_folder() -> Path:
     return Path(_temporary_folder().name)
 
 
-def _compiled(text: str, entry: str, level: str) -> Path:
+@lru_cache(maxsize=1)
+def _runtime_folder() -> Path:
+    """Where the compiled runtime is kept: in the user's cache, or in this process's folder where there is none."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roller" / "emulator"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    except (OSError, RuntimeError):  # no home directory, or one that cannot be written
+        pass
+    return _program_folder()
+
+
+@lru_cache(maxsize=1)
+def _runtime() -> Path:
+    """The runtime's object file, compiled where this compiler has not compiled it before."""
+    compiler = subprocess.run(["g++", "--version"], capture_output=True, check=False).stdout
+    texts = [path.read_bytes() for folder in (_HEADERS, _RUNTIME) for path in sorted(folder.iterdir()) if path.is_file()]
+    digest = hashlib.sha256(b"\0".join([compiler, *texts])).hexdigest()[:32]
+    built = _runtime_folder() / f"{digest}.o"
+    if not built.exists():
+        _run_compiler("emulator", ["-O2", "-c", _RUNTIME / "runtime.cpp"], built)
+    return built
+
+
+def _compiled(kernel: _Kernel, level: str, checked: bool) -> Path:
+    """The compiled program of a kernel, from this process's cache where it was compiled before."""
     reason = emulator_available()
     if reason is not None:
-        raise EmulatorError(f"{entry}: {reason}")
-    program = _program_folder() / hashlib.sha256(f"{level}\n{text}".encode()).hexdigest()[:32]
+        raise EmulatorError(f"{kernel.entry}: {reason}")
+    text, runtime = kernel.program, _runtime()
+    options = [*_COMPILE_OPTIONS, *(_CHECK_OPTIONS if checked else ()), level]
+    name = hashlib.sha256("\n".join([*options, runtime.name, text]).encode()).hexdigest()[:32]
+    program = _program_folder() / name
     if program.exists():
         return program
     # Other processes may be compiling the same.
     unit = program.with_suffix(f".{os.getpid()}.cpp")
     unit.write_text(text)
-    partial = program.with_suffix(f".{os.getpid()}.partial")
-    command = ["g++", *_COMPILE_OPTIONS, level, f"-I{_HEADERS}", str(unit), "-o", str(partial)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    unit.unlink()
+    made = unit.with_suffix(".o")
+    try:
+        _run_compiler(kernel.entry, [*options, f"-I{_HEADERS}", "-c", unit], made)
+        _run_compiler(kernel.entry, ["-no-pie", made, runtime], program)
+    finally:
+        unit.unlink()
+        made.unlink(missing_ok=True)
+    return program
+
+
+def _run_compiler(entry: str, arguments: Sequence[str | Path], target: Path) -> None:
+    """Have g++ make a file, which appears whole."""
+    partial = target.with_suffix(f".{os.getpid()}.partial")
+    done = subprocess.run(["g++", *_LANGUAGE, *arguments, "-o", partial], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise EmulatorError(f"{entry}: g++: {lines[0].strip() if lines else 'failed'}")
-    partial.rename(program)
-    return program
+    partial.rename(target)

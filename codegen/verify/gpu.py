@@ -31,7 +31,7 @@ from codegen.verify.emulator import EmulatorError, Synchronization, emulator_ava
 from codegen.verify.engines import CHECKS, ORDER_SEEDS
 from codegen.verify.guards import guarded
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
-from codegen.verify.result import TOLERANCE, Verification, judge, tolerance_of
+from codegen.verify.result import TOLERANCE, Verification, exact_tolerance, judge, tolerance_of
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.patches import PatchTransform
@@ -160,7 +160,7 @@ class EmulatedKernel:
         grid, block: launch extents (x, y, z).
         dynamic_shared_bytes: size of ``extern __shared__`` memory.
         optimized: whether its run is long enough to be worth an optimising compilation.
-        output: the tensor that it writes.
+        tensors: what the arguments hold.
     """
 
     source: str
@@ -170,7 +170,12 @@ class EmulatedKernel:
     block: tuple[int, int, int]
     dynamic_shared_bytes: int
     optimized: bool
-    output: Tensor
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def output(self) -> Tensor:
+        """The tensor that it writes."""
+        return self.tensors[-1]
 
     def run(self, seeds: Sequence[int] = ORDER_SEEDS) -> Run:
         """What it writes when threads, warps and blocks run in the orders that ``seeds`` draw.
@@ -188,7 +193,7 @@ class EmulatedKernel:
             self.dynamic_shared_bytes,
             optimized=self.optimized,
             seeds=seeds,
-            written=[self.output.element_count],
+            extents=[tensor.element_count for tensor in self.tensors],
         )
         return Run(self.values(emulation.outputs[0]), emulation.needless)
 
@@ -207,7 +212,7 @@ def _emulator_plan(
     def run(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
         return emulated_kernel(problem, schedule, inputs, target).run(seeds)
 
-    tolerance, missing = tolerance_of(form.expr), emulator_available()
+    tolerance, missing = exact_tolerance(form.expr), emulator_available()
     return _Plan(steps, run, "emulator", "cuda, emulated", tolerance, missing, tuple(seeds))
 
 
@@ -323,7 +328,7 @@ def emulated_kernel(
         block=lowered.block,
         dynamic_shared_bytes=lowered.dynamic_shared_bytes,
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
-        output=tensors[-1],
+        tensors=tensors,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sokoban.language.expression import TensorExpr
+from sokoban.language.expression import FLOAT8_DTYPES, TensorExpr
 
 #: Largest accepted relative error by dtype of the output (narrowest dtype that takes part). Sums of integers are exact.
 #: Products of eight-bit floats are, too, but matrix units keep no more than some 13 bits of their sums.
@@ -22,6 +22,8 @@ TOLERANCE = {
 #: factors is 2**-10 of a product, whose errors add up as the products themselves do; some deviations of that.
 TF32_TOLERANCE = 8 * 2.0**-10
 
+#: How much of itself a number changes by at most when it is rounded to a narrow type: half a unit in its last place.
+HALF_UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 #: What stands for infinity in the narrowest dtype.
 LARGEST_HALF = 65504.0
@@ -38,6 +40,23 @@ def tolerance_of(expr: TensorExpr) -> float:
     """
     dtypes = {tensor.dtype for tensor in (*expr.inputs, expr.output)}
     return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
+
+
+def exact_tolerance(expr: TensorExpr) -> float:
+    """The largest relative error of a kernel of ``expr`` whose every operation is rounded as the kernel asks for.
+
+    That is what sums of its accumulator's type may be off by, and twice the rounding of a narrower output. Matrix units
+    and functions of a board are less exact, for which :func:`tolerance_of` has room.
+
+    >>> from sokoban.language.operators import operator_from_data
+    >>> operator = {"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "float16", "accumulate": "float32"}
+    >>> exact_tolerance(operator_from_data(operator)) == 1e-4 + 2 * 2**-11
+    True
+    """
+    if expr.output.dtype in FLOAT8_DTYPES:
+        return tolerance_of(expr)
+    sums = max(TOLERANCE[expr.final_dtype], TF32_TOLERANCE * expr.allow_tf32)
+    return sums + 2 * HALF_UNITS.get(expr.output.dtype, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

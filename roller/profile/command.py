@@ -42,14 +42,21 @@ _SOFTWARE = ("driver", "runtime")
     help="Timings of a kernel.  [default: 20; on processors 15]",
 )
 @click.option("--jobs", "cluster", default=None, metavar="URL", help="Run on a cluster: tcp://… (Dask) or ray://…")
+@click.option(
+    "--sanitize/--no-sanitize",
+    default=False,
+    help="Launch every kernel under compute-sanitizer first, and strike out those in which it finds a fault.",
+)
 @click.option("--cache/--no-cache", "cached", default=True, help="Take times of kernels known from before.")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def profile_command(
     directory: Path,
+    *,
     device_name: str | None,
     top_k: int,
     repeats: int | None,
     cluster: str | None,
+    sanitize: bool,
     cached: bool,
     as_json: bool,
 ) -> None:
@@ -61,11 +68,11 @@ def profile_command(
     from roller.profile.profile import default_cache, is_for_cpu
 
     if is_for_cpu(directory):
-        profiled = _on_cores(directory, device_name, cluster, top_k, repeats)
+        profiled = _on_cores(directory, device_name, cluster, top_k, repeats, sanitize)
     else:
-        profiled = _on_gpus(
-            directory, device_name or "cuda:0", cluster, top_k, repeats, default_cache() if cached else None
-        )
+        # What is known of a kernel says nothing of the sanitizer.
+        cache = default_cache() if cached and not sanitize else None
+        profiled = _on_gpus(directory, device_name or "cuda:0", cluster, top_k, repeats, cache, sanitize)
     results = []
     for result in profiled:
         results.append(result)
@@ -73,25 +80,40 @@ def profile_command(
             click.echo(profile_json(result))
     if not as_json:
         print_profiles(results)
+        if sanitize:
+            click.echo(_sanitized(results))
     if any(result.best is None for result in results):
         sys.exit(1)
 
 
 def _on_gpus(
-    directory: Path, device_name: str, cluster: str | None, top_k: int, repeats: int | None, cache: Path | None
+    directory: Path,
+    device_name: str,
+    cluster: str | None,
+    top_k: int,
+    repeats: int | None,
+    cache: Path | None,
+    sanitize: bool,
 ) -> Iterator[OperatorProfile]:
     from roller.profile import profile
     from roller.profile.gpu import MeasureOptions
 
     measure = MeasureOptions() if repeats is None else MeasureOptions(repeats=repeats)
     options = profile.ProfileOptions(top_k, measure, cache)
-    if cluster is None:
-        yield from profile.profile(directory, profile.parse_devices(device_name), options)
-        return
-    from roller.profile.clusters import cluster_executor
+    if sanitize:
+        from roller.profile.sanitizer import SanitizingRunner, find_sanitizer
 
-    with cluster_executor(cluster) as executor:
-        yield from profile.profile_on_cluster(directory, executor, options)
+        if cluster is not None:
+            raise InputError("--sanitize", "watches processes of this machine, no cluster's", "leave --jobs out")
+        find_sanitizer()
+        yield from profile.profile(directory, profile.parse_devices(device_name), options, SanitizingRunner)
+    elif cluster is None:
+        yield from profile.profile(directory, profile.parse_devices(device_name), options)
+    else:
+        from roller.profile.clusters import cluster_executor
+
+        with cluster_executor(cluster) as executor:
+            yield from profile.profile_on_cluster(directory, executor, options)
 
 
 #: What may be written for this machine's cores.
@@ -99,7 +121,7 @@ _THIS_MACHINE = (None, "cpu")
 
 
 def _on_cores(
-    directory: Path, device_name: str | None, cluster: str | None, top_k: int, repeats: int | None
+    directory: Path, device_name: str | None, cluster: str | None, top_k: int, repeats: int | None, sanitize: bool
 ) -> Iterator[OperatorProfile]:
     from roller.profile.cpu import CpuMeasureOptions
     from roller.profile.profile import ProfileOptions, profile_here
@@ -108,6 +130,8 @@ def _on_cores(
         if given not in _THIS_MACHINE:
             problem = f"{directory} holds kernels for processors, which are timed on this machine's cores"
             raise InputError(option, problem, "leave it out")
+    if sanitize:
+        raise InputError("--sanitize", f"{directory} holds kernels for processors", "leave it out")
     measure = CpuMeasureOptions() if repeats is None else CpuMeasureOptions(rounds=repeats)
     return profile_here(directory, ProfileOptions(top_k), measure)
 
@@ -227,6 +251,14 @@ def _summary(results: list[OperatorProfile]) -> str:
         text += f"; predictions off by {statistics.median(errors):.0%} (median)"
     software = ", ".join(f"{name} {board.versions[name]}" for name in _SOFTWARE if name in board.versions)
     return f"{text}; {software}" if software else text
+
+
+def _sanitized(results: list[OperatorProfile]) -> str:
+    from roller.profile.sanitizer import PROGRAM, TOOLS
+
+    struck = [kernel.measurement.struck_out for result in results for kernel in result.kernels]
+    clean = sum(not reason.startswith(tuple(f"{tool}:" for tool in TOOLS)) for reason in struck)
+    return f"{clean} of {_count(len(struck), 'kernel')} clean under {PROGRAM}: {', '.join(TOOLS)}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -163,14 +163,8 @@ class OperatorBench:
         return self._bytes(argument)
 
     def _random(self, argument: Argument, number: int) -> Any:
-        """Test data of an input, the same on every run; drawn on the host, where they can be drawn again."""
-        low, high = self.reference.ranges.get(argument.name, (-1.0, 1.0))
-        generator = np.random.default_rng([0, number])
-        values = generator.random(math.prod(argument.shape), dtype=np.float32) * np.float32(high - low) + np.float32(
-            low
-        )
         array = self._bytes(argument)
-        stored = stored_bytes(values, argument.dtype)
+        stored = input_bytes(argument, number, self.reference.ranges)
         array[: stored.size] = self.cupy.asarray(stored)
         return array
 
@@ -286,6 +280,21 @@ class OperatorBench:
         while time.monotonic() < end:
             graph.launch(self.stream)
             self.stream.synchronize()
+
+
+def input_bytes(
+    argument: Argument, number: int, ranges: Mapping[str, Sequence[float]]
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Test data of an input, byte by byte and the same on every run; drawn on the host, where they can be drawn again.
+
+    Args:
+        number: of the input among the operator's.
+        ranges: least and largest value by name, (-1, 1) where nothing is said.
+    """
+    low, high = ranges.get(argument.name, (-1.0, 1.0))
+    generator = np.random.default_rng([0, number])
+    values = generator.random(math.prod(argument.shape), dtype=np.float32) * np.float32(high - low) + np.float32(low)
+    return stored_bytes(values, argument.dtype)
 
 
 def stored_bytes(values: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:

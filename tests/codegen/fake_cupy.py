@@ -296,6 +296,7 @@ def _memset(pointer: int, value: int, size: int, stream: int) -> None:
 
 
 cuda = SimpleNamespace(
+    set_allocator=lambda allocator: None,
     Device=Device,
     Stream=Stream,
     ExternalStream=ExternalStream,

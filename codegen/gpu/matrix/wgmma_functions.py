@@ -17,7 +17,7 @@ from sokoban.schedule.warp_groups import WIDTHS
 ATOM_BYTES = 1024
 
 #: By element type: the name in PTX, and in the emulator's C++.
-_TYPES = {"float16": ("f16", "half"), "bfloat16": ("bf16", "nv_bfloat16")}
+_TYPES = {"float16": ("f16", "float16"), "bfloat16": ("bf16", "bfloat16")}
 
 DESCRIPTOR = "matrix_descriptor"
 ARRIVE, COMMIT, PROXY_FENCE = "warp_group_arrive", "warp_group_commit", "async_proxy_fence"
@@ -39,22 +39,24 @@ def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
 
 def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
     ptx, cpu = _TYPES[dtype]
+    name = product_name(dtype, width, a_turned, b_turned)
     count = width // 2
     registers = _lines([f"%{i}" for i in range(count)], '"', ' "')
     # Scales of the sums and of both operands are 1: sums are added to, signs stay.
     return f"""\
-static __device__ __forceinline__ void {product_name(dtype, width, a_turned, b_turned)}(
-    float* d, unsigned long long a, unsigned long long b) {{
 #ifdef CUDA_ON_CPU
-  emulator::multiply_by_warp_group<{cpu}, {width}, {int(a_turned)}, {int(b_turned)}>(d, a, b);
+#define {name}(d, a, b) \\
+  emulator::multiply_by_warp_group(EMULATOR_SITE, d, a, b, emulator::{cpu}, {width}, {int(a_turned)}, {int(b_turned)})
 #else
+static __device__ __forceinline__ void {name}(
+    float* d, unsigned long long a, unsigned long long b) {{
   asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx}.{ptx} {{"
 {registers}
                "}}, %{count}, %{count + 1}, 1, 1, 1, {int(a_turned)}, {int(b_turned)};"
                : {_sums(width)}
                : "l"(a), "l"(b));
-#endif
-}}"""
+}}
+#endif"""
 
 
 def _sums(width: int) -> str:
@@ -64,15 +66,15 @@ def _sums(width: int) -> str:
 
 def _finish(width: int) -> str:
     return f"""\
-static __device__ __forceinline__ void {finish_name(width)}(float* d) {{
 #ifdef CUDA_ON_CPU
-  emulator::wait_for_products(0);
+#define {finish_name(width)}(d) warp_group_wait_all()
 #else
+static __device__ __forceinline__ void {finish_name(width)}(float* d) {{
   asm volatile("wgmma.wait_group.sync.aligned 0;"
                : {_sums(width)}
                :: "memory");
-#endif
-}}"""
+}}
+#endif"""
 
 
 def _lines(items: list[str], opening: str, closing: str) -> str:
@@ -83,15 +85,13 @@ def _lines(items: list[str], opening: str, closing: str) -> str:
     return "\n".join(f"{indent}{opening}{row}{'' if i == last else ','}{closing}" for i, row in enumerate(rows))
 
 
-def _instruction(name: str, text: str, emulated: str) -> str:
+def _instruction(name: str, text: str) -> str:
     return f"""\
+#ifndef CUDA_ON_CPU
 static __device__ __forceinline__ void {name}() {{
-#ifdef CUDA_ON_CPU
-  emulator::{emulated};
-#else
   asm volatile("{text}" ::: "memory");
-#endif
-}}"""
+}}
+#endif"""
 
 
 #: Start address, leading and stride byte offsets without their lowest four bits at bits 0, 16 and 32; 1 at bit 62 is
@@ -105,10 +105,10 @@ static __device__ __forceinline__ unsigned long long matrix_descriptor(const voi
 
 _FUNCTIONS = {
     DESCRIPTOR: _DESCRIPTOR,
-    PROXY_FENCE: _instruction(PROXY_FENCE, "fence.proxy.async.shared::cta;", "show_copies_to_warp_groups()"),
-    ARRIVE: _instruction(ARRIVE, "wgmma.fence.sync.aligned;", "arrive_at_warp_group()"),
-    COMMIT: _instruction(COMMIT, "wgmma.commit_group.sync.aligned;", "commit_products()"),
-    WAIT_FOR_EARLIER: _instruction(WAIT_FOR_EARLIER, "wgmma.wait_group.sync.aligned 1;", "wait_for_products(1)"),
+    PROXY_FENCE: _instruction(PROXY_FENCE, "fence.proxy.async.shared::cta;"),
+    ARRIVE: _instruction(ARRIVE, "wgmma.fence.sync.aligned;"),
+    COMMIT: _instruction(COMMIT, "wgmma.commit_group.sync.aligned;"),
+    WAIT_FOR_EARLIER: _instruction(WAIT_FOR_EARLIER, "wgmma.wait_group.sync.aligned 1;"),
     **{finish_name(width): _finish(width) for width in WIDTHS},
     **{
         product_name(dtype, width, a, b): _product(dtype, width, a, b)

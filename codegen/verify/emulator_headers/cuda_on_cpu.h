@@ -1,69 +1,69 @@
-// CUDA C++ as generated kernels use it, for g++ on a CPU: one fiber per CUDA thread, one block at a time.
+// CUDA C++ as generated kernels use it, for g++ on a CPU: every thread is a fiber that the runtime schedules.
 //
-// Every lane of a warp holds a complete matrix fragment and computes all of it, so that wmma needs no exchange between
-// lanes. Shared memory and output slack are filled with 0xFF bytes, NaN in every float type, before they are used.
+// The first lane of a warp holds its matrix fragments and computes them whole. Shared memory and output slack are filled
+// with 0xFF bytes, NaN in every float type, before they are used.
 #pragma once
-#include <bit>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <type_traits>
-#include <utility>
-#include <vector>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#include "interface.h"
 
 #define CUDA_ON_CPU
+
+#define EMULATOR_INLINE static inline __attribute__((always_inline))
+#define EMULATOR_SITE (emulator::Site{__LINE__, __COUNTER__})
 
 #define __global__
 #define __device__
 #define __host__
-#define __forceinline__ inline
+#define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static __attribute__((section("shared_memory")))
 #undef alignas
 #define alignas(n) __attribute__((aligned(n)))
 
-struct dim3_t { unsigned x, y, z; };
-extern dim3_t threadIdx, blockIdx, blockDim, gridDim;
+#define __syncthreads() emulator::sync_block(EMULATOR_SITE)
+#define __syncwarp(...) emulator::sync_warp(EMULATOR_SITE, emulator::mask_or_all(__VA_ARGS__))
+#define __activemask() emulator::warp_lanes()
+#define __shfl_sync(...) emulator::shuffle(EMULATOR_SITE, __VA_ARGS__)
+#define __shfl_down_sync(...) emulator::shuffle_down(EMULATOR_SITE, __VA_ARGS__)
+#define __shfl_up_sync(...) emulator::shuffle_up(EMULATOR_SITE, __VA_ARGS__)
+#define __shfl_xor_sync(...) emulator::shuffle_xor(EMULATOR_SITE, __VA_ARGS__)
 
 namespace emulator {
-extern unsigned char* dynamic_shared;
-void sync_block();
-void sync_warp();
-unsigned lane();
-unsigned warp_lanes();          // bit mask of the lanes that have not returned
-constexpr unsigned exchanged_bytes = 32;
-unsigned char* exchange(unsigned lane);  // as many bytes, through which a lane hands values to its warp
-[[noreturn]] void fail(const char* reason);
-
-template <typename T> T from_lane(T value, unsigned source) {
-  std::memcpy(exchange(lane()), &value, sizeof(T));
-  sync_warp();
-  T result;
-  std::memcpy(&result, exchange(source), sizeof(T));
-  sync_warp();
-  return result;
+EMULATOR_INLINE unsigned mask_or_all(unsigned mask = 0xffffffffu) { return mask; }
+template <typename T> EMULATOR_INLINE T moved(Site site, unsigned mask, T value, unsigned source) {
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  bits = from_lane(site, mask, bits, source);
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+template <typename T> EMULATOR_INLINE T shuffle(Site site, unsigned mask, T value, int source, int width = 32) {
+  unsigned part = (unsigned)(width - 1);
+  return moved(site, mask, value, (lane() & ~part) | ((unsigned)source & part));
+}
+template <typename T> EMULATOR_INLINE T shuffle_down(Site site, unsigned mask, T value, unsigned delta, int width = 32) {
+  bool inside = (lane() & (unsigned)(width - 1)) + delta < (unsigned)width;
+  return moved(site, mask, value, inside ? lane() + delta : 32);
+}
+template <typename T> EMULATOR_INLINE T shuffle_up(Site site, unsigned mask, T value, unsigned delta, int width = 32) {
+  return moved(site, mask, value, (lane() & (unsigned)(width - 1)) >= delta ? lane() - delta : 32);
+}
+template <typename T> EMULATOR_INLINE T shuffle_xor(Site site, unsigned mask, T value, int other, int = 32) {
+  return moved(site, mask, value, lane() ^ (unsigned)other);
 }
 }  // namespace emulator
 
-inline void __syncthreads() { emulator::sync_block(); }
-inline void __syncwarp(unsigned = 0xffffffffu) { emulator::sync_warp(); }
-inline unsigned __activemask() { return emulator::warp_lanes(); }
-template <typename T> T __shfl_sync(unsigned, T value, int source, int width = 32) {
-  unsigned lane = emulator::lane();
-  return emulator::from_lane(value, (lane & ~(unsigned)(width - 1)) | ((unsigned)source & (unsigned)(width - 1)));
-}
-template <typename T> T __shfl_down_sync(unsigned, T value, unsigned delta, int width = 32) {
-  unsigned lane = emulator::lane();
-  bool inside = (lane & (unsigned)(width - 1)) + delta < (unsigned)width;
-  return emulator::from_lane(value, inside ? lane + delta : lane);
-}
-template <typename T> T __shfl_up_sync(unsigned, T value, unsigned delta, int width = 32) {
-  unsigned lane = emulator::lane();
-  return emulator::from_lane(value, (lane & (unsigned)(width - 1)) >= delta ? lane - delta : lane);
-}
-template <typename T> T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
-  return emulator::from_lane(value, emulator::lane() ^ (unsigned)mask);
+template <typename T> EMULATOR_INLINE T atomicAdd(T* address, T value) {
+  uint64_t bits = emulator::load_atomic(address, sizeof(T));
+  T before;
+  memcpy(&before, &bits, sizeof(T));
+  T after = before + value;
+  memcpy(&bits, &after, sizeof(T));
+  emulator::store_atomic(address, sizeof(T), bits);
+  return before;
 }
 
 // ---- 16-bit floats
@@ -86,16 +86,16 @@ EMULATE_HALF(__habs, fabsf)
 struct nv_bfloat16 {
   uint16_t bits;
   nv_bfloat16() = default;
-  nv_bfloat16(float value) {
+  __attribute__((always_inline)) nv_bfloat16(float value) {
     uint32_t word;
-    std::memcpy(&word, &value, 4);
+    memcpy(&word, &value, 4);
     if (value != value) bits = 0x7fff;
     else bits = (uint16_t)((word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
   }
-  operator float() const {
+  __attribute__((always_inline)) operator float() const {
     uint32_t word = (uint32_t)bits << 16;
     float value;
-    std::memcpy(&value, &word, 4);
+    memcpy(&value, &word, 4);
     return value;
   }
 };
@@ -153,50 +153,52 @@ inline float __sinf(float x) { return sinf(x); }
 inline float __tanf(float x) { return tanf(x); }
 inline float __powf(float x, float y) { return powf(x, y); }
 inline float __fdividef(float x, float y) { return x / y; }
-template <typename T> T __ldg(const T* pointer) { return *pointer; }
+template <typename T> EMULATOR_INLINE T __ldg(const T* pointer) { return *pointer; }
 
 // ---- matrix fragments
+
+namespace emulator {
+struct Yes { static constexpr bool value = true; };
+struct No { static constexpr bool value = false; };
+template <typename A, typename B> struct Same : No {};
+template <typename A> struct Same<A, A> : Yes {};
+template <typename T> constexpr Element element = float32;
+template <> constexpr Element element<half> = float16;
+template <> constexpr Element element<nv_bfloat16> = bfloat16;
+}  // namespace emulator
 
 namespace nvcuda::wmma {
 struct matrix_a; struct matrix_b; struct accumulator; struct row_major; struct col_major;
 enum layout_t { mem_row_major, mem_col_major };
 
 template <typename Use, int M, int N, int K, typename T, typename Layout = void> struct fragment {
-  static constexpr int rows = std::is_same_v<Use, matrix_b> ? K : M;
-  static constexpr int columns = std::is_same_v<Use, matrix_a> ? K : N;
+  static constexpr int rows = emulator::Same<Use, matrix_b>::value ? K : M;
+  static constexpr int columns = emulator::Same<Use, matrix_a>::value ? K : N;
+  static constexpr bool is_row_major = emulator::Same<Layout, row_major>::value;
+  typedef T Type;
   float at[rows][columns];
-  fragment() { std::memset(at, 0xff, sizeof at); }
+  fragment() { memset(at, 0xff, sizeof at); }
 };
-
-template <typename T> void check_access(const T* pointer, unsigned leading) {
-  if ((uintptr_t)pointer % 32) emulator::fail("a fragment is not aligned to 32 bytes");
-  if (leading * sizeof(T) % 16) emulator::fail("the leading dimension of a fragment is no multiple of 16 bytes");
-}
-template <typename F> void fill_fragment(F& f, float value) {
+template <typename F> EMULATOR_INLINE void fill_fragment(F& f, float value) {
   for (int i = 0; i < F::rows; ++i) for (int j = 0; j < F::columns; ++j) f.at[i][j] = value;
 }
-template <typename Use, int M, int N, int K, typename T, typename Layout>
-void load_matrix_sync(fragment<Use, M, N, K, T, Layout>& f, const T* from, unsigned leading) {
-  check_access(from, leading);
-  for (int i = 0; i < f.rows; ++i)
-    for (int j = 0; j < f.columns; ++j)
-      f.at[i][j] = (float)(std::is_same_v<Layout, row_major> ? from[i * leading + j] : from[j * leading + i]);
+}  // namespace nvcuda::wmma
+
+#define load_matrix_sync(...) emulator_load_matrix(EMULATOR_SITE, __VA_ARGS__)
+#define mma_sync(...) emulator_mma(EMULATOR_SITE, __VA_ARGS__)
+#define store_matrix_sync(...) emulator_store_matrix(EMULATOR_SITE, __VA_ARGS__)
+namespace nvcuda::wmma {
+template <typename F, typename T>
+EMULATOR_INLINE void emulator_load_matrix(emulator::Site site, F& f, const T* from, unsigned leading) {
+  emulator::load_fragment(site, &f.at[0][0], from, leading, emulator::element<T>, F::rows, F::columns, F::is_row_major);
 }
-template <int M, int N, int K, typename T, typename LA, typename LB>
-void mma_sync(fragment<accumulator, M, N, K, float>& d, const fragment<matrix_a, M, N, K, T, LA>& a,
-              const fragment<matrix_b, M, N, K, T, LB>& b, const fragment<accumulator, M, N, K, float>& c) {
-  float sums[M][N];
-  std::memcpy(sums, c.at, sizeof sums);
-  for (int i = 0; i < M; ++i)
-    for (int k = 0; k < K; ++k)
-      for (int j = 0; j < N; ++j) sums[i][j] += a.at[i][k] * b.at[k][j];
-  std::memcpy(d.at, sums, sizeof sums);
+template <typename D, typename A, typename B, typename C>
+EMULATOR_INLINE void emulator_mma(emulator::Site site, D& d, const A& a, const B& b, const C& c) {
+  emulator::multiply_fragments(site, &d.at[0][0], &a.at[0][0], &b.at[0][0], &c.at[0][0], D::rows, D::columns, A::columns);
 }
-template <int M, int N, int K>
-void store_matrix_sync(float* to, const fragment<accumulator, M, N, K, float>& f, unsigned leading, layout_t layout) {
-  check_access(to, leading);
-  for (int i = 0; i < M; ++i)
-    for (int j = 0; j < N; ++j) to[layout == mem_row_major ? i * leading + j : j * leading + i] = f.at[i][j];
+template <typename F>
+EMULATOR_INLINE void emulator_store_matrix(emulator::Site site, float* to, const F& f, unsigned leading, layout_t layout) {
+  emulator::store_fragment(site, to, &f.at[0][0], leading, F::rows, F::columns, layout == mem_row_major);
 }
 }  // namespace nvcuda::wmma
 
