@@ -14,7 +14,7 @@ from codegen.gpu.lower import LOWERINGS
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
 from codegen.verify.gpu import EmulatedKernel, emulated_kernel
-from codegen.verify.result import tolerance_of
+from codegen.verify.result import exact_tolerance
 from hal.catalog import load_device
 from roller.algorithms import ALGORITHMS, DIRECT
 from roller.programs import find_programs
@@ -117,10 +117,10 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
                 assert isinstance(schedule, TileSchedule)
                 small = cut_down(form, schedule)
                 steps: tuple[tuple[Problem, Schedule], ...] = ((small, schedule),)
-                tolerance = tolerance_of(small.expr)
+                tolerance = exact_tolerance(small.expr)
             else:
                 small, steps = check.form, tuple((step.problem, step.schedule) for step in check.steps)
-                tolerance = max(tolerance_of(small.expr), check.tolerance or 0.0)
+                tolerance = max(exact_tolerance(small.expr), check.tolerance or 0.0)
             is_sliced = program.algorithm not in (DIRECT, "winograd")
             yield Case(
                 operator=expr.name,

@@ -23,8 +23,8 @@ from sokoban.kernel.problem import tensors_of
 #: What may become of a mutant. *Needless*: a synchronization was taken out that the checker called needless.
 VERDICTS = ("noticed", "harmless", "needless", "missed")
 
-#: Steps of all threads together that a mutant may take, as a multiple of the kernel's own; then it hangs.
-MOST_STEPS = 20
+#: Accesses and waits of all threads together, and seconds, after which a mutant hangs; kernels take a hundredth.
+MOST_STEPS, TIMEOUT_S = 400_000_000, 120.0
 
 #: Mutants that are compiled as one text: of few lines many, as a compiler's start is most of what they take.
 MOST_VARIANTS, MOST_LINES = 24, 6000
@@ -114,7 +114,7 @@ class _Variants:
     sources: Sequence[str]
     text: str
 
-    def run(self, number: int, most_steps: int | None = None) -> _Run:
+    def run(self, number: int) -> _Run:
         """One variant; what is wrong with it in the lines of the kernel's own text."""
         kernel = self.specimen.kernel
         chosen = np.array([number], np.int32)
@@ -128,8 +128,9 @@ class _Variants:
                 [len(kernel.arguments) - 1],
                 kernel.dynamic_shared_bytes,
                 optimized=kernel.optimized,
-                written=[kernel.output.element_count],
-                most_steps=most_steps,
+                extents=[*(tensor.element_count for tensor in kernel.tensors), 1],
+                most_steps=MOST_STEPS,
+                timeout_s=TIMEOUT_S,
             )
         except EmulatorError as error:
             return _Run(self._in_own_lines(str(error)))
@@ -185,11 +186,10 @@ def outcomes_of(batch: Batch, lowering: threading.Lock) -> list[Outcome]:
     own = variants.run(0)
     if own.flat is None or own.emulation is None:
         raise EmulatorError(f"{specimen.label}: {own.reason}")
-    limit = MOST_STEPS * own.emulation.steps
     needless = {line for variant, line in (variants.line(each.line) for each in own.emulation.needless) if variant == 0}
     outcomes, survivors = [], []
     for number, mutation in enumerate(batch.mutations, start=1):
-        run = variants.run(number, limit)
+        run = variants.run(number)
         by, message = _noticed(specimen, own, run, lowering)
         line = specimen.text.line_of(mutation.start)
         verdict = "noticed" if by else "missed"
