@@ -15,6 +15,7 @@ from bench.mutants.corpus import Specimen, cases_of, specimens_of
 from bench.mutants.results import Results
 from bench.mutants.verdicts import Outcome, batches_of, drawn, judged
 from bench.suites import suite_names, suite_path
+from codegen.verify.emulator import EmulatorError
 from hal.support.errors import InputError
 from sokoban.language.expression import TensorExpr
 from sokoban.language.operators import load_operators
@@ -56,16 +57,20 @@ class Plan:
             raise InputError("--name", f"none of {', '.join(self.names)} is in {self.suite}", "name its operators")
         return found
 
-    def specimens(self) -> list[Specimen]:
-        """The kernels of all programs, each text once."""
+    def specimens(self) -> tuple[list[Specimen], list[str]]:
+        """The kernels of all programs, each text once, and why some have none."""
         found: dict[tuple[str, int], Specimen] = {}
+        failed = []
         for device in self.devices:
             with _progress(f"kernels for {device}", None) as advance:
                 for case in cases_of(self.operators(), device, self.top_k):
-                    for specimen in specimens_of(case):
-                        found.setdefault((specimen.kernel.source, specimen.part), specimen)
+                    try:
+                        for specimen in specimens_of(case):
+                            found.setdefault((specimen.kernel.source, specimen.part), specimen)
+                    except EmulatorError as error:
+                        failed.append(f"{case.operator}, {device}, rank {case.rank}: {error}")
                     advance(1)
-        return list(found.values())
+        return list(found.values()), failed
 
 
 def run(plan: Plan) -> Results:
@@ -74,7 +79,7 @@ def run(plan: Plan) -> Results:
     Raises:
         InputError: a device or an operator is not known.
     """
-    specimens = plan.specimens()
+    specimens, failed = plan.specimens()
     draw = random.Random(plan.seed)
     batches = [
         batch
@@ -82,7 +87,6 @@ def run(plan: Plan) -> Results:
         for batch in batches_of(specimen, drawn(specimen, plan.kinds, plan.sample, draw))
     ]
     outcomes: list[Outcome] = []
-    failed: list[str] = []
     total = sum(len(batch.mutations) for batch in batches)
     with ThreadPoolExecutor(plan.jobs) as pool, _progress("mutants", total) as advance:
         for found in judged(batches, pool, advance):
