@@ -28,11 +28,11 @@ from numpy.typing import NDArray
 _HEADERS = Path(__file__).parent / "emulator_headers"
 _RUNTIME = Path(__file__).parent / "emulator_runtime"
 
-_CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\s*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
+_CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
 #: What orders some threads of a block, but not all.
 _PARTIAL_ORDER = re.compile(r"\b__syncwarp\b")
-_LANGUAGE = ("-std=c++20", "-w", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti", "-fno-pie")
+_LANGUAGE = ("-std=c++20", "-w", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti", "-fno-pie", "-fno-threadsafe-statics")
 _COMPILE_OPTIONS = (
     *(*_LANGUAGE, "-fexcess-precision=16", "-ffp-contract=off"),
     # A vector access that is not aligned, an index beyond a declared array: an illegal instruction instead.

@@ -46,25 +46,36 @@ static unsigned commit_index(Site site) {
   commit_sites[commit_site_count] = site.number % most_sites;
   return commit_site_count++;
 }
+// Waits of a queue that this thread knows of, from the one on that completed a group.
+static size_t known_waits(const Completion& done) {
+  const Queue& queue = *done.queue;
+  bool is_own = queue.is_warps ? queue.owner / 32 == me / 32 : queue.owner == me;
+  size_t end = done.wait + 1;
+  while (end < queue.waits.size() && (is_own || queue.waits[end].stamp <= knows_of(queue.owner))) ++end;
+  return end;
+}
+// The place that alone has completed a group by now, if one has.
+static unsigned only_wait(uint32_t via) {
+  const Completion& done = completions[via - 1];
+  const std::vector<Wait>& waits = done.queue->waits;
+  unsigned site = waits[done.wait].site;
+  for (size_t i = done.wait, end = known_waits(done); i < end; ++i)
+    if (waits[i].site != site && waits[i].commits.all > done.before.all + waits[i].pending) return none;
+  return site;
+}
 // An access that a wait made safe: the wait is needed, and so are commits, if no other wait since would have done.
 static void waited_for(uint32_t via) {
   const Completion& done = completions[via - 1];
   const std::vector<Wait>& waits = done.queue->waits;
-  bool is_own = done.queue->is_warps ? done.queue->owner / 32 == me / 32 : done.queue->owner == me;
-  size_t end = done.wait + 1;
-  while (end < waits.size() && (is_own || waits[end].stamp <= knows_of(done.queue->owner))) ++end;
-  unsigned site = waits[done.wait].site;
-  if (!sites[site].needed) {
-    bool is_alone = true;
-    for (size_t i = done.wait; i < end; ++i)
-      is_alone &= waits[i].site == site || waits[i].commits.all <= done.before.all + waits[i].pending;
-    if (is_alone) need(site);
+  if (!sites[waits[done.wait].site].needed) {
+    unsigned site = only_wait(via);
+    if (site != none) need(site);
   }
   for (unsigned without = 0; without < commit_site_count; ++without) {
     if (sites[commit_sites[without]].needed) continue;
     unsigned before = done.before.all - done.before.by_site[without];
     bool is_complete = false;
-    for (size_t i = done.wait; i < end; ++i)
+    for (size_t i = done.wait, end = known_waits(done); i < end; ++i)
       is_complete |= waits[i].commits.all - waits[i].commits.by_site[without] > before + waits[i].pending;
     if (!is_complete) need(commit_sites[without]);
   }
@@ -115,8 +126,15 @@ void copy_later(void* to, const void* from, unsigned bytes, bool inside) {
     Area* area = area_of((uintptr_t)to);
     if (!area || area->is_global) fail_at(place, "an asynchronous copy to no shared memory");
     if (inside) access<false>(from, bytes, place);
-    note_write(*area, (uintptr_t)to, bytes, place);
-    mark(copy, {self(), under_way, place, 0});
+    check_bounds(*area, (uintptr_t)to, bytes, place, true);
+    count_step();
+    follow(*area, (uintptr_t)to, bytes, true);
+    Access now{self(), under_way, place, 0};
+    for_cells(*area, (uintptr_t)to - (uintptr_t)area->start, bytes, place, true, [&](const Where& where, Cell& cell) {
+      uint32_t value = 0;
+      if (inside) memcpy(&value, copy.from + (where.area.start + where.at - copy.to), where.bytes);
+      write_cell(where, cell, now, &value);
+    });
   }
   if (open.is_early) perform(copy);
 }
@@ -265,7 +283,7 @@ static void multiply_together(unsigned first, unsigned lanes) {
       check_bounds(dynamic_area(), (uintptr_t)emulator_dynamic_shared + byte, 16, product.place, false);
     });
     for_operand_cells(product, [&](const Where& where, Cell& cell) {
-      check_write(where, cell, false);
+      check_write(where, cell);
       check_fenced(where, cell.write);
       ++cell.products;
     });
@@ -274,7 +292,14 @@ static void multiply_together(unsigned first, unsigned lanes) {
   Group<Product>& open = own.open;
   if (open.items.empty()) open.is_early = draw() & 1;
   open.items.push_back(product);
-  if (open.is_early) perform(product);
+  if (!open.is_early) return;
+  // In order: those before it, if late until now, come first.
+  for (Group<Product>& group : own.groups) {
+    if (!group.is_early)
+      for (const Product& earlier : group.items) perform(earlier);
+    group.is_early = true;
+  }
+  perform(product);
 }
 static void commit_together(unsigned first, unsigned) { commit(products[first / 32], fibers[me].site); }
 static void arrive_together(unsigned first, unsigned) {

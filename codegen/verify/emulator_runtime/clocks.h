@@ -81,20 +81,15 @@ static Stamp knows_of(unsigned other) {
   Stamp more = has_partial ? known[me * thread_count + other] : 0;
   return more > base ? more : base;
 }
-// Whether what another thread did at `then` happened before now. A place that alone makes it so is needed.
-static bool happened(unsigned other, Stamp then) {
-  if (!has_partial) {
-    if (then > base) return false;
-    if (then > base_other && base_site != none) need(base_site);
-    return true;
-  }
-  Stamp by_others = known[me * thread_count + other];
+// Whether what another thread did at `then` happened before now; `alone` says which place alone makes it so, if one does.
+static bool happened(unsigned other, Stamp then, unsigned& alone) {
+  Stamp by_others = has_partial ? known[me * thread_count + other] : 0;
   if (then <= base) {
-    if (then > base_other && by_others < then && base_site != none) need(base_site);
+    if (then > base_other && by_others < then) alone = base_site;
     return true;
   }
   if (by_others < then) return false;
-  if (known_other[me * thread_count + other] < then && partial_site[me] != none) need(partial_site[me]);
+  if (known_other[me * thread_count + other] < then) alone = partial_site[me];
   return true;
 }
 // Threads tell each other all they know: those of `tell` to those of `listen`, both from `first` on.

@@ -7,9 +7,18 @@
 namespace emulator {
 // `who` is the thread's number in the launch; `via` says by which asynchronous group, if by one.
 struct Access { uint32_t who; Stamp stamp; uint32_t place; uint32_t via; };
-// The two latest readers since the write; how many products under way read it; where each thread last read it, where
-// more than barriers order threads.
-struct alignas(64) Cell { Access write, read[2]; uint32_t products; Access* readers; };
+// How the latest write stands to the one before it: after it, or in no order, with the same value or with another one.
+enum Contest : uint8_t { settled, same_value, other_value };
+// The two latest readers since the write; where each thread last read it, where more than barriers order threads; how many
+// products under way read it; the value that a copy brings, or that stands against the latest write; what is needed if that is
+// read and differs from what was there `before`.
+struct Cell {
+  Access write, read[2];
+  Access* readers;
+  uint32_t value, before;
+  uint16_t products, pending_need;
+  Contest contest;
+};
 constexpr uint32_t atomically = ~0u;
 
 // An argument, or shared memory: an area with nothing around it.
@@ -44,7 +53,7 @@ static const char* byte_of(const Area& area, size_t at) {
 static const char* someone(uint32_t who) {
   return words("%s of %s", named(who % thread_count), block_named(who / thread_count));
 }
-struct Where { Area& area; size_t at; uint32_t place; };
+struct Where { Area& area; size_t at; unsigned bytes; uint32_t place; };
 
 [[noreturn]] static void race(const Where& where, const Access& first, bool first_writes, bool writes) {
   const char* order = first.stamp <= block_start ? "blocks are in no order" : "no barrier is between";
@@ -57,27 +66,79 @@ struct Where { Area& area; size_t at; uint32_t place; };
 }
 [[noreturn]] static void race_with_product(const Where& where);
 static void waited_for(uint32_t via);
+static unsigned only_wait(uint32_t via);
 
-static void check_other(const Where& where, const Access& other, bool other_writes, bool writes) {
-  if (other.stamp == under_way) race_with_copy(where, other, writes);
+[[noreturn]] static void contested(const Where& where, const Cell& cell) {
+  report("race on %s: written by %s at %s and by %s at %s, in no order, and read by %s at %s", byte_of(where.area, where.at),
+         someone(cell.read[0].who), at_place(cell.read[0].place), someone(cell.write.who), at_place(cell.write.place),
+         someone(self()), at_place(where.place));
+}
+// Whether this thread's access comes after another one that was made in the same block. A place that alone makes it so is
+// needed, or, where `alone` is given, said there.
+static bool comes_after(const Where& where, const Access& other, bool other_writes, bool writes, unsigned* alone = nullptr) {
   if (other.stamp <= block_start) {
     if (where.area.is_global && other.stamp > launch_start) race(where, other, other_writes, writes);
-    return;
+    return true;
   }
-  if (other.who == self()) return;
-  if (!happened(other.who % thread_count, other.stamp)) race(where, other, other_writes, writes);
+  if (other.who == self() && other.stamp != under_way) return true;
+  if (other.stamp == under_way) return false;
+  unsigned place = none;
+  if (!happened(other.who % thread_count, other.stamp, place)) return false;
+  if (alone) *alone = place;
+  else if (place != none) need(place);
+  return true;
 }
 static inline bool may_matter(const Where& where, const Access& other) {
   return other.stamp > decisive || (where.area.is_global && other.stamp > launch_start && other.stamp <= block_start) ||
          (has_partial && other.stamp > block_start);
 }
-static inline void check_write(const Where& where, Cell& cell, bool writes) {
+static uint32_t value_at(const Where& where) {
+  uint32_t value = 0;
+  memcpy(&value, where.area.start + where.at, where.bytes);
+  return value;
+}
+// A read of what was written last.
+static inline void check_write(const Where& where, Cell& cell) {
   const Access& write = cell.write;
-  if (may_matter(where, write) && (write.who != self() || write.stamp == under_way)) check_other(where, write, true, writes);
+  if (may_matter(where, write) && (write.who != self() || write.stamp == under_way) &&
+      !comes_after(where, write, true, false)) {
+    if (write.stamp == under_way) race_with_copy(where, write, false);
+    race(where, write, true, false);
+  }
+  if ((cell.contest || cell.pending_need) && write.stamp > block_start) {
+    if (cell.contest == other_value || (cell.contest && value_at(where) != cell.value)) contested(where, cell);
+    if (cell.pending_need && value_at(where) != cell.before) need(cell.pending_need - 1u);
+    cell.pending_need = 0;
+  }
   if (undecided_waits && write.via && write.via != atomically && write.stamp > block_start) waited_for(write.via);
 }
+// A write over the last one. What nobody reads may be written in any order, and so may the same value.
+static inline void check_overwritten(const Where& where, Cell& cell, const Access& now, const uint32_t* value) {
+  const Access write = cell.write;
+  if (now.via == atomically && write.via == atomically) return;
+  bool was_under_way = write.stamp == under_way;
+  unsigned alone = none;
+  if (may_matter(where, write) && (write.who != self() || was_under_way)) {
+    if (!comes_after(where, write, true, true, &alone)) {
+      if (where.area.is_global) race(where, write, true, true);
+      if (!was_under_way && cell.contest == settled) cell.value = value_at(where);
+      bool is_same = cell.contest != other_value && (value ? *value == cell.value : !was_under_way && value_at(where) == cell.value);
+      cell.contest = is_same ? same_value : other_value;
+      cell.read[0] = write;
+      cell.read[0].stamp = 0;
+      return;
+    }
+  }
+  cell.contest = settled;
+  cell.pending_need = 0;
+  if (undecided_waits && write.via && write.via != atomically && write.stamp > block_start && alone == none)
+    alone = only_wait(write.via);
+  if (alone == none || sites[alone].needed) return;
+  cell.pending_need = (uint16_t)(alone + 1);
+  cell.before = value_at(where);
+}
 static void read_cell(const Where& where, Cell& cell) {
-  check_write(where, cell, false);
+  check_write(where, cell);
   if (has_partial) {
     if (!cell.readers) cell.readers = (Access*)calloc(thread_count, sizeof(Access));
     cell.readers[me] = {self(), stamp, where.place, 0};
@@ -91,20 +152,22 @@ static void read_cell(const Where& where, Cell& cell) {
 static inline void check_read(const Where& where, Access& read) {
   // A product of a warp group is the reading of all lanes that waited for it.
   bool is_own = read.via ? read.who / 32 == self() / 32 : read.who == self();
-  if (may_matter(where, read) && !is_own) check_other(where, read, false, true);
+  if (may_matter(where, read) && !is_own && !comes_after(where, read, false, true)) race(where, read, false, true);
   if (undecided_waits && read.via && read.stamp > block_start) waited_for(read.via);
   read.stamp = 0;
 }
-static void write_cell(const Where& where, Cell& cell, Access now) {
+// `value` is what is written, where that is known.
+static void write_cell(const Where& where, Cell& cell, Access now, const uint32_t* value = nullptr) {
   if (where.area.is_exact && cell.write.stamp > launch_start)
     report("%s is written twice: by %s at %s and by %s at %s", byte_of(where.area, where.at), someone(cell.write.who),
            at_place(cell.write.place), someone(self()), at_place(where.place));
-  if (!(now.via == atomically && cell.write.via == atomically)) check_write(where, cell, true);
   for (Access& read : cell.read) check_read(where, read);
   if (cell.readers)
     for (unsigned i = 0; i < thread_count; ++i) check_read(where, cell.readers[i]);
   if (cell.products) race_with_product(where);
+  check_overwritten(where, cell, now, value);
   cell.write = now;
+  if (value && cell.contest == settled) cell.value = *value;
 }
 static void split(Area& area, size_t word) {
   if (area.is_split[word]) return;
@@ -113,12 +176,23 @@ static void split(Area& area, size_t word) {
     Cell& part = area.part(word, byte);
     Access* readers = part.readers;
     part = area.words[word];
+    part.value = area.words[word].value >> 8 * byte & 255;
+    part.before = area.words[word].before >> 8 * byte & 255;
     part.readers = readers;
     if (area.words[word].readers) {
       if (!readers) part.readers = (Access*)calloc(thread_count, sizeof(Access));
       memcpy(part.readers, area.words[word].readers, thread_count * sizeof(Access));
     }
   }
+  area.words[word].value &= 255;
+  area.words[word].before &= 255;
+}
+// A word was written whole: its bytes have one writer, unless one of them is contested.
+static void join_parts(Area& area, size_t word) {
+  for (unsigned byte = 0; byte < 4; ++byte)
+    if (area.part(word, byte).contest || area.part(word, byte).pending_need) return;
+  for (unsigned byte = 1; byte < 4; ++byte) area.words[word].value |= area.part(word, byte).value << 8 * byte;
+  area.is_split[word] = false;
 }
 // `each(where, cell)` for all cells of some bytes.
 template <typename Each>
@@ -127,14 +201,14 @@ static inline void for_cells(Area& area, size_t at, size_t bytes, uint32_t place
     size_t word = at / 4;
     bool is_whole = at % 4 == 0 && at + 4 <= end;
     if (is_whole && !area.is_split[word]) {
-      each(Where{area, at, place}, area.words[word]);
+      each(Where{area, at, 4, place}, area.words[word]);
       at += 4;
       continue;
     }
     split(area, word);
     size_t stop = is_whole ? at + 4 : end < word * 4 + 4 ? end : word * 4 + 4;
-    for (; at < stop; ++at) each(Where{area, at, place}, area.part(word, at % 4));
-    if (is_whole && fills) area.is_split[word] = false;
+    for (; at < stop; ++at) each(Where{area, at, 1, place}, area.part(word, at % 4));
+    if (is_whole && fills) join_parts(area, word);
   }
 }
 

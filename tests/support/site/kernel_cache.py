@@ -57,22 +57,10 @@ def keep_programs(emulator: Any, folder: Path) -> None:
         headers = [path.read_bytes() for path in sorted(emulator._HEADERS.iterdir())]
         programs = folder / "emulator" / _digest(compiler, emulator._COMPILE_OPTIONS, *headers)
         programs.mkdir(parents=True, exist_ok=True)
-        _precompile_header(emulator, programs)
         return programs
 
     setattr(program_folder, AS_WRITTEN, temporary_folder)
-    emulator._program_folder = program_folder
-
-
-def _precompile_header(emulator: Any, programs: Path) -> None:
-    """g++ reads the compiled header beside a program's text in place of the header: half the time of a short kernel."""
-    compiled = programs / "cuda_on_cpu.h.gch"
-    if not compiled.exists():
-        partial = compiled.with_suffix(f".{os.getpid()}")
-        header = emulator._HEADERS / "cuda_on_cpu.h"
-        command = ["g++", *emulator._COMPILE_OPTIONS, "-O0", "-xc++-header", str(header), "-o", str(partial)]
-        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
-            partial.replace(compiled)
+    emulator._program_folder = emulator._runtime_folder = program_folder
 
 
 #: Module -> what makes it keep what it compiles.
