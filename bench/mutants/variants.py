@@ -11,8 +11,18 @@ from bench.mutants.text import KernelText
 CHOSEN = "variant_ptr"
 
 
+#: A shared array as a kernel declares it.
+_SHARED = re.compile(r"^[ ]*(__shared__[^;\n]*;)", re.MULTILINE)
+
+#: What reads the number, unseen by the checker: variants that do the same are to look the same.
+_NUMBER = """\
+__attribute__((no_sanitize("thread"), noinline)) static int variant_number(const int* number) { return *number; }"""
+
+
 def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
     """A text whose kernel runs one of several: the one by the number in its last parameter.
+
+    The variants have their shared arrays in common, so that equal accesses are to equal addresses.
 
     Args:
         kernel: the kernel that all of them are variants of.
@@ -20,7 +30,8 @@ def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
     """
     name = re.compile(rf"\b{re.escape(kernel.entry)}\b")
     definitions = [
-        name.sub(f"{kernel.entry}_{number}", source[kernel.definition :]) for number, source in enumerate(sources)
+        _SHARED.sub("", name.sub(f"{kernel.entry}_{number}", source[kernel.definition :]))
+        for number, source in enumerate(sources)
     ]
     declared = ", ".join(f"{kind}* __restrict__ {parameter}" for kind, parameter in kernel.parameters)
     passed = ", ".join(parameter for _, parameter in kernel.parameters)
@@ -28,9 +39,11 @@ def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
     return "\n".join(
         [
             kernel.prelude,
+            " ".join(_SHARED.findall(kernel.source[kernel.definition :])),
             *definitions,
+            _NUMBER,
             f'extern "C" __global__ void {kernel.entry}({declared}, int* __restrict__ {CHOSEN}) {{',
-            f"  switch ({CHOSEN}[0]) {{",
+            f"  switch (variant_number({CHOSEN})) {{",
             *calls,
             "  }",
             "}",
@@ -41,7 +54,7 @@ def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
 
 def line_in_kernel(kernel: KernelText, sources: Sequence[str], line: int) -> tuple[int, int]:
     """Which variant a line of their common text belongs to, and its number in the kernel's own text."""
-    first = kernel.prelude.count("\n") + 2
+    first = kernel.prelude.count("\n") + 3
     for number, source in enumerate(sources):
         count = source[kernel.definition :].count("\n") + 1
         if line < first + count:
