@@ -32,7 +32,15 @@ _CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:cuda[\w/]*|mma)(?:\.
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
 #: What orders some threads of a block, but not all.
 _PARTIAL_ORDER = re.compile(r"\b__syncwarp\b")
-_LANGUAGE = ("-std=c++20", "-w", "-fno-strict-aliasing", "-fno-exceptions", "-fno-rtti", "-fno-pie", "-fno-threadsafe-statics")
+_LANGUAGE = (
+    "-std=c++20",
+    "-w",
+    "-fno-strict-aliasing",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-pie",
+    "-fno-threadsafe-statics",
+)
 _COMPILE_OPTIONS = (
     *(*_LANGUAGE, "-fexcess-precision=16", "-ffp-contract=off"),
     # A vector access that is not aligned, an index beyond a declared array: an illegal instruction instead.
@@ -68,12 +76,14 @@ class Emulation(NamedTuple):
         needless: what ordered nothing, whatever the seed.
         seeds: orders of threads, warps and blocks in which it ran.
         trace: a digest of all accesses, waits and values read, thread by thread: the same for kernels that do the same.
+        steps: accesses of all threads together, by the seed that took most.
     """
 
     outputs: list[NDArray[Any]]
     needless: tuple[Synchronization, ...]
     seeds: tuple[int, ...]
     trace: int
+    steps: int
 
 
 @lru_cache(maxsize=1)
@@ -169,12 +179,15 @@ def run_cuda_on_cpu(
         .copy()
         for position in output_indices
     ]
-    (_, trace), *needless = (line.split() for line in process.stdout.splitlines())
+    (trace, steps), *needless = (line.split() for line in process.stdout.splitlines())
     return Emulation(
         outputs=outputs,
-        needless=tuple(Synchronization(kind, int(line), kernel.line(int(line))) for kind, line in needless) if checked else (),
+        needless=tuple(Synchronization(kind, int(line), kernel.line(int(line))) for kind, line in needless)
+        if checked
+        else (),
         seeds=tuple(seeds),
         trace=int(trace),
+        steps=int(steps),
     )
 
 
@@ -314,7 +327,9 @@ def _runtime_folder() -> Path:
 def _runtime() -> Path:
     """The runtime's object file, compiled where this compiler has not compiled it before."""
     compiler = subprocess.run(["g++", "--version"], capture_output=True, check=False).stdout
-    texts = [path.read_bytes() for folder in (_HEADERS, _RUNTIME) for path in sorted(folder.iterdir()) if path.is_file()]
+    texts = [
+        path.read_bytes() for folder in (_HEADERS, _RUNTIME) for path in sorted(folder.iterdir()) if path.is_file()
+    ]
     digest = hashlib.sha256(b"\0".join([compiler, *texts])).hexdigest()[:32]
     built = _runtime_folder() / f"{digest}.o"
     if not built.exists():

@@ -103,7 +103,7 @@ template <typename Item, typename Each> static void complete(QueueOf<Item>& queu
 
 // ---- copies
 
-struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes, taken; uint32_t place; };
+struct Copy { unsigned char* to; const unsigned char* from; unsigned bytes, taken; uint32_t who, place; };
 static QueueOf<Copy>* copies;
 
 static void perform(const Copy& copy) {
@@ -112,12 +112,15 @@ static void perform(const Copy& copy) {
 }
 static void mark(const Copy& copy, Access now) {
   Area& area = *area_of((uintptr_t)copy.to);
-  for_cells(area, (size_t)(copy.to - area.start), copy.bytes, copy.place, true, [&](const Where&, Cell& cell) { cell.write = now; });
+  for_cells(area, (size_t)(copy.to - area.start), copy.bytes, copy.place, true, [&](const Where&, Cell& cell) {
+    // Another may have written since, in no order.
+    if (cell.write.stamp == under_way && cell.write.who == copy.who) cell.write = now;
+  });
 }
 void copy_later(void* to, const void* from, unsigned bytes, bool inside) {
   uint32_t place = EMULATOR_PLACE;
   if ((uintptr_t)to % bytes || (inside && (uintptr_t)from % bytes)) fail_at(place, "an asynchronous copy is not aligned");
-  Copy copy{(unsigned char*)to, (const unsigned char*)from, bytes, inside ? bytes : 0, place};
+  Copy copy{(unsigned char*)to, (const unsigned char*)from, bytes, inside ? bytes : 0, self(), place};
   QueueOf<Copy>& queue = copies[me];
   Group<Copy>& open = queue.open;
   if (open.items.empty()) open.is_early = draw() & 1;

@@ -82,6 +82,7 @@ static void run_grid() {
   }
 }
 static void launch(unsigned arrays, const std::vector<std::vector<unsigned char>>& contents) {
+  steps = 0;
   random_state = (seed + 1) * 0x9E3779B97F4A7C15ULL;
   for (unsigned i = 0; i < arrays; ++i) memcpy(areas[i].start, contents[i].data(), areas[i].bytes);
   run_grid();
@@ -141,11 +142,12 @@ static int run(char** text) {
   if (is_checked)
     for (Area& area : areas)
       if (area.bytes && !area.is_constant) add_cells(area);
-  uint64_t first_trace = 0;
+  uint64_t first_trace = 0, all_steps = 0;
   unsigned first = 0, count = 0;
   for (char* next = text[11]; *next; next += *next == ',') {
     seed = (unsigned)strtoul(next, &next, 10);
     launch(arrays, contents);
+    all_steps = steps > all_steps ? steps : all_steps;
     if (count++ == 0) {
       first = seed;
       first_trace = trace;
@@ -159,7 +161,7 @@ static int run(char** text) {
   rewind(file);
   for (const std::vector<unsigned char>& result : results)
     if (fwrite(result.data(), 1, result.size(), file) != result.size()) return 4;
-  printf("trace %llu\n", (unsigned long long)first_trace);
+  printf("%llu %llu\n", (unsigned long long)first_trace, (unsigned long long)all_steps);
   for (const Used& used : sites)
     if (used.executed && !used.needed) printf("%s %u\n", kind_names[used.kind], used.line);
   return fclose(file) ? 4 : 0;
