@@ -22,25 +22,26 @@ __attribute__((no_sanitize("thread"), noinline)) static int variant_number(const
 def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
     """A text whose kernel runs one of several: the one by the number in its last parameter.
 
-    The variants have their shared arrays in common, so that equal accesses are to equal addresses.
+    Variants that do the same look the same to the checker: they have their shared arrays in common, so that equal
+    accesses are to equal addresses, and every line is one of the kernel's own text.
 
     Args:
         kernel: the kernel that all of them are variants of.
         sources: their texts, which differ inside the kernel's definition alone.
     """
     name = re.compile(rf"\b{re.escape(kernel.entry)}\b")
-    definitions = [
-        _SHARED.sub("", name.sub(f"{kernel.entry}_{number}", source[kernel.definition :]))
-        for number, source in enumerate(sources)
-    ]
+    first = kernel.line_of(kernel.definition)
+    arrays = " ".join(_SHARED.findall(kernel.source[kernel.definition :]))
+    parts = [kernel.prelude]
+    for number, source in enumerate(sources):
+        definition = name.sub(f"{kernel.entry}_{number}", source[kernel.definition :])
+        parts.append(f'{arrays if number == 0 else ""}\n#line {first} "kernel.cu"\n{_SHARED.sub("", definition)}')
     declared = ", ".join(f"{kind}* __restrict__ {parameter}" for kind, parameter in kernel.parameters)
     passed = ", ".join(parameter for _, parameter in kernel.parameters)
     calls = [f"    case {number}: {kernel.entry}_{number}({passed}); break;" for number in range(len(sources))]
     return "\n".join(
         [
-            kernel.prelude,
-            " ".join(_SHARED.findall(kernel.source[kernel.definition :])),
-            *definitions,
+            *parts,
             _NUMBER,
             f'extern "C" __global__ void {kernel.entry}({declared}, int* __restrict__ {CHOSEN}) {{',
             f"  switch (variant_number({CHOSEN})) {{",
@@ -50,14 +51,3 @@ def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
             "",
         ]
     )
-
-
-def line_in_kernel(kernel: KernelText, sources: Sequence[str], line: int) -> tuple[int, int]:
-    """Which variant a line of their common text belongs to, and its number in the kernel's own text."""
-    first = kernel.prelude.count("\n") + 3
-    for number, source in enumerate(sources):
-        count = source[kernel.definition :].count("\n") + 1
-        if line < first + count:
-            return number, line - first + kernel.line_of(kernel.definition)
-        first += count
-    return len(sources), line

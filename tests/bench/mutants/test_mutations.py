@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.mutants.mutations import Mutation, mutations_of
+from bench.mutants.mutations import mutations_of
 from bench.mutants.text import KernelText
-from bench.mutants.variants import CHOSEN, line_in_kernel, one_text
+from bench.mutants.variants import CHOSEN, one_text
 
 SIGNATURE = 'extern "C" __global__ void __launch_bounds__(64) f(float* __restrict__ X_ptr, float* __restrict__ Y_ptr)'
 DECLARED = """\
@@ -137,12 +137,17 @@ def test_kernels_that_differ_in_numbers_have_one_shape() -> None:
     assert [each.site for each in mutations_of(first)] == [0, 1]
 
 
-def test_variants_of_a_kernel_are_one_text_that_tells_their_lines() -> None:
+def test_variants_of_a_kernel_have_its_lines_and_shared_arrays_in_common() -> None:
     kernel = kernel_of("Y_ptr[0] = X_ptr[0];")
-    sources = [kernel.source, Mutation(kind="guard", change="", start=0, end=0, text="").applied(kernel.source)]
-    text = one_text(kernel, sources)
-    lines = text.splitlines()
-    assert f"float* __restrict__ Y_ptr, int* __restrict__ {CHOSEN})" in text
-    assert "case 1: f_1(X_ptr, Y_ptr); break;" in text
-    for variant, line in enumerate(n for n, found in enumerate(lines, start=1) if "Y_ptr[0]" in found):
-        assert line_in_kernel(kernel, sources, line) == (variant, 6)
+    sources = [kernel.source, kernel.source.replace("Y_ptr[0]", "Y_ptr[1]")]
+    lines = one_text(kernel, sources).splitlines()
+    assert [line for line in lines if "__shared__" in line] == [
+        "__shared__ alignas(64) float a_ptr[64]; __shared__ alignas(64) float b_ptr[64];"
+    ]
+    for variant, text in enumerate(("Y_ptr[0] = X_ptr[0];", "Y_ptr[1] = X_ptr[0];")):
+        # Line 3 is that of the definition; the arrays' lines are empty.
+        (at,) = (number for number, line in enumerate(lines) if line.strip() == text)
+        assert lines[at - 4] == '#line 3 "kernel.cu"' and f" f_{variant}(" in lines[at - 3]
+        assert lines[at - 2].strip() == lines[at - 1].strip() == ""
+    assert f"float* __restrict__ Y_ptr, int* __restrict__ {CHOSEN}) {{" in lines[-6]
+    assert lines[-3] == "    case 1: f_1(X_ptr, Y_ptr); break;"
