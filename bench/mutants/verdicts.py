@@ -24,7 +24,7 @@ from sokoban.kernel.problem import tensors_of
 VERDICTS = ("noticed", "harmless", "needless", "missed")
 
 #: A mutant hangs after so many times the steps of its kernel, or, where it takes none, after so many seconds.
-MOST_STEPS, TIMEOUT_S = 10, 120.0
+MOST_STEPS, TIMEOUT_S = 10, 30.0
 
 #: Mutants that are compiled as one text: of few lines many, as a compiler's start is most of what they take.
 MOST_VARIANTS, MOST_LINES = 24, 6000
