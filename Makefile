@@ -64,14 +64,17 @@ $(STAMP): pyproject.toml
 	$(VENV)/bin/python -m pip install -qq -e '.[dev]'
 	touch $(STAMP)
 
-## opencl: a CPU device to verify kernels on; says so in one line when it cannot be had
+## opencl: what runs kernels here to verify them, g++ and an OpenCL device; says in a line what cannot be had
 opencl: $(STAMP)
 	@$(AS_ROOT)
+	if ! command -v g++ >/dev/null; then
+	  apt_install g++ >/dev/null || echo "make opencl: there is no g++; races of kernels will not be seen" >&2
+	fi
 	reason() { $(VENV)/bin/python -c 'from codegen.verify.opencl import opencl_available as a; print(a() or "")'; }
 	if [ -n "$$(reason)" ]; then
 	  apt_install pocl-opencl-icd >/dev/null || true
 	  why=$$(reason)
-	  if [ -n "$$why" ]; then echo "make opencl: $$why; kernels will be compiled but not verified" >&2; fi
+	  if [ -n "$$why" ]; then echo "make opencl: $$why; without it and g++ kernels are compiled but not verified" >&2; fi
 	fi
 
 ## compile: the example convolution for a V100, its best kernel verified

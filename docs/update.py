@@ -55,7 +55,7 @@ _UNSTEADY = (
         re.compile(r"\d+\.\d s \((?:[\d.]+ ms (?:of it )?(?:construction|search|algorithms)(?:, )?)+\)"),
         "# s (# ms of it finding)",
     ),
-    (re.compile(r"yes, (\de-\d\d|exact) *$", re.MULTILINE), "yes"),
+    (re.compile(r"\byes, (\de-\d\d|exact)"), "yes"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
     (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
 )

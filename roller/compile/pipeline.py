@@ -239,15 +239,15 @@ class _Job:
         )
 
     def _verify_ranked(self, kernels: list[RankedKernel]) -> list[RankedKernel]:
-        """Verify what moved up into the first ranks; what turns out wrong moves behind everything that is right."""
+        """Verify what moved up into the first ranks; what turns out wrong moves behind everything that is not."""
         while True:
+            kernels = sorted(kernels, key=lambda kernel: _wrong(kernel.built.verification))
             due = [i for i, k in enumerate(kernels[: self.verify]) if k.built.verification is None]
             if not due:
-                break
+                return kernels
             again = [self._submit(kernels[i].program, True) for i in due]
             for i, building in zip(due, again, strict=True):
                 kernels[i] = RankedKernel(kernels[i].program, building.result(), self.device)
-        return sorted(kernels, key=lambda kernel: _wrong(kernel.built.verification))
 
 
 def entry_name(name: str) -> str:

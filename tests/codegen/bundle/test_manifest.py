@@ -40,6 +40,10 @@ def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
     checked = VerificationRecord(
         passed=True, method="opencl", relative_error=1e-7, tolerance=1e-4, axis_sizes={"m": 7}, reason=""
     )
+    emulated = replace(
+        checked, method="cuda, emulated", engine="emulator", checks=("values", "races"), seeds=(0, 1, 2),
+        needless=("line 41: __syncthreads();",),
+    )  # fmt: skip
     profiled = ProfileRecord(
         predicted_rank=2, spread_seconds=1e-8, repeats=20, launches=100, prediction_error=-0.1, relative_error=1e-7,
         tolerance=1e-4, struck_out="", loaded="cubin", board="NVIDIA H100", capability="9.0", versions={"cupy": "14"},
@@ -53,9 +57,22 @@ def test_a_manifest_reads_as_it_was_written(tmp_path: Path) -> None:
         MANIFEST,
         replace(MANIFEST, kernels=(measured,), reference=reference),
         replace(MANIFEST, kernels=(replace(KERNEL, verified=True, verification=checked, binary="k.cubin"),)),
+        replace(MANIFEST, kernels=(replace(KERNEL, verified=True, verification=emulated),)),
     ):
         (tmp_path / "manifest.json").write_bytes(to_json(manifest))
         assert read_manifest(tmp_path) == manifest
+
+
+def test_a_manifest_from_before_engines_were_told_is_read(tmp_path: Path) -> None:
+    checked = {
+        "passed": True, "method": "opencl", "relative_error": 1e-7, "tolerance": 1e-4, "axis_sizes": {"m": 7},
+        "reason": "",
+    }  # fmt: skip
+    data = json.loads(to_json(MANIFEST))
+    data["kernels"][0] |= {"verified": True, "verification": checked}
+    (tmp_path / "manifest.json").write_text(json.dumps(data))
+    record = read_manifest(tmp_path).kernels[0].verification
+    assert record is not None and (record.method, record.engine, record.checks, record.seeds) == ("opencl", "", (), ())
 
 
 def test_json_is_indented_in_order_of_declaration_and_ends_its_line() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from codegen.verify import gpu as module
 from codegen.verify.gpu import verify
-from codegen.verify.result import relative_error
+from codegen.verify.result import Verification, relative_error
 from hal.catalog import load_device
 from roller.construct.construct import construct
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -192,3 +192,43 @@ def test_the_cuda_text_itself_can_be_run(operator: dict[str, Any], device: str) 
     form = form_of(**operator)
     check = verify(form, construct(form, load_device(device)).programs[0].schedule, engine="emulator")
     assert (check.passed, check.method, check.reason) == (True, "cuda, emulated", "")
+
+
+def emulated(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], **more: Any) -> Verification:
+    """What verification says of a staged product whose CUDA text was changed."""
+    original = module.cuda_source
+
+    def cuda_source(*arguments: Any) -> str:
+        source = original(*arguments)
+        changed = change(source)
+        assert changed != source
+        return changed
+
+    monkeypatch.setattr(module, "cuda_source", cuda_source)
+    return verify(matmul(), SCHEDULE, engine="emulator", **more)
+
+
+@pytest.mark.usefixtures("emulator")
+def test_a_race_is_a_wrong_kernel_and_names_both_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = emulated(monkeypatch, lambda source: source.replace("__syncthreads();", "", 1), order_seeds=(5, 6))
+    assert not check.passed and check.relative_error == np.inf
+    assert (check.engine, check.seeds) == ("emulator", (5, 6)) and "races" in check.checks
+    assert "\n" not in check.reason and len(re.findall(r"kernel\.cu:\d+ ", check.reason)) == 2
+    assert re.search(r"race on shared .* \(seed [56]\)", check.reason)
+
+
+@pytest.mark.usefixtures("emulator")
+def test_a_barrier_that_orders_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = emulated(
+        monkeypatch, lambda source: source.replace("__syncthreads();", "__syncthreads();\n__syncthreads();", 1)
+    )
+    assert check.passed, check.reason
+    assert any(re.fullmatch(r"line \d+: __syncthreads\(\);", place) for place in check.needless)
+
+
+@pytest.mark.usefixtures("emulator")
+def test_sums_in_float32_are_rounded_once_for_a_half_precision_output() -> None:
+    check = verify(matmul(dtype="float16"), SCHEDULE, engine="emulator")
+    assert check.passed and check.tolerance == 1e-4 + 2**-10
+    # The rounding itself is half a unit in the last place of eleven bits.
+    assert check.relative_error is not None and check.relative_error < 2**-11

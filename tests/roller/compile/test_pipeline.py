@@ -129,6 +129,40 @@ def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
     assert last == wrong
 
 
+@pytest.mark.parametrize("wrong_ranks", [{0}, {0, 1}, {0, 1, 2}])
+def test_the_first_rank_is_verified_however_many_before_it_were_wrong(wrong_ranks: set[int]) -> None:
+    wrong = Verification(
+        passed=False, method="made up", relative_error=0.5, tolerance=1e-4, axis_sizes={"m": 65}, reason="a race"
+    )
+    result, _ = compiled(
+        lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) in wrong_ranks else {}
+    )
+    first = result.kernels[0].built.verification
+    assert order(result)[0] == len(wrong_ranks) and first is not None and first.passed
+    assert set(order(result)[-len(wrong_ranks) :]) == wrong_ranks
+
+
+def test_a_manifest_says_what_ran_a_kernel_and_what_it_looked_at(tmp_path: Path) -> None:
+    emulated = Verification(
+        passed=True,
+        method="cuda, emulated",
+        relative_error=3e-6,
+        tolerance=1e-4,
+        axis_sizes={"m": 65},
+        engine="emulator",
+        checks=("values", "races"),
+        seeds=(0, 1, 2),
+        needless=("line 41: __syncthreads();",),
+    )
+    result, _ = compiled(lambda schedule, verify: {"verification": emulated} if verify else {})
+    write_bundle(result, V100, tmp_path)
+    checked = read_manifest(tmp_path / result.expr.name).kernels[0].verification
+    assert checked is not None
+    assert (checked.engine, checked.checks, checked.seeds) == ("emulator", ("values", "races"), (0, 1, 2))
+    assert checked.needless == ("line 41: __syncthreads();",)
+    assert checked == read_bundle(tmp_path / result.expr.name).kernels[0].verification
+
+
 def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
     missing = Verification(
         passed=False,

@@ -139,7 +139,7 @@ def test_verification_takes_the_types(kind: str, engine: str, request: pytest.Fi
     found = verify(form, schedule_of(form), engine=engine)
     assert found.passed, found.reason
     exact = {"int8": 0.0, "tf32": 1e-4 if engine == "opencl" else 8 * 2.0**-10}
-    assert found.tolerance == exact.get(kind, 1e-4 if engine == "opencl" else 2e-2)
+    assert found.tolerance == exact.get(kind, 1e-4)
 
 
 @pytest.mark.parametrize(
