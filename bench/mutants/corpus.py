@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
@@ -156,31 +157,32 @@ def specimens_of(case: Case) -> Iterator[Specimen]:
 
 
 def with_other_edges(specimen: Specimen) -> Specimen | None:
-    """The same kernel on a problem of one tile more along every axis that was cut, and of other remainders.
+    """The same kernel on a problem of more tiles along every axis that was cut, and of other remainders.
 
     None where there is none whose text differs in numbers alone, so that mutations of both are the same ones.
     """
     problem, schedule = specimen.case.steps[specimen.part]
     if not isinstance(problem, KernelForm) or not isinstance(schedule, TileSchedule):
         return None
-    tiles = {**schedule.block_of, **schedule.step_of}
-    for less in (8, 4, 2, 1, 0):
-        sizes = {}
-        for axis, size in problem.sizes.items():
-            tile = tiles.get(axis, 1)
-            shorter = less if size % tile > less else 0
-            sizes[axis] = size + tile - shorter if size > tile > 1 else size
-        if sizes == dict(problem.sizes):
-            continue
+    for sizes in _other_sizes(problem, schedule):
         other = resize(problem, sizes)
         known = random_inputs(other.expr, 1)
         kernel = emulated_kernel(other, schedule, known, specimen.case.target)
         if KernelText(kernel.source, kernel.entry).shape == specimen.text.shape:
-            case = replace(
-                specimen.case,
-                form=other,
-                steps=((other, schedule),),
-                kinds=(specimen.kind,),
-            )
+            case = replace(specimen.case, form=other, steps=((other, schedule),), kinds=(specimen.kind,))
             return Specimen(case=case, part=0, kernel=kernel, known=known)
     return None
+
+
+def _other_sizes(problem: KernelForm, schedule: TileSchedule) -> Iterator[dict[str, int]]:
+    """Sizes to try: twice as many tiles, which are divided among blocks by like arithmetic, or one more; shorter
+    remainders, which leave vectors whole, or the same ones."""
+    tiles = {**schedule.block_of, **schedule.step_of}
+    for doubled, less in product((True, False), (8, 4, 2, 1, 0)):
+        sizes = {}
+        for axis, size in problem.sizes.items():
+            tile = tiles.get(axis, 1)
+            more = -(-size // tile) * tile if doubled else tile
+            sizes[axis] = size + more - (less if size % tile > less else 0) if size > tile > 1 else size
+        if sizes != dict(problem.sizes):
+            yield sizes

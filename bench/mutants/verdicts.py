@@ -189,8 +189,8 @@ def outcomes_of(batch: Batch, lowering: threading.Lock) -> list[Outcome]:
         outcomes.append(_outcome(specimen, mutation, verdict, by, message))
         if verdict == "missed" and run.emulation is not None and run.emulation.trace == own.emulation.trace:
             survivors.append(number - 1)
-    for position in _harmless(batch, survivors, lowering):
-        outcomes[position] = replace(outcomes[position], verdict="harmless", by="same accesses and values")
+    for position, by in _harmless(batch, survivors, lowering):
+        outcomes[position] = replace(outcomes[position], verdict="harmless", by=by)
     return outcomes
 
 
@@ -244,15 +244,16 @@ def _final(specimen: Specimen, values: np.ndarray, lowering: threading.Lock) -> 
     return values
 
 
-def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) -> Iterator[int]:
-    """Which of some mutants make the same accesses with the same values on a problem with other edges, too."""
+def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) -> Iterator[tuple[int, str]]:
+    """Which of some mutants make the same accesses with the same values on a problem with other edges, too, if there
+    is one, and how that was shown."""
     if not survivors:
         return
     with lowering:
         other = with_other_edges(batch.specimen)
     if other is None:
-        # The problem is the operator itself, or no other one has the same text.
-        yield from survivors
+        for position in survivors:
+            yield position, "same accesses and values, on the one problem of this text"
         return
     again = [other.mutations[batch.mutations[position].site] for position in survivors]
     variants = Batch(specimen=other, mutations=tuple(again)).variants()
@@ -260,7 +261,7 @@ def _harmless(batch: Batch, survivors: Sequence[int], lowering: threading.Lock) 
     for number, position in enumerate(survivors, start=1):
         emulation = variants.run(number).emulation
         if own is not None and emulation is not None and emulation.trace == own.trace:
-            yield position
+            yield position, "same accesses and values"
 
 
 def judged(batches: Sequence[Batch], pool: Executor, advance: Callable[[int], None]) -> Iterator[list[Outcome] | str]:

@@ -357,14 +357,19 @@ def _peaks(expr: TensorExpr) -> Mapping[str, tuple[tuple[int, ...], bool]]:
 
 
 def _add_peaks(values: NDArray[np.float64], row: Sequence[int], high: bool, generator: np.random.Generator) -> None:
-    """A peak at a random place of every row, whose elements lie along the dimensions ``row``; high ones in every other
-    row only."""
+    """A peak in every row, whose elements lie along the dimensions ``row``; high ones in every other row only.
+
+    Places go through a row in odd strides of its golden section, so that few rows have them in all parts of a row and
+    at all places within vectors and warps.
+    """
     first = values.ndim - len(row)
     rows = np.moveaxis(values, row, range(first, values.ndim))
     length = math.prod(rows.shape[first:])
+    stride, start = int(0.618 * length) | 1, int(generator.integers(length))
     for number, at in enumerate(np.ndindex(rows.shape[:first])):
         if not high or number % 2:
-            place = np.unravel_index(generator.integers(length), rows.shape[first:])
+            turn = number // 2 if high else number
+            place = np.unravel_index((start + turn * stride) % length, rows.shape[first:])
             rows[at][place] += _HIGH_PEAK if high else generator.uniform(*_PEAKS)
 
 
