@@ -59,14 +59,14 @@ class Plan:
 
     def specimens(self) -> tuple[list[Specimen], list[str]]:
         """The kernels of all programs, each text once, and why some have none."""
-        found: dict[tuple[str, int], Specimen] = {}
+        found: dict[str, Specimen] = {}
         failed = []
         for device in self.devices:
             with _progress(f"kernels for {device}", None) as advance:
                 for case in cases_of(self.operators(), device, self.top_k):
                     try:
                         for specimen in specimens_of(case):
-                            found.setdefault((specimen.kernel.source, specimen.part), specimen)
+                            found.setdefault(specimen.kernel.source, specimen)
                     except EmulatorError as error:
                         failed.append(f"{case.operator}, {device}, rank {case.rank}: {error}")
                     advance(1)

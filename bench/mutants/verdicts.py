@@ -236,10 +236,11 @@ def _final(specimen: Specimen, values: np.ndarray, lowering: threading.Lock) -> 
     known = dict(specimen.known)
     known[specimen.kernel.output.name] = values.reshape(specimen.kernel.output.shape)
     for problem, schedule in specimen.case.steps[specimen.part + 1 :]:
-        with lowering:
-            kernel = emulated_kernel(problem, schedule, known, specimen.case.target)
         output = tensors_of(problem)[-1]
-        values = kernel.run().flat[: output.element_count]
+        with lowering:
+            # Other mutants come to the same later kernel, which is compiled once.
+            kernel = emulated_kernel(problem, schedule, known, specimen.case.target)
+            values = kernel.run().flat[: output.element_count]
         known[output.name] = values.reshape(output.shape)
     return values
 
