@@ -114,7 +114,8 @@ def markdown(view: Table) -> str:
         kept = [text for text, row in zip(rows, view.rows, strict=True) if row.style == "bold"]
         if not kept:
             return f"**{title}**: {len(rows)} rows, which the command prints."
-        head = f", the means of {len(rows) - len(kept)} rows that the command prints{head}"
+        if len(kept) < len(rows):
+            head = f", the means of {len(rows) - len(kept)} rows that the command prints{head}"
         rows = kept
     return f"**{title}**{head}" + "\n".join(rows)
 

@@ -1,7 +1,8 @@
 """The operator suites, JSON files in the format that ``roller compile`` reads.
 
 ``roller119`` holds the 119 operators of the thesis's evaluation, ``modern`` shapes of today's networks and odd sizes,
-``types`` products of other element types, some of which a board may lack.
+``types`` products of other element types, some of which a board may lack, ``mutants`` thirty operators whose kernels
+are of all kinds.
 """
 
 from __future__ import annotations

@@ -313,15 +313,64 @@ def random_inputs(expr: TensorExpr, seed: int) -> dict[str, NDArray[np.float64]]
 
     What reaches a logarithm, a root, a power or a denominator is drawn from [0.5, 1.5] instead, so that every function
     stays in range. Integers are drawn from -127 to 127, from 1 on below one of those functions, and up to 7 where
-    float16 has to hold their sums.
+    float16 has to hold their sums. Rows of which the largest element is taken have one that stands out, so that it
+    matters who is asked; where it is subtracted before an exponential, every other row's is so high that this would
+    overflow otherwise.
     """
-    ranges = input_ranges(expr)
+    ranges, peaks = input_ranges(expr), _peaks(expr)
     result = {}
     for position, tensor in enumerate(expr.inputs):
         generator = np.random.default_rng([seed, position])
         low, high = ranges[tensor.name]
-        result[tensor.name] = round_to_dtype(generator.uniform(low, high, tensor.shape), tensor.dtype)
+        values = generator.uniform(low, high, tensor.shape)
+        if tensor.name in peaks:
+            _add_peaks(values, *peaks[tensor.name], generator)
+        result[tensor.name] = round_to_dtype(values, tensor.dtype)
     return result
+
+
+#: Heights of peaks: over numbers of at most 1.5, and above 88.7, the largest number whose exponential float32 holds.
+_PEAKS, _HIGH_PEAK = (1.0, 3.0), 100.0
+
+
+def _peaks(expr: TensorExpr) -> Mapping[str, tuple[tuple[int, ...], bool]]:
+    """Floating-point inputs of which largest elements are taken: the dimensions of a row, and whether an exponential
+    is taken of what is left when those are subtracted."""
+    subtracted = {
+        load.tensor
+        for statement in expr.statements
+        for node in walk(statement.value)
+        if isinstance(node, Call) and node.function == "exp"
+        for load in loads(node)
+    }
+    floats = {tensor.name for tensor in expr.inputs if tensor.dtype not in INTEGER_DTYPES}
+    peaks = {}
+    for statement in expr.statements:
+        reduction = statement.reduction
+        if reduction is None or reduction.function != "max":
+            continue
+        for load in loads(reduction.body):
+            row = tuple(d for d, index in enumerate(load.indices) if set(index.axes) & set(reduction.axes))
+            if load.tensor in floats and row:
+                peaks[load.tensor] = (row, statement.tensor in subtracted)
+    return peaks
+
+
+def _add_peaks(values: NDArray[np.float64], row: Sequence[int], high: bool, generator: np.random.Generator) -> None:
+    """A peak in every row, whose elements lie along the dimensions ``row``; high ones in every other row only.
+
+    Places go through a row in odd strides of its golden section, so that few rows have them in all parts of a row and
+    at all places within vectors and warps.
+    """
+    first = values.ndim - len(row)
+    rows = np.moveaxis(values, row, range(first, values.ndim))
+    length = math.prod(rows.shape[first:])
+    stride, start = int(0.618 * length) | 1, int(generator.integers(length))
+    for number, at in enumerate(np.ndindex(rows.shape[:first])):
+        if not high or number % 2:
+            turn = number // 2 if high else number
+            place = np.unravel_index((start + turn * stride) % length, rows.shape[first:])
+            rows[at][place] += _HIGH_PEAK if high else generator.uniform(*_PEAKS)
 
 
 def input_ranges(expr: TensorExpr) -> dict[str, tuple[float, float]]:

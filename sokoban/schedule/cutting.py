@@ -9,6 +9,11 @@ from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Axis, Tensor, loads
 from sokoban.schedule.tile import TileSchedule
 
+#: Rows whose largest or smallest element is looked for: one of so many notices when part of a row is left out.
+SELECTED_ROWS = 32
+
+_SELECTING = frozenset({"max", "min"})
+
 
 def cut_down(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> KernelForm:
     """An operator on axes cut to two full tiles and the remainder, of a pipeline to more steps (:func:`cut_sizes`).
@@ -22,7 +27,8 @@ def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict
     """Axis sizes after cutting to two full tiles and the remainder.
 
     A pipeline fetches inside its loop, and uses a buffer a second time, only where there are more steps than buffers:
-    its innermost stepped axes keep as many tiles as that takes.
+    its innermost stepped axes keep as many tiles as that takes. A largest or smallest element that threads look for
+    together is not missed by chance where there are many rows.
     """
     tiles = {**schedule.block_of, **schedule.step_of}
     if form.kind == "rows" or schedule.reduce_threads:
@@ -34,6 +40,9 @@ def cut_sizes(form: KernelForm, schedule: TileSchedule, vector: int = 4) -> dict
         available = form.sizes[axis] // step
         counts[axis] = max(2, min(needed, available))
         needed = -(-needed // max(1, min(counts[axis], available)))
+    if schedule.reduce_threads and {each.reduction.function for each in form.reductions if each.reduction} & _SELECTING:
+        rows = form.spatial[-1]
+        counts[rows] = max(2, SELECTED_ROWS // tiles.get(rows, 1))
     return {axis: cut(size, tiles.get(axis, 1), counts.get(axis, 2)) for axis, size in form.sizes.items()}
 
 

@@ -176,3 +176,19 @@ def test_integers_are_drawn_from_all_of_their_range_and_summed_exactly() -> None
     np.testing.assert_array_equal(evaluate(expr, inputs), exact)
     halves = operator_from_data({"op": "matmul", "m": 2, "n": 3, "k": 4096, "dtype": "int8", "output_dtype": "float16"})
     assert np.abs(evaluate(halves, random_inputs(halves, 0))).max() < 65504
+
+
+def test_rows_whose_largest_element_is_taken_have_one_that_stands_out() -> None:
+    softmax = operator_from_data({"op": "softmax", "shape": [6, 50]})
+    values = random_inputs(softmax, 3)["X"]
+    assert (values.max(axis=1) > 90).tolist() == [False, True] * 3
+    assert ((values > 90).sum(axis=1) <= 1).all()
+    largest = operator_from_data({"op": "reduce", "function": "max", "shape": [6, 50, 7], "axes": [0, 2]})
+    rows = random_inputs(largest, 3)["X"].swapaxes(0, 1).reshape(50, 42)
+    assert (np.sort(rows, axis=1)[:, -1] - np.sort(rows, axis=1)[:, -2] > 0.01).mean() > 0.9
+    assert (
+        random_inputs(operator_from_data({"op": "reduce", "function": "sum", "shape": [6, 50], "axes": [1]}), 3)[
+            "X"
+        ].max()
+        <= 1
+    )

@@ -37,7 +37,12 @@ def test_columns_of_rows_are_cut_by_their_threads() -> None:
     row, column = form.spatial[0], form.columns[0]
     schedule = TileSchedule(block=sizes({row: 4}), thread=sizes({row: 1}), reduce_threads=sizes({column: 64}))
     # Vectors of up to four for each of 64 threads: 5000 = 19 * 256 + 136.
-    assert dict(cut_down(form, schedule).sizes) == {row: 2 * 4 + 0, column: 2 * 256 + 136}
+    # Rows in which threads look for the largest element are 32 at least.
+    assert dict(cut_down(form, schedule).sizes) == {row: 8 * 4 + 0, column: 2 * 256 + 136}
+    form = form_of(op="reduce", function="sum", shape=[1000, 5000], axes=[1])
+    schedule = schedule.with_(block=sizes({form.spatial[0]: 4}), thread=sizes({form.spatial[0]: 1}))
+    schedule = schedule.with_(reduce_threads=sizes({form.reduced[0]: 64}))
+    assert dict(cut_down(form, schedule).sizes) == {form.spatial[0]: 2 * 4 + 0, form.reduced[0]: 2 * 256 + 136}
 
 
 def test_a_padded_input_keeps_its_margins() -> None:

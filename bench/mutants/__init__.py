@@ -1,0 +1,1 @@
+"""Mutants of emitted kernels: does the proof notice when one of them is wrong?"""

@@ -1,0 +1,188 @@
+"""The kernels that are mutated: programs of operators, cut down as verification cuts them, each text once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+
+from bench.mutants.mutations import Mutation, mutations_of
+from bench.mutants.text import KernelText
+from codegen.gpu.lower import LOWERINGS
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest, chosen
+from codegen.verify.gpu import EmulatedKernel, emulated_kernel
+from codegen.verify.result import exact_tolerance
+from hal.catalog import load_device
+from roller.algorithms import ALGORITHMS, DIRECT
+from roller.programs import find_programs
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.language.expression import TensorExpr
+from sokoban.language.reference import evaluate, random_inputs
+from sokoban.schedule.cutting import cut_down, resize
+from sokoban.schedule.patches import Schedule
+from sokoban.schedule.tile import TileSchedule
+
+#: Programs found beyond those asked for, as the compiler has them.
+SPARES = 4
+
+_Values = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A program cut down to a small problem.
+
+    Attributes:
+        operator, device, rank: whose it is.
+        target: what its kernels are written for.
+        form: the small operator as a whole.
+        steps: its kernels, in the order of their launches.
+        kinds: what kind of kernel each is.
+        tolerance: largest accepted relative error.
+    """
+
+    operator: str
+    device: str
+    rank: int
+    target: Target
+    form: KernelForm
+    steps: tuple[tuple[Problem, Schedule], ...]
+    kinds: tuple[str, ...]
+    tolerance: float
+
+    @cached_property
+    def inputs(self) -> _Values:
+        """Values of the operator's inputs."""
+        return random_inputs(self.form.expr, 0)
+
+    @cached_property
+    def expected(self) -> np.ndarray:
+        """The reference's output."""
+        return evaluate(self.form.expr, self.inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specimen:
+    """A kernel of a case that is mutated.
+
+    Attributes:
+        case: the program.
+        part: which of its kernels, from 0.
+        kernel: its text and what a run of it takes.
+        known: values of all tensors that are known before it runs, by name.
+    """
+
+    case: Case
+    part: int
+    kernel: EmulatedKernel
+    known: _Values
+
+    @property
+    def kind(self) -> str:
+        """What kind of kernel it is."""
+        return self.case.kinds[self.part]
+
+    @property
+    def label(self) -> str:
+        """Whose kernel it is: ``softmax_float32, v100, rank 1``."""
+        part = f", part {self.part + 1}" if len(self.case.steps) > 1 else ""
+        return f"{self.case.operator}, {self.case.device}, rank {self.case.rank}{part}"
+
+    @cached_property
+    def text(self) -> KernelText:
+        """The kernel's text as tokens."""
+        return KernelText(self.kernel.source, self.kernel.entry)
+
+    @cached_property
+    def mutations(self) -> list[Mutation]:
+        """All that can be changed in it."""
+        return mutations_of(self.text)
+
+
+def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Iterator[Case]:
+    """The ``top_k`` best programs of every operator on a board, given by its name, as the compiler ranks them."""
+    device = load_device(board)
+    target = Target.of(device)
+    for expr in expressions:
+        form = kernel_form(expr)
+        programs = find_programs(form, device, top_k + SPARES).ranked(top_k, ALGORITHMS, SPARES)
+        for rank, program in enumerate(programs[:top_k], start=1):
+            check = program.check()
+            if check is None:
+                schedule = program.main.schedule
+                assert isinstance(schedule, TileSchedule)
+                small = cut_down(form, schedule)
+                steps: tuple[tuple[Problem, Schedule], ...] = ((small, schedule),)
+                tolerance = exact_tolerance(small.expr)
+            else:
+                small, steps = check.form, tuple((step.problem, step.schedule) for step in check.steps)
+                tolerance = max(exact_tolerance(small.expr), check.tolerance or 0.0)
+            is_sliced = program.algorithm not in (DIRECT, "winograd")
+            yield Case(
+                operator=expr.name,
+                device=board,
+                rank=rank,
+                target=target,
+                form=small,
+                steps=steps,
+                kinds=tuple(program.algorithm if is_sliced else kind_of(*step, target) for step in steps),
+                tolerance=tolerance,
+            )
+
+
+def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
+    """The kind of a kernel: the lowering that writes it, of staged ones whether they are pipelined and how."""
+    lowering = chosen(LOWERINGS, LoweringRequest(problem, schedule, "verify", target))
+    words = lowering.__name__.split(".")  # type: ignore[attr-defined]
+    if words[-2] == "staged":
+        assert isinstance(schedule, TileSchedule)
+        return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"
+    return {"mma": "mma.sync"}.get(words[-1], words[-1])
+
+
+def specimens_of(case: Case) -> Iterator[Specimen]:
+    """The kernels of a case; those behind the first one get what the ones before them computed."""
+    known = dict(case.inputs)
+    for part, (problem, schedule) in enumerate(case.steps):
+        kernel = emulated_kernel(problem, schedule, known, case.target)
+        yield Specimen(case=case, part=part, kernel=kernel, known=dict(known))
+        if part + 1 < len(case.steps):
+            output = tensors_of(problem)[-1]
+            known[output.name] = kernel.run().flat[: output.element_count].reshape(output.shape)
+
+
+def with_other_edges(specimen: Specimen) -> Specimen | None:
+    """The same kernel on a problem of more tiles along every axis that was cut, and of other remainders.
+
+    None where there is none whose text differs in numbers alone, so that mutations of both are the same ones.
+    """
+    problem, schedule = specimen.case.steps[specimen.part]
+    if not isinstance(problem, KernelForm) or not isinstance(schedule, TileSchedule):
+        return None
+    for sizes in _other_sizes(problem, schedule):
+        other = resize(problem, sizes)
+        known = random_inputs(other.expr, 1)
+        kernel = emulated_kernel(other, schedule, known, specimen.case.target)
+        if KernelText(kernel.source, kernel.entry).shape == specimen.text.shape:
+            case = replace(specimen.case, form=other, steps=((other, schedule),), kinds=(specimen.kind,))
+            return Specimen(case=case, part=0, kernel=kernel, known=known)
+    return None
+
+
+def _other_sizes(problem: KernelForm, schedule: TileSchedule) -> Iterator[dict[str, int]]:
+    """Sizes to try: twice as many tiles, which are divided among blocks by like arithmetic, or one more; shorter
+    remainders, which leave vectors whole, or the same ones."""
+    tiles = {**schedule.block_of, **schedule.step_of}
+    for doubled, less in product((True, False), (8, 4, 2, 1, 0)):
+        sizes = {}
+        for axis, size in problem.sizes.items():
+            tile = tiles.get(axis, 1)
+            more = -(-size // tile) * tile if doubled else tile
+            sizes[axis] = size + more - (less if size % tile > less else 0) if size > tile > 1 else size
+        if sizes != dict(problem.sizes):
+            yield sizes
