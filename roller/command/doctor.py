@@ -184,5 +184,5 @@ def _abilities(has: set[str]) -> str:
         return "Kernels cannot be compiled here."
     proofs = [name for name, tool in (("OpenCL", "OpenCL"), ("the emulator", "g++")) if tool in has]
     proved = f"proved by {' and '.join(proofs)}" if proofs else "but not proved: there is neither OpenCL nor g++"
-    timed = " and timed on this GPU" if {"GPU", "CuPy"} <= has else ""
+    timed = " and timed on this GPU" if has.issuperset(("GPU", "CuPy")) else ""
     return f"Kernels are compiled here, {proved}{timed}."

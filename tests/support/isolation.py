@@ -150,11 +150,11 @@ def isolated() -> Guard:
         for name, colours in (("NO_COLOR", "0"), ("FORCE_COLOR", "1")):
             if os.environ.get(name):
                 os.environ.setdefault("PY_COLORS", colours)  # for the report of pytest itself
-        for name in OBEYED:
-            os.environ.pop(name, None)
         if site.ENABLE_USER_SITE:
             os.environ.setdefault("PYTHONUSERBASE", site.getuserbase())
         os.environ["HOME"] = _temporary_home()
+    for name in OBEYED:  # in every process: pytest-xdist gives its workers COLUMNS
+        os.environ.pop(name, None)
     allowed = [
         str(ROOT),
         str(ROOT.parent / "shared"),  # measured data, where somebody has them
