@@ -1,7 +1,8 @@
 """Reductions shared among the threads of a block: softmax, layer norm, and large reductions with few outputs.
 
 Blocks own whole rows, ``threads`` of them side by side; the columns of a row are dealt to ``reduce_threads`` threads,
-whose partial results TVM combines by warp shuffles (CUDA) or a tree in shared memory (OpenCL).
+whose partial results are combined by warp shuffles or a tree in shared memory; by TVM where one warp has them all, and
+in OpenCL.
 
 Written directly as statements, like :mod:`codegen.gpu.staged.kernel`: TVM's schedules read what several statements
 share once per statement, element by element, and every combined value from shared memory again for every column. Here a
@@ -22,13 +23,13 @@ from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read, padded_sizes
-from codegen.tir.statements import local_buffer, named, vector_read, vector_write
+from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, affine, combine, evaluate, identity
-from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load, Reduction
 from sokoban.language.names import fresh_name
 from sokoban.schedule.rows import LEAST_COLUMNS, LEAST_LOADS, REMEMBERED, row_columns, row_plan
-from sokoban.schedule.tile import TileSchedule
+
+WARP = 32
 
 #: The element of a load, as a value to compute with.
 Read = Callable[[Load], Expr]
@@ -41,14 +42,15 @@ def takes(request: LoweringRequest) -> bool:
 
 def lower(request: LoweringRequest) -> Lowered:
     """The kernel of a schedule whose threads share rows."""
-    return _RowsLowering(request.form, request.tiles, request.entry).run()
+    return _RowsLowering(request).run()
 
 
 class _RowsLowering:
     """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
 
-    def __init__(self, form: KernelForm, schedule: TileSchedule, entry: str) -> None:
-        self.form, self.schedule, self.entry = form, schedule, entry
+    def __init__(self, request: LoweringRequest) -> None:
+        form, schedule = request.form, request.tiles
+        self.form, self.schedule, self.entry = form, schedule, request.entry
         self.dtype = form.expr.accumulate
         self.tensors = form.expr.tensor_by_name
         self.padded = padded_sizes(form, schedule)
@@ -58,18 +60,28 @@ class _RowsLowering:
         self.columns = row_columns(form)
         self.plan = row_plan(form, self.column_threads)
         self.names = set(self.tensors)
+        rows = math.prod(schedule.register_tile[axis] for axis in form.spatial)
+        #: Whether a thread has several rows, so that what it shares for one is written anew for the next.
+        self.is_repeated = rows > 1
+        count, threads = self.column_threads, self.column_threads * self.row_threads
+        #: Whether threads are combined here rather than by TVM, which waits more often than is needed.
+        self.combines = request.target.generator == "cuda" and count & (count - 1) == 0 and threads % WARP == 0
+        self.combines &= count > (WARP if self.columns_on_x else 1)
 
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule
         module = written(self.entry, self._function)
         element_bytes = 8 if self.dtype == "float64" else 4
         block = (self.column_threads, self.row_threads, 1)
+        shared = len(form.reductions) * self.row_threads
+        if self.combines:
+            shared = self.row_threads * (self.column_threads // WARP + 1 if self.columns_on_x else self.column_threads)
         return Lowered(
             module=module,
             entry=self.entry,
             grid=(schedule.grid_blocks(form.sizes), 1, 1),
             block=block if self.columns_on_x else (block[1], block[0], 1),
-            shared_bytes=len(form.reductions) * self.row_threads * element_bytes,
+            shared_bytes=shared * element_bytes,
             dynamic_shared_bytes=0,
         )
 
@@ -102,6 +114,13 @@ class _RowsLowering:
             self.results = {tensor: position for position, tensor in enumerate(produced)}
             # All in one buffer, of two elements at least: TVM would take one of a single element for another name of
             # what it combines the threads in, which is shared memory that is read anew for every column.
+            if self.combines:
+                each = self.column_threads // WARP if self.columns_on_x else self.column_threads
+                shared = self.row_threads * each
+                self.shared = allocate(self._name("shared"), shared, self.dtype, "shared")
+                if self.columns_on_x:
+                    self.shared_result = allocate(self._name("shared_result"), self.row_threads, self.dtype, "shared")
+                self.row_thread = row_thread
             self.result = local_buffer(self._name("result"), max(2, len(produced)), self.dtype)
             if self.plan.remembered is not None:
                 columns = self.plan.turns * self.plan.vector
@@ -173,8 +192,61 @@ class _RowsLowering:
             T.buffer_store(partial, combine(reduction.function, partial[0], value), [0])
 
         self._walk(position, lambda vector: vector.each(add, self.dtype))
-        total = partial[0] if self.column_threads == 1 else self._combined(reduction, partial)
+        if self.combines:
+            combined = self._combined_warps if self.columns_on_x else self._combined_tree
+            total = combined(reduction, partial, position)
+        else:
+            total = partial[0] if self.column_threads == 1 else self._combined(reduction, partial)
         T.buffer_store(self.result, total, [self.results[tensor]])
+
+    def _is_shared(self, position: int) -> bool:
+        """Whether all threads of a row want a reduction's result: later statements do, unless one value ends the
+        row."""
+        return bool(self.form.columns) or position + 1 < len(self.form.reductions)
+
+    def _combined_warps(self, reduction: Reduction, partial: Any, position: int) -> Expr:
+        """The partial results of several warps: by shuffles in each, then by shuffles of the first one."""
+        warps, function = self.column_threads // WARP, reduction.function
+
+        def shuffle(count: int) -> None:
+            for delta in (1 << bit for bit in reversed(range(count.bit_length() - 1))):
+                other = T.tvm_warp_shuffle_down(T.tvm_warp_activemask(), partial[0], delta, WARP, WARP)
+                T.buffer_store(partial, combine(function, partial[0], other), [0])
+
+        shuffle(WARP)
+        first = self.row_thread * warps
+        with T.If(tirx.floormod(self.lane, WARP) == 0), T.Then():
+            T.buffer_store(self.shared, partial[0], [first + tirx.floordiv(self.lane, WARP)])
+        barrier()
+        with T.If(self.lane < warps), T.Then():
+            T.buffer_store(partial, self.shared[first + self.lane], [0])
+        shuffle(warps)
+        if not self._is_shared(position):
+            if self.is_repeated:
+                barrier()
+            return partial[0]
+        with T.If(self.lane == 0), T.Then():
+            T.buffer_store(self.shared_result, partial[0], [self.row_thread])
+        barrier()
+        return self.shared_result[self.row_thread]
+
+    def _combined_tree(self, reduction: Reduction, partial: Any, position: int) -> Expr:
+        """The partial results of threads that lie in different warps: by halves in shared memory."""
+        function, first = reduction.function, self.row_thread * self.column_threads
+        place = first + self.lane
+        if position or self.is_repeated:
+            barrier()
+        T.buffer_store(self.shared, partial[0], [place])
+        half = self.column_threads // 2
+        while half:
+            barrier()
+            with T.If(self.lane < half), T.Then():
+                both = combine(function, self.shared[place], self.shared[place + half])
+                T.buffer_store(self.shared, both, [place])
+            half //= 2
+        if self._is_shared(position):
+            barrier()
+        return self.shared[first]
 
     def _combined(self, reduction: Reduction, partial: Any) -> Expr:
         """The partial results of the threads of a row, combined for all of them."""

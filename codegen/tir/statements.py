@@ -40,6 +40,11 @@ def allocate(name: str, elements: int, dtype: str, scope: str, *, align_bytes: i
     return buffer
 
 
+def barrier() -> None:
+    """All threads of the block have come here."""
+    T.evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
+
+
 class named:
     """A loop whose variable has a name of its own in the source."""
 

@@ -33,7 +33,7 @@ from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read
-from codegen.tir.statements import allocate, local_buffer, named
+from codegen.tir.statements import allocate, barrier, local_buffer, named
 from codegen.tir.values import Expr, combine, evaluate, identity
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
@@ -354,8 +354,3 @@ class _ThreadWriter:
 def device_call(name: str) -> None:
     """One of the functions of :mod:`codegen.gpu.matrix.mma_functions` that take no arguments."""
     T.evaluate(tirx.call_extern("void", name))
-
-
-def barrier() -> None:
-    """All threads of the block have come here."""
-    T.evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
