@@ -41,7 +41,7 @@ def own_architecture(schedule: Any, architecture: str) -> str | None:
 
 def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) -> str:
     """CUDA source of a lowered kernel with TVM's prelude, its parameters in the order of ``parameters``."""
-    return _whole_warps(_source(lowered, _target("cuda", architecture, 32), parameters), lowered)
+    return paired_words(_whole_warps(_source(lowered, _target("cuda", architecture, 32), parameters), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
@@ -153,3 +153,17 @@ def _whole_warps(source: str, lowered: Lowered) -> str:
     if math.prod(lowered.block) % 32:
         return source
     return source.replace("__activemask()", "0xffffffffu")
+
+
+#: The same word eight times, in a vector that CUDA has no constructor for.
+_EIGHT_WORDS = re.compile(r"make_ulonglong4\((\((?:unsigned )?u?int\)\d+)(?:, \1){7}\)")
+
+
+def paired_words(source: str) -> str:
+    """Vectors of eight equal words by four pairs of them: TVM prints eight arguments for the four of CUDA's type."""
+
+    def paired(match: re.Match[str]) -> str:
+        word = f"(unsigned long long){match[1].rpartition(')')[2]}"
+        return f"make_ulonglong4({', '.join([f'{word} << 32 | {word}'] * 4)})"
+
+    return _EIGHT_WORDS.sub(paired, source)

@@ -115,7 +115,8 @@ def test_generated_reductions_run(threads: tuple[int, int]) -> None:
     arguments = [inputs[t.name].reshape(t.shape).astype(np.float32) for t in form.expr.inputs]
     arguments.append(np.full(form.expr.output.shape, np.nan, np.float32))
     (result,) = run_cuda_on_cpu(source, f"rows{KERNEL_SUFFIX}", arguments, lowered.grid, lowered.block, [1]).outputs
-    np.testing.assert_allclose(result, evaluate(form.expr, inputs), rtol=1e-5)
+    # Beside a peak some probabilities have fewer bits than a number of float32.
+    np.testing.assert_allclose(result, evaluate(form.expr, inputs), rtol=1e-5, atol=1e-40)
 
 
 HALVES = 'extern "C" __global__ void f(half* __restrict__ A, half* __restrict__ B, float* __restrict__ D)'
