@@ -10,13 +10,16 @@ import functools
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hal.microbench.launcher import Board
 from hal.spec.device import DeviceSpec
 from hal.spec.file import DEVICE_SUFFIXES, device_from_text, read_device
 from hal.spec.numbers import leaves, source_of
 from hal.support.errors import InputError
 from hal.this_cpu import THIS_CPU, this_cpu
+
+if TYPE_CHECKING:
+    from hal.microbench.launcher import Board
 
 
 def known_board(board: Board) -> DeviceSpec | None:

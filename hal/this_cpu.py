@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hal.microbench.cpu.assemble import spec_of
 from hal.spec.device import DeviceSpec
 from hal.spec.file import read_device
 from hal.support.errors import InputError
@@ -75,6 +74,7 @@ def cpu_now(settings: Settings | None = None) -> DeviceSpec:
         InputError: a quantity cannot be measured, or the system does not say which caches there are.
     """
     from hal.microbench.cpu import measure_cpu, read_topology
+    from hal.microbench.cpu.assemble import spec_of
     from hal.microbench.cpu.native import host_architecture
 
     run = measure_cpu(settings=settings)

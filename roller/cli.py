@@ -11,6 +11,7 @@ import click
 
 from hal.support.command_line import CONTEXT, Program
 from hal.support.errors import InputError
+from roller.command.cache import cache_command
 from roller.command.doctor import doctor_command
 from roller.command.microbench import microbench_command
 from roller.command.options import (
@@ -75,6 +76,7 @@ def devices_command(name: str | None, as_json: bool) -> None:
 )
 @search_option
 @algorithms_option
+@click.option("--cache/--no-cache", "cached", default=True, show_default=True, help="Keep and reuse finished kernels.")
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def compile_command(
     file: Path,
@@ -86,6 +88,7 @@ def compile_command(
     verify: int,
     method: str,
     algorithms: str | None,
+    cached: bool,
     as_json: bool,
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
@@ -96,18 +99,29 @@ def compile_command(
     check_out(out)
     check_readable(file)
     start = time.perf_counter()
+    key = None
+    if cached:
+        from roller.command.known import answer_key, keep_answer, known_answer, show_known
+
+        key = answer_key(file, device, top_k, verify, method, algorithms)
+        known = known_answer(key)
+        if known is not None:
+            show_known(known, device, out, start, as_json=as_json)
+            return
     with kernel_pool(jobs) as pool:
         # The processes load TVM meanwhile.
+        from codegen.compile.cache import known_first
         from roller.algorithms import parse_algorithms
-        from roller.command.tables import compiled_json, print_compiled
+        from roller.command.tables import compiled_json, is_lasting, known_operator, print_compiled
         from roller.compile.bundles import write_bundle
         from roller.compile.pipeline import compile_operators
         from sokoban.language.operators import load_operators
 
         expressions = load_operators(file)
         kinds = parse_algorithms(algorithms)
+        builders = known_first(pool) if cached else pool
         results = compile_operators(
-            expressions, device, top_k=top_k, verify=verify, pool=pool, method=method, algorithms=kinds
+            expressions, device, top_k=top_k, verify=verify, pool=builders, method=method, algorithms=kinds
         )
         with progress(len(expressions), show=not as_json) as advance:
             finished = []
@@ -117,6 +131,9 @@ def compile_command(
                     click.echo(compiled_json(compiled, bundle))
                 finished.append((compiled, bundle))
                 advance(compiled.expr.name)
+    if key is not None:
+        is_whole = all(is_lasting(compiled, verify) for compiled, _ in finished)
+        keep_answer(key, [known_operator(compiled, bundle) for compiled, bundle in finished] if is_whole else [])
     if not as_json:
         print_compiled(finished, device, time.perf_counter() - start)
 
@@ -386,6 +403,7 @@ def schema_command(kind: str) -> None:
     click.echo(schema_text(kind), nl=False)
 
 
+main.add_command(cache_command)
 main.add_command(doctor_command)
 main.add_command(microbench_command)
 main.add_command(profile_command)

@@ -17,6 +17,7 @@ from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
 from hal.support.tables import print_line, print_table
+from roller.command.known import KnownOperator, print_kernels, told_json
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
@@ -26,12 +27,6 @@ from sokoban.schedule.patches import PatchSchedule, Schedule
 #: Columns that a narrow terminal does without, the least important first.
 LESS_OF_DEVICES = ("shared KiB", "aliases", "kernels", "fp32 TFLOP/s", "units")
 LESS_OF_NODES = ("step µs", "joined by", "GB/s a board", "links")
-
-#: What a lane of the device is -> whose memory a kernel is given: of a block, or for the operands that a thread packs.
-_MEMORY = {"thread": "shared B", "element": "scratch B"}
-
-#: The heading of tiles that lie in registers, likewise.
-_TILE = {"thread": "thread tile", "element": "register tile"}
 
 
 def device_list() -> Table:
@@ -113,58 +108,54 @@ def _numbers(title: str, rows: Sequence[tuple[str, int | float, str]]) -> Table:
 
 def compiled_json(compiled: CompiledOperator, bundle: Bundle) -> str:
     """One operator as one line of JSON: the manifest's kernels plus what this run took."""
-    record, directory = bundle.manifest, bundle.directory
-    kernels: list[dict[str, Any]] = []
-    for entry in record.kernels:
-        kernel = json_of(entry)
-        kernel["source"] = str(directory / entry.source)
-        kernel["binary"] = str(directory / entry.binary) if entry.binary else None
-        kernel["schedule"] = str(directory / entry.schedule)
-        for launch in kernel.get("launches", []):
-            launch |= {key: str(directory / launch[key]) for key in ("source", "binary", "schedule") if launch[key]}
-        kernels.append(kernel)
-    return msgspec.json.encode(
-        {
-            "name": record.name,
-            "device": record.device,
-            "construct_seconds": round(compiled.programs.construct_seconds, 6),
-            "total_seconds": round(compiled.total_seconds, 6),
-            "considered": compiled.programs.constructed_count,
-            "search_seconds": round(compiled.programs.search_seconds, 6),
-            "searched": compiled.programs.searched_count,
-            "algorithm_seconds": round(compiled.programs.algorithm_seconds, 6),
-            "out": str(directory),
-            "kernels": kernels,
-            "failures": list(compiled.failures),
-        }
-    ).decode()
+    return told_json(_told(compiled, bundle), bundle.directory)
+
+
+def _told(compiled: CompiledOperator, bundle: Bundle) -> dict[str, Any]:
+    """What :func:`compiled_json` says, files by their names in the bundle."""
+    record = bundle.manifest
+    return {
+        "name": record.name,
+        "device": record.device,
+        "construct_seconds": round(compiled.programs.construct_seconds, 6),
+        "total_seconds": round(compiled.total_seconds, 6),
+        "considered": compiled.programs.constructed_count,
+        "search_seconds": round(compiled.programs.search_seconds, 6),
+        "searched": compiled.programs.searched_count,
+        "algorithm_seconds": round(compiled.programs.algorithm_seconds, 6),
+        "out": "",
+        "kernels": [{"binary": None} | json_of(entry) for entry in record.kernels],
+        "failures": list(compiled.failures),
+    }
 
 
 def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: DeviceSpec, seconds: float) -> None:
     """All kernels of a single operator, or the best kernel of every operator of a list."""
-    table = Table(box=None, pad_edge=False)
-    is_single = len(results) == 1
-    for column in ("rank" if is_single else "operator", "block tile", _TILE[device.teu.lane], "step"):
-        table.add_column(column, overflow="fold")
-    for column in ("grid", "threads", _MEMORY[device.teu.lane], "regs", "spill", "predicted"):
-        table.add_column(column, justify="right")
-    for column in ("bound", "verified", "found by"):
-        table.add_column(column)
-    for compiled, bundle in results:
-        for entry, kernel in zip(bundle.kernels, compiled.kernels, strict=True):
-            if not is_single and entry.rank > 1:
-                break
-            table.add_row(str(entry.rank) if is_single else bundle.name, *_kernel_cells(entry, kernel))
-    tile, memory = _TILE[device.teu.lane], _MEMORY[device.teu.lane]
-    print_table(table, drop=("step", "grid", "threads", memory, "spill", "regs", tile))
-    operators = [compiled for compiled, _ in results]
-    directory = results[0][1].directory
-    folder = directory if is_single else directory.parent
-    count = sum(len(compiled.kernels) for compiled in operators)
-    shares = ", ".join(_finding(operators))
-    print_line(f"{count} kernels for {device.title} in {seconds:.1f} s ({shares}), written to {folder}")
-    if device.code_generator_reason:
-        print_line(device.code_generator_reason)
+    rows = [(bundle.name, kernel_rows(compiled, bundle)) for compiled, bundle in results]
+    found = ", ".join(_finding([compiled for compiled, _ in results]))
+    print_kernels(rows, device, f"in {seconds:.1f} s ({found})", results[0][1].directory)
+
+
+def kernel_rows(compiled: CompiledOperator, bundle: Bundle) -> tuple[tuple[str, ...], ...]:
+    """The cells of every kernel of an operator, best first, for :func:`roller.command.known.print_kernels`."""
+    pairs = zip(bundle.kernels, compiled.kernels, strict=True)
+    return tuple(_kernel_cells(entry, kernel) for entry, kernel in pairs)
+
+
+def known_operator(compiled: CompiledOperator, bundle: Bundle) -> KnownOperator:
+    """A compiled operator as it is kept for the next time."""
+    return KnownOperator(
+        name=bundle.name,
+        files={path.name: path.read_bytes() for path in sorted(bundle.directory.iterdir())},
+        rows=kernel_rows(compiled, bundle),
+        told=_told(compiled, bundle),
+    )
+
+
+def is_lasting(compiled: CompiledOperator, verify: int) -> bool:
+    """Whether the next run would find the same: every check that was asked for did run."""
+    checks = [kernel.built.verification for kernel in compiled.kernels[:verify]]
+    return all(check is not None and check.relative_error is not None for check in checks)
 
 
 def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:

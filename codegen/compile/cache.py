@@ -1,0 +1,63 @@
+"""Finished kernels of earlier runs: who asks the pool for one that is known gets it without a compiler.
+
+A kernel is known by all that it follows from: the operator, its schedule, the target, whether it was to be verified,
+this project's own code and the versions of the compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from codegen.compile.build import build_kernel, verify_chain
+from codegen.compile.request import BuiltKernel
+from codegen.compile.toolchain import decoded, kernel_store, toolchain
+from codegen.verify.result import Verification
+from hal.support.store import Store, digest
+
+
+class KnownFirst(Executor):
+    """A pool of builders that is asked only for what no earlier run has built; what it builds is kept."""
+
+    def __init__(self, pool: Executor, store: Store) -> None:
+        self._pool, self._store = pool, store
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """The result of ``fn(*args)`` where it is known, else of the pool."""
+        kind = _KINDS.get(fn)
+        if kind is None or kwargs:
+            return self._pool.submit(fn, *args, **kwargs)
+        # Requests are dataclasses of numbers, texts and tuples: what they print is all that they are.
+        key = digest(toolchain(), fn.__name__, repr(args))
+        known = decoded(self._store.read(key), kind)
+        if known is not None:
+            future: Future[Any] = Future()
+            future.set_result(known)
+            return future
+        future = self._pool.submit(fn, *args)
+        future.add_done_callback(partial(self._keep, key))
+        return future
+
+    def _keep(self, key: str, future: Future[Any]) -> None:
+        if not future.cancelled() and future.exception() is None and _is_lasting(future.result()):
+            self._store.write(key, msgspec.msgpack.encode(future.result()))
+
+
+def known_first(pool: Executor) -> KnownFirst:
+    """``pool`` behind the kernels of earlier runs."""
+    return KnownFirst(pool, kernel_store())
+
+
+#: What the pool is asked for and is worth keeping: the function, and the type of what it returns.
+_KINDS: dict[Callable[..., Any], type[Any]] = {build_kernel: BuiltKernel, verify_chain: Verification}
+
+
+def _is_lasting(result: BuiltKernel | Verification) -> bool:
+    """Whether a result would be the same next time: not where something was missing or failed."""
+    check = result.verification if isinstance(result, BuiltKernel) else result
+    is_built = not isinstance(result, BuiltKernel) or not result.error
+    return is_built and (check is None or check.relative_error is not None)

@@ -1,0 +1,64 @@
+"""What finished kernels follow from besides the request, and where they are kept. Imports nothing slow."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from codegen.generators import linker
+from hal.support.store import Store, cache_folder, digest
+
+#: What the bytes of a kernel, or the numbers of its verification, depend on besides our own code.
+_COMPILERS = (
+    "apache-tvm", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12",
+    "nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12", "numpy", "pyopencl",
+)  # fmt: skip
+
+#: Packages of this project that kernels and their order follow from, and the files of theirs that are code or data.
+_PACKAGES = ("hal", "sokoban", "codegen", "roller")
+_SUFFIXES = (".py", ".c", ".h", ".toml")
+
+
+def kernel_store() -> Store:
+    """Where finished kernels are kept between runs."""
+    return Store(cache_folder("kernels"))
+
+
+@cache
+def toolchain() -> str:
+    """A digest of this project's code and of the compilers at hand."""
+    root = Path(__file__).parents[2]
+    texts: list[str | bytes] = [sys.version, str(linker() and _changed(str(linker())))]
+    for package in _COMPILERS:
+        try:
+            texts.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            texts.append(package)
+    for package in _PACKAGES:
+        for folder, folders, names in os.walk(root / package):
+            folders.sort()
+            for name in sorted(names):
+                if name.endswith(_SUFFIXES):
+                    path = os.path.join(folder, name)
+                    with open(path, "rb") as file:
+                        texts += [os.path.relpath(path, root), file.read()]
+    return digest(*texts)
+
+
+def _changed(path: str) -> tuple[str, int]:
+    """A program by its place and when it was last changed, in ns."""
+    return path, os.stat(path).st_mtime_ns
+
+
+def decoded(data: bytes | None, kind: Any) -> Any:
+    """A kept value of a type; None where there is none, or it is none of that type."""
+    try:
+        return None if data is None else msgspec.msgpack.decode(data, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return None

@@ -1,0 +1,127 @@
+"""A bounded folder of finished results in the user's cache: written whole, the longest unused first to go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hal.support.atomic import write_atomic
+
+#: Bytes that a store may hold where nobody has said otherwise.
+DEFAULT_LIMIT_BYTES = 1 << 30
+
+#: Share of the limit that is left when a store had to be cut, so that the next result does not cut it again.
+CUT_TO = 0.8
+
+_DIGEST_BYTES = 32
+
+
+def cache_folder(name: str) -> Path:
+    """``~/.cache/roller/<name>``, or below XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roller" / name
+
+
+def digest(*texts: str | bytes) -> str:
+    """A key that only these texts in this order have.
+
+    >>> digest("ab", "c") == digest("a", "bc")
+    False
+    """
+    whole = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for text in texts:
+        data = text.encode() if isinstance(text, str) else text
+        whole.update(len(data).to_bytes(8, "little"))
+        whole.update(data)
+    return whole.hexdigest()
+
+
+@dataclass(frozen=True)
+class Store:
+    """Results by key, a file each, in a folder that only its owner can enter.
+
+    A result that cannot be written, or is damaged, is as good as none: nothing here fails for want of a cache.
+    """
+
+    folder: Path
+
+    @property
+    def limit_bytes(self) -> int:
+        """The bytes that results may take together."""
+        try:
+            return int(self._limit_file.read_text())
+        except (OSError, ValueError):
+            return DEFAULT_LIMIT_BYTES
+
+    @property
+    def _limit_file(self) -> Path:
+        return self.folder / "limit"
+
+    def set_limit(self, limit_bytes: int) -> None:
+        """Keep to ``limit_bytes`` from now on, in later processes too."""
+        self._make()
+        write_atomic(self._limit_file, f"{limit_bytes}\n")
+        self.trim()
+
+    def read(self, key: str) -> bytes | None:
+        """The result of that key, which counts as used now; None where there is none or it is not as it was written."""
+        path = self._path(key)
+        try:
+            data = path.read_bytes()
+            os.utime(path)
+        except OSError:
+            return None
+        kept, result = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest() == kept:
+            return result
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+    def write(self, key: str, result: bytes) -> None:
+        """Keep a result."""
+        with suppress(OSError):
+            self._make()
+            path = self._path(key)
+            path.parent.mkdir(exist_ok=True)
+            write_atomic(path, hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest() + result)
+
+    def trim(self) -> None:
+        """Remove results, the longest unused first, where all together take more than the limit."""
+        found = sorted(self._found())
+        total, limit = sum(size for _, size, _ in found), self.limit_bytes
+        if total <= limit:
+            return
+        for _, size, path in found:
+            if total <= CUT_TO * limit:
+                return
+            with suppress(OSError):
+                path.unlink()
+            total -= size
+
+    def clear(self) -> None:
+        """Remove every result; the limit stays."""
+        for _, _, path in self._found():
+            with suppress(OSError):
+                path.unlink()
+
+    def usage(self) -> tuple[int, int]:
+        """How many results there are, and their bytes."""
+        sizes = [size for _, size, _ in self._found()]
+        return len(sizes), sum(sizes)
+
+    def _make(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key[:2] / key[2:]
+
+    def _found(self) -> Iterator[tuple[int, int, Path]]:
+        """Last use in ns, bytes and place of every result, and of what a killed process left half-written."""
+        for path in self.folder.glob("??/*"):
+            with suppress(OSError):
+                status = path.stat()
+                yield status.st_mtime_ns, status.st_size, path

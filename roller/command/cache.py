@@ -1,0 +1,53 @@
+"""``roller cache``: the finished kernels that ``roller compile`` keeps."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from hal.support.errors import InputError
+
+#: Bytes of a unit as people write it.
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@click.command("cache")
+@click.option("--size", default=None, metavar="BYTES", help="Keep at most so much, as in 512M or 2G, from now on.")
+@click.option("--clear/--no-clear", default=False, help="Remove everything.")
+def cache_command(size: str | None, clear: bool) -> None:
+    """Where finished kernels are kept, how many there are, and how much room they may take."""
+    from codegen.compile.toolchain import kernel_store
+
+    store = kernel_store()
+    if size is not None:
+        store.set_limit(parse_bytes(size))
+    if clear:
+        store.clear()
+    count, used = store.usage()
+    click.echo(f"{store.folder}: {count} results, {bytes_text(used)} of at most {bytes_text(store.limit_bytes)}")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a size as people write it.
+
+    >>> parse_bytes("512M") == 512 * 2**20, parse_bytes("1.5 GiB") == 3 * 2**29
+    (True, True)
+
+    Raises:
+        InputError: it is no size.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise InputError("--size", f"{text!r} is no number of bytes", "write it as 512M or 2G")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def bytes_text(count: int) -> str:
+    """Bytes in the largest unit that keeps the number above one.
+
+    >>> bytes_text(1536), bytes_text(0)
+    ('1.5 KiB', '0 B')
+    """
+    unit = max((name for name, size in _UNITS.items() if count >= size), key=_UNITS.__getitem__, default="")
+    return f"{count / _UNITS[unit]:.3g} {unit}iB" if unit else f"{count} B"

@@ -1,0 +1,135 @@
+"""Whole answers of ``roller compile`` kept: the same file for the same board with the same options is compiled once.
+
+Nothing here imports what finds or builds programs, nor NumPy, so that a known answer is given at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Table
+
+from codegen.compile.toolchain import decoded, kernel_store, toolchain
+from hal.spec.device import DeviceSpec
+from hal.support.atomic import staged_directory
+from hal.support.store import digest
+from hal.support.tables import print_line, print_table
+
+#: Bytes of an answer that are worth keeping once more; the kernels of longer ones are kept one by one alone.
+LARGEST_ANSWER_BYTES = 32 << 20
+
+#: What a lane of the device is -> whose memory a kernel is given: of a block, or for the operands that a thread packs.
+_MEMORY = {"thread": "shared B", "element": "scratch B"}
+
+#: The heading of tiles that lie in registers, likewise.
+_TILE = {"thread": "thread tile", "element": "register tile"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownOperator:
+    """An operator's bundle as it was compiled before.
+
+    Attributes:
+        name: the operator's, and its folder's.
+        files: name -> contents of every file of the bundle.
+        rows: cells of the table of kernels, best kernel first.
+        told: what ``--json`` prints; paths are names of files.
+    """
+
+    name: str
+    files: dict[str, bytes]
+    rows: tuple[tuple[str, ...], ...]
+    told: dict[str, Any]
+
+    def write(self, out: Path) -> Path:
+        """Write ``out/<name>/`` whole or not at all; returns the folder."""
+        out.mkdir(parents=True, exist_ok=True)
+        with staged_directory(out / self.name) as directory:
+            for name, data in self.files.items():
+                (directory / name).write_bytes(data)
+        return out / self.name
+
+
+def answer_key(file: Path, device: DeviceSpec, *options: object) -> str:
+    """The key of an answer: the contents of the file of operators, the board, and every option that changes it."""
+    return digest(toolchain(), "answer", file.read_bytes(), repr(device), repr(options))
+
+
+def known_answer(key: str) -> list[KnownOperator] | None:
+    """The answer of that key; None where it is not known."""
+    found: list[KnownOperator] | None = decoded(kernel_store().read(key), list[KnownOperator])
+    return found
+
+
+def keep_answer(key: str, operators: Sequence[KnownOperator]) -> None:
+    """Keep an answer, unless it is empty, and the store within its limit."""
+    total = sum(len(data) for operator in operators for data in operator.files.values())
+    if operators and total <= LARGEST_ANSWER_BYTES:
+        kernel_store().write(key, msgspec.msgpack.encode(operators))
+    kernel_store().trim()
+
+
+def told_json(told: Mapping[str, Any], directory: Path) -> str:
+    """An operator as one line of JSON, its files by their paths in ``directory``."""
+    kernels = []
+    for entry in told["kernels"]:
+        launches = [_placed(launch, directory) for launch in entry.get("launches", [])]
+        kernels.append(_placed(entry, directory) | ({"launches": launches} if launches else {}))
+    return msgspec.json.encode({**told, "out": str(directory), "kernels": kernels}).decode()
+
+
+def _placed(record: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """A kernel's record with paths instead of names."""
+    files = {key: str(directory / record[key]) for key in ("source", "binary", "schedule") if record.get(key)}
+    return {**record, **files}
+
+
+def show_known(
+    operators: Sequence[KnownOperator], device: DeviceSpec, out: Path, start: float, *, as_json: bool
+) -> None:
+    """Write the bundles of a known answer and tell of it; ``start`` is when the command began."""
+    for operator in operators:
+        began = time.perf_counter()
+        directory = operator.write(out)
+        if as_json:
+            nothing = dict.fromkeys(("construct_seconds", "search_seconds", "algorithm_seconds"), 0.0)
+            total = {"total_seconds": round(time.perf_counter() - began, 6)}
+            print(told_json({**operator.told, **nothing, **total}, directory))
+    if not as_json:
+        seconds = time.perf_counter() - start
+        rows = [(operator.name, operator.rows) for operator in operators]
+        print_kernels(rows, device, f"in {seconds:.1f} s (known from an earlier run)", out / operators[0].name)
+
+
+def print_kernels(
+    operators: Sequence[tuple[str, Sequence[Sequence[str]]]], device: DeviceSpec, took: str, first: Path
+) -> None:
+    """The table of kernels, and the line under it.
+
+    Args:
+        operators: the name of every operator and the cells of its kernels, best first.
+        took: how long it took, and what of it.
+        first: the folder of the first bundle.
+    """
+    table = Table(box=None, pad_edge=False)
+    is_single = len(operators) == 1
+    tile, memory = _TILE[device.teu.lane], _MEMORY[device.teu.lane]
+    for column in ("rank" if is_single else "operator", "block tile", tile, "step"):
+        table.add_column(column, overflow="fold")
+    for column in ("grid", "threads", memory, "regs", "spill", "predicted"):
+        table.add_column(column, justify="right")
+    for column in ("bound", "verified", "found by"):
+        table.add_column(column)
+    for name, rows in operators:
+        for rank, cells in enumerate(rows if is_single else rows[:1], start=1):
+            table.add_row(str(rank) if is_single else name, *cells)
+    print_table(table, drop=("step", "grid", "threads", memory, "spill", "regs", tile))
+    count = sum(len(rows) for _, rows in operators)
+    print_line(f"{count} kernels for {device.title} {took}, written to {first if is_single else first.parent}")
+    if device.code_generator_reason:
+        print_line(device.code_generator_reason)
