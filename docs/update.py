@@ -87,7 +87,7 @@ def run(command: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", f"{program}.cli", *arguments],
         cwd=_workplace(),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(_COLUMNS), "TERM": "dumb"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(_COLUMNS), "TERM": "dumb", "ROLLER_CACHE": "0"},
         capture_output=True,
         text=True,
         check=False,

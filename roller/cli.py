@@ -76,7 +76,15 @@ def devices_command(name: str | None, as_json: bool) -> None:
 )
 @search_option
 @algorithms_option
-@click.option("--cache/--no-cache", "cached", default=True, show_default=True, help="Keep and reuse finished kernels.")
+@click.option(
+    "--cache/--no-cache",
+    "cached",
+    default=True,
+    envvar="ROLLER_CACHE",
+    show_default=True,
+    show_envvar=True,
+    help="Keep and reuse finished kernels (roller cache).",
+)
 @click.option("--json/--no-json", "as_json", default=False, help="One JSON object per operator on stdout.")
 def compile_command(
     file: Path,

@@ -22,7 +22,7 @@ _COMPILERS = (
 
 #: Packages of this project that kernels and their order follow from, and the files of theirs that are code or data.
 _PACKAGES = ("hal", "sokoban", "codegen", "roller")
-_SUFFIXES = (".py", ".c", ".h", ".toml")
+_SUFFIXES = (".py", ".c", ".cpp", ".h", ".toml")
 
 
 def kernel_store() -> Store:

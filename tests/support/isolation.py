@@ -155,6 +155,8 @@ def isolated() -> Guard:
         os.environ["HOME"] = _temporary_home()
     for name in OBEYED:  # in every process: pytest-xdist gives its workers COLUMNS
         os.environ.pop(name, None)
+    # Every kernel that a test asks for is built; tests of the cache turn it on.
+    os.environ["ROLLER_CACHE"] = "0"
     allowed = [
         str(ROOT),
         str(ROOT.parent / "shared"),  # measured data, where somebody has them
