@@ -305,8 +305,11 @@ _PREDICTION = (
 
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "inspect": _inspection,
-    "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
-    "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
+    "compile": lambda: console("roller compile examples/conv2d.json --device v100 --no-cache", shown="make compile"),
+    "compile-list": lambda: console(
+        "roller compile examples/ops.json --device a100 --out kernels --no-cache",
+        shown="roller compile examples/ops.json --device a100 --out kernels",
+    ),
     "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
     "explain": lambda: console(
         "roller explain examples/matmul.json --device v100 --search roller",

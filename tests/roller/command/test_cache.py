@@ -1,0 +1,63 @@
+"""``roller cache``, and what ``roller compile`` keeps."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from roller.cli import main
+
+
+def roller(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_the_size_is_kept_and_a_wrong_one_refused(here: Path) -> None:
+    assert (
+        roller("cache", "--size", "1.5M").output == f"{here}/cache/roller/kernels: 0 results, 0 B of at most 1.5 MiB\n"
+    )
+    assert roller("cache", "--clear").output.endswith("0 results, 0 B of at most 1.5 MiB\n")
+    refused = roller("cache", "--size", "much")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "roller: --size: 'much' is no number of bytes; write it as 512M or 2G\n",
+    )
+
+
+#: The command in a process that cannot import what builds or finds programs.
+KNOWN = """
+import sys
+for name in ("tvm", "numpy", "sokoban.search.search", "multiprocessing.forkserver"):
+    sys.modules[name] = None
+from roller.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.usefixtures("device_compiler")
+def test_the_second_time_needs_no_compiler_and_writes_the_same(here: Path) -> None:
+    operator = {"op": "matmul", "m": 67, "n": 35, "k": 19, "dtype": "float32", "name": "odd"}
+    (here / "op.json").write_text(json.dumps(operator))
+    arguments = ["compile", "op.json", "--device", "v100", "--top-k", "1", "--verify", "0", "--search", "roller"]
+    first = json.loads(roller(*arguments, "--out", "first", "--json").output)
+    command = [sys.executable, "-c", KNOWN, *arguments, "--out", "second", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    second = json.loads(done.stdout)
+    assert second["kernels"][0]["binary"] == "second/odd/kernel_1.cubin"
+    contents = [{path.name: path.read_bytes() for path in Path(out, "odd").iterdir()} for out in ("first", "second")]
+    assert contents[0] == contents[1]
+    assert first.keys() == second.keys()
