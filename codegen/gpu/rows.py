@@ -65,7 +65,10 @@ class _RowsLowering:
         self.is_repeated = rows > 1
         count, threads = self.column_threads, self.column_threads * self.row_threads
         #: Whether threads are combined here rather than by TVM, which waits more often than is needed.
-        self.combines = request.target.generator == "cuda" and count & (count - 1) == 0 and threads % WARP == 0
+        is_cuda = request.target.generator in ("cuda", "cuda-source")
+        self.combines = is_cuda and count & (count - 1) == 0 and threads % WARP == 0
+            request.target.generator in ("cuda", "cuda-source") and count & (count - 1) == 0 and threads % WARP == 0
+        )
         self.combines &= count > (WARP if self.columns_on_x else 1)
 
     def run(self) -> Lowered:

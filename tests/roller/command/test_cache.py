@@ -1,88 +1,86 @@
-"""Kernels of earlier runs: found again, bounded, removed, and built anew where they are damaged."""
+"""``roller cache``, and what ``roller compile`` keeps."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from codegen.compile import toolchain
-from hal.support.store import Store
 from roller.cli import main
 
 
+def roller(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
-    """A cache of the test's own, turned on."""
-    own = Store(tmp_path / "cache")
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder and a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("ROLLER_CACHE", "1")
-    for module in ("codegen.compile.toolchain", "codegen.compile.cache", "roller.command.known"):
-        monkeypatch.setattr(f"{module}.kernel_store", lambda: own)
-    return own
+    return tmp_path
 
 
-@pytest.fixture
-def operator(tmp_path: Path) -> Path:
-    path = tmp_path / "op.json"
-    path.write_text(json.dumps({"op": "matmul", "m": 64, "n": 64, "k": 32}))
-    return path
+def test_the_size_is_kept_and_a_wrong_one_refused(here: Path) -> None:
+    assert (
+        roller("cache", "--size", "1.5M").output == f"{here}/cache/roller/kernels: 0 results, 0 B of at most 1.5 MiB\n"
+    )
+    assert roller("cache", "--clear").output.endswith("0 results, 0 B of at most 1.5 MiB\n")
+    refused = roller("cache", "--size", "much")
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        "roller: --size: 'much' is no number of bytes; write it as 512M or 2G\n",
+    )
 
 
-def _compiled(operator: Path, out: str, *options: str) -> Result:
-    arguments = ("compile", operator, "--device", "a100", "--top-k", 2, "--verify", 0, "--jobs", 1)
-    result = CliRunner().invoke(main, [*map(str, (*arguments, "--out", operator.parent / out)), *options])
-    assert result.exit_code == 0, result.output
-    return result
-
-
-def _files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.usefixtures("device_compiler")
-def test_the_second_time_gives_the_same_bundle_without_a_compiler(store: Store, operator: Path) -> None:
-    first = _compiled(operator, "one")
-    assert "known from an earlier run" not in first.output
-    count, _ = store.usage()
-    assert count == 3  # the answer, and both kernels
-    second = _compiled(operator, "two")
-    assert "known from an earlier run" in second.output
-    assert _files(operator.parent / "one") == _files(operator.parent / "two")
-    # Another question finds the kernels that it shares with the first.
-    _compiled(operator, "three", "--search", "both", "--json")
-    assert store.usage()[0] <= count + 1
+#: The command in a process that cannot import what builds or finds programs.
+KNOWN = """
+import sys
+for name in ("tvm", "numpy", "sokoban.search.search", "multiprocessing.forkserver"):
+    sys.modules[name] = None
+from roller.cli import main
+main(sys.argv[1:])
+"""
 
 
 @pytest.mark.usefixtures("device_compiler")
-def test_what_is_damaged_is_built_again(store: Store, operator: Path) -> None:
-    _compiled(operator, "one")
-    for path in store.folder.glob("??/*"):
+def test_the_second_time_needs_no_compiler_and_writes_the_same(here: Path) -> None:
+    operator = {"op": "matmul", "m": 67, "n": 35, "k": 19, "dtype": "float32", "name": "odd"}
+    (here / "op.json").write_text(json.dumps(operator))
+    arguments = ["compile", "op.json", "--device", "v100", "--top-k", "1", "--verify", "0", "--search", "roller"]
+    first = json.loads(roller(*arguments, "--out", "first", "--json").output)
+    command = [sys.executable, "-c", KNOWN, *arguments, "--out", "second", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    second = json.loads(done.stdout)
+    assert second["kernels"][0]["binary"] == "second/odd/kernel_1.cubin"
+    contents = [{path.name: path.read_bytes() for path in Path(out, "odd").iterdir()} for out in ("first", "second")]
+    assert contents[0] == contents[1]
+    assert first.keys() == second.keys()
+
+
+@pytest.mark.usefixtures("device_compiler")
+def test_what_is_damaged_is_built_again(here: Path) -> None:
+    (here / "op.json").write_text(json.dumps({"op": "matmul", "m": 64, "n": 64, "k": 32, "name": "small"}))
+    arguments = ["compile", "op.json", "--device", "a100", "--top-k", "1", "--verify", "0", "--search", "roller"]
+    assert "known from an earlier run" not in roller(*arguments, "--out", "first").output
+    for path in (here / "cache" / "roller" / "kernels").glob("??/*"):
         path.write_bytes(path.read_bytes()[:-1])
-    assert "known from an earlier run" not in _compiled(operator, "two").output
-    assert _files(operator.parent / "one") == _files(operator.parent / "two")
+    assert "known from an earlier run" not in roller(*arguments, "--out", "second").output
+    assert "known from an earlier run" in roller(*arguments, "--out", "third").output
+    contents = [
+        {path.name: path.read_bytes() for path in Path(out, "small").iterdir()} for out in ("first", "second", "third")
+    ]
+    assert contents[0] == contents[1] == contents[2]
 
 
-def test_other_code_has_other_kernels(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_has_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     before = toolchain.toolchain()
     monkeypatch.setattr(toolchain, "_PACKAGES", ("hal",))
     assert toolchain.toolchain.__wrapped__() != before
-
-
-def test_the_command_tells_bounds_and_clears(store: Store) -> None:
-    store.write("ab" * 32, b"x" * 3000)
-    store.write("cd" * 32, b"y" * 3000)
-
-    def said(*options: str) -> str:
-        return CliRunner().invoke(main, ["cache", *options]).output
-
-    assert "2 results" in said() and "1 GiB" in said()
-    assert "1 result" in said("--size", "4K")
-    assert "0 results" in said("--clear")
-
-
-def test_a_size_that_is_none_is_one_line() -> None:
-    result = CliRunner().invoke(main, ["cache", "--size", "much"])
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1 and "--size" in result.stderr
