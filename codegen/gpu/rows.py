@@ -67,8 +67,6 @@ class _RowsLowering:
         #: Whether threads are combined here rather than by TVM, which waits more often than is needed.
         is_cuda = request.target.generator in ("cuda", "cuda-source")
         self.combines = is_cuda and count & (count - 1) == 0 and threads % WARP == 0
-            request.target.generator in ("cuda", "cuda-source") and count & (count - 1) == 0 and threads % WARP == 0
-        )
         self.combines &= count > (WARP if self.columns_on_x else 1)
 
     def run(self) -> Lowered:
