@@ -151,6 +151,7 @@ def test_compiled_kernels_say_who_found_them(method: str) -> None:
         assert policies == [program.policy for program in wanted]
 
 
+@pytest.mark.usefixtures("emulator")
 def test_what_is_verified_is_what_would_be_compiled() -> None:
     pool, expr = Pool(), operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 170})
     ((name, checks),) = verify_operators([expr], V100, top_k=3, pool=pool)  # type: ignore[arg-type]

@@ -164,6 +164,7 @@ def test_a_large_convolution_asks_for_its_tolerance(tmp_path: Path) -> None:
     assert list(record.kernels[0].workspace) == ["Y_filters", "Y_patches", "Y_products"]
 
 
+@pytest.mark.usefixtures("emulator")
 def test_what_is_verified_are_chains_too() -> None:
     pool = Pool()
     ((_, checks),) = verify_operators([operator_from_data(TALL)], V100, top_k=2, pool=pool, method="roller")  # type: ignore[arg-type]
