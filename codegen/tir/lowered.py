@@ -12,15 +12,17 @@ class LoweringError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Lowered:
-    """A scheduled TVM module and what a caller needs to launch it.
+    """A kernel on its way to source, and what a caller needs to launch it.
 
     Attributes:
-        module: one PrimFunc named ``entry``; its parameters are the inputs in order, then the output.
+        module: one PrimFunc named ``entry``; its parameters are the inputs in order, then the output. None where a
+            lowering writes the text itself.
         entry: the kernel's name.
         grid, block: launch extents (x, y, z).
         shared_bytes: shared memory of a block, static and dynamic together.
         dynamic_shared_bytes: the part to be given at launch.
         has_barriers: the module says itself where threads wait for each other; TVM adds no barriers of its own.
+        text: the kernel's source from ``extern "C" __global__`` on, where no TVM module stands behind it.
     """
 
     module: Any
@@ -30,6 +32,7 @@ class Lowered:
     shared_bytes: int
     dynamic_shared_bytes: int
     has_barriers: bool = False
+    text: str = ""
 
 
 def reason_of(error: Exception) -> str:

@@ -40,12 +40,17 @@ def own_architecture(schedule: Any, architecture: str) -> str | None:
 
 
 def cuda_source(lowered: Lowered, architecture: str, parameters: Sequence[str]) -> str:
-    """CUDA source of a lowered kernel with TVM's prelude, its parameters in the order of ``parameters``."""
+    """CUDA source of a lowered kernel with TVM's prelude, its parameters in the order of ``parameters``; a text that
+    a lowering wrote itself as it stands."""
+    if lowered.text:
+        return lowered.text
     return paired_words(_whole_warps(_source(lowered, _target("cuda", architecture, 32), parameters), lowered))
 
 
 def opencl_source(lowered: Lowered, parameters: Sequence[str], wavefront: int = 1) -> str:
     """OpenCL C source of a lowered kernel, its parameters in the order of ``parameters``."""
+    if lowered.text:
+        return lowered.text
     source = _exact_constants(_source(lowered, _target("opencl", "", wavefront), parameters), lowered)
     return with_device_functions(source)
 
