@@ -1,0 +1,1 @@
+"""Attention kernels: text written here, not by TVM, around the device functions of the matrix kernels."""
