@@ -69,7 +69,7 @@ class SliceSumSchedule:
 
     def to_json(self) -> dict[str, Any]:
         """The JSON form of the schedule."""
-        return {"threads": self.threads}
+        return {"threads": self.threads, "sums": "slices"}
 
 
 def padded(width: int, multiple: int = FRAGMENT_DEPTH) -> int:

@@ -157,9 +157,9 @@ class _Tile:
         return f"  auto copy_{self.tensor} = [&]({arguments}) {{\n{body}  }};"
 
     def _pieces_paced(self, threads: int) -> bool:
-        """Whether a thread copies the same piece of every so many rows, so that its addresses are constants apart."""
-        pieces = padded(self.width) // 8
-        return self.width == padded(self.width) and threads % pieces == 0 and self.rows % (threads // pieces) == 0
+        """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
+        apart = threads // math.gcd(padded(self.width) // 8, threads)
+        return self.width == padded(self.width) and self.rows % apart == 0
 
     @property
     def _start(self) -> str:
@@ -170,12 +170,13 @@ class _Tile:
     def _plain(self, threads: int) -> str:
         """Copies of a whole tile: one address, and constants from there."""
         pieces = self.width // 8
-        apart = threads // pieces
+        beside = math.gcd(pieces, threads)
         lines = [
-            f"  copy_async_16_apart(shared, to, {number * apart} * {self.pitch}, from, {number * apart * self.width * 2});"
-            for number in range(self.rows // apart)
+            f"  copy_async_16_apart(shared, to, {row} * {self.pitch} + {16 * piece}, from, {row * 2 * self.width + 16 * piece});"
+            for row in range(0, self.rows, threads // beside)
+            for piece in range(0, pieces, beside)
         ]
-        place = f"const int tile_row = thread / {pieces}, piece = thread % {pieces};"
+        place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
         pad = "  " * (2 + self.is_bounded)
         body = "".join(f"{pad[2:]}{line}\n" for line in lines)
         opening, closing = ("    if ((step + 1) * KEYS <= KEYS_ALL) {\n", "      return;\n    }\n") if self.is_bounded else ("", "")

@@ -1,0 +1,219 @@
+"""Attention in one kernel: tiles of queries that walk the keys, the softmax kept beside them as they go.
+
+No table of logits passes through memory (T. Dao et al., "FlashAttention", 2022). Tiles grow under the rules of every
+rTile (thesis 6.3.1): rows and keys are whole fragments of the instruction, a warp's sums, logits and queries fit its
+registers, the tiles of a block fit shared memory. What a tile of queries saves is what it reuses: every key read for it
+serves all of its rows. RATIONAL prices all that fit, and decides.
+
+Where the queries are few, as in decoding, blocks share the keys of the same rows, and a second kernel brings their
+results together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from codegen.verify.result import HALF_UNITS, tolerance_of
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.algorithms.chain import ChainProgram, Considered
+from roller.construct.program import ProgramPart
+from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel, SliceSum
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.problem import Problem
+from sokoban.language.expression import Tensor, TensorExpr
+from sokoban.language.named.attention import Attention
+from sokoban.language.parser import parse_program
+from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
+from sokoban.schedule.attention import FRAGMENT_ROWS, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.cutting import cut
+from sokoban.schedule.patches import Schedule
+
+#: The name of the algorithm, and the kind of form that it is for.
+NAME = "flash"
+KIND = "attention"
+
+#: Fragments of rows of a warp, warps of a block, and keys of a step that are tried.
+FRAGMENTS = (1, 2)
+WARPS = (1, 2, 4, 8)
+KEYS = (16, 32, 64, 128)
+#: Blocks per unit that slices of the keys are to give, and steps of a slice at least.
+BLOCKS_PER_UNIT = (1, 2, 4)
+LEAST_STEPS = 2
+#: Halves of a unit in the last place by which rounded exponentials may move a result of a few hundred keys.
+ROUNDINGS = 8
+#: Threads of a block that brings slices together: a warp per row.
+SUM_THREADS = 128
+#: The first boards with the instructions of each kind.
+MMA_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class KeySlices:
+    """How attention becomes one kernel, or two where the keys are cut into ``count`` slices."""
+
+    count: int
+
+    def problems(self, form: KernelForm) -> tuple[Problem, ...]:
+        """The kernels of the chain, in order."""
+        expr, attention = form.expr, form.attention
+        inputs = tuple(expr.tensor_by_name[name] for name in "QKV")
+        output = expr.output
+        if self.count == 1:
+            return (AttentionKernel(name=expr.name, attention=attention, slices=1, inputs=inputs, output=output),)
+        rows = attention.b * attention.heads * attention.queries
+        parts = Tensor("Parts", (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
+        return (
+            AttentionKernel(name=expr.name, attention=attention, slices=self.count, inputs=inputs, output=parts),
+            SliceSum(name=expr.name, source=parts, output=output),
+        )
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, KeySlices]:
+        """Attention of a few heads, over which queries and keys still make several tiles and steps."""
+        schedule = schedules[0]
+        assert isinstance(schedule, AttentionSchedule)
+        attention = form.attention
+        group = attention.heads // attention.key_heads
+        key_heads = min(2, attention.key_heads)
+        steps = (schedule.stages + 1) * self.count
+        keys = cut(attention.key_count, schedule.keys, steps)
+        queries = cut(attention.queries, -(-schedule.rows // group))
+        if attention.causal:
+            queries = min(queries, keys)
+        window = attention.window_size and min(attention.window_size, max(1, keys // 2))
+        small = msgspec.structs.replace(
+            attention, b=min(2, attention.b), heads=group * key_heads, kv_heads=key_heads, queries=queries, keys=keys,
+            window=window, scale=self._scale(attention),
+        )  # fmt: skip
+        return kernel_form(_expression(small, form.expr.name)), self
+
+    def tolerance(self, form: KernelForm) -> float | None:
+        """More than the rounding of results, since exponentials are rounded, too, before they multiply values."""
+        halves = HALF_UNITS.get(form.attention.dtype)
+        return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
+
+    @property
+    def text(self) -> str:
+        """In words: ``4 slices of the keys``; empty for one kernel."""
+        return "" if self.count == 1 else f"{self.count} slices of the keys"
+
+    @staticmethod
+    def _scale(attention: Attention) -> float | None:
+        return attention.scale
+
+
+def _expression(attention: Attention, name: str) -> TensorExpr:
+    """An attention as its expression."""
+    program = attention.program()
+    return parse_program(
+        program.text, program.sizes, program.dtypes, name=name, shapes=program.shapes,
+        default_dtype=attention.output_dtype, external_shapes=program.external_shapes,
+    )  # fmt: skip
+
+
+def consider(placed: PlacedForm, top_k: int) -> Considered:
+    """The ``top_k`` best programs of attention.
+
+    Raises:
+        InputError: the device or the kernels have nothing for its type or widths.
+    """
+    form, device = placed.form, placed.device
+    _check(form, device)
+    proposed = [_programs(form, slices, device, top_k) for slices in _slices(form, device)]
+    programs = [program for some, _ in proposed for program in some]
+    if not programs:
+        raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use smaller heads")
+    programs.sort(key=lambda program: program.estimate.seconds)
+    return Considered(NAME, tuple(programs[:top_k]), scored=sum(count for _, count in proposed))
+
+
+def _check(form: KernelForm, device: DeviceSpec) -> None:
+    attention, where = form.attention, form.expr.name
+    remedy = "use roller estimate --implementation library"
+    if device.code_generator != "cuda" or device.compute_capability is None:
+        raise InputError(where, f"attention has no kernels of ours for {device.name}", remedy)
+    if attention.dtype not in ("float16", "bfloat16"):
+        raise InputError(where, f"attention has no kernels of ours for {attention.dtype}", remedy)
+    if tuple(device.compute_capability) < MMA_CAPABILITY:
+        problem = f"attention in {attention.dtype} takes mma.sync of sm_80 or newer, which {device.name} lacks"
+        raise InputError(where, problem, remedy)
+    for name, width in (("head_dim", attention.head_dim), ("value_dim", attention.value_size)):
+        if width % 8:
+            raise InputError(f"{where}: {name}", f"rows of {width} elements are no multiple of 16 bytes", "use a multiple of 8")
+
+
+def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
+    """One kernel, and where the rows leave units idle, slices that give every unit a block or some."""
+    attention = form.attention
+    rows = attention.queries * (attention.heads // attention.key_heads)
+    problems = attention.b * attention.key_heads
+    counts = {1}
+    for tile in {min(padded(rows), FRAGMENT_ROWS * warps) for warps in WARPS}:
+        blocks = problems * -(-rows // tile)
+        for per_unit in BLOCKS_PER_UNIT:
+            count = device.unit_count * per_unit // blocks
+            if count > 1:
+                counts.add(min(count, max(1, attention.key_count // (KEYS[1] * LEAST_STEPS))))
+    return [KeySlices(count) for count in sorted(counts)]
+
+
+def _programs(
+    form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int
+) -> tuple[list[ChainProgram], int]:
+    """The best programs of one number of slices, and how many were priced."""
+    problems = slices.problems(form)
+    kernel = problems[0]
+    assert isinstance(kernel, AttentionKernel)
+    second: tuple[ProgramPart, ...] = ()
+    if slices.count > 1:
+        combined = problems[1]
+        assert isinstance(combined, SliceSum)
+        schedule = SliceSumSchedule(SUM_THREADS)
+        estimate = estimate_slice_sum(combined, schedule, device)
+        second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
+    priced = [(estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices)]
+    fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
+    label = f"attention over each of {slices.text}" if slices.count > 1 else ""
+    programs = [
+        ChainProgram(
+            NAME,
+            ", ".join(filter(None, (schedule_text(schedule), slices.text))),
+            form,
+            slices,
+            (ProgramPart(label, kernel, schedule, estimate, NAME), *second),
+        )
+        for estimate, schedule in fitting[:top_k]
+    ]
+    return programs, len(priced)
+
+
+def schedule_text(schedule: AttentionSchedule) -> str:
+    """``64 rows by 64 keys, 4 warps, 2 stages, queries held``."""
+    held = ", queries held" if schedule.held else ""
+    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
+    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
+    return f"{schedule.rows} rows by {schedule.keys} keys, {warps}, {stages}{held}"
+
+
+def _schedules(kernel: AttentionKernel, slices: KeySlices) -> Iterator[AttentionSchedule]:
+    """Tiles of whole fragments that are not mostly beyond the rows or the keys that there are."""
+    rows_all, keys_all = padded(kernel.rows), padded(kernel.attention.key_count)
+    for fragments in FRAGMENTS:
+        for warps in WARPS:
+            rows = FRAGMENT_ROWS * fragments * warps
+            if rows >= 2 * rows_all:
+                continue
+            for keys in KEYS:
+                if keys >= 2 * keys_all or keys * slices.count >= 2 * keys_all:
+                    continue
+                for stages in (1, 2):
+                    for held in (False, True):
+                        yield AttentionSchedule(
+                            rows=rows, keys=keys, warps=warps, stages=stages, held=held,
+                            instruction=Instruction.MMA_16X8X16,
+                        )  # fmt: skip
