@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import msgspec
 
+from codegen.generators import has_chains
 from codegen.verify.result import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
-from hal.support.errors import InputError
+from hal.spec.parts import DTYPE_BYTES
+from hal.support.errors import InputError, listed
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import ProgramPart
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel, SliceSum
@@ -30,7 +33,7 @@ from sokoban.language.expression import Tensor, TensorExpr
 from sokoban.language.named.attention import Attention
 from sokoban.language.parser import parse_program
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
-from sokoban.schedule.attention import FRAGMENT_ROWS, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, AttentionSchedule, SliceSumSchedule, padded
 from sokoban.schedule.cutting import cut
 from sokoban.schedule.patches import Schedule
 
@@ -42,6 +45,9 @@ KIND = "attention"
 FRAGMENTS = (1, 2)
 WARPS = (1, 2, 4, 8)
 KEYS = (16, 32, 64, 128)
+#: Lanes that share a row and rows of a thread where threads multiply and add.
+LANES_OF_ROWS = (8, 16)
+THREAD_ROWS = (1, 2, 4, 8)
 #: Blocks per unit that slices of the keys are to give, and steps of a slice at least.
 BLOCKS_PER_UNIT = (1, 2, 4)
 LEAST_STEPS = 2
@@ -49,6 +55,8 @@ LEAST_STEPS = 2
 ROUNDINGS = 8
 #: Threads of a block that brings slices together: a warp per row.
 SUM_THREADS = 128
+#: Bytes of an element of each type that there are kernels for.
+ELEMENT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in ("float32", "float16", "bfloat16")}
 #: The first boards with the instructions of each kind.
 MMA_CAPABILITY = (8, 0)
 
@@ -134,17 +142,30 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
 
 def _check(form: KernelForm, device: DeviceSpec) -> None:
     attention, where = form.attention, form.expr.name
-    remedy = "use roller estimate --implementation library"
-    if device.code_generator != "cuda" or device.compute_capability is None:
-        raise InputError(where, f"attention has no kernels of ours for {device.name}", remedy)
-    if attention.dtype not in ("float16", "bfloat16"):
-        raise InputError(where, f"attention has no kernels of ours for {attention.dtype}", remedy)
-    if tuple(device.compute_capability) < MMA_CAPABILITY:
-        problem = f"attention in {attention.dtype} takes mma.sync of sm_80 or newer, which {device.name} lacks"
-        raise InputError(where, problem, remedy)
+    if device.code_generator is not None and not has_chains(device.code_generator):
+        problem = f"attention has no kernels of ours for {device.name}"
+        raise InputError(where, problem, "name a GPU, or use roller estimate --implementation library")
+    if attention.dtype not in ELEMENT_BYTES:
+        problem = f"attention has no kernels of ours for {attention.dtype}"
+        raise InputError(where, problem, f"use {listed(sorted(ELEMENT_BYTES))}")
+    grain = _grain(form, device)
     for name, width in (("head_dim", attention.head_dim), ("value_dim", attention.value_size)):
-        if width % 8:
-            raise InputError(f"{where}: {name}", f"rows of {width} elements are no multiple of 16 bytes", "use a multiple of 8")
+        if width % grain:
+            bytes_each = grain * ELEMENT_BYTES[attention.dtype]
+            problem = f"rows of {width} elements are no multiple of {bytes_each} bytes"
+            raise InputError(f"{where}: {name}", problem, f"use a multiple of {grain}")
+
+
+def _grain(form: KernelForm, device: DeviceSpec) -> int:
+    """Elements that are copied at once: rows consist of so many."""
+    return 8 if _has_matrix_instructions(form, device) else 4
+
+
+def _has_matrix_instructions(form: KernelForm, device: DeviceSpec) -> bool:
+    """Whether ``mma.sync`` multiplies such elements on a device."""
+    capability = device.compute_capability
+    is_cuda = device.code_generator != "opencl-source" and capability is not None
+    return is_cuda and form.attention.dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
 
 
 def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
@@ -176,7 +197,7 @@ def _programs(
         schedule = SliceSumSchedule(SUM_THREADS)
         estimate = estimate_slice_sum(combined, schedule, device)
         second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
-    priced = [(estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices)]
+    priced = [(estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, _has_matrix_instructions(form, device))]
     fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
     label = f"attention over each of {slices.text}" if slices.count > 1 else ""
     programs = [
@@ -194,26 +215,36 @@ def _programs(
 
 def schedule_text(schedule: AttentionSchedule) -> str:
     """``64 rows by 64 keys, 4 warps, 2 stages, queries held``."""
+    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
+    text = f"{schedule.rows} rows by {schedule.keys} keys, {warps}"
+    if schedule.instruction is Instruction.FMA:
+        return f"{text}, {schedule.lanes} threads a row"
     held = ", queries held" if schedule.held else ""
     stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
-    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
-    return f"{schedule.rows} rows by {schedule.keys} keys, {warps}, {stages}{held}"
+    return f"{text}, {stages}{held}"
 
 
-def _schedules(kernel: AttentionKernel, slices: KeySlices) -> Iterator[AttentionSchedule]:
-    """Tiles of whole fragments that are not mostly beyond the rows or the keys that there are."""
+def _schedules(kernel: AttentionKernel, slices: KeySlices, is_matrix: bool) -> Iterator[AttentionSchedule]:
+    """Tiles that are not mostly beyond the rows or the keys that there are."""
     rows_all, keys_all = padded(kernel.rows), padded(kernel.attention.key_count)
-    for fragments in FRAGMENTS:
-        for warps in WARPS:
-            rows = FRAGMENT_ROWS * fragments * warps
-            if rows >= 2 * rows_all:
-                continue
-            for keys in KEYS:
-                if keys >= 2 * keys_all or keys * slices.count >= 2 * keys_all:
-                    continue
-                for stages in (1, 2):
-                    for held in (False, True):
-                        yield AttentionSchedule(
-                            rows=rows, keys=keys, warps=warps, stages=stages, held=held,
-                            instruction=Instruction.MMA_16X8X16,
-                        )  # fmt: skip
+    for schedule in _matrix_schedules() if is_matrix else _multiply_add_schedules():
+        if schedule.rows < 2 * rows_all and schedule.keys * max(1, slices.count) < 2 * keys_all:
+            yield schedule
+
+
+def _matrix_schedules() -> Iterator[AttentionSchedule]:
+    """Tiles of whole fragments."""
+    for fragments, warps, keys, stages, held in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
+        yield AttentionSchedule(
+            rows=FRAGMENT_ROWS * fragments * warps, keys=keys, warps=warps, stages=stages, held=held,
+            instruction=Instruction.MMA_16X8X16,
+        )  # fmt: skip
+
+
+def _multiply_add_schedules() -> Iterator[AttentionSchedule]:
+    """Tiles of logits that a grid of threads divides; several keys of every thread, as shared memory feeds them."""
+    for rows, lanes, warps, keys in product(THREAD_ROWS, LANES_OF_ROWS, WARPS[1:], KEYS):
+        yield AttentionSchedule(
+            rows=rows * warps * LANES // lanes, keys=keys, warps=warps, stages=1, held=False, lanes=lanes,
+            instruction=Instruction.FMA,
+        )  # fmt: skip

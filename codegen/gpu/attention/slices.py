@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from codegen.gpu.source.text import KERNEL_SUFFIX
+from codegen.gpu.attention.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, SliceSum
-from sokoban.schedule.attention import SliceSumSchedule
-
-#: By element type of the result: its C type, and what makes one of a float.
-_RESULTS = {
-    "float16": ("unsigned short", "(unsigned short)pair_f16({}, 0.0f)"),
-    "bfloat16": ("unsigned short", "(unsigned short)pair_bf16({}, 0.0f)"),
-    "float32": ("float", "{}"),
-}
-
+from sokoban.schedule.attention import LANES, SliceSumSchedule
 
 def takes(request: LoweringRequest) -> bool:
     """Sums of slices."""
@@ -32,38 +24,40 @@ def lower(request: LoweringRequest) -> Lowered:
         block=(schedule.threads, 1, 1),
         shared_bytes=0,
         dynamic_shared_bytes=0,
-        text=_text(kernel, schedule, request.entry),
+        text=_text(kernel, schedule, request.entry, Language.of(request.target)),
     )
 
 
-def _text(kernel: SliceSum, schedule: SliceSumSchedule, entry: str) -> str:
-    element, rounded = _RESULTS[kernel.output.dtype]
+def _text(kernel: SliceSum, schedule: SliceSumSchedule, entry: str, language: Language) -> str:
+    element, ending = ELEMENTS[kernel.output.dtype]
     source, output = f"{kernel.source.name}_ptr", f"{kernel.output.name}_ptr"
-    each = -(-kernel.width // 32)
-    bound = "" if kernel.width % 32 == 0 else "if (lane + 32 * i < WIDTH) "
-    return f"""\
-extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}(\
-const float* __restrict__ {source}, {element}* __restrict__ {output}) {{
-  constexpr int ROWS_ALL = {kernel.rows}, SLICES = {kernel.slices}, WIDTH = {kernel.width}, EACH = {each};
-  constexpr int PITCH = WIDTH + {SLICE_NUMBERS};
-  const int lane = threadIdx.x % 32, row = blockIdx.x * {schedule.threads // 32} + threadIdx.x / 32;
-  if (row >= ROWS_ALL) return;
-  float peak = -1.0f / 0.0f, total = 0.0f, sums[EACH];
+    pieces, pitch, slice_floats = kernel.width // 4, kernel.width + SLICE_NUMBERS, kernel.rows * (kernel.width + SLICE_NUMBERS)
+    each = -(-pieces // LANES)
+    bound = "" if pieces % LANES == 0 else f"if (lane + {LANES} * i < {pieces}) "
+    body = f"""\
+  const int lane = THREAD % {LANES}, row = BLOCK * {schedule.threads // LANES} + THREAD / {LANES};
+  if (row >= {kernel.rows}) return;
+  float peak = -1.0f / 0.0f, total = 0.0f, sums[{each}][4];
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) sums[i] = 0.0f;
-  const float* from = {source} + (long long)row * PITCH;
-  for (int slice = 0; slice < SLICES; ++slice) peak = fmaxf(peak, from[(long long)slice * ROWS_ALL * PITCH + WIDTH]);
+  for (int i = 0; i < {each}; ++i)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[i][e] = 0.0f;
+  GLOBAL const float* from = {source} + (long)row * {pitch};
+  for (int slice = 0; slice < {kernel.slices}; ++slice)
+    peak = LARGER(peak, from[(long)slice * {slice_floats} + {kernel.width}]);
 #pragma unroll 4
-  for (int slice = 0; slice < SLICES; ++slice) {{
-    const float* part = from + (long long)slice * ROWS_ALL * PITCH;
-    const float weight = power_of_two(part[WIDTH] - peak);
-    total += part[WIDTH + 1] * weight;
+  for (int slice = 0; slice < {kernel.slices}; ++slice) {{
+    GLOBAL const float* part = from + (long)slice * {slice_floats};
+    const float weight = power_of_two(part[{kernel.width}] - peak);
+    total += part[{kernel.width + 1}] * weight;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {bound}sums[i] += part[lane + 32 * i] * weight;
+    for (int i = 0; i < {each}; ++i) {bound}{{
+#pragma unroll
+      for (int e = 0; e < 4; ++e) sums[i][e] += part[(lane + {LANES} * i) * 4 + e] * weight;
+    }}
   }}
-  const float inverse = 1.0f / total;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i)
-    {bound}{output}[(long long)row * WIDTH + lane + 32 * i] = {rounded.format("sums[i] * inverse")};
-}}
-"""
+  for (int i = 0; i < {each}; ++i)
+    {bound}store_{ending}({output} + (long)row * {kernel.width} + (lane + {LANES} * i) * 4, sums[i], 1.0f / total);"""
+    tensors = [("const float", kernel.source.name), (element, kernel.output.name)]
+    return language.kernel(entry, schedule.threads, tensors, body)

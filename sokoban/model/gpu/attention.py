@@ -40,6 +40,8 @@ STEP_CYCLES = 747.0
 BLOCK_CYCLES, BLOCK_BUSY_CYCLES = 3850.0, 1360.0
 #: Exponentials that a unit takes per cycle (CUDA C++ Programming Guide, throughput of native instructions).
 EXPONENTIALS = 16.0
+#: Bytes of a turn of shared memory's port.
+PORT_BYTES = 128
 #: Registers of a thread beside sums, logits and fragments of queries: what compiled kernels take at least.
 OTHER_REGISTERS = 48
 #: Steps of a unit after which half of DRAM's time is hidden beside the rest.
@@ -76,6 +78,11 @@ class AttentionTimes:
 def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
     """Registers that a thread needs: sums of values, logits, the largest and the total of its rows, queries if held."""
     attention = kernel.attention
+    if schedule.instruction is Instruction.FMA:
+        columns = padded(attention.value_size, 4 * schedule.lanes) // schedule.lanes
+        # Four elements of every row's queries or weights, and of four rows of values.
+        factors = 4 * schedule.thread_rows + max(4, 16)
+        return schedule.thread_rows * (columns + schedule.keys // schedule.lanes + 2) + factors + OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     queries = padded(attention.head_dim) // 4 if schedule.held else 0
     sums = padded(attention.value_size) // 2 + schedule.keys // 2
@@ -128,11 +135,13 @@ def _times(
     resident: int,
 ) -> AttentionTimes:
     attention, units, cycle = kernel.attention, device.unit_count, 1 / device.clocks.boost_hz
-    depth, width = padded(attention.head_dim), padded(attention.value_size)
+    depth, width = _widths(kernel, schedule)
     logits = schedule.rows * schedule.keys
     flops = rates.peak_flops if rates is not None else device.peak_flops("float32")
     lanes = device.peak_flops("float32") / 2 / units
     products = 2.0 * logits * (depth + width) / (flops / units)
+    if rates is None:
+        products *= 1.0 + _loads_per_product(schedule, width)
     instructions = LOGIT_INSTRUCTIONS + width / schedule.keys
     exponentials = logits * (cycle / EXPONENTIALS + instructions / lanes)
     masks = logits * MASK_INSTRUCTIONS / lanes
@@ -142,11 +151,16 @@ def _times(
     walk = walks(kernel, schedule)
     warps = max(1.0, schedule.warps * resident / device.teu.group_size)
     exposed = EXPOSED ** math.log2(2 * max(warps, 1.0) / 2)
+    if rates is None:
+        exposed = 1.0  # Products and exponentials are issued by the same schedulers.
     longer, shorter = max(products, exponentials), min(products, exponentials)
     step = max(longer + exposed * shorter, shared)
     # With two buffers copies have a whole step of their block to arrive, with one about half of it.
     arriving = _copy_seconds(kernel, schedule, device) - resident * step * (0.5 if schedule.stages == 1 else 1.0)
     waiting = max(STEP_CYCLES / schedule.stages * cycle, arriving)
+    if rates is None:
+        # Keys and values come through registers, with nothing of their block beside them.
+        waiting = max(waiting, 2.0 * _copy_seconds(kernel, schedule, device))
     around = BLOCK_BUSY_CYCLES * cycle
 
     def unit_seconds(steps: float, edges: float, running: float) -> float:
@@ -211,15 +225,41 @@ def _copy_seconds(kernel: AttentionKernel, schedule: AttentionSchedule, device: 
     return (layer.latency_seconds or device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
 
 
-def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
-    """Bytes that the warps of a block take out of shared memory in a step: each all keys and values, and its queries
-    where they are not held; and what copies write."""
+def _widths(kernel: AttentionKernel, schedule: AttentionSchedule) -> tuple[int, int]:
+    """Elements of a row of keys and of values as products take them."""
     attention = kernel.attention
-    size = DTYPE_BYTES[attention.dtype]
-    depth, width = padded(attention.head_dim), padded(attention.value_size)
+    if schedule.instruction is Instruction.FMA:
+        return padded(attention.head_dim, 4), padded(attention.value_size, 4 * schedule.lanes)
+    return padded(attention.head_dim), padded(attention.value_size)
+
+
+def _loads_per_product(schedule: AttentionSchedule, width: int) -> float:
+    """Loads of four elements that threads issue per multiply-add, the mean of both products.
+
+    >>> schedule = AttentionSchedule(
+    ...     rows=64, keys=32, warps=4, stages=1, held=False, instruction=Instruction.FMA, lanes=8)
+    >>> _loads_per_product(schedule, 64)  # 4 rows by 4 keys: 8 of 64; 4 rows by 8 columns: 12 of 128
+    0.109375
+    """
+    rows, keys, columns = schedule.thread_rows, schedule.keys // schedule.lanes, width // schedule.lanes
+    return ((rows + keys) / (4 * rows * keys) + (rows + columns) / (4 * rows * columns)) / 2
+
+
+def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
+    """Bytes of shared memory's port that a step takes.
+
+    Every warp reads all keys and values, and its queries where they are not held; copies write. Multiply-adds read
+    queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at once.
+    """
+    depth, width = _widths(kernel, schedule)
     tile = schedule.keys * (depth + width)
+    if schedule.instruction is Instruction.FMA:
+        rows_at_once = LANES // schedule.lanes
+        # A broadcast takes the port as long as 128 bytes do.
+        broadcast = schedule.rows / rows_at_once * (depth + schedule.keys) / 4 * PORT_BYTES
+        return broadcast + 4.0 * (schedule.warps * tile + tile + 2 * schedule.rows * schedule.keys)
     queries = 0 if schedule.held else schedule.rows * depth
-    return size * (schedule.warps * tile + queries + tile)
+    return DTYPE_BYTES[kernel.attention.dtype] * (schedule.warps * tile + queries + tile)
 
 
 def _l2_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, steps: float) -> float:
@@ -275,7 +315,7 @@ def _resident(threads: int, registers: int, shared: int, device: DeviceSpec) -> 
         limits.threads_per_unit // threads,
         limits.registers_per_unit // (per_warp * -(-threads // lanes)),
         limits.blocks_per_unit,
-        limits.shared_bytes_per_unit // (shared + limits.shared_bytes_reserved_per_block),
+        limits.shared_bytes_per_unit // max(1, shared + limits.shared_bytes_reserved_per_block),
     ]
     return min(fits)
 
