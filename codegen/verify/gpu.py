@@ -22,9 +22,9 @@ import numpy as np
 
 from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source, opencl_source
+from codegen.gpu.source.text import cuda_source, opencl_source
 from codegen.target import Target
-from codegen.tir.lowered import LoweringError
+from codegen.tir.lowered import KERNEL_SUFFIX, LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
@@ -232,7 +232,7 @@ def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) ->
     if dtypes & set(FLOAT8_DTYPES):
         notes.append("float32 twin of eight-bit floats")
     # Twins round to nothing narrower than float32.
-    is_widened = is_widened and bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES}) or form.expr.allow_tf32
+    is_widened = (is_widened and bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES})) or form.expr.allow_tf32
     tolerance = TOLERANCE["float32"] if is_widened else tolerance_of(form.expr)
     method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
     return _Plan(steps, _run_opencl, "opencl", method, tolerance, opencl_available())

@@ -21,7 +21,7 @@ from codegen.generators import has_chains
 from codegen.verify.result import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
-from hal.support.errors import InputError, listed
+from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import ProgramPart
 from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel, SliceSum
@@ -147,7 +147,7 @@ def _check(form: KernelForm, device: DeviceSpec) -> None:
         raise InputError(where, problem, "name a GPU, or use roller estimate --implementation library")
     if attention.dtype not in ELEMENT_BYTES:
         problem = f"attention has no kernels of ours for {attention.dtype}"
-        raise InputError(where, problem, f"use {listed(sorted(ELEMENT_BYTES))}")
+        raise InputError(where, problem, f"use one of {', '.join(sorted(ELEMENT_BYTES))}")
     grain = _grain(form, device)
     for name, width in (("head_dim", attention.head_dim), ("value_dim", attention.value_size)):
         if width % grain:
@@ -183,9 +183,7 @@ def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
     return [KeySlices(count) for count in sorted(counts)]
 
 
-def _programs(
-    form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int
-) -> tuple[list[ChainProgram], int]:
+def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int) -> tuple[list[ChainProgram], int]:
     """The best programs of one number of slices, and how many were priced."""
     problems = slices.problems(form)
     kernel = problems[0]
@@ -197,7 +195,10 @@ def _programs(
         schedule = SliceSumSchedule(SUM_THREADS)
         estimate = estimate_slice_sum(combined, schedule, device)
         second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
-    priced = [(estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, _has_matrix_instructions(form, device))]
+    priced = [
+        (estimate_attention(kernel, schedule, device), schedule)
+        for schedule in _schedules(kernel, slices, _has_matrix_instructions(form, device))
+    ]
     fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
     label = f"attention over each of {slices.text}" if slices.count > 1 else ""
     programs = [

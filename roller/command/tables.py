@@ -17,8 +17,8 @@ from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
 from hal.support.tables import print_line, print_table
-from roller.command.known import KnownOperator, print_kernels, told_json
 from roller.algorithms import DIRECT
+from roller.command.known import KnownOperator, print_kernels, told_json
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of

@@ -74,8 +74,8 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
         f"{estimate.blocks_per_unit} at a time on a unit; a warp has {fragments} rows, and all keys of a step"
     )
     yield from wrapped(
-        f"a block walks {walk.mean:.3g} tiles of keys in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} of them "
-        "masked element by element"
+        f"a block walks {walk.mean:.3g} tiles of keys in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} "
+        "of them masked element by element"
     )
     queries = "queries" if schedule.held else "queries read again every step"
     yield from wrapped(
@@ -95,8 +95,8 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     reached = attention_flops(attention) / estimate.seconds
     peak = rates.peak_flops if rates is not None else device.peak_flops("float32")
     yield from wrapped(
-        f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}: a warp takes its exponentials "
-        "after its products, and the other warps of its scheduler fill only part of that"
+        f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}: a warp takes its "
+        "exponentials after its products, and the other warps of its scheduler fill only part of that"
     )
 
 

@@ -74,22 +74,6 @@ class AttentionKernel:
             "width": attention.head_dim + attention.value_size,
         }  # fmt: skip
 
-    def keys_seen(self, first_row: int, rows: int) -> tuple[int, int]:
-        """The keys from which and up to which ``rows`` rows see any: those of a block that walks no others.
-
-        >>> from sokoban.language.named.attention import Attention
-        >>> causal = Attention(b=1, heads=1, queries=64, keys=100, head_dim=64, causal=True, window=20)
-        >>> AttentionKernel(name="", attention=causal, slices=1, inputs=(), output=None).keys_seen(32, 16)
-        (49, 84)
-        """
-        attention = self.attention
-        if not attention.causal:
-            return 0, attention.key_count
-        last = min((first_row + rows - 1) // self.group, attention.queries - 1)
-        window = attention.window_size
-        begin = max(0, first_row // self.group + self.ahead - window + 1) if window else 0
-        return begin, last + self.ahead + 1
-
     def statement_text(self) -> str:
         """What the kernel computes, as text."""
         attention = self.attention

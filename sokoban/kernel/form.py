@@ -272,7 +272,9 @@ def _attention_form(source: TensorExpr, fuse: bool) -> KernelForm:
         InputError: more statements follow it, or it was to keep axes for a schedule of tiles or for a gradient.
     """
     if not fuse:
-        problem = "attention is no product over its own axes: its kernels take no schedules of tiles and have no gradients"
+        problem = (
+            "attention is no product over its own axes: its kernels take no schedules of tiles and have no gradients"
+        )
         raise InputError(source.name, problem, "use roller estimate --implementation library")
     if len(source.statements) > STATEMENTS:
         problem = "kernels of attention have no epilogue"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.instructions import Instruction
-from hal.spec.parts import DTYPE_BYTES
 
 #: Threads of a warp.
 LANES = 32

@@ -1,5 +1,7 @@
-"""The device functions that attention kernels call besides those of :mod:`codegen.gpu.matrix.mma_functions`, in CUDA and,
-by the same names, in OpenCL C."""
+"""Device functions of attention kernels, in CUDA and by the same names in OpenCL C.
+
+Those of :mod:`codegen.gpu.matrix.mma_functions` come on top in CUDA.
+"""
 
 from __future__ import annotations
 
@@ -121,7 +123,9 @@ static float4 four_bf16(const __global unsigned short* from) {
   return as_float4(convert_uint4(vload4(0, from)) << 16);
 }""",
     "store_f32": """\
-static void store_f32(__global float* to, const float* values, float scale) { vstore4(vload4(0, values) * scale, 0, to); }""",
+static void store_f32(__global float* to, const float* values, float scale) {
+  vstore4(vload4(0, values) * scale, 0, to);
+}""",
     "store_f16": """\
 static void store_f16(__global unsigned short* to, const float* values, float scale) {
   vstore_half4_rte(vload4(0, values) * scale, 0, (__global half*)to);

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.gpu.attention.functions import device_functions
-from codegen.gpu.source.text import KERNEL_SUFFIX
 from codegen.target import Target
+from codegen.tir.lowered import KERNEL_SUFFIX
 
 #: By element type: the C type of a tensor's elements, and the ending of the functions that read and write four.
 ELEMENTS = {"float16": ("unsigned short", "f16"), "bfloat16": ("unsigned short", "bf16"), "float32": ("float", "f32")}

@@ -133,7 +133,11 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """The walk along the keys: two products a step and the exponentials between them."""
     attention, floats = kernel.attention, SharedFloats.of(kernel, schedule)
     _, ending = ELEMENTS[attention.dtype]
-    rows_each, keys_each, columns = schedule.thread_rows, schedule.keys // schedule.lanes, floats.width // schedule.lanes
+    rows_each, keys_each, columns = (
+        schedule.thread_rows,
+        schedule.keys // schedule.lanes,
+        floats.width // schedule.lanes,
+    )
     apart, keys_all = schedule.threads // schedule.lanes, attention.key_count
     query_tile = _Tile(
         tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
@@ -231,7 +235,8 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
       float4 weights[{rows_each}];
 #pragma unroll
       for (int i = 0; i < {rows_each}; ++i)
-        weights[i] = *(LOCAL const float4*)(shared + {floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + key);
+        weights[i] =
+            *(LOCAL const float4*)(shared + {floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + key);
 #pragma unroll
       for (int c = 0; c < {columns // 4}; ++c) {{
         const int column = {floats.step} + key * {floats.width} + (lane + c * {schedule.lanes}) * 4;
@@ -312,7 +317,9 @@ def _results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
 def _partial_results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """What a slice makes of every row: weighted values, the largest logit, the sum of weights."""
     pitch = kernel.attention.value_size + SLICE_NUMBERS
-    place = f"(long)slice * {kernel.problems * kernel.rows} + (long)problem * {kernel.rows} + {_place_of(kernel, 'row')}"
+    place = (
+        f"(long)slice * {kernel.problems * kernel.rows} + (long)problem * {kernel.rows} + {_place_of(kernel, 'row')}"
+    )
     text = f"""\
 GLOBAL float* result = {kernel.output.name}_ptr + ({place}) * {pitch};
     if (lane == 0) {{

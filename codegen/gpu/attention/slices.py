@@ -8,6 +8,7 @@ from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import SLICE_NUMBERS, SliceSum
 from sokoban.schedule.attention import LANES, SliceSumSchedule
 
+
 def takes(request: LoweringRequest) -> bool:
     """Sums of slices."""
     return isinstance(request.schedule, SliceSumSchedule)
@@ -31,7 +32,11 @@ def lower(request: LoweringRequest) -> Lowered:
 def _text(kernel: SliceSum, schedule: SliceSumSchedule, entry: str, language: Language) -> str:
     element, ending = ELEMENTS[kernel.output.dtype]
     source, output = f"{kernel.source.name}_ptr", f"{kernel.output.name}_ptr"
-    pieces, pitch, slice_floats = kernel.width // 4, kernel.width + SLICE_NUMBERS, kernel.rows * (kernel.width + SLICE_NUMBERS)
+    pieces, pitch, slice_floats = (
+        kernel.width // 4,
+        kernel.width + SLICE_NUMBERS,
+        kernel.rows * (kernel.width + SLICE_NUMBERS),
+    )
     each = -(-pieces // LANES)
     bound = "" if pieces % LANES == 0 else f"if (lane + {LANES} * i < {pieces}) "
     body = f"""\

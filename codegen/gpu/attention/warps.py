@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from codegen.gpu.source.text import KERNEL_SUFFIX
-from codegen.tir.lowered import Lowered
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.instructions import Instruction
@@ -172,18 +171,22 @@ class _Tile:
         pieces = self.width // 8
         beside = math.gcd(pieces, threads)
         lines = [
-            f"  copy_async_16_apart(shared, to, {row} * {self.pitch} + {16 * piece}, from, {row * 2 * self.width + 16 * piece});"
+            f"  copy_async_16_apart(shared, to, {row} * {self.pitch} + {16 * piece}, from, "
+            f"{row * 2 * self.width + 16 * piece});"
             for row in range(0, self.rows, threads // beside)
             for piece in range(0, pieces, beside)
         ]
         place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
         pad = "  " * (2 + self.is_bounded)
         body = "".join(f"{pad[2:]}{line}\n" for line in lines)
-        opening, closing = ("    if ((step + 1) * KEYS <= KEYS_ALL) {\n", "      return;\n    }\n") if self.is_bounded else ("", "")
+        opening, closing = (
+            ("    if ((step + 1) * KEYS <= KEYS_ALL) {\n", "      return;\n    }\n") if self.is_bounded else ("", "")
+        )
         return (
             f"{opening}{pad}{place}\n"
             f"{pad}const int to = {self._start} + tile_row * {self.pitch} + piece * {PIECE_BYTES};\n"
-            f"{pad}const unsigned short* from = {self.tensor} + (long long)(step * KEYS + tile_row) * {self.width} + piece * 8;\n"
+            f"{pad}const unsigned short* from =\n"
+            f"{pad}    {self.tensor} + (long long)(step * KEYS + tile_row) * {self.width} + piece * 8;\n"
             f"{body}{closing}"
         )
 

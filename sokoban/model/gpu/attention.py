@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
@@ -22,7 +25,6 @@ from sokoban.schedule.attention import (
     AttentionSchedule,
     SliceSumSchedule,
     padded,
-    pitch_bytes,
     shared_bytes,
 )
 
@@ -134,7 +136,7 @@ def _times(
     rates: MatrixInstruction | None,
     resident: int,
 ) -> AttentionTimes:
-    attention, units, cycle = kernel.attention, device.unit_count, 1 / device.clocks.boost_hz
+    _attention, units, cycle = kernel.attention, device.unit_count, 1 / device.clocks.boost_hz
     depth, width = _widths(kernel, schedule)
     logits = schedule.rows * schedule.keys
     flops = rates.peak_flops if rates is not None else device.peak_flops("float32")
@@ -205,17 +207,24 @@ def walks(kernel: AttentionKernel, schedule: AttentionSchedule) -> Walks:
     >>> walks(kernel, AttentionSchedule(rows=64, keys=64, warps=4, stages=1, held=False, instruction=Instruction.FMA))
     Walks(mean=2.5, longest=4.0, edges=1.0)
     """
-    attention, counts = kernel.attention, []
-    for block in range(schedule.row_blocks(kernel)):
-        begin, end = kernel.keys_seen(block * schedule.rows, schedule.rows)
-        counts.append(-(-end // schedule.keys) - begin // schedule.keys)
-    shares = [-(-count // kernel.slices) for count in counts]
-    cut = attention.key_count % schedule.keys != 0
-    queries = -(-schedule.rows // kernel.group)
-    edges = math.ceil(queries / schedule.keys) if attention.causal else int(cut)
-    edges += math.ceil((queries + 1) / schedule.keys) if attention.window_size else 0
-    mean = sum(counts) / len(counts) / kernel.slices
-    return Walks(mean, float(max(shares)), min(edges / kernel.slices, mean))
+    return _walks(kernel, schedule.rows, schedule.keys)
+
+
+@lru_cache(maxsize=4096)
+def _walks(kernel: AttentionKernel, rows: int, step: int) -> Walks:
+    attention = kernel.attention
+    first = np.arange(0, kernel.rows, rows)
+    begin, end = np.zeros_like(first), np.full_like(first, attention.key_count)
+    if attention.causal:
+        end = np.minimum((first + rows - 1) // kernel.group, attention.queries - 1) + kernel.ahead + 1
+    if attention.window_size:
+        begin = np.maximum(0, first // kernel.group + kernel.ahead - attention.window_size + 1)
+    counts = -(-end // step) - begin // step
+    queries = -(-rows // kernel.group)
+    edges = math.ceil(queries / step) if attention.causal else int(attention.key_count % step != 0)
+    edges += math.ceil((queries + 1) / step) if attention.window_size else 0
+    mean = float(counts.mean()) / kernel.slices
+    return Walks(mean, float(-(-counts.max() // kernel.slices)), min(edges / kernel.slices, mean))
 
 
 def _copy_seconds(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> float:
@@ -275,9 +284,7 @@ def _once_bytes(kernel: AttentionKernel) -> float:
     return float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes)
 
 
-def _dram_bytes(
-    kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, resident: int
-) -> float:
+def _dram_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, resident: int) -> float:
     """Bytes of DRAM: everything once; keys and values again for every round of blocks of their rows where L2 does not
     keep them so long."""
     keys_bytes = float(sum(tensor.size_bytes for tensor in kernel.inputs[1:]))
