@@ -12,7 +12,7 @@ from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import AttentionKernel, SliceSum, attention_flops
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.attention import matrix_rates, registers_per_thread, walks
-from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule, padded
 
 #: What the stages of attention are.
 MEANINGS = {
@@ -23,6 +23,11 @@ MEANINGS = {
     "dram": "queries, keys, values and results through DRAM",
     "latency": "the units with all that their blocks do, were memory infinitely fast",
     "block_launch": "starting every block",
+}
+#: What of it is otherwise where threads multiply and add.
+SCALAR_MEANINGS = {
+    "compute": "multiply-adds of both products, with what they load from shared memory",
+    "shared": "queries and weights once for a row's threads, keys and values once a warp",
 }
 
 
@@ -78,26 +83,27 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
         "of them masked element by element"
     )
     queries = "queries" if schedule.held else "queries read again every step"
+    sums, logits = padded(attention.value_size) * fragments // LANES, schedule.keys * fragments // LANES
     yield from wrapped(
-        f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: "
-        f"{padded(attention.value_size) // 2 * fragments // 16} sums, {schedule.keys // 2 * fragments // 16} logits, "
-        f"{queries}, addresses ({registers_per_thread(kernel, schedule)} by count)"
+        f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: {sums} sums, "
+        f"{logits} logits, {queries}, addresses ({registers_per_thread(kernel, schedule)} by count)"
     )
-    buffers = (
-        "keys arrive while values are used and the other way round" if schedule.stages == 1
-        else "the next keys and values arrive during a whole step"
-    )  # fmt: skip
-    yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
     rates = matrix_rates(kernel, schedule, device)
+    buffers = "keys arrive while values are used and the other way round"
+    if rates is None:
+        buffers = "the queries, one tile that keys and values take in turns, the exponentials, all in float32"
+    elif schedule.stages > 1:
+        buffers = "the next keys and values arrive during a whole step"
+    yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
     unit = "multiply-adds" if rates is None else str(Instruction(schedule.instruction))
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
-    yield from stage_bars(estimate, MEANINGS)
+    yield from stage_bars(estimate, MEANINGS if rates is not None else MEANINGS | SCALAR_MEANINGS)
     reached = attention_flops(attention) / estimate.seconds
     peak = rates.peak_flops if rates is not None else device.peak_flops("float32")
-    yield from wrapped(
-        f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}: a warp takes its "
-        "exponentials after its products, and the other warps of its scheduler fill only part of that"
-    )
+    why = "a warp takes its exponentials after its products, and other warps of its scheduler fill only part of that"
+    if rates is None:
+        why = "products and exponentials take turns at the same schedulers, and wait for copies through registers"
+    yield from wrapped(f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}: {why}")
 
 
 def slice_lines(kernel: SliceSum, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
