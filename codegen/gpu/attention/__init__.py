@@ -1,1 +1,1 @@
-"""Attention kernels: text written here, not by TVM, around the device functions of the matrix kernels."""
+"""Attention as texts of its own, in CUDA and OpenCL C, by ``mma.sync`` or by multiply-adds."""
