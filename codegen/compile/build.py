@@ -1,4 +1,4 @@
-"""One schedule to one finished kernel: source, binary, resources, proof. Runs in a worker process of its own."""
+"""One schedule to one finished kernel: source, binary, resources; and its proof. Runs in worker processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def build_kernel(request: BuildRequest) -> BuiltKernel:
-    """Lower, compile and (on request) verify one schedule. Never raises for a schedule that does not build: the
-    result carries the reason."""
+    """Lower and compile one schedule. Never raises for a schedule that does not build: the result carries the
+    reason."""
     from codegen.gpu.source.nvrtc import CompileError
     from codegen.tir.lowered import LoweringError
 
     try:
-        built = _BUILDERS[request.target.generator](request)
+        return _BUILDERS[request.target.generator](request)
     except (LoweringError, CompileError, ValueError) as error:
         return BuiltKernel(
             entry=request.entry,
@@ -40,14 +40,8 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
             dynamic_shared_bytes=0,
             registers=None,
             spill_bytes=None,
-            verification=None,
             error=str(error),
         )
-    if not request.verify:
-        return built
-    form, schedule = request.form, request.schedule
-    assert isinstance(form, KernelForm) and isinstance(schedule, TileSchedule)
-    return replace(built, verification=verify_schedule(form, schedule, request.target))
 
 
 def _build_cuda(request: BuildRequest) -> BuiltKernel:
@@ -119,7 +113,6 @@ def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: st
         dynamic_shared_bytes=lowered.dynamic_shared_bytes,
         registers=None,
         spill_bytes=None,
-        verification=None,
         architecture=own,
     )
 
@@ -141,7 +134,6 @@ def _build_llvm(request: BuildRequest) -> BuiltKernel:
         dynamic_shared_bytes=built.scratch_bytes,
         registers=None,
         spill_bytes=None,
-        verification=None,
     )
 
 

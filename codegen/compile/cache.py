@@ -1,7 +1,7 @@
 """Finished kernels of earlier runs: who asks the pool for one that is known gets it without a compiler.
 
-A kernel is known by all that it follows from: the operator, its schedule, the target, whether it was to be verified,
-this project's own code and the versions of the compilers.
+A kernel, or its check, is known by all that it follows from: the operator, its schedule, the target, this project's
+own code and the versions of the compilers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from codegen.compile.build import build_kernel, verify_chain
+from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.request import BuiltKernel
 from codegen.compile.toolchain import decoded, kernel_store, toolchain
 from codegen.verify.result import Verification
@@ -53,11 +53,15 @@ def known_first(pool: Executor) -> KnownFirst:
 
 
 #: What the pool is asked for and is worth keeping: the function, and the type of what it returns.
-_KINDS: dict[Callable[..., Any], type[Any]] = {build_kernel: BuiltKernel, verify_chain: Verification}
+_KINDS: dict[Callable[..., Any], type[Any]] = {
+    build_kernel: BuiltKernel,
+    verify_chain: Verification,
+    verify_schedule: Verification,
+}
 
 
 def _is_lasting(result: BuiltKernel | Verification) -> bool:
     """Whether a result would be the same next time: not where something was missing or failed."""
-    check = result.verification if isinstance(result, BuiltKernel) else result
-    is_built = not isinstance(result, BuiltKernel) or not result.error
-    return is_built and (check is None or check.relative_error is not None)
+    if isinstance(result, BuiltKernel):
+        return not result.error
+    return result.relative_error is not None

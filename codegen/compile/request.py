@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from codegen.target import Target
 from codegen.verify.result import Verification
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import Schedule
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +19,12 @@ class BuildRequest:
         schedule: the schedule to lower.
         entry: name of the kernel function.
         target: what the kernel is for.
-        verify: run the schedule on a cut-down problem too; of a chain's kernels only all together are verified.
     """
 
     form: Problem
     schedule: Schedule
     entry: str
     target: Target
-    verify: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +40,6 @@ class BuiltKernel:
         dynamic_shared_bytes: the part of it to give at launch.
         registers: registers per thread as compiled; None without a binary.
         spill_bytes: bytes per thread spilled to local memory, stores and loads; None without a binary.
-        verification: the proof; None where none was asked for.
         error: why there is no kernel; empty where there is one.
         architecture: what it is compiled for where that is not the request's,
         :func:`codegen.gpu.source.text.own_architecture`.
@@ -61,7 +54,6 @@ class BuiltKernel:
     dynamic_shared_bytes: int
     registers: int | None
     spill_bytes: int | None
-    verification: Verification | None
     error: str = ""
     architecture: str | None = None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +21,9 @@ _COMPILERS = (
     "nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12", "numpy", "pyopencl",
 )  # fmt: skip
 
+#: Where Linux lists OpenCL's drivers, a file each with the name of a library and its version.
+_OPENCL_DRIVERS = Path("/etc/OpenCL/vendors")
+
 #: Packages of this project that kernels and their order follow from, and the files of theirs that are code or data.
 _PACKAGES = ("hal", "sokoban", "codegen", "roller")
 _SUFFIXES = (".py", ".c", ".cpp", ".h", ".toml")
@@ -34,7 +38,10 @@ def kernel_store() -> Store:
 def toolchain() -> str:
     """A digest of this project's code and of the compilers at hand."""
     root = Path(__file__).parents[2]
-    texts: list[str | bytes] = [sys.version, str(linker() and _changed(str(linker())))]
+    programs = [program for program in (linker(), shutil.which("g++")) if program]
+    drivers = sorted(_OPENCL_DRIVERS.glob("*.icd"))
+    texts: list[str | bytes] = [sys.version, *(str(_changed(program)) for program in programs)]
+    texts += [part for driver in drivers for part in (driver.name, driver.read_bytes())]
     for package in _COMPILERS:
         try:
             texts.append(f"{package} {version(package)}")
@@ -51,8 +58,9 @@ def toolchain() -> str:
     return digest(*texts)
 
 
-def _changed(path: str) -> tuple[str, int]:
-    """A program by its place and when it was last changed, in ns."""
+def _changed(program: str | Path) -> tuple[str, int]:
+    """A program by its place, all links followed, and when it was last changed, in ns."""
+    path = os.path.realpath(program)
     return path, os.stat(path).st_mtime_ns
 
 

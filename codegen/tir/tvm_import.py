@@ -20,6 +20,9 @@ from types import ModuleType
 _IMPORTERS = ("tvm", "tvm_ffi")
 _HIDDEN = "torch"
 
+#: What TVM imports and building kernels needs nothing of.
+_UNUSED = ("tvm.relax", "tvm.s_tir.dlight", "tvm.s_tir.meta_schedule")
+
 
 class HidingFinder(MetaPathFinder):
     """First of Python's finders until TVM is imported: PyTorch is nowhere for the thread that imports TVM."""
@@ -77,3 +80,16 @@ def hide_torch_from_tvm() -> None:
     """Have the first import of TVM in this process, if there is one, do without PyTorch."""
     if not any(isinstance(finder, HidingFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, HidingFinder())
+
+
+def leave_out_the_unused() -> None:
+    """Have the first import of TVM in this process do without its graphs of operators and its tuners, a quarter of it.
+
+    For processes that build kernels and do nothing else: their TVM has nothing of these packages but what its driver
+    asks functions for, whether they are of a graph.
+    """
+    if "tvm" in sys.modules:
+        return
+    for name in _UNUSED:
+        sys.modules[name] = ModuleType(name, "Left out of this process.")
+    sys.modules["tvm.relax"].Function = type("Function", (), {})  # type: ignore[attr-defined]

@@ -155,9 +155,9 @@ def known_operator(compiled: CompiledOperator, bundle: Bundle) -> KnownOperator:
 
 
 def is_lasting(compiled: CompiledOperator, verify: int) -> bool:
-    """Whether the next run would find the same: every check that was asked for did run."""
+    """Whether the next run would find the same: everything was built, and every check that was asked for did run."""
     checks = [kernel.built.verification for kernel in compiled.kernels[:verify]]
-    return all(check is not None and check.relative_error is not None for check in checks)
+    return not compiled.failures and all(check is not None and check.relative_error is not None for check in checks)
 
 
 def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
 from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
@@ -112,16 +113,17 @@ def compile_operators(
 
 @dataclass(frozen=True)
 class _Building:
-    """A program under way: its kernels, and the check of a chain as a whole."""
+    """A program under way: its kernels, and the check of all of them together."""
 
     kernels: tuple[Future[BuiltKernel], ...]
-    check: Future[Verification] | None
+    check: Future[Verification] | None = None
 
     def result(self) -> BuiltProgram:
         """What became of it; waits for it."""
         kernels = tuple(future.result() for future in self.kernels)
-        # Kernels of a chain are checked together, never by themselves.
-        return BuiltProgram(kernels, kernels[0].verification if self.check is None else self.check.result())
+        # What cannot be built need not be right.
+        is_checked = self.check is not None and not any(kernel.error for kernel in kernels)
+        return BuiltProgram(kernels, self.check.result() if is_checked and self.check is not None else None)
 
 
 class _Job:
@@ -185,21 +187,17 @@ class _Job:
     def _submit(self, program: Program, verify: bool) -> _Building:
         entry, count = entry_name(self.expr.name), len(program.parts)
         entries = [entry] if count == 1 else [f"{entry}_part_{number}" for number in range(1, count + 1)]
-        check = program.check() if verify else None
-        kernels = [
-            self._build(part, name, verify and check is None) for part, name in zip(program.parts, entries, strict=True)
-        ]
-        return _Building(
-            tuple(kernels), None if check is None else self.pool.submit(verify_chain, check, Target.of(self.device))
-        )
+        # The check needs no cubin, and takes longer: it is under way beside the kernel that it is about.
+        check = _checked(program, (Target.of(self.device),), self.pool) if verify else None
+        kernels = [self._build(part, name) for part, name in zip(program.parts, entries, strict=True)]
+        return _Building(tuple(kernels), check)
 
-    def _build(self, part: ProgramPart, entry: str, verify: bool) -> Future[BuiltKernel]:
+    def _build(self, part: ProgramPart, entry: str) -> Future[BuiltKernel]:
         request = BuildRequest(
             form=part.problem,
             schedule=part.schedule,
             entry=entry,
             target=Target.of(self.device),
-            verify=verify,
         )
         return self.pool.submit(build_kernel, request)
 
@@ -250,9 +248,10 @@ class _Job:
             due = [i for i, k in enumerate(kernels[: self.verify]) if k.built.verification is None]
             if not due:
                 return kernels
-            again = [self._submit(kernels[i].program, True) for i in due]
-            for i, building in zip(due, again, strict=True):
-                kernels[i] = RankedKernel(kernels[i].program, building.result(), self.device)
+            checks = [_checked(kernels[i].program, (Target.of(self.device),), self.pool) for i in due]
+            for i, check in zip(due, checks, strict=True):
+                built = replace(kernels[i].built, verification=check.result())
+                kernels[i] = RankedKernel(kernels[i].program, built, self.device)
 
 
 def entry_name(name: str) -> str:
@@ -322,7 +321,8 @@ def verify_operators(
         yield name, [future.result() for future in futures]
 
 
-def _checked(program: Program, how: tuple[Target, str, tuple[int, ...]], pool: Executor) -> Future[Verification]:
+def _checked(program: Program, how: tuple[Any, ...], pool: Executor) -> Future[Verification]:
+    """The check of a program; ``how`` are the target, and the engine and its seeds where others are wanted."""
     check = program.check()
     if check is not None:
         return pool.submit(verify_chain, check, *how)

@@ -125,7 +125,6 @@ class Pool:
                     dynamic_shared_bytes=0,
                     registers=32,
                     spill_bytes=0,
-                    verification=None,
                 )
             )
         else:

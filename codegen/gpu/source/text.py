@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import tvm
+import tvm.s_tir  # noqa: F401  (its passes, which elsewhere come with the graphs of operators)
 
 from codegen.gpu.source.opencl_functions import with_device_functions
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, reason_of

@@ -3,7 +3,10 @@
 // The first lane of a warp holds its matrix fragments and computes them whole. Shared memory and output slack are filled
 // with 0xFF bytes, NaN in every float type, before they are used.
 #pragma once
+// The C library's functions alone: those of C++ take g++ as long as everything else here together.
+#define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
+#undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <stdint.h>
 #include <string.h>
 #include "interface.h"

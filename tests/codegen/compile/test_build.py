@@ -28,7 +28,6 @@ SCHEDULE = TileSchedule(
 def build(generator: CodeGenerator, architecture: str, lanes: int = 32, **changes: Any) -> BuiltKernel:
     request = {
         "form": FORM, "schedule": SCHEDULE, "entry": "roller_m", "target": Target(generator, architecture, lanes),
-        "verify": False,
     }  # fmt: skip
     return build_kernel(BuildRequest(**(request | changes)))
 
@@ -43,7 +42,6 @@ def test_cuda_gives_a_cubin_and_what_the_compiler_says_of_it() -> None:
     # Shared tiles of 32 x 8 and 8 x 32 floats; 3 x 2 blocks of 8 x 8 threads.
     assert (kernel.shared_bytes, kernel.dynamic_shared_bytes) == (4 * (32 * 8 + 8 * 32), 0)
     assert (kernel.grid, kernel.block) == ((6, 1, 1), (64, 1, 1))
-    assert kernel.verification is None
 
 
 def test_an_old_board_gets_source_alone() -> None:
@@ -74,7 +72,7 @@ def test_llvm_gives_a_shared_library_and_its_assembly() -> None:
     schedule = TileSchedule(
         block=sizes({"m": 35, "n": 32}), thread=sizes({"m": 5, "n": 32}), step=sizes({"k": 8}), cached=("B",)
     )
-    kernel = build("llvm", host_architecture(), schedule=schedule, lanes=8, verify=True)
+    kernel = build("llvm", host_architecture(), schedule=schedule, lanes=8)
     assert kernel.error == "" and kernel.entry == "roller_m"
     assert kernel.binary is not None and kernel.binary[:4] == b"\x7fELF" and b"roller_m" in kernel.binary
     assert "roller_m_blocks:" in kernel.source
@@ -82,7 +80,7 @@ def test_llvm_gives_a_shared_library_and_its_assembly() -> None:
     assert (kernel.grid, kernel.block) == ((4, 1, 1), (1, 1, 1))
     assert kernel.shared_bytes == kernel.dynamic_shared_bytes >= 4 * 8 * 32
     assert (kernel.registers, kernel.spill_bytes) == (None, None)
-    assert kernel.verification is not None and kernel.verification.passed
+    assert verify_schedule(FORM, schedule, Target("llvm", host_architecture(), 8)).passed
     refused = build("llvm", host_architecture(), schedule=schedule.with_(thread=sizes({"m": 4, "n": 32})), lanes=8)
     assert "do not divide a block" in refused.error and refused.binary is None
 
@@ -130,9 +128,7 @@ def test_what_does_not_build_says_why_in_one_line(schedule: TileSchedule) -> Non
 
 
 @pytest.mark.usefixtures("emulator")
-def test_verification_is_run_where_it_is_asked_for() -> None:
-    target = Target("cuda", "sm_70", 32)
-    kernel = build("cuda", "sm_70", verify=True)
-    assert kernel.verification is not None and kernel.verification.passed
-    assert (kernel.verification.engine, kernel.verification.seeds) == ("emulator", (0, 1, 2))
-    assert verify_schedule(FORM, SCHEDULE, target) == kernel.verification
+def test_kernels_for_nvidia_are_checked_by_the_emulator() -> None:
+    check = verify_schedule(FORM, SCHEDULE, Target("cuda", "sm_70", 32))
+    assert check.passed
+    assert (check.engine, check.seeds) == ("emulator", (0, 1, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from codegen.compile.build import build_kernel
+from codegen.compile.build import build_kernel, verify_schedule
 from codegen.compile.cache import KnownFirst
 from codegen.compile.request import BuiltKernel
 from codegen.verify.result import Verification
@@ -18,38 +19,40 @@ from hal.support.store import Store
 PASSED = Verification(passed=True, method="opencl", relative_error=1e-7, tolerance=1e-4, axis_sizes={"m": 3})
 KERNEL = BuiltKernel(
     entry="f_kernel", source="text", binary=b"\x7fELF", grid=(5, 1, 1), block=(32, 1, 1), shared_bytes=0,
-    dynamic_shared_bytes=0, registers=17, spill_bytes=0, verification=PASSED,
+    dynamic_shared_bytes=0, registers=17, spill_bytes=0,
 )  # fmt: skip
 NOT_RUN = replace(PASSED, passed=False, relative_error=None, reason="no OpenCL")
 
 
 class Pool(Executor):
-    """Builds one kernel, and counts how often."""
+    """Returns one kernel or check, and counts how often."""
 
-    def __init__(self, kernel: BuiltKernel) -> None:
-        self.kernel, self.asked = kernel, 0
+    def __init__(self, result: BuiltKernel | Verification) -> None:
+        self.result, self.asked = result, 0
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         self.asked += 1
         future: Future[Any] = Future()
-        future.set_result(self.kernel)
+        future.set_result(self.result)
         return future
 
 
 @pytest.mark.parametrize(
-    ("kernel", "times"),
+    ("asked", "result", "times"),
     [
-        (KERNEL, 1),
-        (replace(KERNEL, verification=None), 1),
-        (replace(KERNEL, verification=NOT_RUN), 2),
-        (replace(KERNEL, error="refused"), 2),
+        (build_kernel, KERNEL, 1),
+        (build_kernel, replace(KERNEL, error="refused"), 2),
+        (verify_schedule, PASSED, 1),
+        (verify_schedule, NOT_RUN, 2),
     ],
-    ids=["verified", "not to be verified", "could not be verified", "failed"],
+    ids=["built", "failed", "checked", "could not be checked"],
 )
-def test_a_kernel_is_built_once_where_nothing_was_missing(tmp_path: Path, kernel: BuiltKernel, times: int) -> None:
-    pool = Pool(kernel)
+def test_what_is_known_is_not_asked_for_again(
+    tmp_path: Path, asked: Callable[..., Any], result: BuiltKernel | Verification, times: int
+) -> None:
+    pool = Pool(result)
     for _ in range(2):
-        assert KnownFirst(pool, Store(tmp_path)).submit(build_kernel, "a request").result() == kernel
+        assert KnownFirst(pool, Store(tmp_path)).submit(asked, "a request").result() == result
     assert pool.asked == times
 
 

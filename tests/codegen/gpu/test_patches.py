@@ -42,7 +42,6 @@ def test_cuda_text_compiles_without_spills_or_local_memory(size: int, architectu
             schedule=PatchSchedule(64),
             entry="patches",
             target=Target("cuda", architecture, 32),
-            verify=False,
         )
         built = build_kernel(request)
         assert built.error == "" and built.binary is not None

@@ -15,6 +15,7 @@ from codegen.bundle.manifest import read_manifest
 from codegen.bundle.reader import read_bundle
 from codegen.bundle.records import Manifest
 from codegen.bundle.reference import ReferenceKernel, reference_kernel
+from codegen.compile.build import verify_schedule
 from codegen.compile.request import BuildRequest, BuiltKernel
 from codegen.verify.result import Verification
 from hal.catalog import load_device
@@ -32,27 +33,49 @@ V100 = load_device("v100")
 EXPR = operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 17, "name": "small"})
 PROGRAMS = construct(kernel_form(EXPR), V100, 4 + SPARES).programs
 
-Answer = Callable[[TileSchedule, bool], dict[str, Any]]
+PASSED = Verification(passed=True, method="made up", relative_error=1e-7, tolerance=1e-4, axis_sizes={"m": 65})
+WRONG = Verification(
+    passed=False,
+    method="made up",
+    relative_error=0.5,
+    tolerance=1e-4,
+    axis_sizes={"m": 65},
+    reason="relative error 0.5 is above 0.0001",
+)
+
+Answer = Callable[[TileSchedule], dict[str, Any]]
+Check = Callable[[TileSchedule], Verification]
 
 
 class Builder(Executor):
-    """Runs nothing: answers for a schedule are made up by ``answer``."""
+    """Runs nothing: kernels are made up by ``answer``, what their verification says by ``check``."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Answer, check: Check) -> None:
         self.answer = answer
+        self.check = check
         self.requests: list[BuildRequest] = []
+        self.verified: list[TileSchedule] = []
 
-    def submit(self, function: Any, request: BuildRequest) -> Future[Any]:  # type: ignore[override]
-        self.requests.append(request)
+    def submit(self, function: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
         future: Future[Any] = Future()
-        passed = Verification(passed=True, method="made up", relative_error=1e-7, tolerance=1e-4, axis_sizes={"m": 65})
+        if function is verify_schedule:
+            _, schedule, *_ = arguments
+            self.verified.append(schedule)
+            future.set_result(self.check(schedule))
+            return future
+        (request,) = arguments
+        self.requests.append(request)
         kernel = {
             "entry": request.entry + "_kernel", "source": repr(request.schedule), "binary": b"\x7fELF",
             "grid": (1, 1, 1), "block": (32, 1, 1), "shared_bytes": 0, "dynamic_shared_bytes": 0, "registers": 32,
-            "spill_bytes": 0, "verification": passed if request.verify else None,
+            "spill_bytes": 0,
         }  # fmt: skip
-        future.set_result(BuiltKernel(**(kernel | self.answer(request.schedule, request.verify))))
+        future.set_result(BuiltKernel(**(kernel | self.answer(request.schedule))))
         return future
+
+
+def as_usual(schedule: TileSchedule) -> dict[str, Any]:
+    return {}
 
 
 def rank_of(schedule: TileSchedule) -> int:
@@ -60,8 +83,10 @@ def rank_of(schedule: TileSchedule) -> int:
     return [program.schedule for program in PROGRAMS].index(schedule)
 
 
-def compiled(answer: Answer, *, top_k: int = 4, verify: int = 1) -> tuple[CompiledOperator, Builder]:
-    builder = Builder(answer)
+def compiled(
+    answer: Answer = as_usual, *, check: Check = lambda schedule: PASSED, top_k: int = 4, verify: int = 1
+) -> tuple[CompiledOperator, Builder]:
+    builder = Builder(answer, check)
     (result,) = compile_operators([EXPR], V100, top_k=top_k, verify=verify, pool=builder, method="roller")
     return result, builder
 
@@ -71,22 +96,22 @@ def order(result: CompiledOperator) -> list[int]:
 
 
 def test_kernels_that_build_keep_the_order_of_construction() -> None:
-    result, builder = compiled(lambda schedule, verify: {})
+    result, builder = compiled()
     assert order(result) == [0, 1, 2, 3]
-    assert [request.verify for request in builder.requests] == [True, False, False, False]
+    assert [rank_of(schedule) for schedule in builder.verified] == [0]
     assert {request.target.architecture for request in builder.requests} == {"sm_70"}
     assert {request.entry for request in builder.requests} == {"roller_small"}
 
 
 def test_a_kernel_that_spills_gives_way_to_a_spare_that_does_not() -> None:
-    result, _ = compiled(lambda schedule, verify: {"spill_bytes": 8 * (rank_of(schedule) < 2)})
+    result, _ = compiled(lambda schedule: {"spill_bytes": 8 * (rank_of(schedule) < 2)})
     assert order(result) == [2, 3, 4, 5]
     # Verified is what stands at rank 1 in the end.
     assert [kernel.built.verification is not None for kernel in result.kernels] == [True, False, False, False]
 
 
 def test_a_kernel_that_took_many_registers_is_priced_and_ranked_by_them() -> None:
-    result, _ = compiled(lambda schedule, verify: {"registers": 255 if rank_of(schedule) == 0 else 32})
+    result, _ = compiled(lambda schedule: {"registers": 255 if rank_of(schedule) == 0 else 32})
     seconds = [kernel.seconds for kernel in result.kernels]
     assert seconds == sorted(seconds)
     first = next(kernel for kernel in result.kernels if rank_of(kernel.program.schedule) == 0)
@@ -95,48 +120,35 @@ def test_a_kernel_that_took_many_registers_is_priced_and_ranked_by_them() -> Non
 
 
 def test_where_all_spill_the_fastest_still_leads() -> None:
-    result, builder = compiled(lambda schedule, verify: {"spill_bytes": 8})
+    result, builder = compiled(lambda schedule: {"spill_bytes": 8})
     assert order(result)[0] == 0
     assert [kernel.seconds for kernel in result.kernels] == sorted(kernel.seconds for kernel in result.kernels)
     assert len({request.schedule for request in builder.requests}) == 4 + SPARES
 
 
 def test_a_schedule_that_does_not_build_is_replaced_and_named() -> None:
-    result, _ = compiled(lambda schedule, verify: {"error": f"no {rank_of(schedule)}" * (rank_of(schedule) == 1)})
+    result, _ = compiled(lambda schedule: {"error": f"no {rank_of(schedule)}" * (rank_of(schedule) == 1)})
     assert order(result) == [0, 2, 3, 4]
     assert result.failures == ("no 1",)
 
 
 def test_an_operator_without_any_kernel_is_an_error() -> None:
     with pytest.raises(InputError) as caught:
-        compiled(lambda schedule, verify: {"error": "ptxas says no"})
+        compiled(lambda schedule: {"error": "ptxas says no"})
     assert str(caught.value) == "small: no program could be built: ptxas says no; change the operator, or report it"
 
 
 def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
-    wrong = Verification(
-        passed=False,
-        method="made up",
-        relative_error=0.5,
-        tolerance=1e-4,
-        axis_sizes={"m": 65},
-        reason="relative error 0.5 is above 0.0001",
-    )
-    result, _ = compiled(lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) == 0 else {})
+    result, _ = compiled(check=lambda schedule: WRONG if rank_of(schedule) == 0 else PASSED)
     assert order(result) == [1, 2, 3, 0]
     first, last = result.kernels[0].built.verification, result.kernels[-1].built.verification
     assert first is not None and first.passed
-    assert last == wrong
+    assert last == WRONG
 
 
 @pytest.mark.parametrize("wrong_ranks", [{0}, {0, 1}, {0, 1, 2}])
 def test_the_first_rank_is_verified_however_many_before_it_were_wrong(wrong_ranks: set[int]) -> None:
-    wrong = Verification(
-        passed=False, method="made up", relative_error=0.5, tolerance=1e-4, axis_sizes={"m": 65}, reason="a race"
-    )
-    result, _ = compiled(
-        lambda schedule, verify: {"verification": wrong} if verify and rank_of(schedule) in wrong_ranks else {}
-    )
+    result, _ = compiled(check=lambda schedule: WRONG if rank_of(schedule) in wrong_ranks else PASSED)
     first = result.kernels[0].built.verification
     assert order(result)[0] == len(wrong_ranks) and first is not None and first.passed
     assert set(order(result)[-len(wrong_ranks) :]) == wrong_ranks
@@ -154,7 +166,7 @@ def test_a_manifest_says_what_ran_a_kernel_and_what_it_looked_at(tmp_path: Path)
         seeds=(0, 1, 2),
         needless=("line 41: __syncthreads();",),
     )
-    result, _ = compiled(lambda schedule, verify: {"verification": emulated} if verify else {})
+    result, _ = compiled(check=lambda schedule: emulated)
     write_bundle(result, V100, tmp_path)
     checked = read_manifest(tmp_path / result.expr.name).kernels[0].verification
     assert checked is not None
@@ -172,7 +184,7 @@ def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
         axis_sizes={},
         reason="not run: no OpenCL CPU device",
     )
-    result, _ = compiled(lambda schedule, verify: {"verification": missing if verify else None})
+    result, _ = compiled(check=lambda schedule: missing)
     assert order(result) == [0, 1, 2, 3]
     record = manifest(result, V100, None).kernels[0]
     assert record.verified is False
@@ -181,20 +193,20 @@ def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
 
 def test_a_dead_worker_is_named_with_the_operator() -> None:
     class Dead(Builder):
-        def submit(self, function: Any, request: BuildRequest) -> Future[Any]:  # type: ignore[override]
+        def submit(self, function: Any, *arguments: Any) -> Future[Any]:  # type: ignore[override]
             future: Future[Any] = Future()
             future.set_exception(BrokenProcessPool("gone"))
             return future
 
     with pytest.raises(BrokenProcessPool, match="small: a build process died; try fewer --jobs"):
-        next(iter(compile_operators([EXPR], V100, top_k=1, verify=0, pool=Dead(lambda schedule, verify: {}))))
+        next(iter(compile_operators([EXPR], V100, top_k=1, verify=0, pool=Dead(as_usual, lambda schedule: PASSED))))
 
 
 def test_nothing_is_built_when_the_last_operator_is_refused() -> None:
     two = operator_from_data(
         {"expr": "C[i] = sum(k, A[i,k]); D[i] = C[i] - C[i - 1 | pad=1]", "sizes": {"i": 8, "k": 9}}
     )
-    builder = Builder(lambda schedule, verify: {})
+    builder = Builder(as_usual, lambda schedule: PASSED)
     with pytest.raises(InputError, match="cannot be one kernel"):
         list(compile_operators([EXPR, two], V100, top_k=1, verify=0, pool=builder, method="roller"))
     assert builder.requests == []
@@ -206,7 +218,7 @@ def test_operators_come_out_in_order_however_many_are_under_way() -> None:
 
     names = [f"op{i}" for i in range(7)]
     for ahead in (0, 2, 9):
-        builder = Builder(lambda schedule, verify: {})
+        builder = Builder(as_usual, lambda schedule: PASSED)
         results = compile_operators(
             [named(n) for n in names], V100, top_k=1, verify=0, pool=builder, method="roller", ahead=ahead
         )
@@ -225,7 +237,7 @@ def test_a_bundle_says_all_a_caller_needs(tmp_path: Path) -> None:
         "name": "grouped", "epilogue": [{"function": "bias_add", "axis": "f"}],
     }  # fmt: skip
     expr = operator_from_data(data)
-    builder = Builder(lambda schedule, verify: {})
+    builder = Builder(as_usual, lambda schedule: PASSED)
     (result,) = compile_operators([expr], V100, top_k=2, verify=1, pool=builder)
     folder = write_bundle(result, V100, tmp_path).directory
     assert folder == tmp_path / "grouped"
@@ -248,7 +260,7 @@ def test_a_bundle_says_all_a_caller_needs(tmp_path: Path) -> None:
 
 
 def test_writing_a_bundle_gives_what_reading_it_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result, _ = compiled(lambda schedule, verify: {})
+    result, _ = compiled()
     texts = []
 
     def counted(expr: TensorExpr, entry: str) -> ReferenceKernel:
@@ -263,7 +275,7 @@ def test_writing_a_bundle_gives_what_reading_it_gives(tmp_path: Path, monkeypatc
 
 
 def test_a_bundle_carries_the_reference_that_its_kernels_are_checked_with(tmp_path: Path) -> None:
-    result, _ = compiled(lambda schedule, verify: {})
+    result, _ = compiled()
     folder = write_bundle(result, V100, tmp_path).directory
     reference = read_manifest(folder).reference
     assert reference is not None
@@ -272,7 +284,7 @@ def test_a_bundle_carries_the_reference_that_its_kernels_are_checked_with(tmp_pa
 
 
 def test_boards_without_cuda_get_no_reference(tmp_path: Path) -> None:
-    result, _ = compiled(lambda schedule, verify: {"binary": None})
+    result, _ = compiled(lambda schedule: {"binary": None})
     folder = write_bundle(result, load_device("mi50"), tmp_path).directory
     assert read_manifest(folder).reference is None
     assert not (folder / "reference.cu").exists()

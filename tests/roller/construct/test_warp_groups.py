@@ -97,7 +97,6 @@ def test_inspection_sees_the_products_and_no_conflicts() -> None:
             schedule=schedule,
             entry="product",
             target=Target.of(device),
-            verify=False,
         )
     )
     found = inspect_built("product", built, form, device, schedule)

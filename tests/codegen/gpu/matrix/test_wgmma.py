@@ -227,14 +227,11 @@ def test_the_kernel_is_compiled_for_sm_90a_alone() -> None:
     assert own_architecture(group, "sm_90a") is None
     assert own_architecture(warp, "sm_90") is None
     target = Target("cuda", "sm_90", 32)
-    request = BuildRequest(form=form, schedule=group, entry="wgmma", target=target, verify=False)
+    request = BuildRequest(form=form, schedule=group, entry="wgmma", target=target)
     built = build_kernel(request)
     assert (built.error, built.architecture, built.spill_bytes) == ("", "sm_90a", 0)
     assert built.binary is not None
-    assert (
-        build_kernel(BuildRequest(form=form, schedule=warp, entry="mma", target=target, verify=False)).architecture
-        is None
-    )
+    assert build_kernel(BuildRequest(form=form, schedule=warp, entry="mma", target=target)).architecture is None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,107 @@
+"""``python -m bench.speed.cold``: a first ``roller compile``, beside what no compiler of its kind can do without.
+
+The floor is a process that imports TVM, without the PyTorch that TVM imports where it is installed, and then has NVRTC
+compile the very texts that ``roller compile`` writes, on all cores. Both sides run in turns, each in processes of its
+own, the first without kept kernels; a third run finds its kernels kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from hal.support.tables import print_line, print_table
+
+#: By name: an operator, the board, how many kernels, and how many times the floor is allowed.
+CASES: Mapping[str, tuple[dict[str, object], str, int, float]] = {
+    "float32, ten": ({"op": "matmul", "m": 1024, "n": 1024, "k": 1024}, "v100", 10, 1.6),
+    "float32, one": ({"op": "matmul", "m": 1024, "n": 1024, "k": 1024}, "v100", 1, 1.4),
+    "float16, ten": ({"op": "matmul", "m": 1024, "n": 1024, "k": 1024, "dtype": "float16"}, "a100", 10, 1.6),
+    "float16, one": ({"op": "matmul", "m": 1024, "n": 1024, "k": 1024, "dtype": "float16"}, "a100", 1, 1.4),
+}
+
+#: Seconds in which a second compilation is to end.
+KEPT_SECONDS = 0.5
+
+#: The floor: TVM imported, then a process a core that compiles its share of the texts.
+_FLOOR = """
+import os, sys
+sys.modules["torch"] = None
+import tvm
+from codegen.gpu.source.nvrtc import compile_cuda
+files, architecture = sys.argv[2:], sys.argv[1]
+cores, children = len(os.sched_getaffinity(0)), []
+for core in range(min(cores, len(files))):
+    child = os.fork()
+    if not child:
+        for file in files[core::cores]:
+            compile_cuda(open(file).read(), architecture, name=file)
+        os._exit(0)
+    children.append(child)
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
+"""
+
+
+def _seconds(command: Sequence[str], environment: Mapping[str, str]) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    return time.perf_counter() - start
+
+
+def _case(name: str, folder: Path, turns: int, step: Callable[[], None]) -> tuple[list[float], ...]:
+    """Seconds of compiling anew, of the floor, and of compiling what is kept, by turn."""
+    operator, board, top_k, _ = CASES[name]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache")}
+    file = folder / "operator.json"
+    file.write_text(json.dumps({**operator, "name": "op"}))
+    compiling = [sys.executable, "-m", "roller.cli", "compile", str(file), "--device", board, "--top-k", str(top_k)]
+    compiling += ["--out", str(folder / "out")]
+    # Also compiles the emulator itself, which stays.
+    subprocess.run(compiling, check=True, capture_output=True, env=environment)
+    clearing = [sys.executable, "-m", "roller.cli", "cache", "--clear"]
+    manifest = json.loads((folder / "out" / "op" / "manifest.json").read_text())
+    texts = [str(path) for path in sorted((folder / "out" / "op").glob("kernel_*.cu"))]
+    floor = [sys.executable, "-c", _FLOOR, manifest["architecture"], *texts]
+    anew, floors, kept = [], [], []
+    for _ in range(turns):
+        subprocess.run(clearing, check=True, capture_output=True, env=environment)
+        anew.append(_seconds(compiling, environment))
+        floors.append(_seconds(floor, environment))
+        kept.append(_seconds(compiling, environment))
+        step()
+    return anew, floors, kept
+
+
+@click.command()
+@click.option("--turns", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--case", "names", type=click.Choice(list(CASES)), multiple=True, help="Some cases only.")
+def main(turns: int, names: tuple[str, ...]) -> None:
+    """Time first compilations against their floor, in turns."""
+    table = Table(title=f"roller compile, medians of {turns} turns", title_justify="left", box=None)
+    for column in ("case", "anew", "floor", "times", "asked", "kept", "asked "):
+        table.add_column(column, justify="left" if column == "case" else "right")
+    with click.progressbar(length=turns * len(names or CASES), label="turns", file=sys.stderr) as bar:
+        for name in names or CASES:
+            with tempfile.TemporaryDirectory() as folder:
+                anew, floors, kept = _case(name, Path(folder), turns, lambda: bar.update(1))
+            ratio = statistics.median(one / other for one, other in zip(anew, floors, strict=True))
+            table.add_row(
+                name, f"{statistics.median(anew):.2f} s", f"{statistics.median(floors):.2f} s", f"{ratio:.2f}",
+                f"{CASES[name][3]:.1f}", f"{statistics.median(kept):.2f} s", f"{KEPT_SECONDS:.1f} s",
+            )  # fmt: skip
+    print_table(table)
+    print_line("anew: no kernel kept; floor: TVM imported without PyTorch, the same texts by NVRTC on all cores")
+
+
+if __name__ == "__main__":
+    main()
