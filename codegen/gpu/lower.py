@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from codegen.gpu import patches, pointwise, rows, tiles, windows
-from codegen.gpu.matrix import mma, wgmma, wmma
+from codegen.gpu.matrix import bulk, mma, wgmma, wmma
 from codegen.gpu.staged import kernel as staged
 from codegen.tir.lowered import Lowered, LoweringError
 from codegen.tir.lowering import Lowering, LoweringRequest, chosen, lowered_by
@@ -11,7 +11,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.schedule.tile import TileSchedule
 
 #: The lowerings, asked in this order; the first that takes a schedule lowers it.
-LOWERINGS: tuple[Lowering[Lowered], ...] = (patches, rows, wmma, wgmma, staged, windows, pointwise, mma, tiles)
+LOWERINGS: tuple[Lowering[Lowered], ...] = (patches, rows, wmma, bulk, wgmma, staged, windows, pointwise, mma, tiles)
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.
 _ONE_STAGE = (windows, pointwise, tiles)

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
-from codegen.tir.lowered import Lowered
+from codegen.gpu.source.text import cuda_source
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.verify.emulator import run_cuda_on_cpu
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
@@ -78,7 +78,7 @@ def emulate(form: KernelForm, lowered: Lowered, source: str) -> tuple[NDArray[np
     arguments.append(to_dtype(np.full(output.shape, np.nan), output.dtype))
     (result,) = run_cuda_on_cpu(
         source, lowered.entry + KERNEL_SUFFIX, arguments, lowered.grid, lowered.block, [len(arguments) - 1],
-        lowered.dynamic_shared_bytes, optimized=False,
+        lowered.dynamic_shared_bytes, optimized=False, maps=lowered.maps,
     ).outputs  # fmt: skip
     read = {t.name: from_dtype(a, t.dtype) for t, a in zip(form.expr.inputs, arguments[:-1], strict=True)}
     return from_dtype(result, output.dtype), evaluate(form.expr, read)
