@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Bytes of an element, by the types that are copied in bulk.
+MAP_ITEM_BYTES = {"float16": 2, "bfloat16": 2}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMap:

@@ -121,6 +121,7 @@ def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: st
         spill_bytes=None,
         verification=None,
         architecture=own,
+        tensor_maps=lowered.maps,
     )
 
 

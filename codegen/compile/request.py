@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codegen.target import Target
+from codegen.tensor_map import TensorMap
 from codegen.verify.result import Verification
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import Schedule
@@ -49,7 +50,8 @@ class BuiltKernel:
         verification: the proof; None where none was asked for.
         error: why there is no kernel; empty where there is one.
         architecture: what it is compiled for where that is not the request's,
-        :func:`codegen.gpu.source.text.own_architecture`.
+            :func:`codegen.gpu.source.text.own_architecture`.
+        tensor_maps: of the tensors that it takes as tensor maps.
     """
 
     entry: str
@@ -64,6 +66,7 @@ class BuiltKernel:
     verification: Verification | None
     error: str = ""
     architecture: str | None = None
+    tensor_maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.tensor_map import TensorMap
-from hal.spec.parts import DTYPE_BYTES
+from codegen.tensor_map import MAP_ITEM_BYTES, TensorMap
 
 #: Folders of the headers that stand in for CUDA's, and of what executes a kernel.
 _HEADERS = Path(__file__).parent / "emulator_headers"
@@ -264,7 +263,7 @@ def _map_argument(position: int, tensor_map: TensorMap) -> str:
     shapes = (", ".join(map(str, reversed(shape))) for shape in (tensor_map.shape, tensor_map.box))
     described = ", ".join(f"{{{shape}}}" for shape in shapes)
     start = f"(const unsigned char*)arguments[{position}]"
-    return f"TensorMap{{{start}, {DTYPE_BYTES[tensor_map.dtype]}, {len(tensor_map.box)}, {described}}}"
+    return f"TensorMap{{{start}, {MAP_ITEM_BYTES[tensor_map.dtype]}, {len(tensor_map.box)}, {described}}}"
 
 
 def _kernel(source: str, entry: str, maps: Sequence[TensorMap]) -> _Kernel:
