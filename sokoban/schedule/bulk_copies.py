@@ -10,11 +10,17 @@ for the next begin while the results of one leave, straight from registers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.matrix import WGMMA_OTHER_REGISTERS, MatrixRoles
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load, walk
-from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import GROUP_ROWS
+from sokoban.schedule.table import Floats, Ints, ScheduleTable
+from sokoban.schedule.tile import COPYING_THREADS, TileSchedule
+from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, STEP, WIDTHS, group_schedule
 
 #: Buffers of a pipeline; of more than eight nothing more is hidden.
 LEAST_STAGES, MOST_STAGES = 2, 8
@@ -28,6 +34,9 @@ BARRIER_BYTES = 16
 #: Columns of a tile by warp groups that multiply: with the group that copies they share a unit's registers. (The
 #: compiler takes no instruction for more registers than all threads have at the start, 128 with three groups.)
 MOST_WIDTH = {1: 256, 2: 256, 3: 192}
+
+#: Threads of the largest block whose groups have registers enough without those that the copying group gives up.
+GIVING_THREADS = 2 * COPYING_THREADS
 
 #: Dimensions of a tensor map (CUDA driver API, ``cuTensorMapEncodeTiled``); one is no matrix.
 LEAST_RANK, MOST_RANK = 2, 5
@@ -43,6 +52,27 @@ def clustered_axis(roles: MatrixRoles, rows: int, columns: int) -> str:
     """The axis along which the blocks of a cluster lie, for tiles of ``rows`` by ``columns``: they have the larger
     operand's tile in common, B's where both are as large."""
     return roles.m if columns >= rows else roles.n
+
+
+def read_share(table: ScheduleTable, load: Load) -> Floats | float:
+    """The part of an operand's tile that a block reads from L2 itself: the rest of what the blocks of a cluster have in
+    common is read by the others and arrives in its shared memory all the same."""
+    roles = table.form.roles
+    if roles is None or not table.bulk.any() or load not in (roles.a, roles.b):
+        return 1.0
+    along_m = table.block[roles.n] >= table.block[roles.m]
+    is_common = along_m if load == roles.b else ~along_m
+    return 1.0 / np.where(is_common, np.maximum(1, table.cluster), 1)
+
+
+def clustered_blocks(table: ScheduleTable) -> Ints:
+    """Blocks of the launch, or tiles that they compute; those that complete a cluster at an edge are counted."""
+    roles = table.form.roles
+    if roles is None or not table.bulk.any():
+        return table.block_count
+    along_m, cluster = table.block[roles.n] >= table.block[roles.m], np.maximum(1, table.cluster)
+    clustered = np.where(along_m, table.grid[roles.m], table.grid[roles.n])
+    return table.block_count // clustered * (-(-clustered // cluster) * cluster)
 
 
 def shared_operand(roles: MatrixRoles, schedule: TileSchedule) -> Load | None:
@@ -107,3 +137,48 @@ def schedule_problem(form: KernelForm, roles: MatrixRoles, schedule: TileSchedul
     if width > MOST_WIDTH.get(groups, 0):
         return f"{groups} warp groups of {width} columns have too few registers"
     return None
+
+
+def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
+    """Every tile for the operator whose operands can be copied in bulk, but for larger ones than the smallest of which
+    more than half would be padding: alone and in clusters, with as deep a pipeline as fits, for one block of a unit and
+    for two where these have the registers."""
+    form, roles, device = placed.form, placed.warp_group_roles, placed.device
+    if roles is None or form_problem(form, roles) is not None:
+        return
+    for groups, most_width in MOST_WIDTH.items():
+        rows = groups * GROUP_ROWS
+        for width in WIDTHS:
+            fits = rows <= max(GROUP_ROWS, 2 * form.sizes[roles.m]) and width <= max(WIDTHS[0], 2 * form.sizes[roles.n])
+            if width > most_width or not fits:
+                continue
+            for cluster in CLUSTERS:
+                clustered = clustered_axis(roles, rows, width)
+                if cluster > 1 and form.sizes[clustered] <= (rows if clustered == roles.m else width):
+                    continue
+                for resident in (1, 2):
+                    stages = _deepest(placed, rows, width, resident)
+                    if stages < LEAST_STAGES:
+                        continue
+                    schedule = group_schedule(form, roles, rows, width, stages)
+                    yield schedule.with_(cluster=cluster, launched=_launched(schedule, placed, cluster, resident))
+
+
+def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
+    """Buffers of the deepest pipeline with which so many blocks share a unit; 0 where they have too few registers."""
+    limits = placed.device.limits
+    threads = rows // GROUP_ROWS * 128 + COPYING_THREADS
+    if resident > 1 and (
+        threads > GIVING_THREADS
+        or resident * threads * (width // 2 + WGMMA_OTHER_REGISTERS) > limits.registers_per_unit
+    ):
+        return 0
+    most = limits.shared_bytes_per_unit // resident - limits.shared_bytes_reserved_per_block
+    stage = (rows + width) * STEP * ELEMENT_BYTES + BARRIER_BYTES
+    return min(MOST_STAGES, min(most, limits.shared_bytes_per_block_opt_in) // stage)
+
+
+def _launched(schedule: TileSchedule, placed: PlacedForm, cluster: int, resident: int) -> int:
+    """Blocks of a launch that keep all units busy one tile after another; 0 where there are no more tiles than those."""
+    blocks = placed.device.unit_count * resident // cluster * cluster
+    return blocks if schedule.grid_blocks(placed.form.sizes) > blocks else 0
