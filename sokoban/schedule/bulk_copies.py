@@ -10,9 +10,8 @@ for the next begin while the results of one leave, straight from registers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-
-import numpy as np
 
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import WGMMA_OTHER_REGISTERS, MatrixRoles
@@ -20,13 +19,13 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load, walk
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 from sokoban.schedule.tile import COPYING_THREADS, TileSchedule
-from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, STEP, WIDTHS, group_schedule
+from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES, STEP, group_schedule
 
 #: Buffers of a pipeline; of more than eight nothing more is hidden.
 LEAST_STAGES, MOST_STAGES = 2, 8
 
 #: Blocks of a cluster that kernels are written for.
-CLUSTERS = (1, 2)
+CLUSTERS = (1, 2, 4)
 
 #: Bytes of the barriers of a buffer: one says that it is full, one that it is empty.
 BARRIER_BYTES = 16
@@ -38,6 +37,10 @@ MOST_WIDTH = {1: 256, 2: 256, 3: 192}
 #: Threads of the largest block whose groups have registers enough without those that the copying group gives up.
 GIVING_THREADS = 2 * COPYING_THREADS
 
+#: Columns of a tile. A panel has 64 of them where B is turned, and then only whole panels are copied.
+BULK_WIDTHS = (64, 96, 128, 160, 192, 224, 256)
+PANEL = PANEL_BYTES // ELEMENT_BYTES
+
 #: Dimensions of a tensor map (CUDA driver API, ``cuTensorMapEncodeTiled``); one is no matrix.
 LEAST_RANK, MOST_RANK = 2, 5
 
@@ -48,10 +51,23 @@ ROW_BYTES = 16
 _DTYPES = ("float16", "bfloat16", "float32")
 
 
-def clustered_axis(roles: MatrixRoles, rows: int, columns: int) -> str:
-    """The axis along which the blocks of a cluster lie, for tiles of ``rows`` by ``columns``: they have the larger
-    operand's tile in common, B's where both are as large."""
-    return roles.m if columns >= rows else roles.n
+def cluster_shape(cluster: int, rows: int, columns: int) -> tuple[int, int]:
+    """Blocks of a cluster along m and along n, for tiles of ``rows`` by ``columns``. Those along m have B's tile in
+    common, those along n A's: of two blocks the larger of both, of four both.
+
+    >>> cluster_shape(2, rows=128, columns=256), cluster_shape(2, rows=192, columns=128), cluster_shape(4, 128, 256)
+    ((2, 1), (1, 2), (2, 2))
+    """
+    if cluster == 2:
+        return (2, 1) if columns >= rows else (1, 2)
+    return (2, 2) if cluster == 4 else (1, 1)
+
+
+def _cluster_shapes(table: ScheduleTable, roles: MatrixRoles) -> tuple[Ints, Ints]:
+    """:func:`cluster_shape` of every schedule."""
+    along_m = table.block[roles.n] >= table.block[roles.m]
+    two, four = table.cluster == 2, table.cluster == 4
+    return 1 + ((two & along_m) | four), 1 + ((two & ~along_m) | four)
 
 
 def read_share(table: ScheduleTable, load: Load) -> Floats | float:
@@ -60,9 +76,8 @@ def read_share(table: ScheduleTable, load: Load) -> Floats | float:
     roles = table.form.roles
     if roles is None or not table.bulk.any() or load not in (roles.a, roles.b):
         return 1.0
-    along_m = table.block[roles.n] >= table.block[roles.m]
-    is_common = along_m if load == roles.b else ~along_m
-    return 1.0 / np.where(is_common, np.maximum(1, table.cluster), 1)
+    down, across = _cluster_shapes(table, roles)
+    return 1.0 / (across if load == roles.a else down)
 
 
 def clustered_blocks(table: ScheduleTable) -> Ints:
@@ -70,17 +85,10 @@ def clustered_blocks(table: ScheduleTable) -> Ints:
     roles = table.form.roles
     if roles is None or not table.bulk.any():
         return table.block_count
-    along_m, cluster = table.block[roles.n] >= table.block[roles.m], np.maximum(1, table.cluster)
-    clustered = np.where(along_m, table.grid[roles.m], table.grid[roles.n])
-    return table.block_count // clustered * (-(-clustered // cluster) * cluster)
-
-
-def shared_operand(roles: MatrixRoles, schedule: TileSchedule) -> Load | None:
-    """The operand whose tile the blocks of a cluster have in common; None where blocks run alone."""
-    if schedule.cluster < 2:
-        return None
-    axis = clustered_axis(roles, schedule.block_of[roles.m], schedule.block_of[roles.n])
-    return roles.b if axis == roles.m else roles.a
+    blocks = table.block_count
+    for axis, along in zip((roles.m, roles.n), _cluster_shapes(table, roles), strict=True):
+        blocks = blocks // table.grid[axis] * (-(-table.grid[axis] // along) * along)
+    return blocks
 
 
 def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
@@ -128,12 +136,14 @@ def schedule_problem(form: KernelForm, roles: MatrixRoles, schedule: TileSchedul
     if problem is not None:
         return problem
     if schedule.cluster not in CLUSTERS:
-        return f"clusters of {schedule.cluster} blocks: kernels have {' or '.join(map(str, CLUSTERS))}"
+        return f"clusters of {schedule.cluster} blocks: kernels have {', '.join(map(str, CLUSTERS))}"
     if not LEAST_STAGES <= schedule.stages <= MOST_STAGES:
         return f"{schedule.stages} pipeline stages: bulk copies take {LEAST_STAGES} to {MOST_STAGES}"
     if schedule.launched % schedule.cluster:
         return f"{schedule.launched} blocks are no clusters of {schedule.cluster}"
     groups, width = schedule.block_of[roles.m] // GROUP_ROWS, schedule.block_of[roles.n]
+    if roles.is_turned(roles.b) and width % PANEL:
+        return f"block {width} of axis {roles.n}: rows of B are copied by {PANEL} columns"
     if width > MOST_WIDTH.get(groups, 0):
         return f"{groups} warp groups of {width} columns have too few registers"
     return None
@@ -143,25 +153,33 @@ def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
     """Every tile for the operator whose operands can be copied in bulk, but for larger ones than the smallest of which
     more than half would be padding: alone and in clusters, with as deep a pipeline as fits, for one block of a unit and
     for two where these have the registers."""
-    form, roles, device = placed.form, placed.warp_group_roles, placed.device
+    form, roles = placed.form, placed.warp_group_roles
     if roles is None or form_problem(form, roles) is not None:
         return
     for groups, most_width in MOST_WIDTH.items():
         rows = groups * GROUP_ROWS
-        for width in WIDTHS:
-            fits = rows <= max(GROUP_ROWS, 2 * form.sizes[roles.m]) and width <= max(WIDTHS[0], 2 * form.sizes[roles.n])
-            if width > most_width or not fits:
+        for width in BULK_WIDTHS:
+            most_rows, most_columns = (max(GROUP_ROWS, 2 * form.sizes[axis]) for axis in (roles.m, roles.n))
+            if width > most_width or (roles.is_turned(roles.b) and width % PANEL):
+                continue
+            if rows > most_rows or width > most_columns:
                 continue
             for cluster in CLUSTERS:
-                clustered = clustered_axis(roles, rows, width)
-                if cluster > 1 and form.sizes[clustered] <= (rows if clustered == roles.m else width):
+                down, across = cluster_shape(cluster, rows, width)
+                if form.sizes[roles.m] <= rows * (down - 1) or form.sizes[roles.n] <= width * (across - 1):
                     continue
                 for resident in (1, 2):
                     stages = _deepest(placed, rows, width, resident)
                     if stages < LEAST_STAGES:
                         continue
                     schedule = group_schedule(form, roles, rows, width, stages)
-                    yield schedule.with_(cluster=cluster, launched=_launched(schedule, placed, cluster, resident))
+                    launched = placed.device.unit_count * resident // cluster * cluster
+                    tiles = schedule.grid_blocks(form.sizes)
+                    yield schedule.with_(
+                        cluster=cluster,
+                        launched=launched if tiles > launched else 0,
+                        raster=_band(min(launched, tiles), rows, width),
+                    )
 
 
 def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
@@ -178,7 +196,7 @@ def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
     return min(MOST_STAGES, min(most, limits.shared_bytes_per_block_opt_in) // stage)
 
 
-def _launched(schedule: TileSchedule, placed: PlacedForm, cluster: int, resident: int) -> int:
-    """Blocks of a launch that keep all units busy one tile after another; 0 where there are no more tiles than those."""
-    blocks = placed.device.unit_count * resident // cluster * cluster
-    return blocks if schedule.grid_blocks(placed.form.sizes) > blocks else 0
+def _band(blocks: int, rows: int, columns: int) -> int:
+    """Tiles beside each other in a band, so that the blocks at work cover about as many rows as columns
+    (:func:`sokoban.search.bands.bands`); a power of two."""
+    return 2 ** round(math.log2(max(1.0, math.sqrt(blocks * rows / columns))))

@@ -22,10 +22,10 @@ from sokoban.kernel.matrix import MMA_STAGES
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate
 from sokoban.model.rational import estimate
+from sokoban.schedule.bulk_copies import bulk_schedules
 from sokoban.schedule.pipelines import fetched_ahead, with_layouts
 from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.bulk_copies import bulk_schedules
 from sokoban.schedule.warp_groups import warp_group_schedules, with_fall_back
 from sokoban.search.bands import in_bands
 from sokoban.search.columns import UNROLL, schedule_at, shared_table, tile_table

@@ -30,7 +30,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import MatrixRoles
 from sokoban.language.expression import Load, Tensor
-from sokoban.schedule.bulk_copies import BARRIER_BYTES, clustered_axis, schedule_problem, shared_operand
+from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, schedule_problem
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES
 
@@ -48,7 +48,7 @@ def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
-    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles)
+    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS)
     return problem or schedule_problem(form, roles, schedule)
 
 
@@ -124,8 +124,18 @@ class _BulkKernel:
     @cached_property
     def tiles(self) -> Mapping[str, int]:
         """Tiles of the output along every axis, of a whole cluster where it lies along the axis."""
-        along = {clustered_axis(self.roles, self.tile[self.roles.m], self.width): self.schedule.cluster}
+        along = self.along
         return {axis: -(-self.form.sizes[axis] // (size * along.get(axis, 1))) for axis, size in self.schedule.block}
+
+    @cached_property
+    def along(self) -> Mapping[str, int]:
+        """Blocks of a cluster along m and n."""
+        shape = cluster_shape(self.schedule.cluster, self.tile[self.roles.m], self.width)
+        return dict(zip((self.roles.m, self.roles.n), shape, strict=True))
+
+    def sharing(self, load: Load) -> int:
+        """Blocks of a cluster that have an operand's tile in common."""
+        return self.along[self.roles.n if load == self.roles.a else self.roles.m]
 
     @cached_property
     def launched(self) -> int:
@@ -135,8 +145,7 @@ class _BulkKernel:
 
     def copied_rows(self, load: Load) -> int:
         """Rows of an operand's tile that a block copies."""
-        rows = self.tile[outer_inner(self.roles, load)[0]]
-        return rows // self.schedule.cluster if load == shared_operand(self.roles, self.schedule) else rows
+        return self.tile[outer_inner(self.roles, load)[0]] // self.sharing(load)
 
     def tensor_map(self, tensor: Tensor) -> TensorMap:
         """How copies see an operand: panels, as many rows of them as a block copies."""
@@ -169,11 +178,11 @@ extern "C" __global__ void {bounds}
   constexpr int FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8;
   extern __shared__ __align__({device.ATOM_BYTES}) char shared[];
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-{"  const int rank = cluster_rank();" if cluster > 1 else ""}
+{self._ranks()}
   if (thread == 0) {{
     for (int stage = 0; stage < STAGES; ++stage) {{
       barrier_make(shared, FULL + {BARRIER_BYTES} * stage, 1);
-      barrier_make(shared, EMPTY + {BARRIER_BYTES} * stage, {self.groups * 4 * cluster});
+      barrier_make(shared, EMPTY + {BARRIER_BYTES} * stage, {self.groups * 4 * self._partners()});
     }}
     barrier_fence();
   }}
@@ -191,6 +200,19 @@ extern "C" __global__ void {bounds}
 {"  cluster_sync();  // nobody copies or arrives where a block has ended" if cluster > 1 else ""}
 }}
 """
+
+    def _ranks(self) -> str:
+        """Where a block is in its cluster, and to whom each lane says that a buffer is empty: those who copy to it."""
+        if self.schedule.cluster < 2:
+            return ""
+        across = self.along[self.roles.n]
+        return f"""\
+  const int rank = cluster_rank(), rank_m = rank / {across}, rank_n = rank % {across};
+  const int partner = lane < {across} ? rank_m * {across} + lane : (rank_m ^ 1) * {across} + rank_n;"""
+
+    def _partners(self) -> int:
+        """Blocks of a cluster that copy to a block, itself among them."""
+        return sum(self.along.values()) - 1
 
     def _parameters(self) -> str:
         texts = []
@@ -210,13 +232,13 @@ extern "C" __global__ void {bounds}
     def _places(self) -> str:
         """The walk over the tiles of a block, and the first element of each by axis."""
         roles, cluster, order = self.roles, self.schedule.cluster, self.form.final.axes
-        clustered = clustered_axis(roles, self.tile[roles.m], self.width)
         first, apart = (
             ("blockIdx.x", "gridDim.x") if cluster < 2 else (f"blockIdx.x / {cluster}", f"gridDim.x / {cluster}")
         )
         down, across = self.tiles[roles.m], self.tiles[roles.n]
         lines = [f"for (int tile = {first}; tile < {math.prod(self.tiles.values())}; tile += {apart}) {{"]
-        band = min(self.schedule.raster, across)
+        # Bands are told in blocks, tiles of a walk are clusters.
+        band = min(-(-self.schedule.raster // self.along[roles.n]), across)
         if band:
             lines += [
                 f"  const int within = tile % {down * across}, band = within / {band * down} * {band};",
@@ -232,7 +254,10 @@ extern "C" __global__ void {bounds}
                 number[axis] = f"{rest} % {self.tiles[axis]}"
                 rest = f"{rest} / {self.tiles[axis]}"
         for axis in order:
-            place = f"({number[axis]} * {cluster} + rank)" if axis == clustered and cluster > 1 else number[axis]
+            along = self.along.get(axis, 1)
+            place = number[axis]
+            if along > 1:
+                place = f"({place} * {along} + {'rank_m' if axis == roles.m else 'rank_n'})"
             lines.append(f"  const int {_origin(axis)} = {place} * {self.tile[axis]};")
         return "\n".join(f"    {line}" for line in lines)
 
@@ -268,13 +293,17 @@ extern "C" __global__ void {bounds}
         panel, rows = self.panels[load], self.copied_rows(load)
         is_shared = rows < self.tile[outer]
         name = "copy_tile_to_all" if is_shared else "copy_tile"
-        blocks = f"{2**self.schedule.cluster - 1}, " if is_shared else ""
+        # Blocks side by side along n have their tile of A in common, those along m that of B.
+        is_a, across = load == self.roles.a, self.along[self.roles.n]
+        part = "rank_n" if is_a else "rank_m"
+        blocks = f"{2**across - 1} << rank_m * {across}, " if is_a else f"{1 + 2**across} << rank_n, "
+        blocks = blocks if is_shared else ""
         calls = []
         for first in range(0, self.tile[inner], PANEL):
             to = f"stage * STAGE_BYTES + {panel.start + first // PANEL * panel.panel_bytes}"
-            offsets = {outer: f" + rank * {rows}" if is_shared else "", inner: f" + {first}" if first else ""}
+            offsets = {outer: f" + {part} * {rows}" if is_shared else "", inner: f" + {first}" if first else ""}
             at = [f"{_origin(index.axes[0])}{offsets.get(index.axes[0], '')}" for index in reversed(load.indices)]
-            to += f" + rank * {rows * PANEL_BYTES}" if is_shared else ""
+            to += f" + {part} * {rows * PANEL_BYTES}" if is_shared else ""
             barrier = f"FULL + {BARRIER_BYTES} * stage"
             calls.append(f"{name}(shared, {to}, &{identifier(load.tensor)}_map, {barrier}, {blocks}{', '.join(at)});")
         return calls
@@ -306,7 +335,7 @@ extern "C" __global__ void {bounds}
         cluster = self.schedule.cluster
         at = f"EMPTY + {BARRIER_BYTES} * {stage}"
         if cluster > 1:
-            return f"{{\n          if (lane < {cluster}) barrier_arrive_in(shared, {at}, lane);\n        }}"
+            return f"{{\n          if (lane < {self._partners()}) barrier_arrive_in(shared, {at}, partner);\n        }}"
         return f"{{\n          if (lane == 0) barrier_arrive(shared, {at});\n        }}"
 
     def _products(self) -> str:
@@ -397,10 +426,7 @@ extern "C" __global__ void {bounds}
 
     def _is_cut(self, axis: str) -> bool:
         """Whether tiles reach beyond the output along an axis."""
-        whole = self.tiles[axis] * self.tile[axis]
-        if axis == clustered_axis(self.roles, self.tile[self.roles.m], self.width):
-            whole *= self.schedule.cluster
-        return whole > self.form.sizes[axis]
+        return self.tiles[axis] * self.tile[axis] * self.along.get(axis, 1) > self.form.sizes[axis]
 
 
 def _origin(axis: str) -> str:

@@ -13,7 +13,7 @@ and waits for the products of the last step only. Tensor cores so have the next 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,15 +71,15 @@ def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     return product_problem(_WarpGroupKernel, form, schedule)
 
 
-def tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+def tile_problem(schedule: TileSchedule, roles: MatrixRoles, widths: Sequence[int] = WIDTHS) -> str | None:
     """Why warp groups cannot multiply the tiles of a schedule, however they are copied; None when they can."""
     rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
     if roles.dtype not in WARP_GROUP_DTYPES:
         return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
     if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
         return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
-    if schedule.thread_of[roles.n] != width or width not in WIDTHS:
-        return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, WIDTHS))} columns"
+    if schedule.thread_of[roles.n] != width or width not in widths:
+        return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, widths))} columns"
     if schedule.step_of[roles.k] % STEP:
         return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
     if any(amount for _, amount in schedule.padding):

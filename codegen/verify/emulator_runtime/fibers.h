@@ -25,6 +25,7 @@ struct Fiber {
   ucontext_t context;
 };
 constexpr size_t stack_bytes = 1 << 18;
+constexpr unsigned most_warps = 256;  // of a cluster
 static Fiber* fibers;
 // Blocks of a cluster run together, their threads one block's after the other's; `actor_count` are its threads and whatever
 // else acts at times of its own (barriers.h).
@@ -203,7 +204,7 @@ static bool some_phase_reached() {
   return false;
 }
 static void run_block() {
-  static unsigned ready[32];
+  static unsigned ready[most_warps];
   for (unsigned i = 0; i < thread_count; ++i) fibers[i].state = runnable;
   do do {
     unsigned count = 0;

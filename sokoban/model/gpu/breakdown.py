@@ -40,8 +40,8 @@ HIDING = 0.15
 UNHIDDEN_ASYNCHRONOUS = 0.07
 
 #: The same share where bulk copies bring what warp groups multiply: nobody alternates. What copies does nothing else, a
-#: product reads shared memory by itself, and warps wait only for what is late. The board's rate of L2 was found on kernels
-#: of this kind under the same assumption (its device file).
+#: product reads shared memory by itself, and warps wait only for what is late. The board's rate of L2 was found on
+#: kernels of this kind under the same assumption (its device file).
 UNHIDDEN_BULK = 0.0
 
 #: Share of a step's waiting that other resident blocks do not fill.

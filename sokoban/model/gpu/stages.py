@@ -107,8 +107,9 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
 def l2_seconds(step: BlockStep) -> Floats:
     """The way from L2 to a unit, which all units together saturate: bytes in transactions (W_i of 5.4.3).
 
-    A staged tile is read once per step, what the blocks of a cluster have in common once by all of them. Without staging neighbouring threads share lines through L1, so that a block
-    touches its tile once per step too, as long as the lanes of a warp walk the innermost dimension.
+    A staged tile is read once per step, what the blocks of a cluster have in common once by all of them. Without
+    staging neighbouring threads share lines through L1, so that a block touches its tile once per step too, as long as
+    the lanes of a warp walk the innermost dimension.
     """
     table, device = step.table, step.device
     l2 = device.l2 or device.dram
@@ -177,8 +178,8 @@ def pipelined_waiting(step: BlockStep, waiting: Floats, work: Floats, transfer: 
 
 
 def filling_seconds(step: BlockStep) -> Floats:
-    """Filling a pipeline's first buffer, once per block: other blocks compute meanwhile, where there are any. Blocks that
-    compute one tile after another fill it once, those of all rounds together: for the next tile copies are under way
+    """Filling a pipeline's first buffer, once per block: other blocks compute meanwhile, where there are any. Blocks
+    that compute one tile after another fill it once in all rounds together: for the next tile copies are under way
     while the last one is multiplied and its results leave."""
     latency = LOADED_LATENCY * _latency_seconds(step.device)
     seconds: Floats = np.where(step.table.stages > 1, latency, 0.0) / step.occupancy.running
