@@ -30,6 +30,13 @@ CLUSTERS = (1, 2, 4)
 #: Bytes of the barriers of a buffer: one says that it is full, one that it is empty.
 BARRIER_BYTES = 16
 
+#: Most pairs of units of a GPC (NVIDIA H100 Tensor Core GPU Architecture, 2022: nine TPCs of two SMs).
+GPC_PAIRS = 9
+
+#: Largest cluster whose number that runs at once is the same on every chip of a board: larger ones leave the order of
+#: tiles to the hardware, as a persistent cluster that had to wait for another to end would compute its tiles after it.
+MOST_PERSISTENT = 2
+
 #: Columns of a tile by warp groups that multiply: with the group that copies they share a unit's registers. (The
 #: compiler takes no instruction for more registers than all threads have at the start, 128 with three groups.)
 MOST_WIDTH = {1: 256, 2: 256, 3: 192}
@@ -68,6 +75,22 @@ def _cluster_shapes(table: ScheduleTable, roles: MatrixRoles) -> tuple[Ints, Int
     along_m = table.block[roles.n] >= table.block[roles.m]
     two, four = table.cluster == 2, table.cluster == 4
     return 1 + ((two & along_m) | four), 1 + ((two & ~along_m) | four)
+
+
+def units_of_clusters(units: int, cluster: int) -> int:
+    """Units on which clusters can run at the same time. All of a cluster is within one GPC; what a GPC has beyond whole
+    clusters gets none. GPCs have :data:`GPC_PAIRS` pairs of units at most, and here as many as each other, but for one
+    pair: which of them a chip lacks nobody says.
+
+    >>> [units_of_clusters(132, cluster) for cluster in (1, 2, 4)]
+    [132, 132, 128]
+    """
+    if cluster <= 2:
+        return units
+    pairs = units // 2
+    count = -(-pairs // GPC_PAIRS)
+    sizes = [pairs // count + (number < pairs % count) for number in range(count)]
+    return sum(2 * size // cluster * cluster for size in sizes)
 
 
 def read_share(table: ScheduleTable, load: Load) -> Floats | float:
@@ -173,12 +196,12 @@ def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
                     if stages < LEAST_STAGES:
                         continue
                     schedule = group_schedule(form, roles, rows, width, stages)
-                    launched = placed.device.unit_count * resident // cluster * cluster
+                    together = units_of_clusters(placed.device.unit_count, cluster) * resident // cluster * cluster
                     tiles = schedule.grid_blocks(form.sizes)
                     yield schedule.with_(
                         cluster=cluster,
-                        launched=launched if tiles > launched else 0,
-                        raster=_band(min(launched, tiles), rows, width),
+                        launched=together if tiles > together and cluster <= MOST_PERSISTENT else 0,
+                        raster=_band(min(together, tiles), rows, width),
                     )
 
 

@@ -64,11 +64,13 @@ _ARRIVE_IN = _function(
   asm volatile("{\\n"
                " .reg .b32 remote;\\n"
                " mapa.shared::cluster.u32 remote, %0, %1;\\n"
-               " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\\n"
+               " mbarrier.arrive.shared::cluster.b64 _, [remote];\\n"
                "}" :: "r"(shared_address(shared, offset)), "r"(rank) : "memory");""",
 )
 
-#: What bulk copies and threads of other blocks did is known after the wait: the order is that of the cluster.
+#: Arrivals and waits order within the block, as those of the pipelines of CUTLASS do (``ClusterBarrier``): what they
+#: hand on is written by bulk copies and read by products, which count at the barrier or are waited for. An order of the
+#: cluster would flush and invalidate caches at every step.
 _WAIT = _function(
     "barrier_wait",
     "const void* shared, int offset, unsigned parity",
@@ -76,7 +78,7 @@ _WAIT = _function(
   asm volatile("{\\n"
                " .reg .pred done;\\n"
                "again:\\n"
-               " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\\n"
+               " mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
                " @done bra over;\\n"
                " bra again;\\n"
                "over:\\n"

@@ -31,7 +31,7 @@ from sokoban.model.gpu.occupancy import (
 from sokoban.model.gpu.operands import OperandReads, operand_reads
 from sokoban.model.gpu.row_work import RowWork
 from sokoban.model.gpu.work import arithmetic_instructions, row_work_of
-from sokoban.schedule.bulk_copies import GIVING_THREADS, clustered_blocks
+from sokoban.schedule.bulk_copies import GIVING_THREADS, clustered_blocks, units_of_clusters
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product, shares_rows
 from sokoban.schedule.tile import COPYING_THREADS
 
@@ -151,7 +151,8 @@ def occupancy_of(step: BlockStep) -> Occupancy:
         registers, spilled = step.report.registers, step.report.spilled
     shared = shared_bytes(table)
     resident = blocks_per_unit(table, device, registers, shared)
-    busiest_blocks = -(-clustered_blocks(table) // device.unit_count)
+    units = np.where(table.cluster > 2, units_of_clusters(device.unit_count, 4), device.unit_count)
+    busiest_blocks = -(-clustered_blocks(table) // units)
     running = np.minimum(np.maximum(1, resident), busiest_blocks)
     return Occupancy(
         registers=registers,

@@ -13,7 +13,7 @@ from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.tensor_map import TensorMap
 from codegen.verify.emulator import EmulatorError
 from codegen.verify.gpu import verify
-from roller.inspect.disassembly import disassemble, nvdisasm_path
+from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
 from sokoban.kernel.form import KernelForm
 from sokoban.schedule.tile import TileSchedule
 from tests.codegen.gpu.matrix.test_wgmma import OPERATORS, SERIALISED, text_of
@@ -128,13 +128,18 @@ def test_machine_code_copies_in_bulk_and_spills_nothing(
     assert SERIALISED not in built.log
     assert "setmaxnreg" not in built.log  # it says where it ignores that
     assert built.registers * schedule.threads_per_block <= 65536
-    names = [line.text.split()[0] for line in disassemble(built.cubin).functions[0].instructions]
+    function = disassemble(built.cubin).functions[0]
+    names = [line.text.split()[0] for line in function.instructions]
     copies = [name for name in names if name.startswith("UTMALDG")]
     products = [name for name in names if name.startswith("HGMMA")]
     assert any("MULTICAST" in name for name in copies) == (cluster > 1)
     assert len(set(products)) == 1  # the first step stands by itself
     assert len(products) in (4, 8)
     assert not [name for name in names if name.startswith(("LDL", "STL", "LDGSTS", "HMMA"))]
+    # Nothing in a step but the products, their descriptors, two barriers and the counter.
+    mix = hottest_loop(function).mix
+    assert (mix.kind("HGMMA"), mix.kind("BAR", "MEMBAR", "CCTL")) == (4, 0)
+    assert mix.total < 110
 
 
 @pytest.mark.parametrize(
