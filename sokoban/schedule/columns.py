@@ -315,6 +315,12 @@ class ScheduleReader:
             lambda i: InputError("cluster", "warp groups alone multiply tiles that are copied in bulk", remedy),
         )
         self._complain(
+            ~np.isin(cluster, (0, *CLUSTERS)),
+            lambda i: InputError(
+                "cluster", f"{cluster[i]} blocks", f"give {', '.join(map(str, CLUSTERS))} or leave it out"
+            ),
+        )
+        self._complain(
             (launched % np.maximum(1, cluster) != 0) | ((launched > 0) & (cluster == 0)),
             lambda i: InputError("launched", f"{launched[i]} blocks in clusters of {cluster[i]}", "leave it out"),
         )

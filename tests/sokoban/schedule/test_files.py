@@ -357,6 +357,8 @@ def test_bulk_copies_are_for_warp_groups_and_whole_clusters() -> None:
     assert schedule_from_json(schedule.to_json(), form) == schedule
     with pytest.raises(InputError, match="133 blocks in clusters of 2"):
         schedule_from_json({**written, "launched": 133}, form)
+    with pytest.raises(InputError, match="cluster: 3 blocks"):
+        schedule_from_json({**written, "cluster": 3}, form)
     with pytest.raises(InputError, match="warp groups alone multiply tiles that are copied in bulk"):
         schedule_from_json({**written, "instruction": "fma", "thread": {"m": 16, "n": 16}, "launched": 0}, form)
     assert not {"asynchronous", "raster"} & matmul(**GOOD).to_json().keys()
