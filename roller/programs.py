@@ -198,6 +198,8 @@ def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
         frozenset(schedule.turned),
         schedule.asynchronous,
         schedule.raster,
+        schedule.cluster,
+        schedule.launched,
     )
 
 

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from codegen.tensor_map import TensorMap
+
 #: Name of the manifest's file in the folder of a bundle.
 MANIFEST = "manifest.json"
 
@@ -147,7 +149,7 @@ class LaunchRecord:
         seconds, bound: predicted time of this launch, and the stage that sets it.
         tensors: what its parameters point to, arguments or tensors of the workspace, the one it writes last.
         zero_output: it adds to that one, which has to be cleared before.
-        architecture: as in :class:`KernelRecord`.
+        architecture, tensor_maps: as in :class:`KernelRecord`.
     """
 
     label: str
@@ -166,6 +168,7 @@ class LaunchRecord:
     tensors: tuple[str, ...]
     zero_output: bool = False
     architecture: str | None = None
+    tensor_maps: tuple[TensorMap, ...] = ()
 
     @property
     def file(self) -> str:
@@ -198,6 +201,7 @@ class KernelRecord:
         workspace: bytes of every tensor between the launches, by name.
         tolerance: relative error of its results that counts as right where that is more than the reference's.
         architecture: what its binary was compiled for, ``sm_90a``; None where it is the manifest's.
+        tensor_maps: of the tensors that it takes as tensor maps, which the launcher has the driver make.
     """
 
     rank: int
@@ -225,6 +229,7 @@ class KernelRecord:
     workspace: dict[str, int] = field(default_factory=dict)
     tolerance: float | None = None
     architecture: str | None = None
+    tensor_maps: tuple[TensorMap, ...] = ()
 
     @property
     def predicted_rank(self) -> int:
@@ -258,6 +263,7 @@ class KernelRecord:
                 tensors=tuple(argument.name for argument in arguments),
                 zero_output=self.zero_output,
                 architecture=self.architecture,
+                tensor_maps=self.tensor_maps,
             ),
         )
 

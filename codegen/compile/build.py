@@ -114,6 +114,7 @@ def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: st
         registers=None,
         spill_bytes=None,
         architecture=own,
+        tensor_maps=lowered.maps,
     )
 
 

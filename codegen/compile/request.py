@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.target import Target
+from codegen.tensor_map import TensorMap
 from codegen.verify.result import Verification
 from sokoban.kernel.problem import Problem
 from sokoban.schedule.patches import Schedule
@@ -42,7 +43,8 @@ class BuiltKernel:
         spill_bytes: bytes per thread spilled to local memory, stores and loads; None without a binary.
         error: why there is no kernel; empty where there is one.
         architecture: what it is compiled for where that is not the request's,
-        :func:`codegen.gpu.source.text.own_architecture`.
+            :func:`codegen.gpu.source.text.own_architecture`.
+        tensor_maps: of the tensors that it takes as tensor maps.
     """
 
     entry: str
@@ -56,6 +58,7 @@ class BuiltKernel:
     spill_bytes: int | None
     error: str = ""
     architecture: str | None = None
+    tensor_maps: tuple[TensorMap, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 from codegen.bundle.records import Argument, Bundle, KernelRecord, LaunchRecord
 from codegen.runtime.arrays import DeviceTensor, Tensors, cupy_module, holds, tensors_of
 from codegen.runtime.operator import BundleOperator, mismatch
+from codegen.runtime.tensor_maps import encoded
 from hal.support.errors import InputError
 
 #: Dynamic shared memory that a launch may have without asking for more (CUDA C++ Programming Guide, 16.4.3).
@@ -77,7 +78,10 @@ class LoadedKernel:
                 cupy = cupy_module()
                 size = self.entry.workspace.get(last, output_bytes)
                 cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
-            parameters = tuple(addresses[name] for name in step.tensors)
+            maps = {seen.tensor: seen for seen in step.tensor_maps}
+            parameters = tuple(
+                encoded(maps[name], addresses[name]) if name in maps else addresses[name] for name in step.tensors
+            )
             function(step.grid, step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
     def workspace(self) -> dict[str, Any]:

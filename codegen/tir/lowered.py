@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.tensor_map import TensorMap
+
 #: TVM writes this suffix behind the name of every device function it splits off; texts of ours have it too.
 KERNEL_SUFFIX = "_kernel"
 
@@ -26,6 +28,7 @@ class Lowered:
         dynamic_shared_bytes: the part to be given at launch.
         has_barriers: the module says itself where threads wait for each other; TVM adds no barriers of its own.
         text: the kernel's source from ``extern "C" __global__`` on, where no TVM module stands behind it.
+        maps: of the tensors that it takes as tensor maps rather than pointers, in the order of its parameters.
     """
 
     module: Any
@@ -36,6 +39,7 @@ class Lowered:
     dynamic_shared_bytes: int
     has_barriers: bool = False
     text: str = ""
+    maps: tuple[TensorMap, ...] = ()
 
 
 def reason_of(error: Exception) -> str:

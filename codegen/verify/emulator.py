@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from codegen.tensor_map import MAP_ITEM_BYTES, TensorMap
+
 #: Folders of the headers that stand in for CUDA's, and of what executes a kernel.
 _HEADERS = Path(__file__).parent / "emulator_headers"
 _RUNTIME = Path(__file__).parent / "emulator_runtime"
@@ -33,6 +35,8 @@ _CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:cuda[\w/]*|mma)(?:\.
 _DYNAMIC_SHARED = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?(\w+)\s+(\w+)\[\];")
 #: What orders some threads of a block, but not all.
 _PARTIAL_ORDER = re.compile(r"\b__syncwarp\b")
+_SHARED_BARRIERS = re.compile(r"\bbarrier_wait\b")
+_CLUSTER = re.compile(r"__cluster_dims__\((\d+)")
 _LANGUAGE = (
     "-std=c++20",
     "-w",
@@ -118,6 +122,7 @@ def run_cuda_on_cpu(
     extents: Sequence[int] | None = None,
     most_steps: int | None = None,
     timeout_s: float = 600,
+    maps: Sequence[TensorMap] = (),
 ) -> Emulation:
     """Run one kernel.
 
@@ -137,6 +142,7 @@ def run_cuda_on_cpu(
             every element of an output has to be written, once. Where None, a kernel may write what it likes of outputs.
         most_steps: accesses of all threads together after which a kernel counts as one that never ends.
         timeout_s: after which it does in any case.
+        maps: of the parameters that are tensor maps, in their order.
 
     Returns:
         The arrays at ``output_indices`` after the kernel has run, and what synchronizations were needless.
@@ -144,7 +150,7 @@ def run_cuda_on_cpu(
     Raises:
         EmulatorError: g++ refuses the source, or the kernel crashes, hangs or breaks a rule of CUDA.
     """
-    kernel = _kernel(source, entry)
+    kernel = _kernel(source, entry, maps)
     if len(kernel.types) != len(arguments):
         raise EmulatorError(f"{entry}: {len(arguments)} arguments for {len(kernel.types)} parameters")
     program = _compiled(kernel, "-O2" if optimized else "-O0", checked)
@@ -157,7 +163,9 @@ def run_cuda_on_cpu(
             sizes[position][2] = "u" if extents is None else "o"
         elif inputs_are_constant:
             sizes[position][2] = "i"
-    flags = "c" * checked + "p" * bool(_PARTIAL_ORDER.search(source)) + "-"
+    cluster = _CLUSTER.search(source)
+    flags = "c" * checked + "p" * bool(_PARTIAL_ORDER.search(source)) + "b" * bool(_SHARED_BARRIERS.search(source))
+    flags += (cluster[1] if cluster else "") + "-"
     launch = [*grid, 1, 1][:3] + [*block, 1, 1][:3] + [dynamic_shared_bytes]
     with tempfile.TemporaryDirectory(prefix="cuda-on-cpu-") as directory:
         data = Path(directory) / "arrays"
@@ -210,6 +218,7 @@ class _Kernel:
         types: of its parameters.
         names: of its parameters.
         dynamic: name of its dynamic shared memory, empty where it has none.
+        maps: the tensor maps among its parameters, by position.
     """
 
     source: str
@@ -217,20 +226,24 @@ class _Kernel:
     types: tuple[str, ...]
     names: tuple[str, ...]
     dynamic: str
+    maps: Mapping[int, TensorMap]
 
     @property
     def program(self) -> str:
         """The C++ program: the headers, the text less CUDA's own headers, and the call of the kernel."""
         text = _CUDA_INCLUDE.sub("", self.source)
         text = _DYNAMIC_SHARED.sub(r"\1* \2 = (\1*)emulator_dynamic_shared;", text)
-        call = ", ".join(f"({kind})arguments[{position}]" for position, kind in enumerate(self.types))
+        arguments = [
+            _map_argument(position, self.maps[position]) if position in self.maps else f"({kind})arguments[{position}]"
+            for position, kind in enumerate(self.types)
+        ]
         return "\n".join(
             [
                 '#include "cuda_on_cpu.h"',
                 f'#line 1 "{_TEXT_NAME}"',
                 text,
                 '#line 1 "call.cu"',
-                f'extern "C" void emulator_call(void** arguments) {{ {self.entry}({call}); }}',
+                f'extern "C" void emulator_call(void** arguments) {{ {self.entry}({", ".join(arguments)}); }}',
                 "",
             ]
         )
@@ -245,19 +258,35 @@ class _Kernel:
 _TEXT_NAME = "kernel.cu"
 
 
-def _kernel(source: str, entry: str) -> _Kernel:
+def _map_argument(position: int, tensor_map: TensorMap) -> str:
+    """The argument of a parameter that is a tensor map, both shapes from the innermost dimension on."""
+    shapes = (", ".join(map(str, reversed(shape))) for shape in (tensor_map.shape, tensor_map.box))
+    described = ", ".join(f"{{{shape}}}" for shape in shapes)
+    start = f"(const unsigned char*)arguments[{position}]"
+    return f"TensorMap{{{start}, {MAP_ITEM_BYTES[tensor_map.dtype]}, {len(tensor_map.box)}, {described}}}"
+
+
+def _kernel(source: str, entry: str, maps: Sequence[TensorMap]) -> _Kernel:
     signature = re.search(rf"\b{re.escape(entry)}\s*\(([^)]*)\)", source)
     if signature is None:
         raise EmulatorError(f"{entry}: the source has no such kernel")
     kinds, names = [], []
-    for parameter in signature.group(1).split(","):
+    by_position: dict[int, TensorMap] = {}
+    for position, parameter in enumerate(signature.group(1).split(",")):
+        if "__grid_constant__" in parameter:
+            if len(by_position) == len(maps):
+                raise EmulatorError(f"{entry}: parameter {parameter.strip()} has no tensor map")
+            by_position[position] = maps[len(by_position)]
+            kinds.append("const void*")
+            names.append(maps[len(by_position) - 1].tensor)
+            continue
         kind, star, name = parameter.replace("__restrict__", "").rpartition("*")
         if not star:
             raise EmulatorError(f"{entry}: parameter {parameter.strip()} is no pointer")
         kinds.append(kind.strip() + "*")
         names.append(name.strip())
     dynamic = _DYNAMIC_SHARED.search(source)
-    return _Kernel(source, entry, tuple(kinds), tuple(names), dynamic.group(2) if dynamic else "")
+    return _Kernel(source, entry, tuple(kinds), tuple(names), dynamic.group(2) if dynamic else "", by_position)
 
 
 _PLACE = re.compile(r"@p([0-9a-f]+)")

@@ -24,6 +24,7 @@ from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source, opencl_source
 from codegen.target import Target
+from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
@@ -69,7 +70,7 @@ def tile_twin(schedule: TileSchedule, form: KernelForm) -> TileSchedule:
     ]
     height, width = min(choices, key=lambda choice: (abs(choice[0] - choice[1]), choice[0]))
     thread = {axis: 1 for axis, _ in schedule.block} | {roles.m: height, roles.n: width}
-    return replace(schedule, thread=sizes(thread), instruction=Instruction.FMA)
+    return replace(schedule, thread=sizes(thread), instruction=Instruction.FMA, cluster=0, launched=0)
 
 
 def verify(
@@ -93,6 +94,9 @@ def verify(
         order_seeds: of the orders in which the emulator runs threads, warps and blocks.
     """
     small = form if full_size else cut_down(form, schedule)
+    if schedule.launched and not full_size:
+        # Blocks that have several tiles, however few are left.
+        schedule = replace(schedule, launched=schedule.cluster)
     reference = _source_value if full_size else _value
     steps = [(small, schedule)]
     plan = _opencl_plan(small, steps) if engine == "opencl" else _emulator_plan(small, steps, target, order_seeds)
@@ -165,6 +169,7 @@ class EmulatedKernel:
         dynamic_shared_bytes: size of ``extern __shared__`` memory.
         optimized: whether its run is long enough to be worth an optimising compilation.
         tensors: what the arguments hold.
+        maps: of those that it takes as tensor maps.
     """
 
     source: str
@@ -175,6 +180,7 @@ class EmulatedKernel:
     dynamic_shared_bytes: int
     optimized: bool
     tensors: tuple[Tensor, ...]
+    maps: tuple[TensorMap, ...] = ()
 
     @property
     def output(self) -> Tensor:
@@ -198,6 +204,7 @@ class EmulatedKernel:
             optimized=self.optimized,
             seeds=seeds,
             extents=[tensor.element_count for tensor in self.tensors],
+            maps=self.maps,
         )
         return Run(self.values(emulation.outputs[0]), emulation.needless)
 
@@ -335,6 +342,7 @@ def emulated_kernel(
         dynamic_shared_bytes=lowered.dynamic_shared_bytes,
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
         tensors=tensors,
+        maps=lowered.maps,
     )
 
 

@@ -152,6 +152,7 @@ def _built(built: BuiltKernel, file: _Files) -> dict[str, Any]:
         "registers": built.registers,
         "spill_bytes": built.spill_bytes,
         "architecture": built.architecture,
+        "tensor_maps": built.tensor_maps,
     }
 
 

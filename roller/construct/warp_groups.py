@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
 from sokoban.kernel.placed import PlacedForm
+from sokoban.schedule.bulk_copies import bulk_schedules
+from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import GROUP_ROWS, warp_group_schedules
 
 WARP_GROUPS_POLICY = "warp groups"
@@ -16,7 +18,7 @@ def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) 
     """A candidate for every tile of the operator that warp groups of the device can multiply; none where they cannot.
     Padding is not held to ``epsilon``: the next smaller tile of a group is the same instruction at less."""
     roles = placed.warp_group_roles
-    for schedule in warp_group_schedules(placed):
+    for schedule in (*warp_group_schedules(placed), *bulk_schedules(placed)):
         assert roles is not None
         rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
         warp = {**schedule.thread_of, roles.k: roles.depth}
@@ -28,6 +30,15 @@ def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) 
             schedule,
             WARP_GROUPS_POLICY,
             epsilon,
-            (multiplied, staged),
+            (multiplied, staged, *_bulk_reasons(schedule, shape)),
             (tuple(warp.get(axis, 1) for axis in space.axes), shape),
         )
+
+
+def _bulk_reasons(schedule: TileSchedule, shape: tuple[int, ...]) -> tuple[Reason, ...]:
+    """What is said of tiles that are copied in bulk; nothing where threads copy."""
+    if not schedule.cluster:
+        return ()
+    common = f", one operand's by halves to {schedule.cluster} blocks" if schedule.cluster > 1 else ""
+    again = f"; {schedule.launched} blocks, one tile after another" if schedule.launched else ""
+    return (Reason("shared", f"tiles copied in bulk by a warp group of its own{common}{again}", shape),)

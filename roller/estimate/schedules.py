@@ -17,6 +17,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
+from sokoban.schedule.bulk_copies import form_problem
 from sokoban.schedule.files import ScheduleGroup
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
@@ -107,7 +108,9 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     if not table.has_warp_tiles or product is None:
         return table.warp_tile
     by_warp = table.mma & (not product.instruction.is_mma)
-    return np.where(table.wgmma, placed.warp_group_roles is None, by_warp)
+    roles = placed.warp_group_roles
+    not_in_bulk = table.bulk & (roles is None or form_problem(placed.form, roles) is not None)
+    return np.where(table.wgmma, (roles is None) | not_in_bulk, by_warp)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:

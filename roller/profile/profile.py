@@ -273,6 +273,7 @@ def _order(kernel: KernelProfile) -> tuple[bool, float, int]:
 #: Fields of a launch that its time depends on.
 _LAUNCH_FACTS = (
     "entry", "source", "binary", "grid", "block", "dynamic_shared_bytes", "tensors", "zero_output", "architecture",
+    "tensor_maps",
 )  # fmt: skip
 
 

@@ -21,6 +21,10 @@ def gpu_schedule_text(schedule: TileSchedule) -> str:
         text += f" · {schedule.stages} buffers"
     if schedule.asynchronous:
         text += " · cp.async"
+    if schedule.cluster:
+        text += " · TMA" + (f" to {schedule.cluster} blocks" if schedule.cluster > 1 else "")
+    if schedule.launched:
+        text += f" · {schedule.launched} persistent blocks"
     if schedule.raster:
         text += f" · bands of {schedule.raster}"
     if schedule.reduce_threads:

@@ -15,6 +15,7 @@ import numpy as np
 from hal.support.errors import InputError, listed
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.bulk_copies import CLUSTERS
 from sokoban.schedule.pipelines import asynchronous_problem
 from sokoban.schedule.table import INSTRUCTION_NUMBER, Bools, Ints, ScheduleTable, instruction_numbers, product
 from sokoban.schedule.tile import TileSchedule
@@ -33,6 +34,7 @@ Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
 Elements = Annotated[int, msgspec.Meta(ge=1, le=MAX_TILE_ELEMENTS)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0, le=MAX_TILE_ELEMENTS)]
 Band = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
+Cluster = Annotated[int, msgspec.Meta(ge=0, le=max(CLUSTERS))]
 Stages = Annotated[int, msgspec.Meta(ge=1, le=MAX_STAGES)]
 
 #: The keys of a schedule by what their names stand for.
@@ -40,7 +42,7 @@ CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
 KEYS = (
     *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
-    "raster",
+    "raster", "cluster", "launched",
 )  # fmt: skip
 
 
@@ -72,6 +74,8 @@ def _candidate_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors:
         ("turned", tuple[str, ...], ()),
         ("asynchronous", bool, TileSchedule.asynchronous),
         ("raster", Band, TileSchedule.raster),
+        ("cluster", Cluster, TileSchedule.cluster),
+        ("launched", Band, TileSchedule.launched),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -134,6 +138,8 @@ class ScheduleReader:
         self._check_stages(stages, in_place)
         asynchronous = self._asynchronous(stages, instruction)
         self._check_raster(raster, in_place)
+        cluster, launched = self._numbers("cluster"), self._numbers("launched")
+        self._check_bulk_copies(cluster, launched, instruction)
         padding = self._sizes("padding", self.tensors)
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
@@ -155,6 +161,8 @@ class ScheduleReader:
             instruction=instruction,
             asynchronous=asynchronous,
             raster=raster,
+            cluster=cluster,
+            launched=launched,
         )
 
     # Columns as they are given
@@ -296,6 +304,25 @@ class ScheduleReader:
         self._complain(
             (raster > 0) & (in_place | (self.form.reduction is None)),
             lambda i: InputError("raster", "bands of blocks need every operand of a reduction staged", "leave it out"),
+        )
+
+    def _check_bulk_copies(self, cluster: Ints, launched: Ints, instruction: Ints) -> None:
+        """Warp groups alone multiply what is copied in bulk, and only such blocks compute several tiles."""
+        by_groups: Bools = instruction == INSTRUCTION_NUMBER[Instruction.WGMMA]
+        remedy = f'write "instruction": "{Instruction.WGMMA}", or leave it out'
+        self._complain(
+            (cluster > 0) & ~by_groups,
+            lambda i: InputError("cluster", "warp groups alone multiply tiles that are copied in bulk", remedy),
+        )
+        self._complain(
+            ~np.isin(cluster, (0, *CLUSTERS)),
+            lambda i: InputError(
+                "cluster", f"{cluster[i]} blocks", f"give {', '.join(map(str, CLUSTERS))} or leave it out"
+            ),
+        )
+        self._complain(
+            (launched % np.maximum(1, cluster) != 0) | ((launched > 0) & (cluster == 0)),
+            lambda i: InputError("launched", f"{launched[i]} blocks in clusters of {cluster[i]}", "leave it out"),
         )
 
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:

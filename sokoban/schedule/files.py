@@ -20,6 +20,7 @@ from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
+from sokoban.schedule.bulk_copies import CLUSTERS
 from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
 from sokoban.schedule.tile import TileSchedule, sizes
@@ -45,6 +46,8 @@ _KEYS: Mapping[str, str] = {
     "turned": "staged tensors whose tile is stored with the last dimension that outputs walk innermost",
     "asynchronous": "with several stages of multiply-adds: copy past the registers (cp.async, sm_80 and later)",
     "raster": "blocks beside each other in a band that is launched before the next one; 0 for no bands",
+    "cluster": "blocks that get a tile in common by one read, copied in bulk (sm_90a); 0 where threads copy",
+    "launched": "blocks of the launch, each computing one tile after another; 0 for a block per tile",
 }
 
 
@@ -150,6 +153,8 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
         turned=candidate.turned,
         asynchronous=candidate.asynchronous,
         raster=candidate.raster,
+        cluster=candidate.cluster,
+        launched=candidate.launched,
     )
 
 
@@ -226,6 +231,8 @@ def schedule_schema() -> dict[str, Any]:
     kinds["turned"] = {"type": "array", "items": {"type": "string"}}
     kinds["asynchronous"] = {"type": "boolean", "default": TileSchedule.asynchronous}
     kinds["raster"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.raster}
+    kinds["cluster"] = {"type": "integer", "minimum": 0, "maximum": max(CLUSTERS), "default": TileSchedule.cluster}
+    kinds["launched"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.launched}
     kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
     properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
     item = {"$ref": "#/$defs/Schedule"}

@@ -15,7 +15,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.regions import data_dimension, storage_order
 from sokoban.language.expression import Load
-from sokoban.schedule.tile import Sizes, TileSchedule
+from sokoban.schedule.tile import COPYING_THREADS, Sizes, TileSchedule
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.floating[Any]]
@@ -80,6 +80,10 @@ class ScheduleTable:
             left out. With matrix instructions ``thread`` is per warp.
         asynchronous: pipelines of multiply-adds that copy past the registers; none where it is left out.
         raster: blocks beside each other in a band of launch order; 0 (no bands) everywhere where it is left out.
+        cluster: blocks that have a tile in common copied by one read, 0 where threads copy; 0 everywhere where it is
+            left out.
+        launched: blocks of a launch that compute one tile after another; 0 (one tile each) everywhere where it is left
+            out.
     """
 
     form: KernelForm
@@ -99,13 +103,15 @@ class ScheduleTable:
     instruction: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     asynchronous: Bools = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
     raster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    cluster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    launched: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
             object.__setattr__(self, "stages", self.ones)
         if len(self.asynchronous) != self.count:
             object.__setattr__(self, "asynchronous", np.zeros(self.count, dtype=np.bool_))
-        for name in ("instruction", "raster"):
+        for name in ("instruction", "raster", "cluster", "launched"):
             if len(getattr(self, name)) != self.count:
                 object.__setattr__(self, name, self.zeros)
 
@@ -131,6 +137,8 @@ class ScheduleTable:
             instruction=instruction_numbers(s.instruction for s in schedules),
             asynchronous=np.array([s.asynchronous for s in schedules], dtype=np.bool_),
             raster=_column([s.raster for s in schedules]),
+            cluster=_column([s.cluster for s in schedules]),
+            launched=_column([s.launched for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
@@ -184,6 +192,11 @@ class ScheduleTable:
         return self.instruction == INSTRUCTION_NUMBER[Instruction.WGMMA]
 
     @cached_property
+    def bulk(self) -> Bools:
+        """Schedules whose tiles are copied in bulk."""
+        return self.cluster > 0
+
+    @cached_property
     def has_stages(self) -> bool:
         """Whether any schedule fetches ahead."""
         return bool((self.stages > 1).any())
@@ -207,7 +220,9 @@ class ScheduleTable:
     def threads_per_block(self) -> Ints:
         """Threads of a block, 32 for every tile of a warp."""
         owners = product(self.threads.values(), self.count) * self.reduce_threads
-        return np.where(self.warp_tile, owners * 32, owners) if self.has_warp_tiles else owners
+        if not self.has_warp_tiles:
+            return owners
+        return np.where(self.warp_tile, owners * 32 + np.where(self.bulk, COPYING_THREADS, 0), owners)
 
     @cached_property
     def _warps(self) -> dict[int, Ints]:

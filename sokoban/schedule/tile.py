@@ -17,6 +17,10 @@ from sokoban.kernel.instructions import Instruction
 
 Sizes = tuple[tuple[str, int], ...]
 
+#: Threads of a block that multiply nothing, where bulk copies bring the tiles: a warp group, one thread of which starts
+#: the copies. Registers are given up by whole groups.
+COPYING_THREADS = 128
+
 
 def sizes(mapping: Mapping[str, int]) -> Sizes:
     """A mapping as the hashable pairs a schedule holds, in the mapping's own order.
@@ -60,6 +64,10 @@ class TileSchedule:
             loads run ahead into registers. Matrix instructions with ``stages`` copy so anyhow.
         raster: blocks beside each other in a band that launch order goes down before it comes to the next
             (:func:`sokoban.schedule.raster.raster_axes`); 0 = along the last axis first, then the one before it.
+        cluster: blocks that have the tile of one operand copied to all of them by one read (multicast), where the
+            Tensor Memory Accelerator copies (:mod:`sokoban.schedule.bulk_copies`); 1 = each block has its own tiles
+            copied, 0 = threads copy.
+        launched: blocks of the launch, each of which computes one tile after another; 0 = a block for every tile.
     """
 
     block: Sizes
@@ -76,6 +84,8 @@ class TileSchedule:
     turned: tuple[str, ...] = ()
     asynchronous: bool = False
     raster: int = 0
+    cluster: int = 0
+    launched: int = 0
 
     @cached_property
     def block_of(self) -> Mapping[str, int]:
@@ -133,7 +143,9 @@ class TileSchedule:
         """Threads of a block, 32 for every tile of a warp."""
         threads = math.prod(self.threads_of.values()) * math.prod(self.reduce_threads_of.values())
         # A tile of matrix instructions belongs to a warp: `thread` is what one warp computes.
-        return threads * 32 if self.uses_matrix else threads
+        if not self.uses_matrix:
+            return threads
+        return threads * 32 + (COPYING_THREADS if self.cluster else 0)
 
     def grid_blocks(self, axis_sizes: Mapping[str, int]) -> int:
         """Blocks of the launch over axes of ``axis_sizes`` elements."""
@@ -162,6 +174,10 @@ class TileSchedule:
             fields["asynchronous"] = True
         if self.raster:
             fields["raster"] = self.raster
+        if self.cluster:
+            fields["cluster"] = self.cluster
+        if self.launched:
+            fields["launched"] = self.launched
         return fields
 
     def padded(self, padding: Sizes) -> TileSchedule:
@@ -181,6 +197,8 @@ class TileSchedule:
             turned=self.turned,
             asynchronous=self.asynchronous,
             raster=self.raster,
+            cluster=self.cluster,
+            launched=self.launched,
         )
 
     def laid_out(
@@ -208,6 +226,8 @@ class TileSchedule:
             turned=turned,
             asynchronous=asynchronous,
             raster=raster,
+            cluster=self.cluster,
+            launched=self.launched,
         )
 
     def with_(self, **changes: Any) -> TileSchedule:

@@ -57,7 +57,7 @@ def warp_group_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
             most_rows = max(GROUP_ROWS, 2 * form.sizes[roles.m])
             most_columns = max(WIDTHS[0], 2 * form.sizes[roles.n])
             if rows <= most_rows and width <= most_columns:
-                yield from (_schedule(form, roles, rows, width, stages) for stages in STAGES)
+                yield from (group_schedule(form, roles, rows, width, stages) for stages in STAGES)
 
 
 def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T], Instruction | None]) -> list[_T]:
@@ -89,7 +89,8 @@ def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T],
     return list(ranked)
 
 
-def _schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, stages: int) -> TileSchedule:
+def group_schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, stages: int) -> TileSchedule:
+    """The schedule of blocks of ``rows`` by ``width`` that warp groups multiply."""
     block, warp = {roles.m: rows, roles.n: width}, {roles.m: WARP_ROWS, roles.n: width}
     return TileSchedule(
         block=tuple((axis, block.get(axis, 1)) for axis in form.spatial),

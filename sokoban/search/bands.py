@@ -30,23 +30,25 @@ def in_bands(
 ) -> tuple[Ints, EstimateTable]:
     """The width of bands for some schedules of a table, and their estimates with these.
 
-    No schedule has bands where DRAM takes little of the time of the first.
+    No schedule gets others than its own where DRAM takes little of the time of the first.
 
     Args:
         table: the schedules.
         which: rows of some of them, best first.
-        estimates: of all schedules of the table, without bands.
+        estimates: of all schedules of the table as they are.
         placed: their operator on a device.
 
     Returns:
         The width in blocks for each of ``which``, 0 without bands; and the estimates.
     """
     plain = estimates.rows_of(which)
+    own = table.raster[which]
     if not len(which) or plain.stage_seconds["dram"][0] <= DRAM_SHARE * plain.seconds[0]:
-        return np.zeros(len(which), dtype=np.int64), plain
+        return own, plain
     table = table.candidates(which)
     raster = bands(table, plain, placed.device)
-    return raster, estimate(table.with_raster(raster), placed) if raster.any() else plain
+    raster = np.where(raster > 0, raster, own)
+    return raster, estimate(table.with_raster(raster), placed) if (raster != own).any() else plain
 
 
 def bands(table: ScheduleTable, estimates: EstimateTable, device: DeviceSpec) -> Ints:

@@ -145,5 +145,7 @@ def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
         stages=int(table.stages[row]),
         asynchronous=bool(table.asynchronous[row]),
         raster=int(table.raster[row]),
+        cluster=int(table.cluster[row]),
+        launched=int(table.launched[row]),
         turned=tuple(name for name in cached if table.turned[name][row]),
     )

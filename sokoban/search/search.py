@@ -22,6 +22,7 @@ from sokoban.kernel.matrix import MMA_STAGES
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate
 from sokoban.model.rational import estimate
+from sokoban.schedule.bulk_copies import bulk_schedules
 from sokoban.schedule.pipelines import fetched_ahead, with_layouts
 from sokoban.schedule.table import Bools, Floats, Ints, ScheduleTable, join
 from sokoban.schedule.tile import TileSchedule
@@ -144,7 +145,7 @@ def _tables(placed: PlacedForm) -> Iterator[tuple[ScheduleTable, int]]:
     if form.kind == "tile":
         for family in families(placed):
             yield _screened(placed, family)
-        groups = list(warp_group_schedules(placed))
+        groups = [*warp_group_schedules(placed), *bulk_schedules(placed)]
         if groups:
             yield ScheduleTable.of(form, groups), len(groups)
 
@@ -354,7 +355,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
     columns += [table.reduce_threads, table.warp_tile, table.wgmma, staged]
     if not tiles_only:
         columns += [*table.thread.values(), *table.step.values(), *table.cached.values(), table.stages]
-        columns += [table.asynchronous, table.raster]
+        columns += [table.asynchronous, table.raster, table.cluster, table.launched]
     return np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
 
 

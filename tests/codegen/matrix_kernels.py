@@ -78,7 +78,7 @@ def emulate(form: KernelForm, lowered: Lowered, source: str) -> tuple[NDArray[np
     arguments.append(to_dtype(np.full(output.shape, np.nan), output.dtype))
     (result,) = run_cuda_on_cpu(
         source, lowered.entry + KERNEL_SUFFIX, arguments, lowered.grid, lowered.block, [len(arguments) - 1],
-        lowered.dynamic_shared_bytes, optimized=False,
+        lowered.dynamic_shared_bytes, optimized=False, maps=lowered.maps,
     ).outputs  # fmt: skip
     read = {t.name: from_dtype(a, t.dtype) for t, a in zip(form.expr.inputs, arguments[:-1], strict=True)}
     return from_dtype(result, output.dtype), evaluate(form.expr, read)

@@ -40,7 +40,7 @@ WARP = 32
 RESULT_VECTOR = 4
 
 
-def _warp_tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+def warp_tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
     """Why a schedule's tiles are none of a matrix product by warps, whatever the instruction; None where they are."""
     for axis, block in schedule.block:
         warp = schedule.thread_of[axis]
@@ -289,7 +289,7 @@ def product_problem(kernel: type[ProductKernel], form: KernelForm, schedule: Til
     roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
-    return _warp_tile_problem(schedule, roles) or kernel.instruction_problem(form, schedule, roles)
+    return warp_tile_problem(schedule, roles) or kernel.instruction_problem(form, schedule, roles)
 
 
 def product_shared_bytes(kernel: type[ProductKernel], form: KernelForm, schedule: TileSchedule) -> int:

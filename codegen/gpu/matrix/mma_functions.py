@@ -197,7 +197,8 @@ def device_functions(used: set[str]) -> str:
     if any(name.startswith("load_bytes") for name in used):
         used = used | {"load_matrix_x4_trans"}
     texts = [text for name, text in _FUNCTIONS.items() if name in used]
-    if any("shared_address" in text for text in texts):
+    # The descriptors of warp groups have addresses too.
+    if "matrix_descriptor" in used or any("shared_address" in text for text in texts):
         texts.insert(0, _SHARED_ADDRESS)
     if texts:
         texts = [f"#ifndef {_EMULATED}", *texts, "#endif"]

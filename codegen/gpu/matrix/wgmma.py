@@ -13,7 +13,7 @@ and waits for the products of the last step only. Tensor cores so have the next 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,22 @@ def lower(request: LoweringRequest) -> Lowered:
 def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     """Why a schedule cannot be lowered to ``wgmma``; None when it can."""
     return product_problem(_WarpGroupKernel, form, schedule)
+
+
+def tile_problem(schedule: TileSchedule, roles: MatrixRoles, widths: Sequence[int] = WIDTHS) -> str | None:
+    """Why warp groups cannot multiply the tiles of a schedule, however they are copied; None when they can."""
+    rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
+    if roles.dtype not in WARP_GROUP_DTYPES:
+        return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
+    if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
+        return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
+    if schedule.thread_of[roles.n] != width or width not in widths:
+        return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, widths))} columns"
+    if schedule.step_of[roles.k] % STEP:
+        return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
+    if any(amount for _, amount in schedule.padding):
+        return "padding: tiles of warp groups are swizzled instead"
+    return None
 
 
 @dataclass(frozen=True)
@@ -137,24 +153,12 @@ class _WarpGroupKernel(CopiedProduct):
 
     @staticmethod
     def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
-        rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
-        if roles.dtype not in WARP_GROUP_DTYPES:
-            return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
-        if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
-            return (
-                f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
-            )
-        if schedule.thread_of[roles.n] != width or width not in WIDTHS:
-            return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, WIDTHS))} columns"
-        if schedule.step_of[roles.k] % STEP:
-            return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
-        if any(amount for _, amount in schedule.padding):
-            return "padding: tiles of warp groups are swizzled instead"
+        problem = tile_problem(schedule, roles)
+        if problem is not None:
+            return problem
         if not LEAST_STAGES <= schedule.stages <= MOST_STAGES:
             return f"{schedule.stages} pipeline stages: warp groups take {LEAST_STAGES} to {MOST_STAGES}"
-        if not is_aligned(form, schedule):
-            return "rows of an operand are no multiples of 16 bytes"
-        return None
+        return None if is_aligned(form, schedule) else "rows of an operand are no multiples of 16 bytes"
 
     def place(self, load: Load, stage: Expr, row: Expr, column: Expr) -> Expr:
         return self.panels[load].offset(stage * self.stage_bytes, row, column)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from sokoban.schedule.warp_groups import WIDTHS
+from sokoban.schedule.bulk_copies import BULK_WIDTHS
 
 #: Rows of a tile in 128-byte swizzle repeat after so many bytes: eight rows of 128.
 ATOM_BYTES = 1024
@@ -109,10 +109,10 @@ _FUNCTIONS = {
     ARRIVE: _instruction(ARRIVE, "wgmma.fence.sync.aligned;"),
     COMMIT: _instruction(COMMIT, "wgmma.commit_group.sync.aligned;"),
     WAIT_FOR_EARLIER: _instruction(WAIT_FOR_EARLIER, "wgmma.wait_group.sync.aligned 1;"),
-    **{finish_name(width): _finish(width) for width in WIDTHS},
+    **{finish_name(width): _finish(width) for width in BULK_WIDTHS},
     **{
         product_name(dtype, width, a, b): _product(dtype, width, a, b)
-        for dtype, width, a, b in product(_TYPES, WIDTHS, (False, True), (False, True))
+        for dtype, width, a, b in product(_TYPES, BULK_WIDTHS, (False, True), (False, True))
     },
 }
 

@@ -210,3 +210,4 @@ EMULATOR_INLINE void emulator_store_matrix(emulator::Site site, float* to, const
 
 #include "mma_on_cpu.h"
 #include "wgmma_on_cpu.h"
+#include "tma_on_cpu.h"

@@ -52,4 +52,18 @@ void arrive_at_warp_group(Site);
 void multiply_by_warp_group(Site, float* sums, uint64_t a, uint64_t b, Element, unsigned width, bool a_turned, bool b_turned);
 void commit_products(Site);
 void wait_for_products(Site, unsigned pending);
+
+// A tensor and a box of it, both from the innermost dimension on, as a bulk copy sees them.
+struct TensorMap { const unsigned char* start; unsigned element_bytes, rank, size[5], box[5]; };
+// Addresses are bytes of the block's own dynamic shared memory.
+void make_barrier(unsigned address, unsigned count);
+void fence_barriers();
+void arrive_at_barrier(unsigned address);
+void arrive_and_expect(unsigned address, unsigned bytes);
+void wait_for_phase(Site, unsigned address, unsigned parity);
+// `blocks`: a bit for every block of the cluster that gets it, at the same offset; 0 for the own block alone.
+void copy_tile(Site, unsigned to, const TensorMap*, unsigned barrier, unsigned blocks, const int* at);
+unsigned address_in_cluster(unsigned address, unsigned rank);
+unsigned rank_in_cluster();
+void sync_cluster(Site);
 }  // namespace emulator

@@ -179,7 +179,15 @@ struct Described {
 };
 constexpr unsigned group_threads = 128, most_width = 256;
 // A warp's part of a product: 16 rows of A by all of B.
-struct Product { uint64_t a, b; Element element; unsigned width, row; bool a_turned, b_turned; uint32_t place; float* sums[32]; };
+struct Product {
+  uint64_t a, b;
+  Element element;
+  unsigned width, row;
+  bool a_turned, b_turned;
+  uint32_t place;
+  float* sums[32];
+  size_t shared;  // where its block's shared memory starts
+};
 struct Products : QueueOf<Product> {
   unsigned issued = 0;
   bool is_dirty = true;                 // its accumulators were touched since the last product
@@ -191,9 +199,9 @@ static Products* products;  // by warp
 static std::vector<std::pair<uint64_t, uint64_t>>* agreed;
 
 static Area& dynamic_area() { return areas[area_count - 1]; }
-static float number_at(unsigned byte, Element element) {
+static float number_at(size_t byte, Element element) {
   uint16_t bits;
-  memcpy(&bits, emulator_dynamic_shared + byte, 2);
+  memcpy(&bits, dynamic_area().start + byte, 2);
   if (element == bfloat16) {
     uint32_t word = (uint32_t)bits << 16;
     float value;
@@ -218,8 +226,8 @@ static void perform(const Product& product) {
   Described a(product.a, product.a_turned), b(product.b, product.b_turned);
   float rows[16][16], columns[most_width][16];
   for (unsigned k = 0; k < 16; ++k) {
-    for (unsigned m = 0; m < 16; ++m) rows[m][k] = number_at(a.at(product.row + m, k), product.element);
-    for (unsigned n = 0; n < product.width; ++n) columns[n][k] = number_at(b.at(n, k), product.element);
+    for (unsigned m = 0; m < 16; ++m) rows[m][k] = number_at(product.shared + a.at(product.row + m, k), product.element);
+    for (unsigned n = 0; n < product.width; ++n) columns[n][k] = number_at(product.shared + b.at(n, k), product.element);
   }
   // Lane l of a warp has rows l / 4 and 8 more; columns l % 4 * 2, one more, and all 8 apart.
   for (unsigned m = 0; m < 16; ++m)
@@ -231,7 +239,8 @@ static void perform(const Product& product) {
 // Writes that the asynchronous proxy is to see: their threads have fenced since, and this thread knows of it.
 static void check_fenced(const Where& where, const Access& write) {
   if (write.stamp <= block_start) return;
-  unsigned writer = write.who % thread_count;
+  unsigned writer = write.who % actor_count;
+  if (writer >= thread_count) return;  // a bulk copy, of the same proxy
   const Fences& all = fences[writer];
   Stamp known_until = writer == me ? stamp : knows_of(writer);
   unsigned one = none;
@@ -247,7 +256,7 @@ static void check_fenced(const Where& where, const Access& write) {
   if (is_alone) need(one);
 }
 template <typename Each> static void for_operand_cells(const Product& product, Each each) {
-  for_pieces(product, [&](unsigned byte) { for_cells(dynamic_area(), byte, 16, product.place, false, each); });
+  for_pieces(product, [&](unsigned byte) { for_cells(dynamic_area(), product.shared + byte, 16, product.place, false, each); });
 }
 static void multiply_together(unsigned first, unsigned lanes) {
   Fiber& leader = fibers[me];
@@ -262,7 +271,7 @@ static void multiply_together(unsigned first, unsigned lanes) {
   own.is_dirty = false;
   own.arrivals.clear();
   Product product{leader.given[1], leader.given[2], (Element)(leader.given[3] & 15), (unsigned)leader.given[4],
-                  first % group_threads / 32 * 16, (bool)(leader.given[3] & 16), (bool)(leader.given[3] & 32), leader.place, {}};
+                  first % group_threads / 32 * 16, (bool)(leader.given[3] & 16), (bool)(leader.given[3] & 32), leader.place, {}, own_shared()};
   for (unsigned i = 0; i < 32; ++i) {
     Fiber& fiber = fibers[first + i];
     product.sums[i] = (float*)fiber.given[0];
@@ -283,7 +292,7 @@ static void multiply_together(unsigned first, unsigned lanes) {
     unsigned thread = first + draw(32);
     act_as(thread);
     for_pieces(product, [&](unsigned byte) {
-      check_bounds(dynamic_area(), (uintptr_t)emulator_dynamic_shared + byte, 16, product.place, false);
+      check_bounds(dynamic_area(), (uintptr_t)dynamic_area().start + product.shared + byte, 16, product.place, false);
     });
     for_operand_cells(product, [&](const Where& where, Cell& cell) {
       check_write(where, cell);
@@ -309,11 +318,21 @@ static void arrive_together(unsigned first, unsigned) {
   execute(fibers[me].site, fence_kind);
   products[first / 32].arrivals.push_back(fibers[me].site.number % most_sites);
 }
+// The products of a warp are one more actor, of which the lanes know that waited for them. Who reads, and the time.
+static uint32_t products_done(unsigned warp) {
+  ++tick;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    size_t at = (size_t)(warp * 32 + lane) * actor_count + thread_count + warp;
+    known[at] = known_other[at] = tick;
+  }
+  return block_number * actor_count + thread_count + warp;
+}
 static void wait_together(unsigned first, unsigned) {
   Site site = fibers[me].site;
   Products& own = products[first / 32];
   act_as(first + draw(32));
-  Access now{self(), stamp, 0, 0};
+  Access now{has_phases ? products_done(first / 32) : self(), stamp, 0, 0};
+  if (has_phases) now.stamp = tick;
   complete(own, site, (unsigned)fibers[first].given[0], [&](const Product& product, bool is_early, uint32_t via) {
     if (!is_early) perform(product);
     own.completed.assign(1, completions[via - 1]);
@@ -323,8 +342,8 @@ static void wait_together(unsigned first, unsigned) {
     for_operand_cells(product, [&](const Where&, Cell& cell) {
       --cell.products;
       if (has_partial) {
-        if (!cell.readers) cell.readers = (Access*)calloc(thread_count, sizeof(Access));
-        cell.readers[me] = now;
+        if (!cell.product_readers) cell.product_readers = (Access*)calloc(warp_count, sizeof(Access));
+        cell.product_readers[first / 32] = now;
       } else {
         cell.read[cell.read[0].stamp > cell.read[1].stamp] = now;
       }
@@ -336,7 +355,7 @@ static void race_with_product(const Where& where) {
     auto look = [&](const Group<Product>& group) {
       for (const Product& product : group.items)
         for_pieces(product, [&](unsigned byte) {
-          if (byte / 16 != where.at / 16) return;
+          if ((product.shared + byte) / 16 != where.at / 16) return;
           report("race on %s: a product of warp %u at %s is under way, when it is written by %s at %s",
                  byte_of(where.area, where.at), warp, at_place(product.place), someone(self()), at_place(where.place));
         });

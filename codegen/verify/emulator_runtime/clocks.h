@@ -9,6 +9,7 @@
 namespace emulator {
 typedef uint32_t Stamp;
 constexpr Stamp under_way = ~0u;
+constexpr unsigned most_actors = 4096;
 
 enum Kind { barrier_kind, wait_kind, commit_kind, fence_kind, warp_kind };
 constexpr const char* kind_names[] = {"barrier", "wait", "commit", "fence", "warp"};
@@ -23,8 +24,8 @@ static Stamp decisive;            // what was done after it is unordered, or ord
 static unsigned base_site = none;
 static Stamp* stamps;             // of threads: what they do now
 static Stamp stamp;               // of `me`
-static bool is_checked, has_partial;
-static Stamp *known, *known_other;  // [thread][other]; before the latest meetings at `partial_site` of the thread
+static bool is_checked, has_partial, has_phases;
+static Stamp *known, *known_other;  // [thread][actor]; before the latest meetings at `partial_site` of the thread
 static unsigned* partial_site;
 // A thread's fences between the proxies.
 struct Fence { Stamp stamp; unsigned site; };
@@ -49,7 +50,7 @@ static void start_clocks() {
   stamps = new Stamp[thread_count]();
   fences = new Fences[thread_count]();
   if (!has_partial) return;
-  size_t bytes = sizeof(Stamp) * thread_count * thread_count;
+  size_t bytes = sizeof(Stamp) * thread_count * actor_count;
   known = (Stamp*)calloc(1, bytes);
   known_other = (Stamp*)calloc(1, bytes);
   partial_site = new unsigned[thread_count];
@@ -78,35 +79,36 @@ static void act_as(unsigned thread) {
 // Up to when this thread knows what thread `other` did.
 static Stamp knows_of(unsigned other) {
   if (other == me) return stamp;
-  Stamp more = has_partial ? known[me * thread_count + other] : 0;
+  Stamp more = has_partial ? known[me * actor_count + other] : 0;
   return more > base ? more : base;
 }
 // Whether what another thread did at `then` happened before now; `alone` says which place alone makes it so, if one does.
 static bool happened(unsigned other, Stamp then, unsigned& alone) {
-  Stamp by_others = has_partial ? known[me * thread_count + other] : 0;
+  Stamp by_others = has_partial ? known[me * actor_count + other] : 0;
+  if (other >= thread_count) return by_others >= then;  // no barrier of the block waits for it
   if (then <= base) {
     if (then > base_other && by_others < then) alone = base_site;
     return true;
   }
   if (by_others < then) return false;
-  if (known_other[me * thread_count + other] < then) alone = partial_site[me];
+  if (known_other[me * actor_count + other] < then) alone = partial_site[me];
   return true;
 }
 // Threads tell each other all they know: those of `tell` to those of `listen`, both from `first` on.
 static void tell(unsigned first, unsigned lanes, unsigned site) {
-  static Stamp joined[1024];
+  static Stamp joined[most_actors];
   memset(joined, 0, sizeof joined);
   for_lanes(lanes, [&](unsigned i) {
-    const Stamp* row = known + (size_t)(first + i) * thread_count;
-    for (unsigned other = 0; other < thread_count; ++other) joined[other] = row[other] > joined[other] ? row[other] : joined[other];
+    const Stamp* row = known + (size_t)(first + i) * actor_count;
+    for (unsigned other = 0; other < actor_count; ++other) joined[other] = row[other] > joined[other] ? row[other] : joined[other];
   });
   for_lanes(lanes, [&](unsigned i) { joined[first + i] = stamps[first + i]; });
   ++tick;
   for_lanes(lanes, [&](unsigned i) {
-    size_t row = (size_t)(first + i) * thread_count;
-    if (partial_site[first + i] != site) memcpy(known_other + row, known + row, sizeof(Stamp) * thread_count);
+    size_t row = (size_t)(first + i) * actor_count;
+    if (partial_site[first + i] != site) memcpy(known_other + row, known + row, sizeof(Stamp) * actor_count);
     partial_site[first + i] = site;
-    memcpy(known + row, joined, sizeof(Stamp) * thread_count);
+    memcpy(known + row, joined, sizeof(Stamp) * actor_count);
     stamps[first + i] = tick;
   });
 }

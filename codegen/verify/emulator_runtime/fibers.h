@@ -6,7 +6,7 @@
 #include "report.h"
 
 namespace emulator {
-enum State : unsigned char { runnable, at_block, at_warp, returned };
+enum State : unsigned char { runnable, at_block, at_warp, at_phase, returned };
 // What the lanes of a warp do together once all are there; `first` is the thread that is lane 0.
 typedef void (*Perform)(unsigned first, unsigned lanes);
 
@@ -18,15 +18,19 @@ struct Fiber {
   unsigned mask;
   Perform perform;
   uint64_t given[6];
+  unsigned awaited, parity;    // the barrier in shared memory whose phase it waits for
   dim3_t index;
   uintptr_t sums, sums_bytes;  // its accumulators of warp group products
   uint64_t trace;
   ucontext_t context;
 };
 constexpr size_t stack_bytes = 1 << 18;
+constexpr unsigned most_warps = 256;  // of a cluster
 static Fiber* fibers;
-static unsigned thread_count, warp_count, me;
-static uint32_t block_number;
+// Blocks of a cluster run together, their threads one block's after the other's; `actor_count` are its threads and whatever
+// else acts at times of its own (barriers.h).
+static unsigned thread_count, block_threads, cluster_size = 1, actor_count, warp_count, me;
+static uint32_t block_number;  // of the cluster, where there are several to one
 static unsigned char* stacks;
 static void** kernel_arguments;
 static void* scheduler[5];
@@ -41,7 +45,10 @@ static uint32_t draw() {  // xorshift64*
 }
 static uint32_t draw(uint32_t count) { return (uint32_t)((uint64_t)draw() * count >> 32); }
 
+static const char* named_barrier(unsigned actor);
 static const char* named(unsigned thread) {
+  if (thread >= thread_count) return named_barrier(thread);
+  thread %= block_threads;
   if (blockDim.y * blockDim.z == 1) return words("thread %u", thread);
   return words("thread (%u, %u, %u)", thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y);
 }
@@ -49,13 +56,16 @@ static const char* block_named(uint32_t number) {
   if (gridDim.y * gridDim.z == 1) return words("block %u", number);
   return words("block (%u, %u, %u)", number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y);
 }
+static const char* block_of(unsigned thread) {
+  return block_named(block_number * cluster_size + (thread < thread_count ? thread / block_threads : 0));
+}
 static void fail_at(unsigned place, const char* reason) {
-  report("%s by %s of %s at %s", reason, named(me), block_named(block_number), at_place(place));
+  report("%s by %s of %s at %s", reason, named(me), block_of(me), at_place(place));
 }
 static void fail_at(Site site, const char* reason) {
-  report("%s by %s of %s at %s", reason, named(me), block_named(block_number), at_line(site.line));
+  report("%s by %s of %s at %s", reason, named(me), block_of(me), at_line(site.line));
 }
-void fail(const char* reason) { report("%s by %s of %s", reason, named(me), block_named(block_number)); }
+void fail(const char* reason) { report("%s by %s of %s", reason, named(me), block_of(me)); }
 
 __attribute__((noinline, noipa)) static void jump_to(void** to) { __builtin_longjmp(to, 1); }
 __attribute__((noinline, noipa)) static void switch_from(void** from, void** to) {
@@ -80,7 +90,8 @@ static void start_fibers() {
   if (stacks == MAP_FAILED) report("out of memory");
   for (me = 0; me < thread_count; ++me) {
     Fiber& fiber = fibers[me];
-    fiber.index = {me % blockDim.x, me / blockDim.x % blockDim.y, me / blockDim.x / blockDim.y};
+    unsigned own = me % block_threads;
+    fiber.index = {own % blockDim.x, own / blockDim.x % blockDim.y, own / blockDim.x / blockDim.y};
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = stacks + me * stack_bytes;
     fiber.context.uc_stack.ss_size = stack_bytes;
@@ -132,7 +143,7 @@ static bool release_warp(unsigned first) {
       me = first + i;
       if (other.site.number != leader.site.number)
         report("lanes of a warp meet at different places: %s of %s at %s and %s at %s", named(first + i),
-               block_named(block_number), at_line(leader.site.line), named(first + j), at_line(other.site.line));
+               block_of(first + i), at_line(leader.site.line), named(first + j), at_line(other.site.line));
       if (other.mask != leader.mask)
         fail_at(leader.site, words("lanes of a warp name different masks, 0x%x and 0x%x,", leader.mask, other.mask));
     });
@@ -147,20 +158,24 @@ static bool release_warp(unsigned first) {
 }
 static void barrier_passed(Site site);  // all threads are at it
 static void thread_resumed();           // `me` runs next
+static bool phase_reached(Fiber& fiber);  // the one that it waits for; then it goes on
+static bool bulk_goes_on(bool must);    // a bulk copy arrives, if there is one and it is time, or it must
 
+[[noreturn]] static void hangs(unsigned thread);
 static bool release_block() {
   unsigned one = thread_count;
   for (unsigned i = 0; i < thread_count; ++i) {
     if (fibers[i].state == at_block && one == thread_count) one = i;
     else if (fibers[i].state == at_block && fibers[i].site.number != fibers[one].site.number)
       report("threads of a block wait for each other at different places: %s of %s at %s and %s at %s", named(one),
-             block_named(block_number), at_line(fibers[one].site.line), named(i), at_line(fibers[i].site.line));
+             block_of(one), at_line(fibers[one].site.line), named(i), at_line(fibers[i].site.line));
   }
   if (one == thread_count) return false;
   for (unsigned i = 0; i < thread_count; ++i)
-    if (fibers[i].state == at_warp)
+    if (fibers[i].state == at_phase) hangs(i);
+    else if (fibers[i].state == at_warp)
       report("threads of a block wait for each other at different places: %s of %s at %s and %s at %s", named(one),
-             block_named(block_number), at_line(fibers[one].site.line), named(i), at_line(fibers[i].site.line));
+             block_of(one), at_line(fibers[one].site.line), named(i), at_line(fibers[i].site.line));
   barrier_passed(fibers[one].site);
   for (unsigned i = 0; i < thread_count; ++i)
     if (fibers[i].state == at_block) fibers[i].state = runnable;
@@ -171,20 +186,31 @@ static void run_lanes(unsigned first) {
   unsigned start = draw(), step = count == 32 ? draw() | 1 : 1;
   for (unsigned turn = 0; turn < count; ++turn) {
     unsigned i = first + (start + turn * step) % count;
-    if (fibers[i].state != runnable) continue;
     me = i;
+    if (fibers[i].state == at_phase && phase_reached(fibers[i])) fibers[i].state = runnable;
+    if (fibers[i].state != runnable) continue;
     threadIdx = fibers[i].index;
     thread_resumed();
     switch_from(scheduler, fibers[i].jump);
   }
 }
+static bool some_phase_reached() {
+  for (unsigned i = 0; i < thread_count; ++i) {
+    me = i;
+    if (fibers[i].state != at_phase || !phase_reached(fibers[i])) continue;
+    fibers[i].state = runnable;
+    return true;
+  }
+  return false;
+}
 static void run_block() {
-  static unsigned ready[32];
+  static unsigned ready[most_warps];
   for (unsigned i = 0; i < thread_count; ++i) fibers[i].state = runnable;
-  do {
+  do do {
     unsigned count = 0;
     for (unsigned warp = 0; warp < warp_count; ++warp) ready[count++] = warp;
     while (count) {
+      bulk_goes_on(false);
       unsigned at = draw(count);
       run_lanes(ready[at] * 32);
       // Most often it goes on as far as it can: what only a barrier orders, and has none, is then far apart.
@@ -197,10 +223,12 @@ static void run_block() {
         run_lanes(ready[at] * 32);
       } while (true);
     }
-  } while (release_block());
+  } while (some_phase_reached() || bulk_goes_on(true));
+  while (release_block());
   for (unsigned i = 0; i < thread_count; ++i)
     if (fibers[i].state != returned) {
       me = i;
+      if (fibers[i].state == at_phase) hangs(i);
       fail_at(fibers[i].site, words("lanes 0x%x of a warp are waited for in vain,", fibers[i].mask & ~(1u << i % 32)));
     }
 }

@@ -1,7 +1,7 @@
 // What the lanes of a warp do together: shuffles, matrix loads and products, and fragments that the first lane holds whole.
 #pragma once
 #include <cmath>
-#include "asynchronous.h"
+#include "barriers.h"
 
 namespace emulator {
 static void join_warp(unsigned first, unsigned lanes) {
@@ -13,6 +13,7 @@ void sync_warp(Site site, unsigned mask) {
   together(site, mask, EMULATOR_PLACE, join_warp);
 }
 void sync_block(Site site) {
+  if (cluster_size > 1) fail_at(site, "a barrier of a single block of a cluster, which is not emulated,");
   execute(site, barrier_kind);
   follow(site.line);
   fibers[me].site = site;

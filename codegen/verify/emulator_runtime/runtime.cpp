@@ -1,8 +1,8 @@
-// Executes a kernel that was compiled with ../emulator_headers: its blocks one after another, once for every seed, each time
+// Executes a kernel that was compiled with ../emulator_headers: its blocks (or clusters of them) one after another, once for every seed, each time
 // from the same memory, and holds what they do against each other.
 //
 // Arguments: a file; grid x y z; block x y z; bytes of dynamic shared memory; `c` to check and `p` where more than barriers
-// order threads (`-` for neither); most steps; seeds, by commas; then for every array its bytes, how many of them are no
+// order threads, `b` where barriers in shared memory do and a digit for the blocks of a cluster (`-` for none); most steps; seeds, by commas; then for every array its bytes, how many of them are no
 // guard, and `i` where it must not be written, `o` where all of it must be, once, `u` otherwise. The file holds all arrays
 // one after another and is written back.
 #define EMULATOR_RUNTIME
@@ -59,7 +59,7 @@ static void catch_crashes() {
 }
 static uint64_t trace;  // of all threads of all blocks, in no order
 static void run_grid() {
-  uint32_t blocks = gridDim.x * gridDim.y * gridDim.z;
+  uint32_t blocks = gridDim.x * gridDim.y * gridDim.z / cluster_size;
   Area& dynamic = dynamic_area();
   launch_start = tick++;
   std::vector<uint32_t> order(blocks);
@@ -70,14 +70,16 @@ static void run_grid() {
   }
   for (uint32_t number : order) {
     block_number = number;
-    blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
+    if (cluster_size == 1) blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
     memset(dynamic.start, 0xff, dynamic.bytes);
     if (static_shared) memset(static_shared->start, 0xff, static_shared->bytes);
     block_started();
     start_queues();
+    start_barriers();
     for (unsigned i = 0; i < thread_count; ++i) fibers[i].trace = number;
     run_block();
     end_queues();
+    end_barriers();
     for (unsigned i = 0; i < thread_count; ++i) trace += fibers[i].trace;
   }
 }
@@ -97,7 +99,10 @@ static int run(char** text) {
   gridDim = {(unsigned)number(2), (unsigned)number(3), (unsigned)number(4)};
   blockDim = {(unsigned)number(5), (unsigned)number(6), (unsigned)number(7)};
   is_checked = strchr(text[9], 'c');
-  has_partial = strchr(text[9], 'p');
+  has_phases = strchr(text[9], 'b');
+  has_partial = has_phases || strchr(text[9], 'p');
+  for (const char* flag = text[9]; *flag; ++flag)
+    if (*flag >= '2' && *flag <= '8') cluster_size = (unsigned)(*flag - '0');
   if (number(10)) most_steps = number(10);
   unsigned arrays = 0;
   for (char** array = text + 12; *array; array += 3, ++arrays) {
@@ -111,7 +116,9 @@ static int run(char** text) {
     area.number = arrays;
   }
   area_count = arrays + 1;
-  areas[arrays].bytes = areas[arrays].extent = number(8);
+  shared_bytes = number(8);
+  shared_apart = (shared_bytes + 1023) / 1024 * 1024;
+  areas[arrays].bytes = areas[arrays].extent = cluster_size == 1 ? shared_bytes : shared_apart * cluster_size;
   areas[arrays].name = 'd';
   place_areas();
   emulator_dynamic_shared = areas[arrays].start;
@@ -131,8 +138,11 @@ static int run(char** text) {
     arguments[i] = areas[i].start;
   }
   kernel_arguments = arguments;
-  thread_count = blockDim.x * blockDim.y * blockDim.z;
+  block_threads = blockDim.x * blockDim.y * blockDim.z;
+  thread_count = block_threads * cluster_size;
   warp_count = (thread_count + 31) / 32;
+  actor_count = has_phases ? thread_count + warp_count + most_barriers : thread_count;
+  if (has_phases && block_threads % 32) report("blocks of %u threads have no barriers in shared memory here", block_threads);
   catch_crashes();
   start_clocks();
   start_fibers();

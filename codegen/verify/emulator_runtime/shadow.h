@@ -10,11 +10,11 @@ struct Access { uint32_t who; Stamp stamp; uint32_t place; uint32_t via; };
 // How the latest write stands to the one before it: after it, or in no order, with the same value or with another one.
 enum Contest : uint8_t { settled, same_value, other_value };
 // The two latest readers since the write; where each thread last read it, where more than barriers order threads; how many
-// products under way read it; the value that a copy brings, or that stands against the latest write; what is needed if that is
+// products under way read it, and by warp those that did; the value that a copy brings, or that stands against the latest write; what is needed if that is
 // read and differs from what was there `before`.
 struct Cell {
   Access write, read[2];
-  Access* readers;
+  Access *readers, *product_readers;
   uint32_t value, before;
   uint16_t products, pending_need;
   Contest contest;
@@ -42,8 +42,17 @@ static Area* static_shared;
 static uint64_t steps, most_steps = ~0ull;
 static bool has_atomics;
 
-static void thread_resumed() { stamp = stamps[me]; }
-static uint32_t self() { return block_number * thread_count + me; }
+static size_t shared_bytes, shared_apart;  // dynamic shared memory of a block, and from one of a cluster to the next
+
+static size_t own_shared() { return me / block_threads * shared_apart; }  // where it starts in the area
+static void thread_resumed() {
+  stamp = stamps[me];
+  if (cluster_size == 1) return;
+  unsigned number = block_number * cluster_size + me / block_threads;
+  blockIdx = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
+  emulator_dynamic_shared = areas[area_count - 1].start + own_shared();
+}
+static uint32_t self() { return block_number * actor_count + me; }
 
 static const char* byte_of(const Area& area, size_t at) {
   if (area.name == 's') return words("@s%zx", (size_t)area.start + at);
@@ -51,7 +60,8 @@ static const char* byte_of(const Area& area, size_t at) {
   return words("@a%u+%zu", area.number, at);
 }
 static const char* someone(uint32_t who) {
-  return words("%s of %s", named(who % thread_count), block_named(who / thread_count));
+  unsigned actor = who % actor_count, rank = actor < thread_count ? actor / block_threads : 0;
+  return words("%s of %s", named(actor), block_named(who / actor_count * cluster_size + rank));
 }
 struct Where { Area& area; size_t at; unsigned bytes; uint32_t place; };
 
@@ -83,7 +93,7 @@ static bool comes_after(const Where& where, const Access& other, bool other_writ
   if (other.who == self() && other.stamp != under_way) return true;
   if (other.stamp == under_way) return false;
   unsigned place = none;
-  if (!happened(other.who % thread_count, other.stamp, place)) return false;
+  if (!happened(other.who % actor_count, other.stamp, place)) return false;
   if (alone) *alone = place;
   else if (place != none) need(place);
   return true;
@@ -164,6 +174,8 @@ static void write_cell(const Where& where, Cell& cell, Access now, const uint32_
   for (Access& read : cell.read) check_read(where, read);
   if (cell.readers)
     for (unsigned i = 0; i < thread_count; ++i) check_read(where, cell.readers[i]);
+  if (cell.product_readers)
+    for (unsigned i = 0; i < warp_count; ++i) check_read(where, cell.product_readers[i]);
   if (cell.products) race_with_product(where);
   check_overwritten(where, cell, now, value);
   cell.write = now;
@@ -174,8 +186,13 @@ static void split(Area& area, size_t word) {
   area.is_split[word] = true;
   for (unsigned byte = 1; byte < 4; ++byte) {
     Cell& part = area.part(word, byte);
-    Access* readers = part.readers;
+    Access *readers = part.readers, *product_readers = part.product_readers;
     part = area.words[word];
+    part.product_readers = product_readers;
+    if (area.words[word].product_readers) {
+      if (!product_readers) part.product_readers = (Access*)calloc(warp_count, sizeof(Access));
+      memcpy(part.product_readers, area.words[word].product_readers, warp_count * sizeof(Access));
+    }
     part.value = area.words[word].value >> 8 * byte & 255;
     part.before = area.words[word].before >> 8 * byte & 255;
     part.readers = readers;
@@ -244,6 +261,7 @@ static inline void follow(const Area& area, uintptr_t address, unsigned bytes, b
 static inline void check_bounds(const Area& area, uintptr_t address, unsigned bytes, uint32_t place, bool writes) {
   uintptr_t at = address - (uintptr_t)area.start;
   if (at > area.extent || at + bytes > area.extent) outside(area, address, bytes, place, writes);
+  if (cluster_size > 1 && area.name == 'd' && at - own_shared() + bytes > shared_bytes) outside(area, address, bytes, place, writes);
   if (writes && area.is_constant)
     report("an input is written: %s by %s at %s", byte_of(area, at), someone(self()), at_place(place));
 }

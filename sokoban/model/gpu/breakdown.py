@@ -22,7 +22,7 @@ from sokoban.model.gpu.stages import (
     stored_seconds_per_block,
     waiting_seconds,
 )
-from sokoban.model.gpu.step import BlockStep
+from sokoban.model.gpu.step import BlockStep, working_warps
 from sokoban.schedule.table import Floats, ScheduleTable
 
 #: Pipeline stages in the order in which they are shown.
@@ -38,6 +38,11 @@ HIDING = 0.15
 #: take as long as CUTLASS was measured to (295 TFLOP/s on zeros, H. He, "Strangely, matrix multiplications on GPUs run
 #: faster when given predictable data", 2024).
 UNHIDDEN_ASYNCHRONOUS = 0.07
+
+#: The same share where bulk copies bring what warp groups multiply: nobody alternates. What copies does nothing else, a
+#: product reads shared memory by itself, and warps wait only for what is late. The board's rate of L2 was found on
+#: kernels of this kind under the same assumption (its device file).
+UNHIDDEN_BULK = 0.0
 
 #: Share of a step's waiting that other resident blocks do not fill.
 UNHIDDEN_WAIT = 1.0
@@ -144,7 +149,8 @@ def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | 
     stages["l2"] = stages["l2"] + occupancy.rounds * parts.stores
     stages["dram"] = parts.dram
     stages["latency"] = occupancy.rounds * (steps * parts.alone + parts.filling)
-    stages["block_launch"] = table.block_count * device.block_launch_seconds
+    launched = np.where(table.launched > 0, np.minimum(table.launched, table.block_count), table.block_count)
+    stages["block_launch"] = launched * device.block_launch_seconds
     seconds = soft_maximum(parts.units, parts.dram, DRAM_OVERLAP) * parts.hoisting
     seconds = soft_maximum(seconds, parts.power, POWER_SOFTNESS)
     seconds = np.maximum(seconds, stages["block_launch"]) + device.launch_overhead_seconds
@@ -170,8 +176,10 @@ def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
     slowest = np.maximum.reduce(list(busy.values()))
     work = [busy["compute"], busy["shared"], busy["l2"]]
     others = work[0] + work[1] + work[2] - np.maximum.reduce(work)
-    warps = np.maximum(1.0, occupancy.warps * occupancy.running / step.device.teu.group_size)
-    unhidden = np.where(table.mma, UNHIDDEN_ASYNCHRONOUS, UNHIDDEN) if table.has_warp_tiles else UNHIDDEN
+    warps = np.maximum(1.0, working_warps(step) * occupancy.running / step.device.teu.group_size)
+    unhidden: Floats | float = UNHIDDEN
+    if table.has_warp_tiles:
+        unhidden = np.where(table.mma, np.where(table.bulk, UNHIDDEN_BULK, UNHIDDEN_ASYNCHRONOUS), UNHIDDEN)
     return slowest + unhidden * np.maximum(others, 0.0) / warps**HIDING
 
 

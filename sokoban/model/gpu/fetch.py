@@ -60,6 +60,7 @@ class Fetch:
         loads: load instructions per thread.
         instructions: all instructions per thread.
         wavefronts: passes of the load/store unit, global loads and shared stores together.
+        bulk_passes: passes of shared memory in which bulk copies arrive, all banks at once.
         elements_per_thread: that a thread copies.
         batches: how often a thread waits for memory, the first time included; 0 where the tensor is not staged.
         bytes: in transactions of the next layer.
@@ -69,6 +70,7 @@ class Fetch:
     loads: Floats
     instructions: Floats
     wavefronts: Floats
+    bulk_passes: Floats
     elements_per_thread: Floats
     batches: Floats
     bytes: Floats
@@ -106,6 +108,7 @@ def fetch(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fetch:
         loads=loads,
         instructions=instructions,
         wavefronts=requests * (tags_per_request * LINE_WAVEFRONTS + stores_per_request),
+        bulk_passes=elements * (element_bytes / _LINE_BYTES),
         elements_per_thread=loads * width,
         batches=np.maximum(1.0, _waits(table, load, loads, vector) / loads_in_flight(table, loads, guarded)),
         bytes=tile_transaction_bytes(table, load, table.block_tile, (device.l2 or device.dram).transaction_bytes),

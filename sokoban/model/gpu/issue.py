@@ -68,7 +68,8 @@ def issue_seconds(step: BlockStep) -> Floats:
     instructions = sum(issued_instructions(step).values(), np.zeros(table.count))
     if table.has_warp_tiles:
         # A matrix instruction stands for many multiply-adds; loads of wmma are counted in passes.
-        copies = sum(part.loads for part in step.fetches.values())
+        # One thread of a group of its own starts what is copied in bulk.
+        copies = np.where(table.bulk, 0.0, sum(part.loads for part in step.fetches.values()))
         matrix = STEP_INSTRUCTIONS + MMA_COPY_INSTRUCTIONS * copies + _fragment_instructions(table, step.placed)
         instructions = np.where(table.warp_tile, np.where(table.mma, matrix, 0.0), instructions)
     return instructions / step.device.clocks.boost_hz * busiest_scheduler(step)

@@ -14,6 +14,7 @@ from sokoban.kernel.matrix import (
     STATIC_SHARED_BYTES,
     WGMMA_OTHER_REGISTERS,
 )
+from sokoban.schedule.bulk_copies import BARRIER_BYTES
 from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators, operands and what is being fetched: addresses, counters; and fetched
@@ -88,6 +89,8 @@ def shared_bytes(table: ScheduleTable) -> Ints:
             # mma.sync results leave through what was the tiles' memory.
             static = np.where(strip > STATIC_SHARED_BYTES, 1 << 40, strip)
             together = np.where(table.mma, np.maximum(total, strip), total + static)
+            # Results of what is copied in bulk leave straight from registers.
+            together = np.where(table.bulk, total + BARRIER_BYTES * table.stages, together)
             total = np.where(table.warp_tile, together, total)
     return total
 

@@ -14,8 +14,9 @@ from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import loads_in_flight
 from sokoban.model.gpu.row_work import bytes_again, row_bytes, row_passes
-from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads
+from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads, working_warps
 from sokoban.model.gpu.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
+from sokoban.schedule.bulk_copies import read_share
 from sokoban.schedule.table import Bools, Floats, ScheduleTable, product, shares_rows
 
 #: A load's latency on a busy memory system over the idle one; a synchronised step waits for a load, its store, two
@@ -59,7 +60,7 @@ def compute_seconds(step: BlockStep) -> Floats:
     peak = _by_instruction(step, "peak_flops", matrix.peak_flops)
     fragments = points * 2.0 / (peak / device.unit_count) * occupancy.running
     # Too few warps leave matrix units idle, as they leave schedulers.
-    idle = np.maximum(1.0, device.teu.group_size / (occupancy.warps * occupancy.running))
+    idle = np.maximum(1.0, device.teu.group_size / (working_warps(step) * occupancy.running))
     return np.where(table.warp_tile, fragments * idle, scalar)
 
 
@@ -76,17 +77,18 @@ def shared_seconds(step: BlockStep) -> Floats:
     and whatever lives in local memory.
     """
     table, device, occupancy = step.table, step.device, step.occupancy
+    warps = working_warps(step)
     passes: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
         staged = table.cached[load.tensor]
         operand = _fragment_passes(table, load, device) if table.has_warp_tiles else None
-        read = occupancy.warps * (step.reads[load].passes if load in step.reads else part.loads)
-        passes = passes + (read if operand is None else np.where(table.warp_tile, operand * occupancy.warps, read))
-        passes = passes + np.where(staged, part.wavefronts, 0.0)
+        read = warps * (step.reads[load].passes if load in step.reads else part.loads)
+        passes = passes + (read if operand is None else np.where(table.warp_tile, operand * warps, read))
+        passes = passes + np.where(staged, np.where(table.bulk, part.bulk_passes, part.wavefronts), 0.0)
     if step.rows is not None:
-        passes = np.where(shares_rows(table), occupancy.warps * row_passes(table, device, step.rows), passes)
+        passes = np.where(shares_rows(table), warps * row_passes(table, device, step.rows), passes)
     homeless = np.where(step.nest.local, LOCAL_PASSES * table.accumulators, SPILL_PASSES * occupancy.spilled)
-    passes = passes + occupancy.warps * table.thread_points * homeless
+    passes = passes + warps * table.thread_points * homeless
     return passes * occupancy.running / _passes_per_second(device)
 
 
@@ -105,14 +107,15 @@ def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Fl
 def l2_seconds(step: BlockStep) -> Floats:
     """The way from L2 to a unit, which all units together saturate: bytes in transactions (W_i of 5.4.3).
 
-    A staged tile is read once per step. Without staging neighbouring threads share lines through L1, so that a block
-    touches its tile once per step too, as long as the lanes of a warp walk the innermost dimension.
+    A staged tile is read once per step, what the blocks of a cluster have in common once by all of them. Without
+    staging neighbouring threads share lines through L1, so that a block touches its tile once per step too, as long as
+    the lanes of a warp walk the innermost dimension.
     """
     table, device = step.table, step.device
     l2 = device.l2 or device.dram
     block_bytes: Floats = np.zeros(table.count)
     for load, part in step.fetches.items():
-        moved = part.bytes
+        moved = part.bytes * read_share(table, load)
         staged = table.cached[load.tensor]
         if not staged.all():
             together = _lanes_walk_innermost(table, load) | staged
@@ -166,18 +169,21 @@ def pipelined_waiting(step: BlockStep, waiting: Floats, work: Floats, transfer: 
     table = step.table
     if not table.has_stages:
         return waiting
-    # Two buffers belong to the products of warp groups, which also go on while their threads meet.
-    ahead = np.maximum(1, table.stages - np.where(table.wgmma, 2, 1))
+    # Two buffers belong to the products of warp groups, which also go on while their threads meet; of bulk copies one:
+    # a buffer is given back once its own products are done, whatever the threads are at.
+    ahead = np.maximum(1, table.stages - np.where(table.wgmma & ~table.bulk, 2, 1))
     barrier = np.where(table.wgmma, 0.0, BARRIER_CYCLES / step.device.clocks.boost_hz)
     late = np.maximum(0.0, (LOADED_LATENCY * _latency_seconds(step.device) + transfer) / ahead - work) + barrier
     return np.where(table.stages > 1, np.minimum(late, waiting), waiting)
 
 
 def filling_seconds(step: BlockStep) -> Floats:
-    """Filling a pipeline's first buffer, once per block: other blocks compute meanwhile, where there are any."""
+    """Filling a pipeline's first buffer, once per block: other blocks compute meanwhile, where there are any. Blocks
+    that compute one tile after another fill it once in all rounds together: for the next tile copies are under way
+    while the last one is multiplied and its results leave."""
     latency = LOADED_LATENCY * _latency_seconds(step.device)
     seconds: Floats = np.where(step.table.stages > 1, latency, 0.0) / step.occupancy.running
-    return seconds
+    return seconds / np.where(step.table.launched > 0, np.maximum(1.0, step.occupancy.rounds), 1.0)
 
 
 def _latency_seconds(device: DeviceSpec) -> float:

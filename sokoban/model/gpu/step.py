@@ -31,7 +31,9 @@ from sokoban.model.gpu.occupancy import (
 from sokoban.model.gpu.operands import OperandReads, operand_reads
 from sokoban.model.gpu.row_work import RowWork
 from sokoban.model.gpu.work import arithmetic_instructions, row_work_of
+from sokoban.schedule.bulk_copies import GIVING_THREADS, clustered_blocks, units_of_clusters
 from sokoban.schedule.table import Floats, Ints, ScheduleTable, product, shares_rows
+from sokoban.schedule.tile import COPYING_THREADS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -138,6 +140,9 @@ def occupancy_of(step: BlockStep) -> Occupancy:
         # Asynchronous copies pass by the registers.
         needed = needed + np.where(table.mma & step.placed.is_widened, WIDENED_REGISTERS, 0)
         wanted = np.where(table.mma, needed, wanted)
+        # Groups that give each other registers start with all that a unit has.
+        start = device.limits.registers_per_unit // np.maximum(1, table.threads_per_block) // 8 * 8
+        wanted = np.where(table.bulk & (table.threads_per_block > GIVING_THREADS), np.maximum(wanted, start), wanted)
     registers = granted_registers(table, device, wanted)
     spilled = spilled_registers(device, needed, registers)
     if table.has_warp_tiles:
@@ -146,7 +151,8 @@ def occupancy_of(step: BlockStep) -> Occupancy:
         registers, spilled = step.report.registers, step.report.spilled
     shared = shared_bytes(table)
     resident = blocks_per_unit(table, device, registers, shared)
-    busiest_blocks = -(-table.block_count // device.unit_count)
+    units = np.where(table.cluster > 2, units_of_clusters(device.unit_count, 4), device.unit_count)
+    busiest_blocks = -(-clustered_blocks(table) // units)
     running = np.minimum(np.maximum(1, resident), busiest_blocks)
     return Occupancy(
         registers=registers,
@@ -183,6 +189,12 @@ def direct_reads(step: BlockStep, load: Load) -> Floats:
     return step.table.operand_elements[load] / step.table.operand_width[load] * step.table.thread_points
 
 
+def working_warps(step: BlockStep) -> Ints:
+    """Warps of a block that compute: all but those of the group that copies in bulk, whose one thread does little."""
+    copying = COPYING_THREADS // step.device.warp_lanes
+    return step.occupancy.warps - np.where(step.table.bulk, copying, 0)
+
+
 def busiest_scheduler(step: BlockStep) -> Ints:
     """Resident warps of the scheduler that has most: the others wait for it at every barrier."""
-    return -(-step.occupancy.warps * step.occupancy.running // step.device.teu.group_size)
+    return -(-working_warps(step) * step.occupancy.running // step.device.teu.group_size)

@@ -175,3 +175,22 @@ def test_bad_input_is_one_line_and_exit_code_2(
 def test_an_operator_of_a_list_is_picked_by_name(run: Any) -> None:
     found = records(run([RELU, MATMUL], lines(GOOD), "--json", "--name", "matmul_1024x1024x1024"))
     assert found == records(run(MATMUL, lines(GOOD), "--json"))
+
+
+def test_bulk_copies_need_a_board_and_an_operator_that_have_them() -> None:
+    schedule = {
+        "block": {"m": 128, "n": 256}, "thread": {"m": 16, "n": 256}, "step": {"k": 64},
+        "instruction": "wgmma_64xNx16", "stages": 4, "cluster": 2,
+    }  # fmt: skip
+    expr = operator_from_data({"op": "matmul", "m": 512, "n": 512, "k": 512, "dtype": "float16"})
+    groups = schedules_from_json(lines(schedule).encode(), expr)
+    assert score(groups, load_device("h100")).rows(0, 1)[0].reason is None
+    assert "has no matrix instruction" in str(score(groups, load_device("a100")).rows(0, 1)[0].reason)
+    again = operator_from_data(
+        {
+            "expr": "acc[m,n] = sum(k, A[m,k] * B[k,n])\nC[m,n] = acc[m,n] + A[m,n]",
+            "sizes": {"m": 512, "n": 512, "k": 512}, "dtype": "float16",
+        }
+    )  # fmt: skip
+    groups = schedules_from_json(lines(schedule).encode(), again)
+    assert math.isinf(score(groups, load_device("h100")).seconds[0])

@@ -337,12 +337,30 @@ def test_the_schema_accepts_what_schedules_write_and_refuses_unknown_keys() -> N
         "turned",
         "asynchronous",
         "raster",
+        "cluster",
+        "launched",
     }
 
 
 def test_copies_past_the_registers_and_bands_come_back_as_they_were_written() -> None:
     schedule = matmul(**GOOD).with_(stages=3, asynchronous=True, raster=8, turned=("A",))
     assert schedule_from_json(schedule.to_json(), form_of(**MATMUL)) == schedule
+
+
+def test_bulk_copies_are_for_warp_groups_and_whole_clusters() -> None:
+    form = form_of(**{**MATMUL, "m": 256, "n": 256, "k": 256, "dtype": "float16"})
+    axes = {"block": {"m": 128, "n": 256}, "thread": {"m": 16, "n": 256}, "step": {"k": 64}}
+    written = {**axes, "instruction": "wgmma_64xNx16", "stages": 4, "cluster": 2, "launched": 132}
+    schedule = schedule_from_json(written, form)
+    assert (schedule.cluster, schedule.launched, schedule.threads_per_block) == (2, 132, 384)
+    assert ScheduleTable.of(form, [schedule]).threads_per_block.tolist() == [384]
+    assert schedule_from_json(schedule.to_json(), form) == schedule
+    with pytest.raises(InputError, match="133 blocks in clusters of 2"):
+        schedule_from_json({**written, "launched": 133}, form)
+    with pytest.raises(InputError, match="cluster: 3 blocks"):
+        schedule_from_json({**written, "cluster": 3}, form)
+    with pytest.raises(InputError, match="warp groups alone multiply tiles that are copied in bulk"):
+        schedule_from_json({**written, "instruction": "fma", "thread": {"m": 16, "n": 16}, "launched": 0}, form)
     assert not {"asynchronous", "raster"} & matmul(**GOOD).to_json().keys()
 
 

@@ -1,0 +1,434 @@
+"""Products of warp groups whose tiles are copied in bulk (TMA), as CUDA text: one group copies, the others multiply.
+
+Shared memory holds ``stages`` buffers of both operands' tiles, in the panels of :mod:`codegen.gpu.matrix.wgmma`, and
+two barriers each. The thread that copies waits until a buffer is empty and starts the copies of a step, whose bytes the
+barrier *full* counts; warps that multiply wait for that, and arrive at *empty* once the products that read the buffer
+are done, in all blocks of the cluster that copies came to. What lies outside of a tensor arrives as zeros.
+
+A block computes the tiles ``launched`` apart, and the copies for the next one are under way while results leave: from
+registers, of sixteen bytes a lane once the four lanes that hold a row have exchanged what they have of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from codegen.gpu.matrix import wgmma_functions as device
+from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
+from codegen.gpu.matrix.bulk_functions import REGISTERS
+from codegen.gpu.matrix.copied import stage_bytes
+from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text
+from codegen.gpu.matrix.wgmma import DEPTH, PANEL, PanelTile, tile_problem
+from codegen.tensor_map import TensorMap
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
+from codegen.tir.lowering import LoweringRequest
+from codegen.tir.reads import padded_sizes
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.matrix import MatrixRoles
+from sokoban.language.expression import Load, Tensor
+from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, schedule_problem
+from sokoban.schedule.tile import TileSchedule
+from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES
+
+#: Two floats rounded to the element type of the output.
+_PAIRS = {"float16": "rounded_pair_f16", "bfloat16": "rounded_pair_bf16"}
+
+
+def takes(request: LoweringRequest) -> bool:
+    """Products of warp groups whose tiles are copied in bulk."""
+    return request.tiles.instruction == Instruction.WGMMA and request.tiles.cluster > 0
+
+
+def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
+    """Why a schedule cannot be lowered with bulk copies; None when it can."""
+    roles = form.roles
+    if roles is None:
+        return "is no product of matrices that an instruction multiplies"
+    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS)
+    return problem or schedule_problem(form, roles, schedule)
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a matrix product.
+
+    Raises:
+        ValueError: the operator or the schedule does not fit; :func:`bulk_problem` says why.
+    """
+    form, schedule, roles = request.form, request.tiles, request.form.roles
+    problem = bulk_problem(form, schedule)
+    if problem is not None or roles is None:
+        raise ValueError(f"{form.expr.name}: {problem}")
+    kernel = _BulkKernel(form, schedule, roles)
+    return Lowered(
+        module=None,
+        entry=request.entry,
+        grid=(kernel.launched, 1, 1),
+        block=(schedule.threads_per_block, 1, 1),
+        shared_bytes=kernel.shared_bytes,
+        dynamic_shared_bytes=kernel.shared_bytes,
+        text=kernel.text(request.entry),
+        maps=tuple(kernel.tensor_map(tensor) for tensor in form.expr.inputs if tensor.name in kernel.loads),
+    )
+
+
+@dataclass(frozen=True)
+class _BulkKernel:
+    """The text of one kernel."""
+
+    form: KernelForm
+    schedule: TileSchedule
+    roles: MatrixRoles
+
+    @cached_property
+    def groups(self) -> int:
+        """Warp groups that multiply."""
+        return self.schedule.block_of[self.roles.m] // GROUP_ROWS
+
+    @cached_property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return self.schedule.block_of[self.roles.n]
+
+    @cached_property
+    def loads(self) -> Mapping[str, Load]:
+        """The operands by tensor."""
+        return {load.tensor: load for load in (self.roles.a, self.roles.b)}
+
+    @cached_property
+    def tile(self) -> Mapping[str, int]:
+        """Sizes of a block along the output's axes, and of a step along the others."""
+        return {**self.schedule.block_of, **self.schedule.step_of}
+
+    @cached_property
+    def stage_bytes(self) -> int:
+        return stage_bytes(self.schedule, self.roles)
+
+    @cached_property
+    def shared_bytes(self) -> int:
+        return self.schedule.stages * (self.stage_bytes + BARRIER_BYTES)
+
+    @cached_property
+    def panels(self) -> Mapping[Load, PanelTile]:
+        """Where the operands lie in a buffer."""
+        panels, start = {}, 0
+        for load in (self.roles.a, self.roles.b):
+            outer, inner = outer_inner(self.roles, load)
+            panels[load] = PanelTile(self.roles.is_turned(load), self.tile[outer], start)
+            start += self.tile[outer] * self.tile[inner] * ELEMENT_BYTES
+        return panels
+
+    @cached_property
+    def tiles(self) -> Mapping[str, int]:
+        """Tiles of the output along every axis, of a whole cluster where it lies along the axis."""
+        along = self.along
+        return {axis: -(-self.form.sizes[axis] // (size * along.get(axis, 1))) for axis, size in self.schedule.block}
+
+    @cached_property
+    def along(self) -> Mapping[str, int]:
+        """Blocks of a cluster along m and n."""
+        shape = cluster_shape(self.schedule.cluster, self.tile[self.roles.m], self.width)
+        return dict(zip((self.roles.m, self.roles.n), shape, strict=True))
+
+    def sharing(self, load: Load) -> int:
+        """Blocks of a cluster that have an operand's tile in common."""
+        return self.along[self.roles.n if load == self.roles.a else self.roles.m]
+
+    @cached_property
+    def launched(self) -> int:
+        """Blocks of the launch."""
+        all_tiles = math.prod(self.tiles.values()) * self.schedule.cluster
+        return min(self.schedule.launched or all_tiles, all_tiles)
+
+    def copied_rows(self, load: Load) -> int:
+        """Rows of an operand's tile that a block copies."""
+        return self.tile[outer_inner(self.roles, load)[0]] // self.sharing(load)
+
+    def tensor_map(self, tensor: Tensor) -> TensorMap:
+        """How copies see an operand: panels, as many rows of them as a block copies."""
+        load = self.loads[tensor.name]
+        outer, inner = outer_inner(self.roles, load)
+        box = {outer: self.copied_rows(load), inner: PANEL}
+        return TensorMap(
+            tensor=tensor.name,
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            box=tuple(box.get(index.axes[0], 1) for index in load.indices),
+        )
+
+    # ---- the text
+
+    def text(self, entry: str) -> str:
+        """All of it, from ``extern "C" __global__`` on."""
+        schedule, cluster = self.schedule, self.schedule.cluster
+        threads = schedule.threads_per_block
+        bounds = f"__launch_bounds__({threads}, 1)" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
+        moved = REGISTERS.get(self.groups)
+        more, fewer = (
+            (f"    registers_more_{moved[0]}();\n", f"    registers_fewer_{moved[1]}();\n") if moved else ("", "")
+        )
+        meet = "cluster_sync();" if cluster > 1 else "__syncthreads();"
+        return f"""\
+extern "C" __global__ void {bounds}
+{entry}{KERNEL_SUFFIX}({self._parameters()}) {{
+  constexpr int STAGES = {schedule.stages}, STEPS = {self._steps()}, STAGE_BYTES = {self.stage_bytes};
+  constexpr int FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8;
+  extern __shared__ __align__({device.ATOM_BYTES}) char shared[];
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+{self._ranks()}
+  if (thread == 0) {{
+    for (int stage = 0; stage < STAGES; ++stage) {{
+      barrier_make(shared, FULL + {BARRIER_BYTES} * stage, 1);
+      barrier_make(shared, EMPTY + {BARRIER_BYTES} * stage, {self.groups * 4 * self._partners()});
+    }}
+    barrier_fence();
+  }}
+  {meet}
+  int stage = 0, parity = 0;
+  if (warp >= {self.groups * 4}) {{
+{fewer}    if (thread == {self.groups * 128}) {{
+{self._copy_tiles()}
+    }}
+  }} else {{
+{more}    const int group = warp / 4;
+    float sums[{self.width // 2}];
+{self._multiply_tiles()}
+  }}
+{"  cluster_sync();  // nobody copies or arrives where a block has ended" if cluster > 1 else ""}
+}}
+"""
+
+    def _ranks(self) -> str:
+        """Where a block is in its cluster, and to whom each lane says that a buffer is empty: those who copy to it."""
+        if self.schedule.cluster < 2:
+            return ""
+        across = self.along[self.roles.n]
+        return f"""\
+  const int rank = cluster_rank(), rank_m = rank / {across}, rank_n = rank % {across};
+  const int partner = lane < {across} ? rank_m * {across} + lane : (rank_m ^ 1) * {across} + rank_n;"""
+
+    def _partners(self) -> int:
+        """Blocks of a cluster that copy to a block, itself among them."""
+        return sum(self.along.values()) - 1
+
+    def _parameters(self) -> str:
+        texts = []
+        for tensor in self.form.expr.inputs:
+            name = identifier(tensor.name)
+            if tensor.name in self.loads:
+                texts.append(f"const __grid_constant__ TensorMap {name}_map")
+            else:
+                texts.append(f"const {POINTERS[tensor.dtype]}* __restrict__ {name}_ptr")
+        output = self.form.expr.output
+        return ", ".join([*texts, f"{POINTERS[output.dtype]}* __restrict__ {identifier(output.name)}_ptr"])
+
+    def _steps(self) -> int:
+        padded = padded_sizes(self.form, self.schedule)
+        return math.prod(padded[axis] // self.schedule.step_of[axis] for axis in self.form.reduced)
+
+    def _places(self) -> str:
+        """The walk over the tiles of a block, and the first element of each by axis."""
+        roles, cluster, order = self.roles, self.schedule.cluster, self.form.final.axes
+        first, apart = (
+            ("blockIdx.x", "gridDim.x") if cluster < 2 else (f"blockIdx.x / {cluster}", f"gridDim.x / {cluster}")
+        )
+        down, across = self.tiles[roles.m], self.tiles[roles.n]
+        lines = [f"for (int tile = {first}; tile < {math.prod(self.tiles.values())}; tile += {apart}) {{"]
+        # Bands are told in blocks, tiles of a walk are clusters.
+        band = min(-(-self.schedule.raster // self.along[roles.n]), across)
+        if band:
+            lines += [
+                f"  const int within = tile % {down * across}, band = within / {band * down} * {band};",
+                f"  const int at = within - band * {down}, broad = {self._broad(band, across)};",
+                "  const int down = at / broad, across = band + at % broad;",
+            ]
+        else:
+            lines.append(f"  const int down = tile / {across} % {down}, across = tile % {across};")
+        number = {roles.m: "down", roles.n: "across"}
+        rest = f"tile / {down * across}"
+        for axis in reversed(order):
+            if axis not in number:
+                number[axis] = f"{rest} % {self.tiles[axis]}"
+                rest = f"{rest} / {self.tiles[axis]}"
+        for axis in order:
+            along = self.along.get(axis, 1)
+            place = number[axis]
+            if along > 1:
+                place = f"({place} * {along} + {'rank_m' if axis == roles.m else 'rank_n'})"
+            lines.append(f"  const int {_origin(axis)} = {place} * {self.tile[axis]};")
+        return "\n".join(f"    {line}" for line in lines)
+
+    @staticmethod
+    def _broad(band: int, across: int) -> str:
+        return str(band) if across % band == 0 else f"min({band}, {across} - band)"
+
+    def _copy_tiles(self) -> str:
+        lines = []
+        step = "step"
+        for axis in reversed(self.form.reduced):
+            size = self.schedule.step_of[axis]
+            count = -(-self.form.sizes[axis] // size)
+            own = f"{step} % {count}" if axis != self.form.reduced[0] else step
+            lines.append(f"          const int {_origin(axis)} = ({own}) * {size};")
+            step = f"({step} / {count})"
+        copies = "\n".join(f"          {line}" for load in (self.roles.a, self.roles.b) for line in self._copies(load))
+        return f"""\
+  {self._places().replace(chr(10), chr(10) + "  ")}
+#pragma unroll 1
+        for (int step = 0; step < STEPS; ++step) {{
+          barrier_wait(shared, EMPTY + {BARRIER_BYTES} * stage, parity ^ 1);
+          barrier_expect(shared, FULL + {BARRIER_BYTES} * stage, STAGE_BYTES);
+{chr(10).join(lines)}
+{copies}
+          if (++stage == STAGES) stage = 0, parity ^= 1;
+        }}
+      }}"""
+
+    def _copies(self, load: Load) -> list[str]:
+        """The copies of one operand's tile, or of the block's share of it, panel by panel."""
+        outer, inner = outer_inner(self.roles, load)
+        panel, rows = self.panels[load], self.copied_rows(load)
+        is_shared = rows < self.tile[outer]
+        name = "copy_tile_to_all" if is_shared else "copy_tile"
+        # Blocks side by side along n have their tile of A in common, those along m that of B.
+        is_a, across = load == self.roles.a, self.along[self.roles.n]
+        part = "rank_n" if is_a else "rank_m"
+        blocks = f"{2**across - 1} << rank_m * {across}, " if is_a else f"{1 + 2**across} << rank_n, "
+        blocks = blocks if is_shared else ""
+        calls = []
+        for first in range(0, self.tile[inner], PANEL):
+            to = f"stage * STAGE_BYTES + {panel.start + first // PANEL * panel.panel_bytes}"
+            offsets = {outer: f" + {part} * {rows}" if is_shared else "", inner: f" + {first}" if first else ""}
+            at = [f"{_origin(index.axes[0])}{offsets.get(index.axes[0], '')}" for index in reversed(load.indices)]
+            to += f" + {part} * {rows * PANEL_BYTES}" if is_shared else ""
+            barrier = f"FULL + {BARRIER_BYTES} * stage"
+            calls.append(f"{name}(shared, {to}, &{identifier(load.tensor)}_map, {barrier}, {blocks}{', '.join(at)});")
+        return calls
+
+    def _multiply_tiles(self) -> str:
+        return f"""\
+{self._places()}
+#pragma unroll
+      for (int i = 0; i < {self.width // 2}; ++i) sums[i] = 0.0f;
+      int before = 0;
+#pragma unroll 1
+      for (int step = 0; step < STEPS; ++step) {{
+        barrier_wait(shared, FULL + {BARRIER_BYTES} * stage, parity);
+        {device.ARRIVE}();
+{self._products()}
+        {device.COMMIT}();
+        {device.WAIT_FOR_EARLIER}();
+        if (step > 0) {self._release("before")}
+        before = stage;
+        if (++stage == STAGES) stage = 0, parity ^= 1;
+      }}
+      {device.finish_name(self.width)}(sums);
+      {self._release("before")}
+{self._results()}
+    }}"""
+
+    def _release(self, stage: str) -> str:
+        """The warp has no more use for a buffer."""
+        cluster = self.schedule.cluster
+        at = f"EMPTY + {BARRIER_BYTES} * {stage}"
+        if cluster > 1:
+            return f"{{\n          if (lane < {self._partners()}) barrier_arrive_in(shared, {at}, partner);\n        }}"
+        return f"{{\n          if (lane == 0) barrier_arrive(shared, {at});\n        }}"
+
+    def _products(self) -> str:
+        """The products of a step."""
+        roles = self.roles
+        name = device.product_name(roles.dtype, self.width, roles.is_turned(roles.a), roles.is_turned(roles.b))
+        lines = []
+        for depth in range(0, self.schedule.step_of[roles.k], DEPTH):
+            a, b = (self.panels[load].described(0, 0, depth) for load in (roles.a, roles.b))
+            apart = self.panels[roles.a].described(0, GROUP_ROWS, depth)[0] - a[0]
+            described = [f"{a[0]} + group * {apart}, {a[1]}, {a[2]}", f"{b[0]}, {b[1]}, {b[2]}"]
+            operands = [f"{device.DESCRIPTOR}(shared, stage * STAGE_BYTES + {text})" for text in described]
+            lines.append(f"        {name}(sums, {operands[0]},\n            {operands[1]});")
+        return "\n".join(lines)
+
+    # ---- results
+
+    def _results(self) -> str:
+        """The sums of a tile through the final statement to the output.
+
+        A lane has pairs of columns, eight apart, of two rows eight apart.
+        """
+        form, roles = self.form, self.roles
+        m, n, output = _origin(roles.m), _origin(roles.n), form.expr.output
+        axes = {axis: _origin(axis) for axis in form.final.axes} | {roles.m: "row", roles.n: "column"}
+        inside = [f"row < {form.sizes[roles.m]}"] if self._is_cut(roles.m) else []
+        across = f"column < {form.sizes[roles.n]}" if self._is_cut(roles.n) else ""
+        guard = " && ".join([*inside, *([across] if across else [])])
+        value = final_text(form, axes, "sum")
+        is_across = form.final.axes[-1] == roles.n
+        element = element_text(output, [axes[axis] for axis in form.final.axes])
+        opening = f"""\
+      auto final_value = [&](float sum, int row, int column) -> float {{
+        return {f"{guard} ? {value} : 0.0f" if guard and form.final_loads else value};
+      }};
+      const int first_row = {m} + warp * 16 + lane / 4, first_column = {n} + lane % 4 * 2;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {{
+        const int row = first_row + 8 * i;
+"""
+        if is_across and output.dtype in _PAIRS and output.shape[-1] % 8 == 0:
+            body = self._sixteen_bytes(element, " && ".join([*inside, across] if across else inside))
+        else:
+            body = self._single(element, guard, is_across)
+        return f"{opening}{body}\n      }}"
+
+    def _sixteen_bytes(self, element: str, guard: str) -> str:
+        """Eight columns a lane, after the four lanes of a row have exchanged theirs."""
+        condition = f"if ({guard}) " if guard else ""
+        return f"""\
+#pragma unroll
+        for (int j = 0; j < {self.width // 8}; j += 4) {{
+          unsigned words[4];
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {{
+            const int at = (j + k) * 4 + 2 * i, column = first_column + 8 * (j + k);
+            words[k] = {_PAIRS[self.form.expr.output.dtype]}(final_value(sums[at], row, column),
+                                                             final_value(sums[at + 1], row, column + 1));
+          }}
+          turn_words(words, lane);
+          const int column = {_origin(self.roles.n)} + 8 * (j + lane % 4);
+          {condition}*(uint4*)&{element} = make_uint4(words[0], words[1], words[2], words[3]);
+        }}"""
+
+    def _single(self, element: str, guard: str, is_across: bool) -> str:
+        """Each column by itself, or pairs of floats where they lie side by side."""
+        output = self.form.expr.output
+        if is_across and output.dtype == "float32" and output.shape[-1] % 2 == 0:
+            store = f"""\
+          const int at = j * 4 + 2 * i, column = first_column + 8 * j;
+          {f"if ({guard}) " if guard else ""}*(float2*)&{element} =
+              make_float2(final_value(sums[at], row, column), final_value(sums[at + 1], row, column + 1));"""
+        else:
+            pair = _PAIRS.get(output.dtype)
+            value = "final_value(sums[j * 4 + 2 * i + k], row, column)"
+            value = f"(unsigned short){pair}({value}, 0.0f)" if pair else value
+            store = f"""\
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {{
+            const int column = first_column + 8 * j + k;
+            {f"if ({guard}) " if guard else ""}{element} = {value};
+          }}"""
+        return f"""\
+#pragma unroll
+        for (int j = 0; j < {self.width // 8}; ++j) {{
+{store}
+        }}"""
+
+    def _is_cut(self, axis: str) -> bool:
+        """Whether tiles reach beyond the output along an axis."""
+        return self.tiles[axis] * self.tile[axis] * self.along.get(axis, 1) > self.form.sizes[axis]
+
+
+def _origin(axis: str) -> str:
+    """The variable that holds the first element of a tile along an axis."""
+    return f"origin_{identifier(axis)}"

@@ -1,0 +1,100 @@
+"""The final statement of an operator as CUDA C, for kernels whose text no TVM module stands behind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from codegen.tir.lowered import identifier
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Reduction, Tensor, Value
+
+_BINARY = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==",
+    "ne": "!=", "and": "&&", "or": "||",
+}  # fmt: skip
+
+#: Functions of one float or two, as the kernels that TVM prints have them.
+_FUNCTIONS = {
+    "min": "fminf", "max": "fmaxf", "abs": "fabsf", "exp": "__expf", "log": "__logf", "sqrt": "sqrtf",
+    "tanh": "tanhf", "erf": "erff", "sin": "__sinf", "cos": "__cosf", "floor": "floorf", "ceil": "ceilf",
+    "pow": "powf",
+}  # fmt: skip
+
+#: Functions put together of others.
+_COMPOSED = {
+    "neg": "(-{0})",
+    "not": "(!{0})",
+    "rsqrt": "(1.0f / sqrtf({0}))",
+    "relu": "fmaxf({0}, 0.0f)",
+    "sigmoid": "(1.0f / (1.0f + __expf(-{0})))",
+    "silu": "({0} / (1.0f + __expf(-{0})))",
+    "gelu": f"(0.5f * {{0}} * (1.0f + erff({{0}} * {math.sqrt(0.5)!r}f)))",
+    "select": "({0} ? {1} : {2})",
+}
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+#: Elements beyond which their number does not fit into an ``int``.
+MOST_INT = 2**31 - 1
+
+#: By element type: how an element is declared, and read as a float.
+POINTERS = {"float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float"}
+_READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}"}
+
+
+def affine_text(index: AffineIndex, axes: Mapping[str, str]) -> str:
+    """An affine index over axes by the names of their variables."""
+    terms = [axes[axis] if factor == 1 else f"{factor} * {axes[axis]}" for axis, factor in index.terms]
+    terms += [str(index.offset)] * (index.offset != 0 or not terms)
+    return " + ".join(terms)
+
+
+def element_text(tensor: Tensor, indices: list[str]) -> str:
+    """An element of a tensor by its indices: ``C_ptr[(m) * 72 + (n)]``."""
+    wide = "(long long)" if tensor.element_count > MOST_INT else ""
+    terms, stride = [], 1
+    for size, index in zip(reversed(tensor.shape), reversed(indices), strict=True):
+        terms.append(f"{wide}({index})" if stride == 1 else f"{wide}({index}) * {stride}")
+        stride *= size
+    return f"{identifier(tensor.name)}_ptr[{' + '.join(reversed(terms)) or '0'}]"
+
+
+def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
+    """The final statement at one element of the output, in float32.
+
+    Args:
+        form: the operator.
+        axes: the names of the variables that hold its place.
+        result: of the variable with what was summed.
+    """
+    summed = form.reductions[0].tensor
+
+    def text(value: Value) -> str:
+        if isinstance(value, Constant):
+            number = float(np.clip(np.float32(value.value), -_LARGEST, _LARGEST))
+            return f"{number!r}f"
+        if isinstance(value, AxisValue):
+            return f"(float)({affine_text(value.index, axes)})"
+        if isinstance(value, Load):
+            if value.tensor == summed:
+                return result
+            tensor = form.expr.tensor_by_name[value.tensor]
+            element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
+            return _READ[tensor.dtype].format(element)
+        assert not isinstance(value, Reduction)
+        return _call(value, [text(argument) for argument in value.arguments])
+
+    return text(form.final.value)
+
+
+def _call(call: Call, arguments: list[str]) -> str:
+    if call.function == "pow" and call.arguments[1] == Constant(2.0):
+        return f"({arguments[0]} * {arguments[0]})"
+    if call.function in _BINARY:
+        return f"({arguments[0]} {_BINARY[call.function]} {arguments[1]})"
+    if call.function in _COMPOSED:
+        return _COMPOSED[call.function].format(*arguments)
+    return f"{_FUNCTIONS[call.function]}({', '.join(arguments)})"

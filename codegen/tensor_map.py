@@ -1,0 +1,30 @@
+"""How bulk copies (TMA) see a tensor: the record that launchers make a driver's tensor map of.
+
+Nothing but Python: manifests hold it, and it is read beside a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Bytes of an element, by the types that are copied in bulk.
+MAP_ITEM_BYTES = {"float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorMap:
+    """A tensor that a kernel takes as a tensor map in place of a pointer.
+
+    Boxes land in 128-byte swizzle; what lies outside of the tensor is zero.
+
+    Attributes:
+        tensor: its name.
+        dtype: of its elements.
+        shape: the tensor's, row-major and contiguous; rows are multiples of 16 bytes.
+        box: elements of a copy, by dimension; the innermost are 128 bytes, none has more than 256.
+    """
+
+    tensor: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: tuple[int, ...]
