@@ -10,8 +10,8 @@ from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
-#: Threads of a warp.
-LANES = 32
+#: Threads of a warp, and warps of a group.
+LANES, GROUP_WARPS = 32, 4
 #: Lanes that hold a row of a fragment of sums.
 FRAGMENT_LANES = 4
 #: Rows of a fragment of ``mma.sync``, its depth, and bytes that one lane copies at a time.

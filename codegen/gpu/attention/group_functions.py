@@ -18,6 +18,18 @@ _LOGITS = re.compile(r"(first|more)_logits_(\d+)_(\w+)")
 _VALUES = re.compile(r"weighted_values_(\d+)_(\w+)")
 _DONE = re.compile(r"products_done_but_([01])_(\d+)")
 
+#: What keeps a compiler from waiting for products before it has computed a number, which is never negative: it would
+#: leave the loop. Nothing else orders a wait behind arithmetic that does not read what was waited for.
+BESIDE = "beside_products"
+_BESIDE = """\
+#ifdef CUDA_ON_CPU
+#define beside_products(number)
+#else
+static __device__ __forceinline__ void beside_products(float number) {
+  if (__any_sync(0xffffffffu, number < 0.0f)) asm volatile("trap;");
+}
+#endif"""
+
 
 def logits_name(dtype: str, keys: int, is_first: bool) -> str:
     """The product of 64 rows of 16 elements by ``keys`` keys: ``first_logits_128_f16(sums, queries, keys)``."""
@@ -94,9 +106,8 @@ def _done(pending: int, width: int) -> str:
 #define {done_name(pending, width)}(d) warp_group_wait_{pending or "all"}()
 #else
 static __device__ __forceinline__ void {done_name(pending, width)}(float* d) {{
-  asm volatile("wgmma.wait_group.sync.aligned {pending};"
-               : {_sums(width, "+")}
-               :: "memory");
+  asm volatile("wgmma.wait_group.sync.aligned {pending};" ::: "memory");
+  asm volatile("" : {_sums(width, "+")} :: "memory");
 }}
 #endif"""
 
@@ -109,6 +120,8 @@ def device_functions(used: set[str]) -> str:
             texts.append(_logits(found[1] == "first", int(found[2]), found[3]))
         elif found := _VALUES.fullmatch(name):
             texts.append(_values(int(found[1]), found[2]))
+        elif name == BESIDE:
+            texts.append(_BESIDE)
         elif found := _DONE.fullmatch(name):
             texts.append(_done(int(found[1]), int(found[2])))
     return "\n".join(texts)

@@ -11,7 +11,7 @@ exponentials of the step are taken when the logits are there and while the value
 
 from __future__ import annotations
 
-from codegen.gpu.attention.group_functions import done_name, logits_name, values_name
+from codegen.gpu.attention.group_functions import BESIDE, done_name, logits_name, values_name
 from codegen.gpu.attention.warps import PRODUCTS, SHRINK, lowered, mask, softmax
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
 from codegen.tir.lowered import Lowered
@@ -69,6 +69,7 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
       {logits_done}(logits[0][0]);
 {mask(kernel.scale)}
 {softmax("        shrinks[i] = shrink;")}
+      {BESIDE}(fminf(totals[0][0], totals[0][1]));
       {values_done}(sums[0][0]);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {{
