@@ -55,7 +55,7 @@ WARPS = (1, 2, 4, 8)
 KEYS = (16, 32, 64, 128)
 #: Warp groups of a block, and keys of a step of theirs.
 GROUPS = (1, 2, 3)
-GROUP_KEYS = (32, 64, 80, 96, 128, 176)
+GROUP_KEYS = (32, 64, 80, 96, 112, 128, 176)
 #: Lanes that share a row and rows of a thread where threads multiply and add.
 LANES_OF_ROWS = (8, 16)
 THREAD_ROWS = (1, 2, 4, 8)

@@ -170,10 +170,22 @@ class _Tile:
 
     def _pieces_paced(self, threads: int) -> bool:
         """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
-        apart = threads // math.gcd(padded(self.width) // 8, threads)
-        # A thread whose pieces are panels and whose rows are eights apart meets the same permutation everywhere.
-        is_same = not self.is_swizzled or (apart % 8 == 0 and (threads // apart) % PANEL_PIECES == 0)
-        return self.width == padded(self.width) and self.rows % apart == 0 and is_same
+        apart = threads // self._pieces_beside(threads)
+        return self.width == padded(self.width) and (self.is_swizzled or self.rows % apart == 0)
+
+    def _pieces_beside(self, threads: int) -> int:
+        """Pieces of a row that as many threads copy at once. Panel by panel a thread meets the same permutation in all
+        of its rows, which are a multiple of eight apart."""
+        return PANEL_PIECES if self.is_swizzled else math.gcd(self.width // 8, threads)
+
+    def _copied(self, row: int, piece: int, threads: int) -> str:
+        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first, where the tile has them."""
+        beside = self._pieces_beside(threads)
+        rows, pieces = self.rows - row, self.width // 8 - piece
+        inside = [f"tile_row < {rows}"] * (rows < threads // beside) + [f"piece < {pieces}"] * (pieces < beside)
+        condition = f"if ({' && '.join(inside)}) " if inside else ""
+        more = f"{row * 2 * self.width + 16 * piece}"
+        return f"  {condition}copy_async_16_apart(shared, to, {self._offset(row, piece)}, from, {more});"
 
     def _offset(self, row: int, piece: int) -> str:
         """Bytes from a thread's first piece to that of ``row`` rows and ``piece`` pieces further."""
@@ -198,10 +210,9 @@ class _Tile:
     def _plain(self, threads: int) -> str:
         """Copies of a whole tile: one address, and constants from there."""
         pieces = self.width // 8
-        beside = math.gcd(pieces, threads)
+        beside = self._pieces_beside(threads)
         lines = [
-            f"  copy_async_16_apart(shared, to, {self._offset(row, piece)}, from, "
-            f"{row * 2 * self.width + 16 * piece});"
+            self._copied(row, piece, threads)
             for row in range(0, self.rows, threads // beside)
             for piece in range(0, pieces, beside)
         ]
@@ -228,7 +239,7 @@ class _Tile:
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
         return f"""\
     constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
-#pragma unroll{" 1" if is_rest else ""}
+#pragma unroll{" 1" if is_rest else " 4" if self.is_swizzled else ""}
     for (int first = 0; first < COUNT; first += THREADS) {{
       const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {first} + tile_row;
       const int to = {self._start} + {self._place};
