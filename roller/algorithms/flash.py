@@ -207,8 +207,7 @@ def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: in
         estimate = estimate_slice_sum(combined, schedule, device)
         second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
     priced = [
-        (estimate_attention(kernel, schedule, device), schedule)
-        for schedule in _schedules(kernel, slices, device)
+        (estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, device)
     ]
     fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
     label = f"attention over each of {slices.text}" if slices.count > 1 else ""

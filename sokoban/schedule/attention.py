@@ -152,5 +152,7 @@ def shared_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
     if schedule.instruction is Instruction.FMA:
         return 4 * SharedFloats.of(kernel, schedule).total
     attention = kernel.attention
-    keys, values = (schedule.pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size))
+    keys, values = (
+        schedule.pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size)
+    )
     return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values)

@@ -93,9 +93,9 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         "GROUP": kernel.group, "QUERIES_ALL": attention.queries, "HEAD_DIM": attention.head_dim,
         "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
         "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
-        "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype), "ROW_BLOCKS": schedule.row_blocks(kernel),
-        "SLICES": kernel.slices, "AHEAD": kernel.ahead, "CAUSAL": int(attention.causal),
-        "WINDOW": attention.window_size,
+        "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
+        "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "AHEAD": kernel.ahead,
+        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
     lines, line = [], "  constexpr int"
     for name, size in sizes.items():
@@ -131,7 +131,9 @@ def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     tiles = [
         _Tile("queries", "DEPTH", keys, schedule.rows, "KEY_PITCH", kernel.rows % schedule.rows != 0, swizzled),
         _Tile("keys", "DEPTH", keys, schedule.keys, "KEY_PITCH", attention.key_count % schedule.keys != 0, swizzled),
-        _Tile("values", "WIDTH", values, schedule.keys, "VALUE_PITCH", attention.key_count % schedule.keys != 0, swizzled),
+        _Tile(
+            "values", "WIDTH", values, schedule.keys, "VALUE_PITCH", attention.key_count % schedule.keys != 0, swizzled
+        ),
     ]
     return "\n".join(tile.copy(schedule.threads) for tile in tiles)
 

@@ -20,6 +20,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
 from sokoban.schedule.attention import (
+    FRAGMENT_DEPTH,
     FRAGMENT_ROWS,
     GROUP_WARPS,
     LANES,
@@ -35,8 +36,9 @@ from sokoban.schedule.attention import (
 #: has 4 of them; the others stand for chains that a count of instructions does not show.
 EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 6.1
 #: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
-#: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop.
-GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS = 0.56, 4.0
+#: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
+#: 128 elements: per logit, and per product for itself, its descriptors, the copies and the rest of a step.
+GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 12.0
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
 #: Cycles of a step in which a block waits for copies, barriers and the first fragments, with one buffer; half of them
@@ -153,7 +155,11 @@ def _times(
     if rates is None:
         products *= 1.0 + _loads_per_product(schedule, width)
     by_groups = schedule.instruction.is_by_groups
-    instructions = (GROUP_LOGIT_INSTRUCTIONS if by_groups else LOGIT_INSTRUCTIONS) + width / schedule.keys
+    instructions = LOGIT_INSTRUCTIONS + width / schedule.keys
+    if by_groups:
+        # A thread has half as many logits as the step has keys, and a product for every 16 of the depth and the keys.
+        products_each = (depth + schedule.keys) / FRAGMENT_DEPTH / (schedule.keys / 2)
+        instructions = GROUP_LOGIT_INSTRUCTIONS + GROUP_PRODUCT_INSTRUCTIONS * products_each + width / schedule.keys
     exponentials = logits * (cycle / EXPONENTIALS + instructions / lanes)
     masks = logits * MASK_INSTRUCTIONS / lanes
     port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
@@ -267,8 +273,9 @@ def _loads_per_product(schedule: AttentionSchedule, width: int) -> float:
 def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
     """Bytes of shared memory's port that a step takes.
 
-    Every warp (or group of warps) reads all keys and values, and its queries where they are not held; copies write. Multiply-adds read
-    queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at once.
+    Every warp or warp group reads all keys and values, and its queries where they are not held; copies write.
+    Multiply-adds read queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at
+    once.
     """
     depth, width = _widths(kernel, schedule)
     tile = schedule.keys * (depth + width)

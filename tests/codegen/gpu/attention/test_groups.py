@@ -65,7 +65,9 @@ def test_exponentials_of_a_product_that_is_under_way_are_not_overwritten(monkeyp
     written = group_functions._done
     late = "#define products_done_but_0_16(d) (void)0\n"
     monkeypatch.setattr(
-        group_functions, "_done", lambda pending, width: late if (pending, width) == (0, 16) else written(pending, width)
+        group_functions,
+        "_done",
+        lambda pending, width: late if (pending, width) == (0, 16) else written(pending, width),
     )
     assert not checked(by_groups(keys=32), queries=96).passed
 
@@ -79,6 +81,8 @@ def test_kernels_compile_without_spills_and_without_serial_products(head_dim: in
     lowered = lower(LoweringRequest(kernel, schedule, "attention", Target("cuda", architecture, 32)))
     compiled = compile_cuda(strip_prelude(lowered.text), architecture, name="attention")
     assert compiled.spill_bytes == 0 and "serialized" not in compiled.log
-    assert registers_per_thread(kernel, schedule) - 24 < compiled.registers < registers_per_thread(kernel, schedule) + 12
+    assert (
+        registers_per_thread(kernel, schedule) - 24 < compiled.registers < registers_per_thread(kernel, schedule) + 12
+    )
     # Rows of 80 elements take two panels of 64.
     assert shared_bytes(kernel, schedule) == 256 * (128 + 4 * keys)
