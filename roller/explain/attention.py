@@ -12,14 +12,14 @@ from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import AttentionKernel, SliceSum, attention_flops
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.attention import matrix_rates, registers_per_thread, walks
-from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, padded
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: What the stages of attention are.
 MEANINGS = {
     "compute": "both products, matrix units busy with nothing else",
     "issue": "exponentials and the arithmetic of the softmax",
-    "shared": "keys, values and queries out of shared memory, every warp its own",
+    "shared": "keys, values and queries out of shared memory, every warp or warp group its own",
     "l2": "tiles of keys and values to every block",
     "dram": "queries, keys, values and results through DRAM",
     "latency": "the units with all that their blocks do, were memory infinitely fast",
@@ -75,11 +75,12 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     assert isinstance(schedule, AttentionSchedule)
     attention, walk = kernel.attention, walks(kernel, schedule)
     fragments, by_groups = schedule.rows // schedule.warps, schedule.instruction.is_by_groups
-    shared = f", 4 of them a group of {GROUP_ROWS} that multiplies together" if by_groups else ""
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
-        f"{estimate.blocks_per_unit} at a time on a unit; a warp has {fragments} rows, and all keys of a step{shared}"
+        f"{estimate.blocks_per_unit} at a time on a unit; a warp has {fragments} rows, and all keys of a step"
     )
+    if by_groups:
+        yield from wrapped(f"warp groups of {GROUP_WARPS} warps multiply {GROUP_ROWS} rows together")
     yield from wrapped(
         f"a block walks {walk.mean:.3g} tiles of keys in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} "
         "of them masked element by element"

@@ -124,7 +124,7 @@ def test_what_no_kernel_takes_is_refused(changes: dict[str, Any], device: Device
 
 def test_warp_groups_multiply_where_a_board_has_them() -> None:
     form = form_of(PREFILL)
-    kernel, schedule, seconds = best(form, H100)
+    _, schedule, seconds = best(form, H100)
     assert schedule.instruction is Instruction.WGMMA and schedule.rows == 16 * schedule.warps
     by_warps = next(
         program.estimate.seconds
