@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import chain, product
 
 import msgspec
 
@@ -33,9 +33,17 @@ from sokoban.language.expression import Tensor, TensorExpr
 from sokoban.language.named.attention import Attention
 from sokoban.language.parser import parse_program
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
-from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.attention import (
+    FRAGMENT_ROWS,
+    GROUP_WARPS,
+    LANES,
+    AttentionSchedule,
+    SliceSumSchedule,
+    padded,
+)
 from sokoban.schedule.cutting import cut
 from sokoban.schedule.patches import Schedule
+from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: The name of the algorithm, and the kind of form that it is for.
 NAME = "flash"
@@ -45,6 +53,9 @@ KIND = "attention"
 FRAGMENTS = (1, 2)
 WARPS = (1, 2, 4, 8)
 KEYS = (16, 32, 64, 128)
+#: Warp groups of a block, and keys of a step of theirs.
+GROUPS = (1, 2, 3)
+GROUP_KEYS = (32, 64, 80, 96, 112, 128, 176)
 #: Lanes that share a row and rows of a thread where threads multiply and add.
 LANES_OF_ROWS = (8, 16)
 THREAD_ROWS = (1, 2, 4, 8)
@@ -158,14 +169,14 @@ def _check(form: KernelForm, device: DeviceSpec) -> None:
 
 def _grain(form: KernelForm, device: DeviceSpec) -> int:
     """Elements that are copied at once: rows consist of so many."""
-    return 8 if _has_matrix_instructions(form, device) else 4
+    return 8 if _has_matrix_instructions(form.attention.dtype, device) else 4
 
 
-def _has_matrix_instructions(form: KernelForm, device: DeviceSpec) -> bool:
+def _has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
     """Whether ``mma.sync`` multiplies such elements on a device."""
     capability = device.compute_capability
     is_cuda = device.code_generator != "opencl-source" and capability is not None
-    return is_cuda and form.attention.dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
+    return is_cuda and dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
 
 
 def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
@@ -196,8 +207,7 @@ def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: in
         estimate = estimate_slice_sum(combined, schedule, device)
         second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
     priced = [
-        (estimate_attention(kernel, schedule, device), schedule)
-        for schedule in _schedules(kernel, slices, _has_matrix_instructions(form, device))
+        (estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, device)
     ]
     fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
     label = f"attention over each of {slices.text}" if slices.count > 1 else ""
@@ -220,15 +230,24 @@ def schedule_text(schedule: AttentionSchedule) -> str:
     text = f"{schedule.rows} rows by {schedule.keys} keys, {warps}"
     if schedule.instruction is Instruction.FMA:
         return f"{text}, {schedule.lanes} threads a row"
+    if schedule.instruction.is_by_groups:
+        return f"{text} by warp groups"
     held = ", queries held" if schedule.held else ""
     stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
     return f"{text}, {stages}{held}"
 
 
-def _schedules(kernel: AttentionKernel, slices: KeySlices, is_matrix: bool) -> Iterator[AttentionSchedule]:
+def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -> Iterator[AttentionSchedule]:
     """Tiles that are not mostly beyond the rows or the keys that there are."""
     rows_all, keys_all = padded(kernel.rows), padded(kernel.attention.key_count)
-    for schedule in _matrix_schedules() if is_matrix else _multiply_add_schedules():
+    dtype = kernel.attention.dtype
+    if not _has_matrix_instructions(dtype, device):
+        candidates = _multiply_add_schedules()
+    elif device.warp_group_instruction(dtype) is None:
+        candidates = _matrix_schedules()
+    else:
+        candidates = chain(_group_schedules(), _matrix_schedules())
+    for schedule in candidates:
         if schedule.rows < 2 * rows_all and schedule.keys * max(1, slices.count) < 2 * keys_all:
             yield schedule
 
@@ -239,6 +258,15 @@ def _matrix_schedules() -> Iterator[AttentionSchedule]:
         yield AttentionSchedule(
             rows=FRAGMENT_ROWS * fragments * warps, keys=keys, warps=warps, stages=stages, held=held,
             instruction=Instruction.MMA_16X8X16,
+        )  # fmt: skip
+
+
+def _group_schedules() -> Iterator[AttentionSchedule]:
+    """Tiles of whole warp groups."""
+    for groups, keys in product(GROUPS, GROUP_KEYS):
+        yield AttentionSchedule(
+            rows=GROUP_ROWS * groups, keys=keys, warps=GROUP_WARPS * groups, stages=2, held=False,
+            instruction=Instruction.WGMMA,
         )  # fmt: skip
 
 

@@ -12,13 +12,14 @@ from roller.text.quantities import count_text, si_text, time_text, wrapped
 from sokoban.kernel.attention import AttentionKernel, SliceSum, attention_flops
 from sokoban.kernel.instructions import Instruction
 from sokoban.model.gpu.attention import matrix_rates, registers_per_thread, walks
-from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.attention import GROUP_WARPS, LANES, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: What the stages of attention are.
 MEANINGS = {
     "compute": "both products, matrix units busy with nothing else",
     "issue": "exponentials and the arithmetic of the softmax",
-    "shared": "keys, values and queries out of shared memory, every warp its own",
+    "shared": "keys, values and queries out of shared memory, every warp or warp group its own",
     "l2": "tiles of keys and values to every block",
     "dram": "queries, keys, values and results through DRAM",
     "latency": "the units with all that their blocks do, were memory infinitely fast",
@@ -73,17 +74,21 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     estimate, schedule = part.estimate, part.schedule
     assert isinstance(schedule, AttentionSchedule)
     attention, walk = kernel.attention, walks(kernel, schedule)
-    fragments = schedule.rows // schedule.warps
+    fragments, by_groups = schedule.rows // schedule.warps, schedule.instruction.is_by_groups
     yield (
         f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
         f"{estimate.blocks_per_unit} at a time on a unit; a warp has {fragments} rows, and all keys of a step"
     )
+    if by_groups:
+        yield from wrapped(f"warp groups of {GROUP_WARPS} warps multiply {GROUP_ROWS} rows together")
     yield from wrapped(
         f"a block walks {walk.mean:.3g} tiles of keys in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} "
         "of them masked element by element"
     )
-    queries = "queries" if schedule.held else "queries read again every step"
     sums, logits = padded(attention.value_size) * fragments // LANES, schedule.keys * fragments // LANES
+    queries = "queries" if schedule.held else "queries read again every step"
+    if by_groups:
+        queries = f"{logits // 2} pairs of exponentials that are multiplied while the next logits come"
     yield from wrapped(
         f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: {sums} sums, "
         f"{logits} logits, {queries}, addresses ({registers_per_thread(kernel, schedule)} by count)"
@@ -92,6 +97,8 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     buffers = "keys arrive while values are used and the other way round"
     if rates is None:
         buffers = "the queries, one tile that keys and values take in turns, the exponentials, all in float32"
+    elif by_groups:
+        buffers = "in 128-byte swizzle; keys of the next step and values of this one arrive during a whole step"
     elif schedule.stages > 1:
         buffers = "the next keys and values arrive during a whole step"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
@@ -101,6 +108,8 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     reached = attention_flops(attention) / estimate.seconds
     peak = rates.peak_flops if rates is not None else device.peak_flops("float32")
     why = "a warp takes its exponentials after its products, and other warps of its scheduler fill only part of that"
+    if by_groups:
+        why = "values are multiplied while their group takes the next exponentials, other groups fill part of the rest"
     if rates is None:
         why = "products and exponentials take turns at the same schedulers, and wait for copies through registers"
     yield from wrapped(f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}: {why}")

@@ -49,6 +49,11 @@ class Instruction(StrEnum):
         return self in _MMA
 
     @property
+    def is_by_groups(self) -> bool:
+        """Whether warp groups multiply."""
+        return self is _BY_GROUPS
+
+    @property
     def is_swizzled(self) -> bool:
         """Whether operands are copied past the registers and lie swizzled in shared memory: ``mma.sync``, ``wgmma``."""
         return self in _SWIZZLED
@@ -56,6 +61,7 @@ class Instruction(StrEnum):
 
 # Construction asks for every tile, and a member looked up in its class takes ten times as long as a name of the module.
 _SCALAR = Instruction.FMA
+_BY_GROUPS = Instruction.WGMMA
 _MMA = frozenset((Instruction.MMA_16X8X16, Instruction.MMA_16X8X32, Instruction.MMA_16X8X8))
 _SWIZZLED = _MMA | {Instruction.WGMMA}
 

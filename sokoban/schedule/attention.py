@@ -8,13 +8,16 @@ from typing import Any
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.warp_groups import PANEL_BYTES
 
-#: Threads of a warp.
-LANES = 32
+#: Threads of a warp, and warps of a group.
+LANES, GROUP_WARPS = 32, 4
 #: Lanes that hold a row of a fragment of sums.
 FRAGMENT_LANES = 4
 #: Rows of a fragment of ``mma.sync``, its depth, and bytes that one lane copies at a time.
 FRAGMENT_ROWS, FRAGMENT_DEPTH, PIECE_BYTES = 16, 16, 16
+#: Pieces of a row of a panel, in which warp groups read a tile.
+PANEL_PIECES = PANEL_BYTES // PIECE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,12 @@ class AttentionSchedule:
     def thread_rows(self) -> int:
         """Rows that a thread has a part of."""
         return self.rows * self.lanes // self.threads
+
+    def pitch_bytes(self, width: int, dtype: str) -> int:
+        """Bytes that a row of a staged tile takes: whole panels where warp groups read it."""
+        if self.instruction.is_by_groups:
+            return padded(width * DTYPE_BYTES[dtype], PANEL_BYTES)
+        return pitch_bytes(width, dtype)
 
     def row_blocks(self, kernel: AttentionKernel) -> int:
         """Blocks along the rows of one problem."""
@@ -143,5 +152,7 @@ def shared_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
     if schedule.instruction is Instruction.FMA:
         return 4 * SharedFloats.of(kernel, schedule).total
     attention = kernel.attention
-    keys, values = (pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size))
+    keys, values = (
+        schedule.pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size)
+    )
     return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values)

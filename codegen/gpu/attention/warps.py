@@ -17,15 +17,16 @@ from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
+    PANEL_PIECES,
     PIECE_BYTES,
     AttentionSchedule,
     padded,
-    pitch_bytes,
     shared_bytes,
 )
+from sokoban.schedule.warp_groups import PANEL_BYTES
 
 #: By element type: what multiplies fragments, and what makes a pair of elements of two sums.
-_PRODUCTS = {"float16": ("mma_16x8x16_f16", "pair_f16"), "bfloat16": ("mma_16x8x16_bf16", "pair_bf16")}
+PRODUCTS = {"float16": ("mma_16x8x16_f16", "pair_f16"), "bfloat16": ("mma_16x8x16_bf16", "pair_bf16")}
 
 
 def takes(request: LoweringRequest) -> bool:
@@ -37,7 +38,24 @@ def lower(request: LoweringRequest) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
+    product, pair = PRODUCTS[kernel.attention.dtype]
+    return lowered(request, _products(schedule, product, pair, kernel.scale), pair)
+
+
+def lowered(request: LoweringRequest, products: str, pair: str, alignment_bytes: int = PIECE_BYTES) -> Lowered:
+    """The kernel whose statements between the first copies and the results are ``products``; ``pair`` is the function
+    that makes two elements of floats, and shared memory starts at a multiple of ``alignment_bytes``."""
+    kernel, schedule = request.problem, request.schedule
+    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     shared = shared_bytes(kernel, schedule)
+    body = f"""\
+  extern __shared__ __align__({alignment_bytes}) char shared[];
+  const int key_buffers = ROWS * KEY_PITCH, value_buffers = key_buffers + STAGES * KEYS * KEY_PITCH;
+{_copies(kernel, schedule)}
+{_CLEAR}
+{products}
+{_TOTALS}
+{_results(kernel, pair)}"""
     return Lowered(
         module=None,
         entry=request.entry,
@@ -45,18 +63,15 @@ def lower(request: LoweringRequest) -> Lowered:
         block=(schedule.threads, 1, 1),
         shared_bytes=shared,
         dynamic_shared_bytes=shared,
-        text=_text(kernel, schedule, request.entry),
+        text=_text(kernel, schedule, request.entry, body),
     )
 
 
-def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> str:
-    attention = kernel.attention
-    product, pair = _PRODUCTS[attention.dtype]
+def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str, body: str) -> str:
     names = [f"const unsigned short* __restrict__ {tensor.name}_ptr" for tensor in kernel.inputs]
     element = "float" if kernel.slices > 1 else "unsigned short"
     parameters = ", ".join([*names, f"{element}* __restrict__ {kernel.output.name}_ptr"])
     q, k, v = (f"{tensor.name}_ptr" for tensor in kernel.inputs)
-    width = attention.value_size
     return f"""\
 extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
 {constants(kernel, schedule)}
@@ -64,11 +79,7 @@ extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_
   const unsigned short* queries = {q} + (long long)problem * ROWS_ALL * HEAD_DIM;
   const unsigned short* keys = {k} + (long long)problem * KEYS_ALL * HEAD_DIM;
   const unsigned short* values = {v} + (long long)problem * KEYS_ALL * VALUE_DIM;
-  extern __shared__ __align__(16) char shared[];
-  const int key_buffers = ROWS * KEY_PITCH, value_buffers = key_buffers + STAGES * KEYS * KEY_PITCH;
-{_copies(kernel, schedule)}
-{_products(schedule, product, pair, kernel.scale)}
-{_results(kernel, pair) if kernel.slices == 1 else _partial_results(kernel, width)}
+{body}
 }}
 """
 
@@ -81,10 +92,10 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "KEYS_ALL": attention.key_count,
         "GROUP": kernel.group, "QUERIES_ALL": attention.queries, "HEAD_DIM": attention.head_dim,
         "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
-        "KEY_PITCH": pitch_bytes(attention.head_dim, attention.dtype),
-        "VALUE_PITCH": pitch_bytes(attention.value_size, attention.dtype), "ROW_BLOCKS": schedule.row_blocks(kernel),
-        "SLICES": kernel.slices, "AHEAD": kernel.ahead, "CAUSAL": int(attention.causal),
-        "WINDOW": attention.window_size,
+        "KEY_PITCH": schedule.pitch_bytes(attention.head_dim, attention.dtype),
+        "VALUE_PITCH": schedule.pitch_bytes(attention.value_size, attention.dtype),
+        "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "AHEAD": kernel.ahead,
+        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
     lines, line = [], "  constexpr int"
     for name, size in sizes.items():
@@ -115,12 +126,14 @@ PLACE = """\
 
 def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """How tiles come to shared memory: 16 bytes a lane, zeros where there is nothing."""
-    attention = kernel.attention
+    attention, swizzled = kernel.attention, schedule.instruction.is_by_groups
     keys, values = attention.head_dim, attention.value_size
     tiles = [
-        _Tile("queries", "DEPTH", keys, schedule.rows, "KEY_PITCH", kernel.rows % schedule.rows != 0),
-        _Tile("keys", "DEPTH", keys, schedule.keys, "KEY_PITCH", attention.key_count % schedule.keys != 0),
-        _Tile("values", "WIDTH", values, schedule.keys, "VALUE_PITCH", attention.key_count % schedule.keys != 0),
+        _Tile("queries", "DEPTH", keys, schedule.rows, "KEY_PITCH", kernel.rows % schedule.rows != 0, swizzled),
+        _Tile("keys", "DEPTH", keys, schedule.keys, "KEY_PITCH", attention.key_count % schedule.keys != 0, swizzled),
+        _Tile(
+            "values", "WIDTH", values, schedule.keys, "VALUE_PITCH", attention.key_count % schedule.keys != 0, swizzled
+        ),
     ]
     return "\n".join(tile.copy(schedule.threads) for tile in tiles)
 
@@ -136,6 +149,7 @@ class _Tile:
         rows: rows of the tile.
         pitch: name of the bytes from row to row in shared memory.
         is_bounded: whether the last tile reaches beyond the rows that there are.
+        is_swizzled: whether it lies in panels of 128 bytes, whose pieces are permuted in every eight rows.
     """
 
     tensor: str
@@ -144,6 +158,7 @@ class _Tile:
     rows: int
     pitch: str
     is_bounded: bool
+    is_swizzled: bool = False
 
     def copy(self, threads: int) -> str:
         """A lambda that copies the tile: ``copy_keys(step, buffer)``, ``copy_queries()``."""
@@ -157,8 +172,36 @@ class _Tile:
 
     def _pieces_paced(self, threads: int) -> bool:
         """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
-        apart = threads // math.gcd(padded(self.width) // 8, threads)
-        return self.width == padded(self.width) and self.rows % apart == 0
+        apart = threads // self._pieces_beside(threads)
+        return self.width == padded(self.width) and (self.is_swizzled or self.rows % apart == 0)
+
+    def _pieces_beside(self, threads: int) -> int:
+        """Pieces of a row that as many threads copy at once. Panel by panel a thread meets the same permutation in all
+        of its rows, which are a multiple of eight apart."""
+        return PANEL_PIECES if self.is_swizzled else math.gcd(self.width // 8, threads)
+
+    def _copied(self, row: int, piece: int, threads: int) -> str:
+        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first, where the tile has them."""
+        beside = self._pieces_beside(threads)
+        rows, pieces = self.rows - row, self.width // 8 - piece
+        inside = [f"tile_row < {rows}"] * (rows < threads // beside) + [f"piece < {pieces}"] * (pieces < beside)
+        condition = f"if ({' && '.join(inside)}) " if inside else ""
+        more = f"{row * 2 * self.width + 16 * piece}"
+        return f"  {condition}copy_async_16_apart(shared, to, {self._offset(row, piece)}, from, {more});"
+
+    def _offset(self, row: int, piece: int) -> str:
+        """Bytes from a thread's first piece to that of ``row`` rows and ``piece`` pieces further."""
+        if self.is_swizzled:
+            return str(row * PANEL_BYTES + piece // PANEL_PIECES * self.rows * PANEL_BYTES)
+        return f"{row} * {self.pitch} + {16 * piece}"
+
+    @property
+    def _place(self) -> str:
+        """Bytes from the start of the tile to ``piece`` of ``tile_row``."""
+        if self.is_swizzled:
+            panel = f"piece / {PANEL_PIECES} * {self.rows * PANEL_BYTES} + tile_row * {PANEL_BYTES}"
+            return f"{panel} + (piece % {PANEL_PIECES} ^ tile_row % 8) * {PIECE_BYTES}"
+        return f"tile_row * {self.pitch} + piece * {PIECE_BYTES}"
 
     @property
     def _start(self) -> str:
@@ -169,10 +212,9 @@ class _Tile:
     def _plain(self, threads: int) -> str:
         """Copies of a whole tile: one address, and constants from there."""
         pieces = self.width // 8
-        beside = math.gcd(pieces, threads)
+        beside = self._pieces_beside(threads)
         lines = [
-            f"  copy_async_16_apart(shared, to, {row} * {self.pitch} + {16 * piece}, from, "
-            f"{row * 2 * self.width + 16 * piece});"
+            self._copied(row, piece, threads)
             for row in range(0, self.rows, threads // beside)
             for piece in range(0, pieces, beside)
         ]
@@ -184,7 +226,7 @@ class _Tile:
         )
         return (
             f"{opening}{pad}{place}\n"
-            f"{pad}const int to = {self._start} + tile_row * {self.pitch} + piece * {PIECE_BYTES};\n"
+            f"{pad}const int to = {self._start} + {self._place};\n"
             f"{pad}const unsigned short* from =\n"
             f"{pad}    {self.tensor} + (long long)(step * KEYS + tile_row) * {self.width} + piece * 8;\n"
             f"{body}{closing}"
@@ -199,10 +241,10 @@ class _Tile:
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
         return f"""\
     constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
-#pragma unroll{" 1" if is_rest else ""}
+#pragma unroll{" 1" if is_rest else " 4" if self.is_swizzled else ""}
     for (int first = 0; first < COUNT; first += THREADS) {{
       const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {first} + tile_row;
-      const int to = {self._start} + tile_row * {self.pitch} + piece * {PIECE_BYTES};
+      const int to = {self._start} + {self._place};
       if (COUNT % THREADS == 0 || at < COUNT)
         {copied}(shared, to, {self.tensor} + (long long){place} * {self.width} + piece * 8{condition});
     }}
@@ -212,20 +254,6 @@ class _Tile:
 def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float) -> str:
     """The walk along the keys: two products a step and the exponentials between them."""
     return f"""\
-  float sums[FRAGMENTS][WIDTH / 8][4], peaks[FRAGMENTS][2], totals[FRAGMENTS][2];
-  const float nothing = -1.0f / 0.0f;
-#pragma unroll
-  for (int m = 0; m < FRAGMENTS; ++m) {{
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {{
-      peaks[m][i] = nothing;
-      totals[m][i] = 0.0f;
-    }}
-#pragma unroll
-    for (int n = 0; n < WIDTH / 8; ++n)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) sums[m][n][c] = 0.0f;
-  }}
   // Where this lane finds rows of fragments: of queries, of keys (two tiles of eight), of values.
   const int query_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
   const int key_place = (lane / 16 * 8 + lane % 8) * KEY_PITCH + lane / 8 % 2 * 16;
@@ -255,8 +283,8 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
         }}
       }}
     }}
-{_NEGATION if scale < 0 else ""}{_MASK}
-{_SOFTMAX}
+{mask(scale)}
+{softmax(SHRINK)}
 {_before_sums(schedule)}
 #pragma unroll
     for (int n = 0; n < KEYS / 16; ++n) {{
@@ -277,14 +305,35 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
         }}
       }}
     }}
-  }}
+  }}"""
+
+
+#: What a thread keeps of its rows, before the first step.
+_CLEAR = """\
+  float sums[FRAGMENTS][WIDTH / 8][4], peaks[FRAGMENTS][2], totals[FRAGMENTS][2];
+  const float nothing = -1.0f / 0.0f;
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      peaks[m][i] = nothing;
+      totals[m][i] = 0.0f;
+    }
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sums[m][n][c] = 0.0f;
+  }"""
+
+#: The sums of exponentials over all keys, from those over the keys of each lane.
+_TOTALS = """\
 #pragma unroll
   for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {{
+    for (int i = 0; i < 2; ++i) {
       totals[m][i] += __shfl_xor_sync(0xffffffffu, totals[m][i], 1);
       totals[m][i] += __shfl_xor_sync(0xffffffffu, totals[m][i], 2);
-    }}"""
+    }"""
 
 
 def _query(schedule: AttentionSchedule) -> str:
@@ -362,6 +411,11 @@ def _before_sums(schedule: AttentionSchedule) -> str:
     }"""
 
 
+def mask(scale: float) -> str:
+    """Logits as the softmax takes them: nothing where a row does not see the key."""
+    return f"{_NEGATION if scale < 0 else ''}{_MASK}"
+
+
 #: Logits of a negative scale, so that the largest is still the largest after scaling.
 _NEGATION = """\
 #pragma unroll
@@ -393,7 +447,20 @@ _MASK = """\
         }
     }"""
 
-#: The exponentials of a step, over the largest logit so far; what was summed over a smaller one shrinks.
+#: What was summed over a smaller logit than the largest so far shrinks.
+SHRINK = """\
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; ++n) {
+          sums[m][n][2 * i] *= shrink;
+          sums[m][n][2 * i + 1] *= shrink;
+        }"""
+
+
+def softmax(at_end: str) -> str:
+    """The exponentials of a step, over the largest logit so far; ``at_end`` of every row, what shrinks the sums."""
+    return f"{_SOFTMAX}\n{at_end}\n      }}"
+
+
 _SOFTMAX = """\
 #pragma unroll
     for (int m = 0; m < FRAGMENTS; ++m)
@@ -415,17 +482,13 @@ _SOFTMAX = """\
             logits[m][n][2 * i + j] = power_of_two(fmaf(logits[m][n][2 * i + j], SCALE, -base));
             total += logits[m][n][2 * i + j];
           }
-        totals[m][i] = total;
-#pragma unroll
-        for (int n = 0; n < WIDTH / 8; ++n) {
-          sums[m][n][2 * i] *= shrink;
-          sums[m][n][2 * i + 1] *= shrink;
-        }
-      }"""
+        totals[m][i] = total;"""
 
 
 def _results(kernel: AttentionKernel, pair: str) -> str:
-    """Values over the sum of their weights, a pair of elements a lane."""
+    """What leaves: values over the sum of their weights, a pair of elements a lane; or what a slice makes of them."""
+    if kernel.slices > 1:
+        return _partial_results(kernel, kernel.attention.value_size)
     return f"""\
 #pragma unroll
   for (int m = 0; m < FRAGMENTS; ++m)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from codegen.gpu.attention import functions as attention_device
+from codegen.gpu.attention import group_functions as attention_groups
 from codegen.gpu.matrix import bulk_functions as bulk_device
 from codegen.gpu.matrix import mma_functions as mma_device
 from codegen.gpu.matrix import wgmma_functions as wgmma_device
@@ -140,6 +141,9 @@ _HELPERS = (
     _part("nv_bfloat164 make_nv_bfloat164", _four("nv_bfloat164", "__nv_bfloat16")),
 )
 
+#: What has functions of the names that kernels call, in the order in which they need each other.
+_DEVICE_FUNCTIONS = (mma_device, wgmma_device, bulk_device, attention_device, attention_groups)
+
 #: Defined by TVM for older compilers or boards only; the headers of the compiler we pin define them themselves.
 _FROM_HEADERS = frozenset({"htanh", "hexp"})
 
@@ -155,8 +159,7 @@ def strip_prelude(source: str) -> str:
         return source
     original, body = source[:start], source[start:]
     used = set(_IDENTIFIER.findall(_COMMENT.sub(" ", body)))
-    modules = (mma_device, wgmma_device, bulk_device, attention_device)
-    functions = "\n".join(filter(None, (module.device_functions(used) for module in modules)))
+    functions = "\n".join(filter(None, (module.device_functions(used) for module in _DEVICE_FUNCTIONS)))
     helpers = [helper for helper in _HELPERS if helper.needed(used)]
     known = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
     known |= {name for helper in helpers for name in helper.names}

@@ -14,7 +14,6 @@ import tvm.s_tir  # noqa: F401  (its passes, which elsewhere come with the graph
 from codegen.gpu.source.opencl_functions import with_device_functions
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, reason_of
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.tile import TileSchedule
 
 
 @lru_cache(maxsize=16)
@@ -33,7 +32,7 @@ def _target(kind: str, architecture: str, warp_size: int) -> Any:
 def own_architecture(schedule: Any, architecture: str) -> str | None:
     """The architecture that a kernel is compiled for where the device's, ``architecture``, lacks some of its
     instructions: those of warp groups are in ``sm_90a`` alone. None for every other kernel."""
-    is_wgmma = isinstance(schedule, TileSchedule) and schedule.instruction == Instruction.WGMMA
+    is_wgmma = getattr(schedule, "instruction", None) == Instruction.WGMMA
     return f"{architecture}a" if is_wgmma and not architecture.endswith("a") else None
 
 

@@ -50,6 +50,9 @@ void multiply_fragments(Site, float* d, const float* a, const float* b, const fl
 
 void arrive_at_warp_group(Site);
 void multiply_by_warp_group(Site, float* sums, uint64_t a, uint64_t b, Element, unsigned width, bool a_turned, bool b_turned);
+// Rows of A in registers, as those of `mma.sync`; sums that are not `added` to start anew.
+void multiply_registers(Site, float* sums, const unsigned* a, uint64_t b, Element, unsigned width, bool b_turned);
+void multiply_anew(Site, float* sums, uint64_t a, uint64_t b, Element, unsigned width, bool a_turned, bool b_turned);
 void commit_products(Site);
 void wait_for_products(Site, unsigned pending);
 

@@ -187,6 +187,8 @@ struct Product {
   uint32_t place;
   float* sums[32];
   size_t shared;  // where its block's shared memory starts
+  const unsigned* rows[32] = {};  // registers of A, where it is not described
+  bool is_new = false;            // sums start anew
 };
 struct Products : QueueOf<Product> {
   unsigned issued = 0;
@@ -199,9 +201,7 @@ static Products* products;  // by warp
 static std::vector<std::pair<uint64_t, uint64_t>>* agreed;
 
 static Area& dynamic_area() { return areas[area_count - 1]; }
-static float number_at(size_t byte, Element element) {
-  uint16_t bits;
-  memcpy(&bits, dynamic_area().start + byte, 2);
+static float number_of(uint16_t bits, Element element) {
   if (element == bfloat16) {
     uint32_t word = (uint32_t)bits << 16;
     float value;
@@ -212,6 +212,12 @@ static float number_at(size_t byte, Element element) {
   memcpy(&value, &bits, 2);
   return (float)value;
 }
+static float number_at(size_t byte, Element element) {
+  uint16_t bits;
+  memcpy(&bits, dynamic_area().start + byte, 2);
+  return number_of(bits, element);
+}
+static float number_in(unsigned word, unsigned half, Element element) { return number_of(word >> 16 * half, element); }
 // `each(byte)` for every piece of eight elements of both operands, which lie side by side.
 template <typename Each> static void for_pieces(const Product& product, Each each) {
   auto operand = [&](uint64_t descriptor, bool is_turned, unsigned first, unsigned count) {
@@ -219,20 +225,23 @@ template <typename Each> static void for_pieces(const Product& product, Each eac
     for (unsigned i = 0; i < count; i += is_turned ? 8 : 1)
       for (unsigned k = 0; k < 16; k += is_turned ? 1 : 8) each(from.at(first + i, k));
   };
-  operand(product.a, product.a_turned, product.row, 16);
+  if (!product.rows[0]) operand(product.a, product.a_turned, product.row, 16);
   operand(product.b, product.b_turned, 0, product.width);
 }
 static void perform(const Product& product) {
-  Described a(product.a, product.a_turned), b(product.b, product.b_turned);
+  Described a(product.rows[0] ? product.b : product.a, product.a_turned), b(product.b, product.b_turned);
   float rows[16][16], columns[most_width][16];
   for (unsigned k = 0; k < 16; ++k) {
-    for (unsigned m = 0; m < 16; ++m) rows[m][k] = number_at(product.shared + a.at(product.row + m, k), product.element);
+    for (unsigned m = 0; m < 16; ++m)
+      rows[m][k] = product.rows[0] ? number_in(product.rows[m % 8 * 4 + k % 8 / 2][m / 8 + k / 8 * 2], k % 2, product.element)
+                                   : number_at(product.shared + a.at(product.row + m, k), product.element);
     for (unsigned n = 0; n < product.width; ++n) columns[n][k] = number_at(product.shared + b.at(n, k), product.element);
   }
   // Lane l of a warp has rows l / 4 and 8 more; columns l % 4 * 2, one more, and all 8 apart.
   for (unsigned m = 0; m < 16; ++m)
     for (unsigned n = 0; n < product.width; ++n) {
       float& sum = product.sums[m % 8 * 4 + n % 8 / 2][n / 8 * 4 + m / 8 * 2 + n % 2];
+      if (product.is_new) sum = 0.0f;
       for (unsigned k = 0; k < 16; ++k) sum += rows[m][k] * columns[n][k];
     }
 }
@@ -283,8 +292,10 @@ static void multiply_together(unsigned first, unsigned lanes) {
     }
     fiber.sums = start;
     fiber.sums_bytes = end - start;
+    if (leader.given[3] & 64) product.rows[i] = (const unsigned*)fiber.given[5];
     if (fiber.given[1] != product.a || fiber.given[2] != product.b) fail_at(leader.place, "threads of a warp group describe different matrices");
   }
+  product.is_new = leader.given[3] & 128;
   auto& said = agreed[first / group_threads];
   if (own.issued == said.size()) said.push_back({product.a, product.b});
   if (said[own.issued++] != std::pair(product.a, product.b)) fail_at(leader.place, "threads of a warp group describe different matrices");
@@ -400,6 +411,14 @@ void multiply_by_warp_group(Site site, float* sums, uint64_t a, uint64_t b, Elem
   given[3] = (uint64_t)element | (uint64_t)a_turned << 4 | (uint64_t)b_turned << 5;
   given[4] = width;
   together(site, ~0u, EMULATOR_PLACE, multiply_together);
+}
+void multiply_anew(Site site, float* sums, uint64_t a, uint64_t b, Element element, unsigned width, bool a_turned,
+                   bool b_turned) {
+  multiply_by_warp_group(site, sums, a, b, (Element)(element | 128), width, a_turned, b_turned);
+}
+void multiply_registers(Site site, float* sums, const unsigned* a, uint64_t b, Element element, unsigned width, bool b_turned) {
+  fibers[me].given[5] = (uint64_t)a;
+  multiply_by_warp_group(site, sums, 0, b, (Element)(element | 64), width, false, b_turned);
 }
 void fence_proxies(Site site) {
   execute(site, fence_kind);

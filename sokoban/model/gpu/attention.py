@@ -20,7 +20,9 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
 from sokoban.schedule.attention import (
+    FRAGMENT_DEPTH,
     FRAGMENT_ROWS,
+    GROUP_WARPS,
     LANES,
     AttentionSchedule,
     SliceSumSchedule,
@@ -33,6 +35,10 @@ from sokoban.schedule.attention import (
 #: :mod:`roller.library.attention_constants`, chosen there on half of the measured shapes). The compiled loop of ours
 #: has 4 of them; the others stand for chains that a count of instructions does not show.
 EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 6.1
+#: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
+#: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
+#: 128 elements: per logit, and per product for itself, its descriptors, the copies and the rest of a step.
+GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 12.0
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
 #: Cycles of a step in which a block waits for copies, barriers and the first fragments, with one buffer; half of them
@@ -85,6 +91,10 @@ def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -
         # Four elements of every row's queries or weights, and of four rows of values.
         factors = 4 * schedule.thread_rows + max(4, 16)
         return schedule.thread_rows * (columns + schedule.keys // schedule.lanes + 2) + factors + OTHER_REGISTERS
+    if schedule.instruction.is_by_groups:
+        # Exponentials are operands of products that still run while the next logits come.
+        rows = padded(attention.value_size) // 2 + schedule.keys * 3 // 4
+        return rows + 4 + OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     queries = padded(attention.head_dim) // 4 if schedule.held else 0
     sums = padded(attention.value_size) // 2 + schedule.keys // 2
@@ -144,7 +154,12 @@ def _times(
     products = 2.0 * logits * (depth + width) / (flops / units)
     if rates is None:
         products *= 1.0 + _loads_per_product(schedule, width)
+    by_groups = schedule.instruction.is_by_groups
     instructions = LOGIT_INSTRUCTIONS + width / schedule.keys
+    if by_groups:
+        # A thread has half as many logits as the step has keys, and a product for every 16 of the depth and the keys.
+        products_each = (depth + schedule.keys) / FRAGMENT_DEPTH / (schedule.keys / 2)
+        instructions = GROUP_LOGIT_INSTRUCTIONS + GROUP_PRODUCT_INSTRUCTIONS * products_each + width / schedule.keys
     exponentials = logits * (cycle / EXPONENTIALS + instructions / lanes)
     masks = logits * MASK_INSTRUCTIONS / lanes
     port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
@@ -152,7 +167,8 @@ def _times(
 
     walk = walks(kernel, schedule)
     warps = max(1.0, schedule.warps * resident / device.teu.group_size)
-    exposed = EXPOSED ** math.log2(2 * max(warps, 1.0) / 2)
+    # Several groups take turns at the tensor cores no better than the two or three of FlashAttention 3.
+    exposed = GROUP_EXPOSED ** min(1.0, math.log2(warps)) if by_groups else EXPOSED ** math.log2(warps)
     if rates is None:
         exposed = 1.0  # Products and exponentials are issued by the same schedulers.
     longer, shorter = max(products, exponentials), min(products, exponentials)
@@ -257,8 +273,9 @@ def _loads_per_product(schedule: AttentionSchedule, width: int) -> float:
 def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
     """Bytes of shared memory's port that a step takes.
 
-    Every warp reads all keys and values, and its queries where they are not held; copies write. Multiply-adds read
-    queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at once.
+    Every warp or warp group reads all keys and values, and its queries where they are not held; copies write.
+    Multiply-adds read queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at
+    once.
     """
     depth, width = _widths(kernel, schedule)
     tile = schedule.keys * (depth + width)
@@ -268,7 +285,8 @@ def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> flo
         broadcast = schedule.rows / rows_at_once * (depth + schedule.keys) / 4 * PORT_BYTES
         return broadcast + 4.0 * (schedule.warps * tile + tile + 2 * schedule.rows * schedule.keys)
     queries = 0 if schedule.held else schedule.rows * depth
-    return DTYPE_BYTES[kernel.attention.dtype] * (schedule.warps * tile + queries + tile)
+    readers = schedule.warps // GROUP_WARPS if schedule.instruction.is_by_groups else schedule.warps
+    return DTYPE_BYTES[kernel.attention.dtype] * (readers * tile + queries + tile)
 
 
 def _l2_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, steps: float) -> float:

@@ -120,3 +120,17 @@ def test_the_first_is_right(operator: dict[str, Any], device: DeviceSpec) -> Non
 def test_what_no_kernel_takes_is_refused(changes: dict[str, Any], device: DeviceSpec, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         consider(PlacedForm(form_of(PREFILL, **changes), device), 1)
+
+
+def test_warp_groups_multiply_where_a_board_has_them() -> None:
+    form = form_of(PREFILL)
+    _, schedule, seconds = best(form, H100)
+    assert schedule.instruction is Instruction.WGMMA and schedule.rows == 16 * schedule.warps
+    by_warps = next(
+        program.estimate.seconds
+        for program in programs(form, H100, 1000)
+        if program.parts[0].schedule.instruction is Instruction.MMA_16X8X16
+    )
+    assert 1.2 * seconds < by_warps < 2.0 * seconds
+    assert best(form_of(DECODE), H100)[1].instruction is Instruction.MMA_16X8X16
+    assert best(form, load_device("b200"))[1].instruction is Instruction.MMA_16X8X16

@@ -1,0 +1,88 @@
+"""Attention by ``wgmma``: compiled by NVRTC, executed by the CUDA emulator, held against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from codegen.gpu.attention import groups
+from codegen.gpu.lower import lower
+from codegen.gpu.source.nvrtc import compile_cuda
+from codegen.gpu.source.prelude import strip_prelude
+from codegen.gpu.source.text import own_architecture
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest
+from sokoban.kernel.instructions import Instruction
+from sokoban.model.gpu.attention import registers_per_thread
+from sokoban.schedule.attention import AttentionSchedule, shared_bytes
+from tests.codegen.attention_kernels import checked, kernel_of
+
+
+def by_groups(count: int = 1, keys: int = 16) -> AttentionSchedule:
+    return AttentionSchedule(
+        rows=64 * count, keys=keys, warps=4 * count, stages=2, held=False, instruction=Instruction.WGMMA
+    )
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("schedule", "slices", "changes"),
+    [
+        (by_groups(), 1, {}),
+        (by_groups(keys=32), 1, {"queries": 70, "keys": 100, "causal": True, "value_dim": 40}),
+        (by_groups(2), 1, {"head_dim": 80, "dtype": "bfloat16", "queries": 150, "causal": True, "window": 20}),
+        (by_groups(keys=48), 3, {"queries": 30, "keys": 200, "heads": 4, "kv_heads": 2, "head_dim": 72}),
+        (by_groups(), 1, {"scale": -0.3, "queries": 9}),
+    ],
+    ids=["plain", "causal", "window", "slices", "negative scale"],
+)
+def test_results_are_those_of_float64(schedule: AttentionSchedule, slices: int, changes: dict[str, Any]) -> None:
+    result = checked(schedule, slices, **changes)
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [("async_proxy_fence();", "without a fence between the proxies"), ("__syncthreads();", "race|without a fence")],
+)
+def test_a_text_without_what_orders_copies_and_products_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, line: str, problem: str
+) -> None:
+    monkeypatch.setattr(groups, "_ARRIVED", groups._ARRIVED.replace(line, ""))
+    result = checked(by_groups(), queries=64)
+    assert not result.passed
+    assert any(each in result.reason for each in problem.split("|"))
+
+
+@pytest.mark.usefixtures("emulator")
+def test_exponentials_of_a_product_that_is_under_way_are_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wait for values: without it new exponentials, and sums that shrink, meet products of the step before."""
+    from codegen.gpu.attention import group_functions
+
+    written = group_functions._done
+    late = "#define products_done_but_0_16(d) (void)0\n"
+    monkeypatch.setattr(
+        group_functions,
+        "_done",
+        lambda pending, width: late if (pending, width) == (0, 16) else written(pending, width),
+    )
+    assert not checked(by_groups(keys=32), queries=96).passed
+
+
+@pytest.mark.usefixtures("device_compiler")
+@pytest.mark.parametrize(("head_dim", "keys"), [(128, 128), (80, 64)])
+def test_kernels_compile_without_spills_and_without_serial_products(head_dim: int, keys: int) -> None:
+    schedule, changes = by_groups(2, keys), {"head_dim": head_dim, "queries": 4096, "causal": True}
+    kernel, architecture = kernel_of(**changes), own_architecture(schedule, "sm_90")
+    assert architecture == "sm_90a"
+    lowered = lower(LoweringRequest(kernel, schedule, "attention", Target("cuda", architecture, 32)))
+    compiled = compile_cuda(strip_prelude(lowered.text), architecture, name="attention")
+    assert compiled.spill_bytes == 0 and "serialized" not in compiled.log
+    assert (
+        registers_per_thread(kernel, schedule) - 24 < compiled.registers < registers_per_thread(kernel, schedule) + 12
+    )
+    # Rows of 80 elements take two panels of 64.
+    assert shared_bytes(kernel, schedule) == 256 * (128 + 4 * keys)
