@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from click.testing import CliRunner
 
 from bench.speed.construction import ConstructionTimes, construct_once, construction_times, medians, suite_forms
+from bench.speed.construction_against import main as against
 from bench.speed.suite_report import OperatorResult, SuiteReport, main
 from bench.speed.test_construction import RANKED_SCHEDULES, SINGLE, matmul_schedules
 from bench.speed.test_estimates import OPERATORS, attentions
@@ -27,6 +30,27 @@ def test_construction_is_timed_once_per_round_after_a_warm_up(monkeypatch: pytes
     times = construction_times(forms, load_device("v100"), rounds=3)
     assert calls == ["M0", "R2"] * (1 + 3)
     assert all(seconds > 0 for seconds in times.by_operator.values())
+
+
+def test_two_trees_take_turns_and_the_fastest_turn_of_each_operator_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[bool] = []
+    seconds = {True: [{"M0": 8e-3, "M1": 2e-3}, {"M0": 9e-3, "M1": 1e-3}], False: [{"M0": 3e-3, "M1": 1e-3}] * 2}
+
+    def turn(tree: Path, suite: str, device: str, rounds: int) -> dict[str, float]:
+        assert (suite, device, rounds) == ("roller119", "v100", 3)
+        asked.append(tree == tmp_path)
+        return seconds[asked[-1]][(len(asked) - 1) // 2]
+
+    monkeypatch.setattr("bench.speed.construction_against.turn", turn)
+    result = CliRunner().invoke(against, [str(tmp_path), "--turns", "2"])
+    assert asked == [True, False, True, False]
+    assert result.output.splitlines() == [
+        "other  median 4.50 ms per operator",
+        "here   median 2.00 ms per operator",
+        "ratio of the medians 0.444, of the single operators 0.612 (geometric mean)",
+    ]
 
 
 def test_the_single_benchmarks_are_operators_of_the_suite() -> None:
