@@ -28,7 +28,6 @@ from roller.profile.command import profile_command
 
 
 @click.group("roller", cls=Program, context_settings=CONTEXT)
-@click.version_option(package_name="roller")
 def main() -> None:
     """Kernels constructed from a model of the hardware, and how long they take."""
 
