@@ -253,7 +253,7 @@ def explain_command(
 ) -> None:
     """Tell how the programs of FILE's operators were found and what limits them."""
     from hal.catalog import load_device
-    from roller.algorithms import parse_algorithms
+    from roller.algorithms import DIRECT, parse_algorithms
     from roller.explain.page import explain
     from roller.programs import find_programs
     from sokoban.kernel.form import kernel_form
@@ -279,9 +279,9 @@ def explain_command(
         if rank > len(ranked):
             raise InputError("--rank", f"{expr.name} has {len(ranked)} programs", "ask for one of those")
         chosen = ranked[rank - 1]
-        if picture is not None and len(chosen.parts) > 1:
-            problem = f"rank {rank} of {expr.name} is several kernels ({chosen.policy}), the picture shows single ones"
-            raise InputError("--plot", problem, "add --algorithms direct")
+        if picture is not None and chosen.algorithm != DIRECT:
+            problem = f"rank {rank} of {expr.name} is {chosen.policy}; the picture shows single kernels of tiles"
+            raise InputError("--plot", problem, "add --algorithms direct, or leave --plot out")
         click.echo(explain(programs, rank, ranked))
         if picture is not None:
             from roller.explain.picture import plot

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algorithms_of
+from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algorithms_of, flash
 from roller.construct.construct import construct
 from roller.construct.program import Construction, Program, Reason, RProgram
 from sokoban.kernel.form import KernelForm
@@ -73,7 +73,9 @@ class Programs:
         direct = _united(construction, searched, top_k)
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
-        if direct and not set(algorithms) <= {DIRECT}:
+        if known.placed.form.kind == flash.KIND:
+            considered = (flash.consider(known.placed, top_k),)
+        elif direct and not set(algorithms) <= {DIRECT}:
             considered = algorithms_of(known.placed, direct[0], algorithms)
         return Programs(
             placed=known.placed,
@@ -125,12 +127,14 @@ class Programs:
         kernel come first.
 
         Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds. Without
-        ``direct`` among ``algorithms`` there are chains alone.
+        ``direct`` among ``algorithms`` there are chains alone; of attention there is nothing else.
 
         Raises:
             InputError: none of the algorithms applies, and programs of one kernel were not asked for.
         """
         chains = self.chains
+        if self.form.kind == flash.KIND:
+            return list(chains[: top_k + spares])
         if DIRECT not in algorithms:
             if not chains:
                 reasons = "; ".join(f"{each.algorithm}: {each.declined}" for each in self.considered)
@@ -155,8 +159,9 @@ def find_programs(
         InputError: the device has no layer that holds even the smallest tile, or there is no such method.
     """
     constructs, searches = finders(device, method)
-    construction = construct(form, device, top_k) if constructs else None
-    searched = search(form, device, top_k) if searches else None
+    is_flash = form.kind == flash.KIND
+    construction = construct(form, device, top_k) if constructs or is_flash else None
+    searched = search(form, device, top_k) if searches and not is_flash else None
     return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms)
 
 

@@ -106,7 +106,8 @@ def _parameters(request: BuildRequest) -> list[str]:
 
 def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: str | None = None) -> BuiltKernel:
     """A kernel as source alone."""
-    from codegen.gpu.source.text import KERNEL_SUFFIX, static_shared_bytes
+    from codegen.gpu.source.text import static_shared_bytes
+    from codegen.tir.lowered import KERNEL_SUFFIX
 
     return BuiltKernel(
         entry=request.entry + KERNEL_SUFFIX,

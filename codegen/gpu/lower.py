@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.gpu import patches, pointwise, rows, tiles, windows
+from codegen.gpu.attention import multiply_adds, slices, warps
 from codegen.gpu.matrix import mma, wgmma, wmma
 from codegen.gpu.staged import kernel as staged
 from codegen.tir.lowered import Lowered, LoweringError
@@ -11,7 +12,9 @@ from sokoban.kernel.form import KernelForm
 from sokoban.schedule.tile import TileSchedule
 
 #: The lowerings, asked in this order; the first that takes a schedule lowers it.
-LOWERINGS: tuple[Lowering[Lowered], ...] = (patches, rows, wmma, wgmma, staged, windows, pointwise, mma, tiles)
+LOWERINGS: tuple[Lowering[Lowered], ...] = (
+    patches, warps, multiply_adds, slices, rows, wmma, wgmma, staged, windows, pointwise, mma, tiles,
+)  # fmt: skip
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.
 _ONE_STAGE = (windows, pointwise, tiles)
@@ -24,7 +27,7 @@ def lower(request: LoweringRequest) -> Lowered:
         LoweringError: the schedule does not fit the operator, or TVM refused it.
         ValueError: a schedule of matrix instructions does not fit the operator or the instruction.
     """
-    if not patches.takes(request):
+    if isinstance(request.problem, KernelForm):
         problem = _problem(request.form, request.tiles)
         if problem is not None:
             raise LoweringError(f"{request.entry}: {problem}")

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+#: TVM writes this suffix behind the name of every device function it splits off; texts of ours have it too.
+KERNEL_SUFFIX = "_kernel"
+
 
 class LoweringError(RuntimeError):
     """TVM could not lower a schedule; the message is one line."""

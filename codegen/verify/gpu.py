@@ -22,9 +22,9 @@ import numpy as np
 
 from codegen.gpu.lower import lower
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source, opencl_source
+from codegen.gpu.source.text import cuda_source, opencl_source
 from codegen.target import Target
-from codegen.tir.lowered import LoweringError
+from codegen.tir.lowered import KERNEL_SUFFIX, LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
@@ -38,12 +38,16 @@ from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
+from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule, sizes
 
 #: Turns of the innermost loop that a kernel makes in the time in which it is optimised: 0.2 to 0.5 s on one core.
 _TURNS_WORTH_OPTIMIZING = 4e6
+
+#: Threads that share a row of attention's twin.
+_TWIN_LANES = 8
 
 #: What kernels are lowered for to run them here: by OpenCL, and by the emulator where no board is named.
 _OPENCL, EMULATED = Target("opencl-source", "", 1), Target("cuda", "sm_80", 32)
@@ -198,10 +202,8 @@ class EmulatedKernel:
         return Run(self.values(emulation.outputs[0]), emulation.needless)
 
     def values(self, result: np.ndarray) -> np.ndarray:
-        """The output as numbers: what stands for NaN among integers becomes one, bits of bfloat16 become float32."""
-        if self.output.dtype == "bfloat16":
-            return (result.astype(np.uint32) << 16).view(np.float32)
-        return _with_nan(result, self.output.dtype)
+        """The output as numbers."""
+        return _numbers(result, self.output.dtype)
 
 
 def _emulator_plan(
@@ -220,15 +222,17 @@ def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) ->
     """OpenCL, with twins for matrix instructions and for narrow floats."""
     dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
     notes = []
-    if any(isinstance(schedule, TileSchedule) and schedule.uses_matrix for _, schedule in steps):
-        steps = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
+    scalar = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
+    if scalar != list(steps):
+        steps = scalar
         notes.append("scalar twin of the Tensor Core tiling")
-    if dtypes & {"float16", "bfloat16"}:
+    is_widened = any(isinstance(problem, KernelForm) for problem, _ in steps)
+    if is_widened and dtypes & {"float16", "bfloat16"}:
         notes.append("float32 twin of half-precision storage")
     if dtypes & set(FLOAT8_DTYPES):
         notes.append("float32 twin of eight-bit floats")
     # Twins round to nothing narrower than float32.
-    is_widened = bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES}) or form.expr.allow_tf32
+    is_widened = (is_widened and bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES})) or form.expr.allow_tf32
     tolerance = TOLERANCE["float32"] if is_widened else tolerance_of(form.expr)
     method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
     return _Plan(steps, _run_opencl, "opencl", method, tolerance, opencl_available())
@@ -266,6 +270,8 @@ def _verified(
 
 def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with multiply-adds in place of matrix instructions."""
+    if isinstance(schedule, AttentionSchedule) and schedule.instruction is not Instruction.FMA:
+        return replace(schedule, instruction=Instruction.FMA, lanes=_TWIN_LANES, stages=1, held=False)
     if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or not schedule.uses_matrix:
         return schedule
 
@@ -277,13 +283,13 @@ def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:
 
 
 def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
-    """The output computed by OpenCL, in float32 where its dtype is narrower."""
+    """The output computed by OpenCL, in float32 where its dtype is narrower and the kernel not a text of ours."""
     widened = _widen(problem)
     lowered = lower(LoweringRequest(widened, schedule, "verify", _OPENCL))
     tensors = tensors_of(widened)
     source = opencl_source(lowered, [tensor.name for tensor in tensors])
-    arrays = [guarded(inputs[tensor.name], tensor) for tensor in tensors[:-1]]
-    arrays.append(guarded(np.full(tensors[-1].shape, np.nan), tensors[-1]))
+    values = [inputs[tensor.name] for tensor in tensors[:-1]] + [np.full(tensors[-1].shape, np.nan)]
+    arrays = [_stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)]
     run_opencl(
         source,
         lowered.entry + KERNEL_SUFFIX,
@@ -293,7 +299,7 @@ def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
         output_indices=[len(arrays) - 1],
         optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
     )
-    return Run(_with_nan(arrays[-1], tensors[-1].dtype))
+    return Run(_numbers(arrays[-1], tensors[-1].dtype))
 
 
 def _turns(problem: Problem) -> float:
@@ -354,16 +360,20 @@ def _source_value(form: KernelForm, inputs: Mapping[str, np.ndarray]) -> np.ndar
     return evaluate(form.source, given)
 
 
-def _with_nan(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Numbers of ``dtype`` with NaN in place of what stands for it among integers (:func:`_guarded`)."""
+def _numbers(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """Elements as numbers: what stands for NaN among integers (:func:`guarded`) becomes one, bits of bfloat16 become
+    float32."""
+    if dtype == "bfloat16" and stored.dtype == np.uint16:
+        return (stored.astype(np.uint32) << 16).view(np.float32)
     if dtype not in INTEGER_DTYPES:
-        return values
-    return np.where(values == np.iinfo(dtype).min, np.nan, values.astype(np.float64))
+        return stored
+    return np.where(stored == np.iinfo(dtype).min, np.nan, stored.astype(np.float64))
 
 
 def _widen(form: Problem) -> Problem:
-    """The same problem with tensors of narrower floats in float32; patch transforms have none."""
-    if isinstance(form, PatchTransform):
+    """The same problem with tensors of narrower floats in float32. Patch transforms have none; attention, whose text is
+    not TVM's, reads and writes them in OpenCL C too."""
+    if not isinstance(form, KernelForm):
         return form
     expr = form.expr
     tensors = tuple(

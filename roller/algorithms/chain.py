@@ -39,7 +39,7 @@ class ChainProgram:
     """An operator as a chain of kernels.
 
     Attributes:
-        algorithm: ``"split-k"`` or ``"winograd"``.
+        algorithm: ``"split-k"``, ``"winograd"`` or ``"flash"``.
         variant: its parameters in words: ``16 slices of k``.
         form: the operator as a whole.
         split: how it was taken apart.
@@ -114,11 +114,13 @@ class Considered:
         algorithm: its name.
         programs: those that were priced, best first.
         declined: why there are none; empty where there are.
+        scored: how many were priced, where that is more than ``programs``.
     """
 
     algorithm: str
     programs: tuple[ChainProgram, ...] = ()
     declined: str = ""
+    scored: int = 0
 
 
 def needed_sizes(full: Mapping[str, int], wanted: Sequence[tuple[KernelForm, Mapping[str, int]]]) -> dict[str, int]:

@@ -17,11 +17,13 @@ from hal.spec.device import DeviceSpec
 from hal.spec.node import NodeSpec, node_leaves
 from hal.spec.numbers import leaves, source_of
 from hal.support.tables import print_line, print_table
+from roller.algorithms import DIRECT
 from roller.command.known import KnownOperator, print_kernels, told_json
 from roller.compile.pipeline import CompiledOperator, RankedKernel
 from roller.construct.program import Program
 from roller.programs import finder_of
 from roller.text.quantities import sizes_text
+from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.patches import PatchSchedule, Schedule
 
 #: Columns that a narrow terminal does without, the least important first.
@@ -200,6 +202,10 @@ def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
     """Tile of a block, of a thread, and of a step."""
     if isinstance(schedule, PatchSchedule):
         return f"{schedule.threads} patches", "a patch", ""
+    if isinstance(schedule, AttentionSchedule):
+        return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"key={schedule.keys}"
+    if isinstance(schedule, SliceSumSchedule):
+        return f"row={schedule.threads // LANES}", "row=1 of a warp", ""
     return (
         sizes_text(schedule.block), sizes_text(tuple(schedule.register_tile.items())), sizes_text(schedule.step)
     )  # fmt: skip
@@ -209,7 +215,7 @@ def _finder(program: Program) -> str:
     """Who found a program, or how it was composed."""
     if len(program.parts) > 1:
         return f"{program.policy}: longest of {len(program.parts)}"
-    return finder_of(program.policy)
+    return finder_of(program.policy) if program.algorithm == DIRECT else program.algorithm
 
 
 def _verdict(check: Verification | None) -> str:

@@ -29,7 +29,9 @@ from roller.compile.pipeline import CompiledOperator, RankedKernel, entry_name
 from roller.construct.program import Program
 from sokoban.kernel.problem import tensors_of
 from sokoban.language.expression import statement_text
-from sokoban.schedule.patches import PatchSchedule, Schedule
+from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.patches import Schedule
+from sokoban.schedule.tile import TileSchedule
 
 
 def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> Bundle:
@@ -184,7 +186,12 @@ def _launches(kernel: RankedKernel, files: Sequence[_Files]) -> list[LaunchRecor
 
 def _tiles(schedule: Schedule, device: DeviceSpec) -> dict[str, dict[str, int]]:
     """Tiles at each memory layer, by axis."""
-    if isinstance(schedule, PatchSchedule):
+    if isinstance(schedule, AttentionSchedule):
+        return {
+            device.registers.name: {"row": schedule.rows // schedule.warps, "key": schedule.keys},
+            device.shared.name: {"row": schedule.rows, "key": schedule.keys},
+        }
+    if not isinstance(schedule, TileSchedule):
         return {}
     block = {**schedule.block_of, **schedule.step_of}
     return {device.registers.name: dict(schedule.register_tile), device.shared.name: block}

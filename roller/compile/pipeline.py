@@ -17,14 +17,17 @@ from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS
+from roller.algorithms import ALGORITHMS, flash
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders
+from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
+from sokoban.model.gpu.attention import estimate_attention
 from sokoban.model.rational import estimate_compiled
+from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
@@ -139,6 +142,8 @@ class _Job:
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
         self.form = kernel_form(expr)
         constructs, self.needs_search = finders(device, method)
+        if self.form.kind == flash.KIND:
+            constructs, self.needs_search = True, False
         self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
         self.searched: Future[SearchResult] | None = None
         self.ranked: list[Program] = []
@@ -267,6 +272,8 @@ def _order(kernel: RankedKernel) -> tuple[bool, bool, float]:
 def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec) -> float:
     """A kernel's expected time by the registers that the compiler gave it; the estimate where it told none."""
     form, schedule, registers = part.problem, part.schedule, built.registers
+    if isinstance(form, AttentionKernel) and isinstance(schedule, AttentionSchedule) and registers is not None:
+        return estimate_attention(form, schedule, device, registers).seconds
     if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
         return part.estimate.seconds
     if registers is None or schedule.instruction is not Instruction.FMA:

@@ -341,6 +341,11 @@ def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
         slices = f", {count_text(part.splits, 'split')} of k" if part.splits is not None and part.splits > 1 else ""
         return [part.kernel + slices]
     schedule = part.schedule
+    if "rows" in schedule:
+        tiles = f"{schedule['rows']} rows by {schedule['keys']} keys, {count_text(schedule['warps'], 'warp')}"
+        return [f"{tiles}, {schedule['instruction']}", part.found_by]
+    if "block" not in schedule and schedule.get("sums"):
+        return [f"{schedule['threads']} threads a block, a warp a row", part.found_by]
     if "block" not in schedule:
         return [f"{schedule['threads']} threads a block, a patch each", part.found_by]
     return [", ".join(_TEXTS[lane](schedule)), part.found_by]

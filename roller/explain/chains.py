@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
+from roller.algorithms import flash
 from roller.algorithms.chain import Considered
 from roller.construct.program import Program, ProgramPart
+from roller.explain.attention import flash_page
 from roller.explain.pace import stage_bars
 from roller.programs import Programs
 from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import statement_text
@@ -23,6 +26,9 @@ _MEANING = {
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
+    if program.algorithm == flash.NAME:
+        yield from flash_page(programs, program, rank)
+        return
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])
     for number, part in enumerate(program.parts, start=1):
@@ -36,6 +42,8 @@ def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]
 
 def considered_lines(programs: Programs) -> Iterator[str]:
     """Every algorithm beside the best program of one kernel: its times, or why it was not tried."""
+    if not programs.direct:
+        return
     direct = programs.direct[0].estimate
     launch = time_text(programs.device.launch_overhead_seconds)
     best = time_text(direct.seconds)
@@ -80,6 +88,6 @@ def patch_lines(transform: PatchTransform, part: ProgramPart, device: DeviceSpec
 
 def problem_text(problem: Problem) -> str:
     """What a kernel of a chain computes, as the expression language writes it."""
-    if isinstance(problem, PatchTransform):
+    if not isinstance(problem, KernelForm):
         return problem.statement_text()
     return "; ".join(statement_text(statement) for statement in problem.source.statements)

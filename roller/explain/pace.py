@@ -323,7 +323,7 @@ def rivals(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
     """One row per candidate: the difference in time, the stage behind it, the schedule."""
     chosen = ranked[rank - 1]
     lane = programs.device.teu.lane
-    scored = programs.constructed_count + programs.searched_count
+    scored = programs.constructed_count + programs.searched_count + sum(each.scored for each in programs.considered)
     yield f"Its rivals, the best of {scored} programs: what each gains or loses, and where"
     rows = []
     for position, program in enumerate(ranked, start=1):
@@ -349,7 +349,7 @@ def _change(programs: Programs, program: Program, chosen: Program) -> str:
     change = theirs.stage_seconds[stage] - ours.stage_seconds[stage]
     if change * difference > 0 and abs(change) >= 0.2 * abs(difference):
         return f"{percent:+.1f}%, {_signed(stage, change)}"
-    if len(program.parts) > 1 or len(chosen.parts) > 1:
+    if not (isinstance(program, RProgram) and isinstance(chosen, RProgram)):
         return f"{percent:+.1f}%"
     # The stage that sets the pace is the same in both: what it does not hide of the others makes the difference.
     parts_of, remainders = _PARTS[programs.device.teu.lane]
@@ -373,7 +373,9 @@ def _signed(stage: str, seconds: float) -> str:
 def schedule_text(program: Program, lane: str = "thread") -> str:
     """``block m=64 n=64 · thread m=4 n=8 · step k=8``; of several kernels how they came about. ``lane``: what the lanes
     of the device are."""
-    if len(program.parts) > 1:
+    if not isinstance(program, RProgram):
+        if len(program.parts) == 1:
+            return program.policy
         times = " + ".join(time_text(part.estimate.seconds) for part in program.parts)
         return f"{program.policy}: {times}"
     return SCHEDULE_TEXTS[lane](program.main.tiles)

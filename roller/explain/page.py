@@ -17,6 +17,7 @@ from roller.construct.program import Program, ProgramPart, Reason, RProgram
 from roller.construct.rtile import TileSpace
 from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
+from roller.explain.attention import attention_lines, slice_lines
 from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
 from roller.explain.cpu_pace import cpu_reasons
 from roller.explain.cpu_page import cpu_program, cpu_story
@@ -34,6 +35,7 @@ from roller.text.quantities import (
     time_text,
     wrapped,
 )
+from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
@@ -83,9 +85,10 @@ def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
     yield ""
     if not isinstance(program, RProgram):
         yield from chain_page(programs, program, rank)
+        several = len(program.parts) > 1
         for number, part in enumerate(program.parts, start=1):
             yield ""
-            yield f"Kernel {number} of {len(program.parts)}: {part.label}"
+            yield f"Kernel {number} of {len(program.parts)}: {part.label}" if several else "The kernel"
             yield from _kernel(part, device)
     else:
         yield from page.story(placed, program, rank)
@@ -99,7 +102,7 @@ def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
     yield from stage_times(ranked, rank)
     yield ""
     yield from rivals(programs, rank, ranked)
-    if programs.considered:
+    if programs.considered and programs.direct:
         yield ""
         yield from considered_lines(programs)
 
@@ -109,6 +112,12 @@ def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
     yield from wrapped(problem_text(part.problem))
     if isinstance(part.problem, PatchTransform):
         yield from patch_lines(part.problem, part, device)
+        return
+    if isinstance(part.problem, AttentionKernel):
+        yield from attention_lines(part.problem, part, device)
+        return
+    if isinstance(part.problem, SliceSum):
+        yield from slice_lines(part.problem, part, device)
         return
     program = part.program
     placed = PlacedForm(part.problem, device)

@@ -1,7 +1,7 @@
 """The canonical form in which construction, the cost model and code generation see an operator.
 
-Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of two
-kinds of kernel:
+Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of three
+kinds:
 
 ``tile``
     at most one reduction, then one point-wise statement over the same spatial axes: contractions, convolutions,
@@ -9,6 +9,9 @@ kinds of kernel:
 ``rows``
     several reductions over the same columns of each row, then one point-wise statement over rows and columns:
     softmax, layer norm and their kin.
+``attention``
+    two products with a softmax between them, as :mod:`sokoban.language.named.attention` writes it. Its axes stay as
+    they are; what its kernels compute is in :mod:`sokoban.kernel.attention`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from hal.support.errors import InputError
+from sokoban.kernel.attention import attention_flops
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.rows import as_rows
@@ -37,7 +41,7 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
-from sokoban.language.named.attention import attention_of
+from sokoban.language.named.attention import STATEMENTS, Attention, attention_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +52,7 @@ class KernelForm:
         source: the operator as the user wrote it.
         expr: the same operator over fused axes (unless they were asked to stay apart); its tensors are contiguous views
             of the source's.
-        kind: ``"tile"`` or ``"rows"``.
+        kind: ``"tile"``, ``"rows"`` or ``"attention"``.
         reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
         fused: pairs of a fused axis and the axes that it stands for.
@@ -139,8 +143,17 @@ class KernelForm:
         )
 
     @cached_property
+    def attention(self) -> Attention:
+        """The operator that an ``attention`` is."""
+        attention = attention_of(self.source)
+        assert attention is not None
+        return attention
+
+    @cached_property
     def flops(self) -> float:
-        """Arithmetic operations of the whole operator: a multiply-add counts two."""
+        """Arithmetic operations of the whole operator: a multiply-add counts two, the softmax of attention none."""
+        if self.kind == "attention":
+            return attention_flops(self.attention)
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
         for statement in self.reductions:
@@ -200,9 +213,7 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
     if attention_of(source) is not None:
-        raise InputError(
-            source.name, "attention has no kernels of ours yet", "use roller estimate --implementation library"
-        )
+        return _attention_form(source, fuse)
     if fuse:
         # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
         expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
@@ -251,6 +262,25 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         reductions=rows.statements[:-1],
         final=rows.statements[-1],
         fused=_still_named(fused, rows),
+    )
+
+
+def _attention_form(source: TensorExpr, fuse: bool) -> KernelForm:
+    """Attention as it stands.
+
+    Raises:
+        InputError: more statements follow it, or it was to keep axes for a schedule of tiles or for a gradient.
+    """
+    if not fuse:
+        problem = (
+            "attention is no product over its own axes: its kernels take no schedules of tiles and have no gradients"
+        )
+        raise InputError(source.name, problem, "use roller estimate --implementation library")
+    if len(source.statements) > STATEMENTS:
+        problem = "kernels of attention have no epilogue"
+        raise InputError(source.name, problem, "make the epilogue an operator of its own")
+    return KernelForm(
+        source=source, expr=source, kind="attention", reductions=(), final=source.statements[-1], fused=()
     )
 
 

@@ -153,6 +153,11 @@ class PlacedForm:
     @cached_property
     def rate(self) -> Rate:
         """FLOP/s by the fastest instructions that can compute the operator."""
+        if self.form.kind == "attention":
+            matrix = self.device.best_matrix_instruction(self.form.attention.dtype)
+            if matrix is not None:
+                return Rate(matrix.sustained_flops, f"{matrix.input_dtype} by matrix instructions")
+            return self.ordinary_rate
         if not self.form.body_loads:
             return self.ordinary_rate
         matrix = self.matrix_rates if self.warp_group_roles is None else self.warp_group_rates

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sokoban.kernel.patches import PatchTransform
+from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.tile import TileSchedule
 
 
@@ -25,4 +26,4 @@ class PatchSchedule:
 
 
 #: How one kernel of a program runs, whatever kind of problem it solves.
-Schedule = TileSchedule | PatchSchedule
+Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule

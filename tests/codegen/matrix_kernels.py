@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
-from codegen.tir.lowered import Lowered
+from codegen.gpu.source.text import cuda_source
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.verify.emulator import run_cuda_on_cpu
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from codegen.gpu.attention import functions as attention_device
 from codegen.gpu.matrix import mma_functions as mma_device
 from codegen.gpu.matrix import wgmma_functions as wgmma_device
 
@@ -153,7 +154,9 @@ def strip_prelude(source: str) -> str:
         return source
     original, body = source[:start], source[start:]
     used = set(_IDENTIFIER.findall(_COMMENT.sub(" ", body)))
-    functions = "\n".join(filter(None, (module.device_functions(used) for module in (mma_device, wgmma_device))))
+    functions = "\n".join(
+        filter(None, (module.device_functions(used) for module in (mma_device, wgmma_device, attention_device)))
+    )
     helpers = [helper for helper in _HELPERS if helper.needed(used)]
     known = _BUILT_IN | _FROM_HEADERS | _INTEGER_TYPES.keys() | _SHORT_TYPES.keys()
     known |= {name for helper in helpers for name in helper.names}

@@ -11,12 +11,9 @@ from typing import Any
 import tvm
 
 from codegen.gpu.source.opencl_functions import with_device_functions
-from codegen.tir.lowered import Lowered, LoweringError, reason_of
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, reason_of
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.tile import TileSchedule
-
-#: TVM writes this suffix behind the name of every device function it splits off.
-KERNEL_SUFFIX = "_kernel"
 
 
 @lru_cache(maxsize=16)

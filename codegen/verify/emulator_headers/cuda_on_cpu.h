@@ -68,6 +68,9 @@ template <typename T> EMULATOR_INLINE T atomicAdd(T* address, T value) {
 
 // ---- 16-bit floats
 
+inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
+inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+
 typedef _Float16 half;
 typedef _Float16 __half;
 inline float __half2float(half x) { return (float)x; }

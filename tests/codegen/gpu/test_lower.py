@@ -12,8 +12,8 @@ import pytest
 
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source, opencl_source, static_shared_bytes
-from codegen.tir.lowered import Lowered, LoweringError, identifier
+from codegen.gpu.source.text import cuda_source, opencl_source, static_shared_bytes
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, LoweringError, identifier
 from codegen.tir.reads import padded_sizes
 from hal.catalog import load_device
 from roller.construct.construct import construct

@@ -9,8 +9,9 @@ import pytest
 
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
-from codegen.gpu.source.text import KERNEL_SUFFIX, opencl_source
+from codegen.gpu.source.text import opencl_source
 from codegen.target import Target
+from codegen.tir.lowered import KERNEL_SUFFIX
 from codegen.verify.opencl import run_opencl
 from roller.algorithms.winograd import MATRICES, Tiles
 from sokoban.kernel.form import KernelForm, kernel_form

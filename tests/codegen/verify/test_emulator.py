@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from codegen.gpu.source.text import KERNEL_SUFFIX, cuda_source
+from codegen.gpu.source.text import cuda_source
+from codegen.tir.lowered import KERNEL_SUFFIX
 from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data

@@ -120,7 +120,7 @@ def launched(dtype=BF16, heads_first=HEADS_FIRST):
     return recorded([operator(given["name"], given["dims"], given["types"], **names), product])
 
 
-def test_the_price_is_that_of_the_library_and_ours_has_none():
+def test_the_price_is_that_of_the_library_or_of_ours():
     graph = launched()
     rows = heavy_rows(graph)
     (attention, product) = price(graph, rows, H100, "library").calls
@@ -134,7 +134,7 @@ def test_the_price_is_that_of_the_library_and_ours_has_none():
     assert np.isfinite(product.price_us)
     assert attention.work is not None and bound_of(attention.work, H100) == attention.bound
     (ours, _) = price(graph, rows, H100).calls
-    assert np.isnan(ours.price_us) and "attention has no kernels of ours yet" in ours.reason
+    assert 0.5 < ours.price_us / attention.price_us < 2 and ours.kernel == "construction, bound by latency"
 
 
 def test_boards_and_types_without_it_say_so_and_price_the_rest():

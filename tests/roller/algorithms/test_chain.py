@@ -267,4 +267,4 @@ def test_a_picture_shows_single_kernels_only(tmp_path: Path) -> None:
     file.write_text(json.dumps(TALL))
     result = run("explain", file, "--plot", str(tmp_path / "p.svg"))
     assert result.exit_code == 2
-    assert "is several kernels (split-k" in result.stderr
+    assert "rank 1 of tall is split-k" in result.stderr

@@ -131,21 +131,38 @@ def test_bad_input_names_its_place(data: Data, direction: Any, message: str) -> 
     assert str(caught.value) == message
 
 
-def test_the_command_prints_the_kernel_and_refuses_what_we_cannot_build(tmp_path: Path) -> None:
+def test_the_command_prints_the_kernel_and_ours_beside_it(tmp_path: Path) -> None:
     file = tmp_path / "op.json"
     file.write_text(json.dumps(LLAMA | {"name": "core"}))
     run = CliRunner()
     told = run.invoke(main, ["estimate", str(file), "--implementation", "library", "--device", "h100", "--json"])
     assert told.exit_code == 0
     assert json.loads(told.stdout)["kernel"].startswith("FlashAttention 3")
-    out = str(tmp_path / "out")
-    for command in (["compile", str(file), "--out", out], ["estimate", str(file)], ["explain", str(file)]):
-        refused = run.invoke(main, [*command, "--device", "h100"])
-        assert (refused.exit_code, refused.stdout) == (2, "")
-        assert refused.stderr.endswith(
-            ": attention has no kernels of ours yet; use roller estimate --implementation library\n"
-        )
+    ours = run.invoke(main, ["estimate", str(file), "--device", "h100", "--json"])
+    assert ours.exit_code == 0
+    assert 0.5 < json.loads(ours.stdout)["seconds"] / json.loads(told.stdout)["seconds"] < 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "device", "message"),
+    [
+        ({"dtype": "float64"}, "h100", "use one of bfloat16, float16, float32"),
+        ({"head_dim": 52}, "h100", "rows of 52 elements are no multiple of 16 bytes; use a multiple of 8"),
+        ({}, "ice-lake", "name a GPU, or use roller estimate --implementation library"),
+    ],
+)
+def test_what_we_cannot_build_is_refused_in_a_line(
+    tmp_path: Path, changes: dict[str, Any], device: str, message: str
+) -> None:
+    file = tmp_path / "op.json"
+    file.write_text(json.dumps(LLAMA | {"name": "core"} | changes))
+    out = tmp_path / "out"
+    for command in (["compile", str(file), "--out", str(out)], ["estimate", str(file)], ["explain", str(file)]):
+        refused = CliRunner().invoke(main, [*command, "--device", device])
+        assert (refused.exit_code, refused.stdout) == (2, ""), command
+        assert message in refused.stderr
         assert refused.stderr.count("\n") == 1
+        assert not out.exists()
 
 
 def test_keys_lie_in_pages_where_servers_keep_them_there() -> None:

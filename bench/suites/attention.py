@@ -1,0 +1,63 @@
+"""``python -m bench.suites.attention FILE``: attention operators drawn by a seed, as ``roller`` reads them.
+
+Heads from 1 to 64, fewer heads of keys, widths from 64 to 256, odd lengths, causal masks, windows, decoding, keys of
+another length than the queries.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import click
+
+HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+HEAD_DIMS = (64, 80, 96, 128, 192, 256)
+MASKS = ("none", "causal", "window", "decode", "other keys")
+
+
+def drawn(count: int, seed: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
+    """``count`` operators as ``roller compile`` reads them.
+
+    >>> [each["head_dim"] in HEAD_DIMS for each in drawn(2, 0, ("float16",))]
+    [True, True]
+    """
+    source = random.Random(seed)
+    return [_operator(source, dtypes[number % len(dtypes)]) for number in range(count)]
+
+
+def _operator(source: random.Random, dtype: str) -> dict[str, Any]:
+    heads = source.choice(HEADS)
+    queries = source.choice([source.randint(1, 700), 64 * source.randint(1, 16)])
+    operator = {
+        "op": "attention", "b": source.choice([1, 1, 2, 3, 5]), "heads": heads,
+        "kv_heads": source.choice([some for some in range(1, heads + 1) if heads % some == 0]), "queries": queries,
+        "head_dim": source.choice(HEAD_DIMS), "dtype": dtype,
+    }  # fmt: skip
+    mask = source.choice(MASKS)
+    if mask == "other keys":
+        return operator | {"keys": source.randint(1, 1500)}
+    if mask == "decode":
+        return operator | {"queries": source.choice([1, 1, 1, 2, 4]), "keys": source.randint(16, 6000), "causal": True}
+    if mask == "window":
+        return operator | {"causal": True, "window": source.randint(1, queries)}
+    return operator | ({"causal": True} if mask == "causal" else {})
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--count", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), multiple=True, default=("float16", "bfloat16"),
+    show_default=True, help="Element types, in turns.",
+)  # fmt: skip
+def main(file: Path, count: int, seed: int, dtype: tuple[str, ...]) -> None:
+    """Write COUNT attention operators to FILE."""
+    file.write_text("[\n" + ",\n".join(json.dumps(each) for each in drawn(count, seed, dtype)) + "\n]\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,354 @@
+"""Attention by multiply-adds, in CUDA and in OpenCL C: float32, and 16 bits where no instruction multiplies them.
+
+Threads form a grid over a tile of logits, ``lanes`` of them side by side along the keys; each has the same columns of
+the values. Tiles lie in shared memory in float32. The largest logit and the exponentials of a row pass between its
+threads there too, so that the kernel needs nothing of a warp and has the same statements in both languages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from codegen.gpu.attention.language import ELEMENTS, Language
+from codegen.tir.lowered import Lowered
+from codegen.tir.lowering import LoweringRequest
+from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel
+from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.attention import AttentionSchedule, SharedFloats, shared_bytes
+
+
+def takes(request: LoweringRequest) -> bool:
+    """Attention without matrix instructions."""
+    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction is Instruction.FMA
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of attention, or of slices of it."""
+    kernel, schedule = request.problem, request.schedule
+    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
+    shared, language = shared_bytes(kernel, schedule), Language.of(request.target)
+    return Lowered(
+        module=None,
+        entry=request.entry,
+        grid=(schedule.blocks(kernel), 1, 1),
+        block=(schedule.threads, 1, 1),
+        shared_bytes=shared,
+        dynamic_shared_bytes=0 if language.is_opencl else shared,
+        text=_text(kernel, schedule, request.entry, language),
+    )
+
+
+def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str, language: Language) -> str:
+    element, _ = ELEMENTS[kernel.attention.dtype]
+    result = "float" if kernel.slices > 1 else element
+    tensors = [*((f"const {element}", tensor.name) for tensor in kernel.inputs), (result, kernel.output.name)]
+    body = [
+        f"  {language.shared.format(pieces=SharedFloats.of(kernel, schedule).total // 4)}",
+        _place(kernel, schedule),
+        _walk(kernel, schedule),
+        (_results if kernel.slices == 1 else _partial_results)(kernel, schedule),
+    ]
+    return language.kernel(entry, schedule.threads, tensors, "\n".join(body))
+
+
+def _place(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """Which rows a block has, which keys they see, and which of those the block walks; the longest walks first."""
+    attention, row_blocks, keys_all = kernel.attention, schedule.row_blocks(kernel), kernel.attention.key_count
+    last = f"(first_row + {schedule.rows - 1}) / {kernel.group}"
+    lines = [
+        f"const int thread = THREAD, lane = thread % {schedule.lanes}, first = thread / {schedule.lanes};",
+        f"const int block = BLOCK, row_block = {row_blocks - 1} - block % {row_blocks};",
+        f"const int slice = block / {row_blocks} % {kernel.slices}, problem = block / {row_blocks * kernel.slices};",
+        f"const int first_row = row_block * {schedule.rows}, first_query = first_row / {kernel.group};",
+        f"const int last_query = {last} < {attention.queries - 1} ? {last} : {attention.queries - 1};",
+    ]
+    end, begin = str(keys_all), "0"
+    if attention.causal:
+        seen = f"last_query + {kernel.ahead + 1}"
+        end = f"{seen} < {keys_all} ? {seen} : {keys_all}"
+    if attention.window_size:
+        seen = f"first_query + {kernel.ahead - attention.window_size + 1}"
+        begin = f"({seen} > 0 ? {seen} : 0) / {schedule.keys}"
+    lines += [
+        f"const int seen_end = {end}, seen_begin = {begin};",
+        f"const int steps_all = (seen_end + {schedule.keys - 1}) / {schedule.keys} - seen_begin;",
+        f"const int share = (steps_all + {kernel.slices - 1}) / {kernel.slices}, rest = steps_all - slice * share;",
+        "const int first_step = seen_begin + slice * share, steps = rest < share ? rest : share;",
+    ]
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def _place_of(kernel: AttentionKernel, row: str) -> str:
+    """Where a row of a problem lies: its rows are queries, of all heads of a group one beside the other, and each head
+    lies by itself."""
+    if kernel.group == 1:
+        return row
+    return f"({row} % {kernel.group} * {kernel.attention.queries} + {row} / {kernel.group})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tile:
+    """A tile on its way to shared memory.
+
+    Attributes:
+        tensor: where it comes from.
+        width, full: elements of a row in memory, and in shared memory.
+        pitch: floats from row to row in shared memory.
+        start: its first float.
+        rows: rows of the tile.
+        bound: condition under which ``row`` is one that there is; empty where all are.
+        place: where ``row`` lies in memory.
+    """
+
+    tensor: str
+    width: int
+    full: int
+    pitch: int
+    start: int
+    rows: int
+    bound: str
+    place: str
+
+    def copy(self, first_row: str, problem_rows: int, schedule: AttentionSchedule, ending: str) -> str:
+        """The loop that copies it, four elements a thread at a time, zeros where there are none."""
+        pieces = self.full // 4
+        count = self.rows * pieces
+        inside = list(filter(None, [self.bound, f"piece < {self.width // 4}" if self.width != self.full else ""]))
+        at = f"{self.tensor}_ptr + ((long)problem * {problem_rows} + {self.place}) * {self.width} + piece * 4"
+        value = f"four_{ending}({at})"
+        if inside:
+            value = f"{' && '.join(inside)} ? {value} : zeros"
+        return f"""\
+#pragma unroll
+    for (int i = 0; i < {-(-count // schedule.threads)}; ++i) {{
+      const int at = i * {schedule.threads} + thread;
+      const int tile_row = at / {pieces}, piece = at % {pieces}, row = {first_row} + tile_row;
+      {f"if (at < {count}) " if count % schedule.threads else ""}\
+*(LOCAL float4*)(shared + {self.start} + tile_row * {self.pitch} + piece * 4) = {value};
+    }}"""
+
+
+def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """The walk along the keys: two products a step and the exponentials between them."""
+    attention, floats = kernel.attention, SharedFloats.of(kernel, schedule)
+    _, ending = ELEMENTS[attention.dtype]
+    rows_each, keys_each, columns = (
+        schedule.thread_rows,
+        schedule.keys // schedule.lanes,
+        floats.width // schedule.lanes,
+    )
+    apart, keys_all = schedule.threads // schedule.lanes, attention.key_count
+    query_tile = _Tile(
+        tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
+        rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
+        place=_place_of(kernel, "row"),
+    )  # fmt: skip
+    bound = f"row < {keys_all}" if keys_all % schedule.keys else ""
+    key_tile = _Tile(
+        tensor=kernel.inputs[1].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch,
+        start=floats.step, rows=schedule.keys, bound=bound, place="row",
+    )  # fmt: skip
+    value_tile = _Tile(
+        tensor=kernel.inputs[2].name, width=attention.value_size, full=floats.width, pitch=floats.width,
+        start=floats.step, rows=schedule.keys, bound=bound, place="row",
+    )  # fmt: skip
+    text = f"""\
+  const float nothing = -1.0f / 0.0f;
+  float4 zeros;
+  zeros.x = zeros.y = zeros.z = zeros.w = 0.0f;
+  float peaks[{rows_each}], totals[{rows_each}], sums[{rows_each}][{columns}];
+#pragma unroll
+  for (int i = 0; i < {rows_each}; ++i) {{
+    peaks[i] = nothing;
+    totals[i] = 0.0f;
+#pragma unroll
+    for (int c = 0; c < {columns}; ++c) sums[i][c] = 0.0f;
+  }}
+  if (steps > 0) {{
+{query_tile.copy("first_row", kernel.rows, schedule, ending)}
+  }}
+  for (int number = 0; number < steps; ++number) {{
+    const int first_key = (first_step + number) * {schedule.keys};
+{key_tile.copy("first_key", keys_all, schedule, ending)}
+    BARRIER;
+    float logits[{rows_each}][{keys_each}];
+#pragma unroll
+    for (int i = 0; i < {rows_each}; ++i)
+#pragma unroll
+      for (int j = 0; j < {keys_each}; ++j) logits[i][j] = 0.0f;
+#pragma unroll 2
+    for (int d = 0; d < {floats.depth}; d += 4) {{
+      float4 queries[{rows_each}];
+#pragma unroll
+      for (int i = 0; i < {rows_each}; ++i)
+        queries[i] = *(LOCAL const float4*)(shared + (first + i * {apart}) * {floats.key_pitch} + d);
+#pragma unroll
+      for (int j = 0; j < {keys_each}; ++j) {{
+        const float4 key =
+            *(LOCAL const float4*)(shared + {floats.step} + (lane + j * {schedule.lanes}) * {floats.key_pitch} + d);
+#pragma unroll
+        for (int i = 0; i < {rows_each}; ++i) {{
+          logits[i][j] = FMA(queries[i].x, key.x, logits[i][j]);
+          logits[i][j] = FMA(queries[i].y, key.y, logits[i][j]);
+          logits[i][j] = FMA(queries[i].z, key.z, logits[i][j]);
+          logits[i][j] = FMA(queries[i].w, key.w, logits[i][j]);
+        }}
+      }}
+    }}
+#pragma unroll
+    for (int i = 0; i < {rows_each}; ++i)
+#pragma unroll
+      for (int j = 0; j < {keys_each}; ++j) logits[i][j] *= {_scale(kernel)};
+{_mask(kernel, schedule)}\
+#pragma unroll
+    for (int i = 0; i < {rows_each}; ++i) {{
+      float peak = logits[i][0];
+#pragma unroll
+      for (int j = 1; j < {keys_each}; ++j) peak = LARGER(peak, logits[i][j]);
+      shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + lane] = peak;
+    }}
+    BARRIER;
+#pragma unroll
+    for (int i = 0; i < {rows_each}; ++i) {{
+      float peak = peaks[i];
+#pragma unroll
+      for (int x = 0; x < {schedule.lanes}; ++x)
+        peak = LARGER(peak, shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + x]);
+      const float base = peak == nothing ? 0.0f : peak;
+      const float shrink = power_of_two(peaks[i] - base);
+      peaks[i] = peak;
+      totals[i] *= shrink;
+#pragma unroll
+      for (int c = 0; c < {columns}; ++c) sums[i][c] *= shrink;
+#pragma unroll
+      for (int j = 0; j < {keys_each}; ++j) {{
+        const float weight = power_of_two(logits[i][j] - base);
+        totals[i] += weight;
+        shared[{floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + lane + j * {schedule.lanes}] = weight;
+      }}
+    }}
+{value_tile.copy("first_key", keys_all, schedule, ending)}
+    BARRIER;
+#pragma unroll 2
+    for (int key = 0; key < {schedule.keys}; key += 4) {{
+      float4 weights[{rows_each}];
+#pragma unroll
+      for (int i = 0; i < {rows_each}; ++i)
+        weights[i] =
+            *(LOCAL const float4*)(shared + {floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + key);
+#pragma unroll
+      for (int c = 0; c < {columns // 4}; ++c) {{
+        const int column = {floats.step} + key * {floats.width} + (lane + c * {schedule.lanes}) * 4;
+{"".join(_value_products(number, floats, rows_each) for number in range(4))}\
+      }}
+    }}
+    if (number + 1 < steps) {{
+      BARRIER;
+    }}
+  }}
+#pragma unroll
+  for (int i = 0; i < {rows_each}; ++i)
+    shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + lane] = totals[i];
+  BARRIER;"""
+    return text
+
+
+def _value_products(number: int, floats: SharedFloats, rows_each: int) -> str:
+    """Products of the weights of one key of four with four of its values."""
+    weight = f"weights[i].{'xyzw'[number]}"
+    products = "".join(
+        f"          sums[i][c * 4 + {column}] = FMA({weight}, value{number}.{name}, sums[i][c * 4 + {column}]);\n"
+        for column, name in enumerate("xyzw")
+    )
+    return f"""\
+        const float4 value{number} = *(LOCAL const float4*)(shared + column + {number * floats.width});
+#pragma unroll
+        for (int i = 0; i < {rows_each}; ++i) {{
+{products}        }}
+"""
+
+
+def _scale(kernel: AttentionKernel) -> str:
+    """What makes logits powers of two, whose exponentials take one instruction."""
+    return f"{kernel.scale / math.log(2)!r}f"
+
+
+def _mask(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """Keys that a row does not see, where a step has any."""
+    attention, keys_all = kernel.attention, kernel.attention.key_count
+    conditions, unseen = [], []
+    if keys_all % schedule.keys:
+        conditions.append(f"first_key + {schedule.keys} > {keys_all}")
+        unseen.append(f"key >= {keys_all}")
+    if attention.causal:
+        conditions.append(f"first_key + {schedule.keys} > first_query + {kernel.ahead + 1}")
+        unseen.append(f"key > query + {kernel.ahead}")
+    if attention.window_size:
+        conditions.append(f"first_key <= last_query + {kernel.ahead - attention.window_size}")
+        unseen.append(f"key <= query + {kernel.ahead - attention.window_size}")
+    if not conditions:
+        return ""
+    return f"""\
+    if ({" || ".join(conditions)}) {{
+#pragma unroll
+      for (int i = 0; i < {schedule.thread_rows}; ++i) {{
+        const int query = (first_row + first + i * {schedule.threads // schedule.lanes}) / {kernel.group};
+#pragma unroll
+        for (int j = 0; j < {schedule.keys // schedule.lanes}; ++j) {{
+          const int key = first_key + lane + j * {schedule.lanes};
+          if ({" || ".join(unseen)}) logits[i][j] = nothing;
+        }}
+      }}
+    }}
+"""
+
+
+def _results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """Values over the sum of their weights, four elements at a time."""
+    width = kernel.attention.value_size
+    element, ending = ELEMENTS[kernel.attention.dtype]
+    stored = f"store_{ending}(result + column, sums[i] + c * 4, inverse);"
+    start = f"{kernel.output.name}_ptr + ((long)problem * {kernel.rows} + {_place_of(kernel, 'row')}) * {width}"
+    text = f"GLOBAL {element}* result = {start};"
+    return _rows_written(kernel, schedule, text, stored)
+
+
+def _partial_results(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """What a slice makes of every row: weighted values, the largest logit, the sum of weights."""
+    pitch = kernel.attention.value_size + SLICE_NUMBERS
+    place = (
+        f"(long)slice * {kernel.problems * kernel.rows} + (long)problem * {kernel.rows} + {_place_of(kernel, 'row')}"
+    )
+    text = f"""\
+GLOBAL float* result = {kernel.output.name}_ptr + ({place}) * {pitch};
+    if (lane == 0) {{
+      result[{pitch - 2}] = peaks[i];
+      result[{pitch - 1}] = total;
+    }}"""
+    stored = "for (int e = 0; e < 4; ++e) result[column + e] = sums[i][c * 4 + e];"
+    return _rows_written(kernel, schedule, text, stored)
+
+
+def _rows_written(kernel: AttentionKernel, schedule: AttentionSchedule, opening: str, stored: str) -> str:
+    """The loop over the rows of a thread: the sum of the weights of all lanes, then every column."""
+    floats, apart = SharedFloats.of(kernel, schedule), schedule.threads // schedule.lanes
+    width = kernel.attention.value_size
+    inverse = "    const float inverse = 1.0f / total;\n" if kernel.slices == 1 else ""
+    bound = f"    if (row >= {kernel.rows}) break;\n" if kernel.rows % schedule.rows else ""
+    return f"""\
+#pragma unroll
+  for (int i = 0; i < {schedule.thread_rows}; ++i) {{
+    const int row = first_row + first + i * {apart};
+{bound}\
+    float total = 0.0f;
+#pragma unroll
+    for (int x = 0; x < {schedule.lanes}; ++x)
+      total += shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + x];
+{inverse}    {opening}
+#pragma unroll
+    for (int c = 0; c < {floats.width // schedule.lanes // 4}; ++c) {{
+      const int column = (lane + c * {schedule.lanes}) * 4;
+      {f"if (column < {width}) " if width != floats.width else ""}{stored}
+    }}
+  }}"""

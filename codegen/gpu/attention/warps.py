@@ -1,0 +1,470 @@
+"""Attention by ``mma.sync``: every warp multiplies rows of its own by all keys of a step.
+
+What a row needs stays with the four lanes that hold its sums: the largest logit so far, the sum of exponentials, and
+the values weighted by them, all in registers. The fragment of sums that one product leaves is the fragment of factors
+that the next one takes, so that exponentials go from product to product without shared memory (T. Dao,
+"FlashAttention-2", 2023, 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
+from codegen.tir.lowering import LoweringRequest
+from sokoban.kernel.attention import AttentionKernel
+from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.attention import (
+    FRAGMENT_ROWS,
+    PIECE_BYTES,
+    AttentionSchedule,
+    padded,
+    pitch_bytes,
+    shared_bytes,
+)
+
+#: By element type: what multiplies fragments, and what makes a pair of elements of two sums.
+_PRODUCTS = {"float16": ("mma_16x8x16_f16", "pair_f16"), "bfloat16": ("mma_16x8x16_bf16", "pair_bf16")}
+
+
+def takes(request: LoweringRequest) -> bool:
+    """Attention by the matrix instructions of single warps."""
+    return isinstance(request.schedule, AttentionSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of attention, or of slices of it."""
+    kernel, schedule = request.problem, request.schedule
+    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
+    shared = shared_bytes(kernel, schedule)
+    return Lowered(
+        module=None,
+        entry=request.entry,
+        grid=(schedule.blocks(kernel), 1, 1),
+        block=(schedule.threads, 1, 1),
+        shared_bytes=shared,
+        dynamic_shared_bytes=shared,
+        text=_text(kernel, schedule, request.entry),
+    )
+
+
+def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> str:
+    attention = kernel.attention
+    product, pair = _PRODUCTS[attention.dtype]
+    names = [f"const unsigned short* __restrict__ {tensor.name}_ptr" for tensor in kernel.inputs]
+    element = "float" if kernel.slices > 1 else "unsigned short"
+    parameters = ", ".join([*names, f"{element}* __restrict__ {kernel.output.name}_ptr"])
+    q, k, v = (f"{tensor.name}_ptr" for tensor in kernel.inputs)
+    width = attention.value_size
+    return f"""\
+extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
+{constants(kernel, schedule)}
+{PLACE}
+  const unsigned short* queries = {q} + (long long)problem * ROWS_ALL * HEAD_DIM;
+  const unsigned short* keys = {k} + (long long)problem * KEYS_ALL * HEAD_DIM;
+  const unsigned short* values = {v} + (long long)problem * KEYS_ALL * VALUE_DIM;
+  extern __shared__ __align__(16) char shared[];
+  const int key_buffers = ROWS * KEY_PITCH, value_buffers = key_buffers + STAGES * KEYS * KEY_PITCH;
+{_copies(kernel, schedule)}
+{_products(schedule, product, pair, kernel.scale)}
+{_results(kernel, pair) if kernel.slices == 1 else _partial_results(kernel, width)}
+}}
+"""
+
+
+def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """Sizes of the problem and of its tiles as names of the text."""
+    attention, warp_rows = kernel.attention, schedule.rows // schedule.warps
+    sizes = {
+        "ROWS": schedule.rows, "KEYS": schedule.keys, "STAGES": schedule.stages, "THREADS": schedule.threads,
+        "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "KEYS_ALL": attention.key_count,
+        "GROUP": kernel.group, "QUERIES_ALL": attention.queries, "HEAD_DIM": attention.head_dim,
+        "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
+        "KEY_PITCH": pitch_bytes(attention.head_dim, attention.dtype),
+        "VALUE_PITCH": pitch_bytes(attention.value_size, attention.dtype), "ROW_BLOCKS": schedule.row_blocks(kernel),
+        "SLICES": kernel.slices, "AHEAD": kernel.ahead, "CAUSAL": int(attention.causal),
+        "WINDOW": attention.window_size,
+    }  # fmt: skip
+    lines, line = [], "  constexpr int"
+    for name, size in sizes.items():
+        item = f" {name} = {size},"
+        if len(line) + len(item) > 118:
+            lines.append(line)
+            line = "   "
+        line += item
+    # Logits are kept in powers of two, whose exponentials take one instruction.
+    scale = abs(kernel.scale) / math.log(2) or 1e-30
+    return "\n".join([*lines, line.rstrip(",") + ";", f"  constexpr float SCALE = {scale!r}f;"])
+
+
+#: Which rows a block has, which keys they see, and which of those the block walks. The longest walks start first.
+PLACE = """\
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS;
+  const int slice = blockIdx.x / ROW_BLOCKS % SLICES, problem = blockIdx.x / (ROW_BLOCKS * SLICES);
+  const int first_row = row_block * ROWS, first_query = first_row / GROUP;
+  const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
+  const int seen_end = CAUSAL ? min(last_query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
+  const int seen_begin = WINDOW ? max(first_query + AHEAD - WINDOW + 1, 0) / KEYS : 0;
+  const int steps_all = (seen_end + KEYS - 1) / KEYS - seen_begin, share = (steps_all + SLICES - 1) / SLICES;
+  const int first_step = seen_begin + slice * share, steps = min(share, steps_all - slice * share);
+  // Rows of a problem are its queries, of all heads of a group one beside the other; each head lies by itself.
+  auto place_of = [](int row) { return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; };"""
+
+
+def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """How tiles come to shared memory: 16 bytes a lane, zeros where there is nothing."""
+    attention = kernel.attention
+    keys, values = attention.head_dim, attention.value_size
+    tiles = [
+        _Tile("queries", "DEPTH", keys, schedule.rows, "KEY_PITCH", kernel.rows % schedule.rows != 0),
+        _Tile("keys", "DEPTH", keys, schedule.keys, "KEY_PITCH", attention.key_count % schedule.keys != 0),
+        _Tile("values", "WIDTH", values, schedule.keys, "VALUE_PITCH", attention.key_count % schedule.keys != 0),
+    ]
+    return "\n".join(tile.copy(schedule.threads) for tile in tiles)
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """A tile that is copied to shared memory.
+
+    Attributes:
+        tensor: where it comes from; queries are copied once, keys and values step by step.
+        full: name of its width in shared memory.
+        width: elements of a row in memory.
+        rows: rows of the tile.
+        pitch: name of the bytes from row to row in shared memory.
+        is_bounded: whether the last tile reaches beyond the rows that there are.
+    """
+
+    tensor: str
+    full: str
+    width: int
+    rows: int
+    pitch: str
+    is_bounded: bool
+
+    def copy(self, threads: int) -> str:
+        """A lambda that copies the tile: ``copy_keys(step, buffer)``, ``copy_queries()``."""
+        arguments = "" if self.tensor == "queries" else "int step, int buffer"
+        always = self.tensor == "queries" or self.is_bounded
+        paced = self.tensor != "queries" and self._pieces_paced(threads)
+        body = self._guarded(paced) if always or not paced else ""
+        if paced:
+            body = f"{self._plain(threads)}{body}"
+        return f"  auto copy_{self.tensor} = [&]({arguments}) {{\n{body}  }};"
+
+    def _pieces_paced(self, threads: int) -> bool:
+        """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
+        apart = threads // math.gcd(padded(self.width) // 8, threads)
+        return self.width == padded(self.width) and self.rows % apart == 0
+
+    @property
+    def _start(self) -> str:
+        """Where the tile begins in shared memory."""
+        base = {"queries": "0", "keys": "key_buffers + ", "values": "value_buffers + "}[self.tensor]
+        return base if self.tensor == "queries" else f"{base}buffer * KEYS * {self.pitch}"
+
+    def _plain(self, threads: int) -> str:
+        """Copies of a whole tile: one address, and constants from there."""
+        pieces = self.width // 8
+        beside = math.gcd(pieces, threads)
+        lines = [
+            f"  copy_async_16_apart(shared, to, {row} * {self.pitch} + {16 * piece}, from, "
+            f"{row * 2 * self.width + 16 * piece});"
+            for row in range(0, self.rows, threads // beside)
+            for piece in range(0, pieces, beside)
+        ]
+        place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
+        pad = "  " * (2 + self.is_bounded)
+        body = "".join(f"{pad[2:]}{line}\n" for line in lines)
+        opening, closing = (
+            ("    if ((step + 1) * KEYS <= KEYS_ALL) {\n", "      return;\n    }\n") if self.is_bounded else ("", "")
+        )
+        return (
+            f"{opening}{pad}{place}\n"
+            f"{pad}const int to = {self._start} + tile_row * {self.pitch} + piece * {PIECE_BYTES};\n"
+            f"{pad}const unsigned short* from =\n"
+            f"{pad}    {self.tensor} + (long long)(step * KEYS + tile_row) * {self.width} + piece * 8;\n"
+            f"{body}{closing}"
+        )
+
+    def _guarded(self, is_rest: bool) -> str:
+        """Copies piece by piece, zeros beyond the rows and the columns that there are."""
+        bound, first = ("ROWS_ALL", "first_row") if self.tensor == "queries" else ("KEYS_ALL", "step * KEYS")
+        inside = [f"row < {bound}"] * self.is_bounded
+        inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
+        place = "place_of(row)" if self.tensor == "queries" else "row"
+        copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
+        return f"""\
+    constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
+#pragma unroll{" 1" if is_rest else ""}
+    for (int first = 0; first < COUNT; first += THREADS) {{
+      const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {first} + tile_row;
+      const int to = {self._start} + tile_row * {self.pitch} + piece * {PIECE_BYTES};
+      if (COUNT % THREADS == 0 || at < COUNT)
+        {copied}(shared, to, {self.tensor} + (long long){place} * {self.width} + piece * 8{condition});
+    }}
+"""
+
+
+def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float) -> str:
+    """The walk along the keys: two products a step and the exponentials between them."""
+    return f"""\
+  float sums[FRAGMENTS][WIDTH / 8][4], peaks[FRAGMENTS][2], totals[FRAGMENTS][2];
+  const float nothing = -1.0f / 0.0f;
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m) {{
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+      peaks[m][i] = nothing;
+      totals[m][i] = 0.0f;
+    }}
+#pragma unroll
+    for (int n = 0; n < WIDTH / 8; ++n)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) sums[m][n][c] = 0.0f;
+  }}
+  // Where this lane finds rows of fragments: of queries, of keys (two tiles of eight), of values.
+  const int query_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
+  const int key_place = (lane / 16 * 8 + lane % 8) * KEY_PITCH + lane / 8 % 2 * 16;
+  const int value_place = lane % 16 * VALUE_PITCH + lane / 16 * 16;
+{_prologue(schedule)}
+  for (int number = 0; number < steps; ++number) {{
+    const int step = first_step + number, first_key = step * KEYS;
+{_before_logits(schedule)}
+    float logits[FRAGMENTS][KEYS / 8][4];
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) logits[m][n][c] = 0.0f;
+#pragma unroll
+    for (int d = 0; d < DEPTH / 16; ++d) {{
+{_query_fragments(schedule, "d", "    ") if not schedule.held else ""}\
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; ++n) {{
+        unsigned key_fragment[4];
+        load_matrix_x4(key_fragment, 0, shared, keys_now + key_place + n * 16 * KEY_PITCH + d * 32);
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; ++m) {{
+          {product}(logits[m][2 * n], 0, {_query(schedule)}, 0, key_fragment, 0);
+          {product}(logits[m][2 * n + 1], 0, {_query(schedule)}, 0, key_fragment, 2);
+        }}
+      }}
+    }}
+{_NEGATION if scale < 0 else ""}{_MASK}
+{_SOFTMAX}
+{_before_sums(schedule)}
+#pragma unroll
+    for (int n = 0; n < KEYS / 16; ++n) {{
+      unsigned weights[FRAGMENTS][4];
+#pragma unroll
+      for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          weights[m][c] = {pair}(logits[m][2 * n + c / 2][c % 2 * 2], logits[m][2 * n + c / 2][c % 2 * 2 + 1]);
+#pragma unroll
+      for (int e = 0; e < WIDTH / 16; ++e) {{
+        unsigned value_fragment[4];
+        load_matrix_x4_trans(value_fragment, 0, shared, values_now + value_place + n * 16 * VALUE_PITCH + e * 32);
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; ++m) {{
+          {product}(sums[m][2 * e], 0, weights[m], 0, value_fragment, 0);
+          {product}(sums[m][2 * e + 1], 0, weights[m], 0, value_fragment, 2);
+        }}
+      }}
+    }}
+  }}
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+      totals[m][i] += __shfl_xor_sync(0xffffffffu, totals[m][i], 1);
+      totals[m][i] += __shfl_xor_sync(0xffffffffu, totals[m][i], 2);
+    }}"""
+
+
+def _query(schedule: AttentionSchedule) -> str:
+    return "query_fragments[m][d]" if schedule.held else "query_fragments[m]"
+
+
+def _query_fragments(schedule: AttentionSchedule, depth: str, indent: str) -> str:
+    """Fragments of the queries at one depth; declared here where they are not held."""
+    place = f"query_place + m * 16 * KEY_PITCH + {depth} * 32"
+    declared = "" if schedule.held else f"{indent}  unsigned query_fragments[FRAGMENTS][4];\n"
+    return f"""\
+{declared}#pragma unroll
+{indent}  for (int m = 0; m < FRAGMENTS; ++m)
+{indent}    load_matrix_x4({_query(schedule)}, 0, shared, {place});
+"""
+
+
+def _prologue(schedule: AttentionSchedule) -> str:
+    """What is under way before the first step."""
+    first = "copy_keys(first_step, 0);" if schedule.stages == 1 else (
+        "copy_keys(first_step, 0);\n    copy_values(first_step, 0);"
+    )  # fmt: skip
+    text = f"""\
+  if (steps > 0) {{
+    copy_queries();
+    {first}
+    copy_async_commit();
+  }}"""
+    if not schedule.held:
+        return text
+    return f"""\
+{text}
+  unsigned query_fragments[FRAGMENTS][DEPTH / 16][4];"""
+
+
+def _before_logits(schedule: AttentionSchedule) -> str:
+    """Waits for the keys, and starts what comes next."""
+    held = ""
+    if schedule.held:
+        held = f"""
+    if (number == 0) {{
+#pragma unroll
+      for (int d = 0; d < DEPTH / 16; ++d) {{
+{_query_fragments(schedule, "d", "      ")}      }}
+    }}"""
+    if schedule.stages == 1:
+        return f"""\
+    const int keys_now = key_buffers, values_now = value_buffers;
+    copy_async_wait_0();
+    __syncthreads();
+    copy_values(step, 0);
+    copy_async_commit();{held}"""
+    return f"""\
+    const int buffer = number % 2, keys_now = key_buffers + buffer * KEYS * KEY_PITCH;
+    const int values_now = value_buffers + buffer * KEYS * VALUE_PITCH;
+    copy_async_wait_0();
+    __syncthreads();
+    if (number + 1 < steps) {{
+      copy_keys(step + 1, 1 - buffer);
+      copy_values(step + 1, 1 - buffer);
+      copy_async_commit();
+    }}{held}"""
+
+
+def _before_sums(schedule: AttentionSchedule) -> str:
+    """Waits for the values where they share a buffer with those of all other steps."""
+    if schedule.stages > 1:
+        return ""
+    return """\
+    copy_async_wait_0();
+    __syncthreads();
+    if (number + 1 < steps) {
+      copy_keys(step + 1, 0);
+      copy_async_commit();
+    }"""
+
+
+#: Logits of a negative scale, so that the largest is still the largest after scaling.
+_NEGATION = """\
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) logits[m][n][c] = -logits[m][n][c];
+"""
+
+#: Keys that a row does not see, where a step has any. A row of a warp's fragments is its lane's fourth, or eight more.
+_MASK = """\
+    if (first_key + KEYS > KEYS_ALL || (CAUSAL && first_key + KEYS > first_query + AHEAD + 1) ||
+        (WINDOW && first_key <= last_query + AHEAD - WINDOW)) {
+#pragma unroll
+      for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int query = (first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i) / GROUP;
+          const int end = CAUSAL ? min(query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
+          const int begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
+#pragma unroll
+          for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const int key = first_key + n * 8 + lane % 4 * 2 + j;
+              if (key >= end || key < begin) logits[m][n][2 * i + j] = nothing;
+            }
+        }
+    }"""
+
+#: The exponentials of a step, over the largest logit so far; what was summed over a smaller one shrinks.
+_SOFTMAX = """\
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float peak = peaks[m][i];
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n) peak = fmaxf(peak, fmaxf(logits[m][n][2 * i], logits[m][n][2 * i + 1]));
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+        const float base = peak == nothing ? 0.0f : peak * SCALE;
+        const float shrink = power_of_two(peaks[m][i] * SCALE - base);
+        peaks[m][i] = peak;
+        float total = totals[m][i] * shrink;
+#pragma unroll
+        for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            logits[m][n][2 * i + j] = power_of_two(fmaf(logits[m][n][2 * i + j], SCALE, -base));
+            total += logits[m][n][2 * i + j];
+          }
+        totals[m][i] = total;
+#pragma unroll
+        for (int n = 0; n < WIDTH / 8; ++n) {
+          sums[m][n][2 * i] *= shrink;
+          sums[m][n][2 * i + 1] *= shrink;
+        }
+      }"""
+
+
+def _results(kernel: AttentionKernel, pair: str) -> str:
+    """Values over the sum of their weights, a pair of elements a lane."""
+    return f"""\
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+      const float inverse = 1.0f / totals[m][i];
+      if (row < ROWS_ALL) {{
+        unsigned short* result = {kernel.output.name}_ptr + ((long long)problem * ROWS_ALL + place_of(row)) * VALUE_DIM;
+#pragma unroll
+        for (int n = 0; n < VALUE_DIM / 8; ++n)
+          *(unsigned*)(result + n * 8 + lane % 4 * 2) =
+              {pair}(sums[m][n][2 * i] * inverse, sums[m][n][2 * i + 1] * inverse);
+      }}
+    }}"""
+
+
+def _partial_results(kernel: AttentionKernel, width: int) -> str:
+    """What a slice makes of every row: weighted values, the largest logit, the sum of weights."""
+    total_rows = kernel.problems * kernel.rows
+    return f"""\
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+      if (row < ROWS_ALL) {{
+        const long long place = (long long)slice * {total_rows} + (long long)problem * ROWS_ALL + place_of(row);
+        float* result = {kernel.output.name}_ptr + place * {width + 2};
+#pragma unroll
+        for (int n = 0; n < VALUE_DIM / 8; ++n) {{
+          float2 pair;
+          pair.x = sums[m][n][2 * i];
+          pair.y = sums[m][n][2 * i + 1];
+          *(float2*)(result + n * 8 + lane % 4 * 2) = pair;
+        }}
+        if (lane % 4 == 0) {{
+          result[VALUE_DIM] = peaks[m][i] * SCALE;
+          result[VALUE_DIM + 1] = totals[m][i];
+        }}
+      }}
+    }}"""

@@ -1,0 +1,251 @@
+"""Attention in one kernel: tiles of queries that walk the keys, the softmax kept beside them as they go.
+
+No table of logits passes through memory (T. Dao et al., "FlashAttention", 2022). Tiles grow under the rules of every
+rTile (thesis 6.3.1): rows and keys are whole fragments of the instruction, a warp's sums, logits and queries fit its
+registers, the tiles of a block fit shared memory. What a tile of queries saves is what it reuses: every key read for it
+serves all of its rows. RATIONAL prices all that fit, and decides.
+
+Where the queries are few, as in decoding, blocks share the keys of the same rows, and a second kernel brings their
+results together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import msgspec
+
+from codegen.generators import has_chains
+from codegen.verify.result import HALF_UNITS, tolerance_of
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
+from hal.support.errors import InputError
+from roller.algorithms.chain import ChainProgram, Considered
+from roller.construct.program import ProgramPart
+from sokoban.kernel.attention import SLICE_NUMBERS, AttentionKernel, SliceSum
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.problem import Problem
+from sokoban.language.expression import Tensor, TensorExpr
+from sokoban.language.named.attention import Attention
+from sokoban.language.parser import parse_program
+from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, AttentionSchedule, SliceSumSchedule, padded
+from sokoban.schedule.cutting import cut
+from sokoban.schedule.patches import Schedule
+
+#: The name of the algorithm, and the kind of form that it is for.
+NAME = "flash"
+KIND = "attention"
+
+#: Fragments of rows of a warp, warps of a block, and keys of a step that are tried.
+FRAGMENTS = (1, 2)
+WARPS = (1, 2, 4, 8)
+KEYS = (16, 32, 64, 128)
+#: Lanes that share a row and rows of a thread where threads multiply and add.
+LANES_OF_ROWS = (8, 16)
+THREAD_ROWS = (1, 2, 4, 8)
+#: Blocks per unit that slices of the keys are to give, and steps of a slice at least.
+BLOCKS_PER_UNIT = (1, 2, 4)
+LEAST_STEPS = 2
+#: Halves of a unit in the last place by which rounded exponentials may move a result of a few hundred keys.
+ROUNDINGS = 8
+#: Threads of a block that brings slices together: a warp per row.
+SUM_THREADS = 128
+#: Bytes of an element of each type that there are kernels for.
+ELEMENT_BYTES = {dtype: DTYPE_BYTES[dtype] for dtype in ("float32", "float16", "bfloat16")}
+#: The first boards with the instructions of each kind.
+MMA_CAPABILITY = (8, 0)
+
+
+@dataclass(frozen=True)
+class KeySlices:
+    """How attention becomes one kernel, or two where the keys are cut into ``count`` slices."""
+
+    count: int
+
+    def problems(self, form: KernelForm) -> tuple[Problem, ...]:
+        """The kernels of the chain, in order."""
+        expr, attention = form.expr, form.attention
+        inputs = tuple(expr.tensor_by_name[name] for name in "QKV")
+        output = expr.output
+        if self.count == 1:
+            return (AttentionKernel(name=expr.name, attention=attention, slices=1, inputs=inputs, output=output),)
+        rows = attention.b * attention.heads * attention.queries
+        parts = Tensor("Parts", (self.count, rows, attention.value_size + SLICE_NUMBERS), "float32")
+        return (
+            AttentionKernel(name=expr.name, attention=attention, slices=self.count, inputs=inputs, output=parts),
+            SliceSum(name=expr.name, source=parts, output=output),
+        )
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, KeySlices]:
+        """Attention of a few heads, over which queries and keys still make several tiles and steps."""
+        schedule = schedules[0]
+        assert isinstance(schedule, AttentionSchedule)
+        attention = form.attention
+        group = attention.heads // attention.key_heads
+        key_heads = min(2, attention.key_heads)
+        steps = (schedule.stages + 1) * self.count
+        keys = cut(attention.key_count, schedule.keys, steps)
+        queries = cut(attention.queries, -(-schedule.rows // group))
+        if attention.causal:
+            queries = min(queries, keys)
+        window = attention.window_size and min(attention.window_size, max(1, keys // 2))
+        small = msgspec.structs.replace(
+            attention, b=min(2, attention.b), heads=group * key_heads, kv_heads=key_heads, queries=queries, keys=keys,
+            window=window, scale=self._scale(attention),
+        )  # fmt: skip
+        return kernel_form(_expression(small, form.expr.name)), self
+
+    def tolerance(self, form: KernelForm) -> float | None:
+        """More than the rounding of results, since exponentials are rounded, too, before they multiply values."""
+        halves = HALF_UNITS.get(form.attention.dtype)
+        return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
+
+    @property
+    def text(self) -> str:
+        """In words: ``4 slices of the keys``; empty for one kernel."""
+        return "" if self.count == 1 else f"{self.count} slices of the keys"
+
+    @staticmethod
+    def _scale(attention: Attention) -> float | None:
+        return attention.scale
+
+
+def _expression(attention: Attention, name: str) -> TensorExpr:
+    """An attention as its expression."""
+    program = attention.program()
+    return parse_program(
+        program.text, program.sizes, program.dtypes, name=name, shapes=program.shapes,
+        default_dtype=attention.output_dtype, external_shapes=program.external_shapes,
+    )  # fmt: skip
+
+
+def consider(placed: PlacedForm, top_k: int) -> Considered:
+    """The ``top_k`` best programs of attention.
+
+    Raises:
+        InputError: the device or the kernels have nothing for its type or widths.
+    """
+    form, device = placed.form, placed.device
+    _check(form, device)
+    proposed = [_programs(form, slices, device, top_k) for slices in _slices(form, device)]
+    programs = [program for some, _ in proposed for program in some]
+    if not programs:
+        raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use smaller heads")
+    programs.sort(key=lambda program: program.estimate.seconds)
+    return Considered(NAME, tuple(programs[:top_k]), scored=sum(count for _, count in proposed))
+
+
+def _check(form: KernelForm, device: DeviceSpec) -> None:
+    attention, where = form.attention, form.expr.name
+    if device.code_generator is not None and not has_chains(device.code_generator):
+        problem = f"attention has no kernels of ours for {device.name}"
+        raise InputError(where, problem, "name a GPU, or use roller estimate --implementation library")
+    if attention.dtype not in ELEMENT_BYTES:
+        problem = f"attention has no kernels of ours for {attention.dtype}"
+        raise InputError(where, problem, f"use one of {', '.join(sorted(ELEMENT_BYTES))}")
+    grain = _grain(form, device)
+    for name, width in (("head_dim", attention.head_dim), ("value_dim", attention.value_size)):
+        if width % grain:
+            bytes_each = grain * ELEMENT_BYTES[attention.dtype]
+            problem = f"rows of {width} elements are no multiple of {bytes_each} bytes"
+            raise InputError(f"{where}: {name}", problem, f"use a multiple of {grain}")
+
+
+def _grain(form: KernelForm, device: DeviceSpec) -> int:
+    """Elements that are copied at once: rows consist of so many."""
+    return 8 if _has_matrix_instructions(form, device) else 4
+
+
+def _has_matrix_instructions(form: KernelForm, device: DeviceSpec) -> bool:
+    """Whether ``mma.sync`` multiplies such elements on a device."""
+    capability = device.compute_capability
+    is_cuda = device.code_generator != "opencl-source" and capability is not None
+    return is_cuda and form.attention.dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
+
+
+def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
+    """One kernel, and where the rows leave units idle, slices that give every unit a block or some."""
+    attention = form.attention
+    rows = attention.queries * (attention.heads // attention.key_heads)
+    problems = attention.b * attention.key_heads
+    counts = {1}
+    for tile in {min(padded(rows), FRAGMENT_ROWS * warps) for warps in WARPS}:
+        blocks = problems * -(-rows // tile)
+        for per_unit in BLOCKS_PER_UNIT:
+            count = device.unit_count * per_unit // blocks
+            if count > 1:
+                counts.add(min(count, max(1, attention.key_count // (KEYS[1] * LEAST_STEPS))))
+    return [KeySlices(count) for count in sorted(counts)]
+
+
+def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int) -> tuple[list[ChainProgram], int]:
+    """The best programs of one number of slices, and how many were priced."""
+    problems = slices.problems(form)
+    kernel = problems[0]
+    assert isinstance(kernel, AttentionKernel)
+    second: tuple[ProgramPart, ...] = ()
+    if slices.count > 1:
+        combined = problems[1]
+        assert isinstance(combined, SliceSum)
+        schedule = SliceSumSchedule(SUM_THREADS)
+        estimate = estimate_slice_sum(combined, schedule, device)
+        second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
+    priced = [
+        (estimate_attention(kernel, schedule, device), schedule)
+        for schedule in _schedules(kernel, slices, _has_matrix_instructions(form, device))
+    ]
+    fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
+    label = f"attention over each of {slices.text}" if slices.count > 1 else ""
+    programs = [
+        ChainProgram(
+            NAME,
+            ", ".join(filter(None, (schedule_text(schedule), slices.text))),
+            form,
+            slices,
+            (ProgramPart(label, kernel, schedule, estimate, NAME), *second),
+        )
+        for estimate, schedule in fitting[:top_k]
+    ]
+    return programs, len(priced)
+
+
+def schedule_text(schedule: AttentionSchedule) -> str:
+    """``64 rows by 64 keys, 4 warps, 2 stages, queries held``."""
+    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
+    text = f"{schedule.rows} rows by {schedule.keys} keys, {warps}"
+    if schedule.instruction is Instruction.FMA:
+        return f"{text}, {schedule.lanes} threads a row"
+    held = ", queries held" if schedule.held else ""
+    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
+    return f"{text}, {stages}{held}"
+
+
+def _schedules(kernel: AttentionKernel, slices: KeySlices, is_matrix: bool) -> Iterator[AttentionSchedule]:
+    """Tiles that are not mostly beyond the rows or the keys that there are."""
+    rows_all, keys_all = padded(kernel.rows), padded(kernel.attention.key_count)
+    for schedule in _matrix_schedules() if is_matrix else _multiply_add_schedules():
+        if schedule.rows < 2 * rows_all and schedule.keys * max(1, slices.count) < 2 * keys_all:
+            yield schedule
+
+
+def _matrix_schedules() -> Iterator[AttentionSchedule]:
+    """Tiles of whole fragments."""
+    for fragments, warps, keys, stages, held in product(FRAGMENTS, WARPS, KEYS, (1, 2), (False, True)):
+        yield AttentionSchedule(
+            rows=FRAGMENT_ROWS * fragments * warps, keys=keys, warps=warps, stages=stages, held=held,
+            instruction=Instruction.MMA_16X8X16,
+        )  # fmt: skip
+
+
+def _multiply_add_schedules() -> Iterator[AttentionSchedule]:
+    """Tiles of logits that a grid of threads divides; several keys of every thread, as shared memory feeds them."""
+    for rows, lanes, warps, keys in product(THREAD_ROWS, LANES_OF_ROWS, WARPS[1:], KEYS):
+        yield AttentionSchedule(
+            rows=rows * warps * LANES // lanes, keys=keys, warps=warps, stages=1, held=False, lanes=lanes,
+            instruction=Instruction.FMA,
+        )  # fmt: skip

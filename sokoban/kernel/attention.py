@@ -1,0 +1,154 @@
+"""Attention as kernels see it: the products of queries, keys and values, whole or by slices of the keys.
+
+The queries of all heads that share a key head are rows of one product: row ``r`` is query ``r // group`` of the head
+``r % group`` of its group, so that a tile of keys is read once for all of them (grouped heads, decoding). Slices let
+several blocks share the keys of the same rows; what each of them makes is brought together by :class:`SliceSum`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sokoban.language.expression import Tensor
+from sokoban.language.named.attention import Attention
+
+#: Numbers of a partial result behind the sums of its values: the largest logit in powers of two, and the sum of
+#: exponentials.
+SLICE_NUMBERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionKernel:
+    """``softmax(Q K^T scale) V``, or its parts over ``slices`` slices of the keys.
+
+    Attributes:
+        name: of the operator.
+        attention: its sizes, mask and scale.
+        slices: blocks that share the keys of the same rows.
+        inputs: queries ``[b, heads, queries, head_dim]``, keys and values ``[b, kv_heads, keys, ...]``.
+        output: the result ``[b, heads, queries, value_dim]``; with several slices partial results in float32,
+            ``[slices, b * heads * queries, value_dim + 2]``: values weighted by exponentials that are not divided by
+            their sum, the largest logit in powers of two, the sum.
+    """
+
+    name: str
+    attention: Attention
+    slices: int
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share a head of keys."""
+        return self.attention.heads // self.attention.key_heads
+
+    @property
+    def rows(self) -> int:
+        """Queries of all heads of a group."""
+        return self.attention.queries * self.group
+
+    @property
+    def problems(self) -> int:
+        """Heads of keys of all sequences, each with products of its own."""
+        return self.attention.b * self.attention.key_heads
+
+    @property
+    def ahead(self) -> int:
+        """Keys before those of the first query."""
+        return self.attention.key_count - self.attention.queries
+
+    @property
+    def scale(self) -> float:
+        """What products are multiplied by."""
+        attention = self.attention
+        return 1 / math.sqrt(attention.head_dim) if attention.scale is None else attention.scale
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Elements along every axis."""
+        attention = self.attention
+        return {
+            "problem": self.problems, "row": self.rows, "key": attention.key_count,
+            "width": attention.head_dim + attention.value_size,
+        }  # fmt: skip
+
+    def statement_text(self) -> str:
+        """What the kernel computes, as text."""
+        attention = self.attention
+        names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
+        mask = f", the last {attention.window_size} keys" if attention.window_size else ""
+        mask = f", causal{mask}" if attention.causal else ""
+        slices = f", in {self.slices} slices of the keys" if self.slices > 1 else ""
+        return f"{self.output.name} = softmax(Q K^T * {self.scale:.4g}) V of {names}{mask}{slices}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceSum:
+    """The result of attention from what the slices of its keys made.
+
+    Attributes:
+        name: of the operator.
+        source: the partial results, see :attr:`AttentionKernel.output`.
+        output: the result.
+    """
+
+    name: str
+    source: Tensor
+    output: Tensor
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The partial results."""
+        return (self.source,)
+
+    @property
+    def slices(self) -> int:
+        """How many there are of every row."""
+        return self.source.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return self.source.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Elements of a row of the result."""
+        return self.source.shape[2] - SLICE_NUMBERS
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Elements along every axis."""
+        return {"slice": self.slices, "row": self.rows, "element": self.width}
+
+    def statement_text(self) -> str:
+        """What the kernel computes, as text."""
+        return (
+            f"{self.output.name}[row, e] = sum(s, w[s, row] {self.source.name}[s, row, e]) / sum(s, w[s, row] total), "
+            f"w = exp2(peak[s, row] - max(s, peak)), {self.slices} slices"
+        )
+
+
+def seen_pairs(attention: Attention) -> int:
+    """Pairs of a query and a key that it sees, of one head of one sequence.
+
+    >>> seen_pairs(Attention(b=1, heads=1, queries=3, keys=4, head_dim=8, causal=True))
+    9
+    >>> seen_pairs(Attention(b=1, heads=1, queries=3, keys=4, head_dim=8, causal=True, window=2))
+    6
+    """
+    queries, keys = attention.queries, attention.key_count
+    if not attention.causal:
+        return queries * keys
+    ahead, window = keys - queries, attention.window_size or keys
+    # Query i sees min(i + ahead + 1, window) keys.
+    growing = max(0, min(queries, window - ahead))
+    return growing * (ahead + 1) + growing * (growing - 1) // 2 + (queries - growing) * window
+
+
+def attention_flops(attention: Attention) -> float:
+    """Operations of both products: two for every pair of a query and a key, and element of a head."""
+    width = attention.head_dim + attention.value_size
+    return 2.0 * attention.b * attention.heads * seen_pairs(attention) * width

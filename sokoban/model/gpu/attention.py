@@ -1,0 +1,361 @@
+"""RATIONAL for attention: products and exponentials of a step on a unit, blocks of unequal length, memory beside them.
+
+A step of a block multiplies its queries by a tile of keys, takes the exponentials, multiplies those by the values. A
+warp does one after the other; what other warps of its scheduler fill of that is what FlashAttention 2, whose warps do
+the same, was measured at (:data:`EXPOSED`). Everything else is counted: fragments, logits, bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
+from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.instructions import Instruction
+from sokoban.model.estimates import Estimate
+from sokoban.model.gpu.stages import DEFAULT_LATENCY_SECONDS, LOADED_LATENCY
+from sokoban.schedule.attention import (
+    FRAGMENT_ROWS,
+    LANES,
+    AttentionSchedule,
+    SliceSumSchedule,
+    padded,
+    shared_bytes,
+)
+
+#: Share of the shorter of products and exponentials that two warps of a scheduler leave exposed, and instructions per
+#: logit besides its exponential and the shrinking of sums: what FlashAttention 2 shows on A100 and L40S (constants of
+#: :mod:`roller.library.attention_constants`, chosen there on half of the measured shapes). The compiled loop of ours
+#: has 4 of them; the others stand for chains that a count of instructions does not show.
+EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 6.1
+#: Further instructions per logit of a tile that is masked, as the compiled loop has them.
+MASK_INSTRUCTIONS = 4.0
+#: Cycles of a step in which a block waits for copies, barriers and the first fragments, with one buffer; half of them
+#: with two, which have one wait in place of two. From the same kernels.
+STEP_CYCLES = 747.0
+#: Cycles of a block around its steps: alone on its unit, and what it takes of the unit's time beside others.
+BLOCK_CYCLES, BLOCK_BUSY_CYCLES = 3850.0, 1360.0
+#: Exponentials that a unit takes per cycle (CUDA C++ Programming Guide, throughput of native instructions).
+EXPONENTIALS = 16.0
+#: Bytes of a turn of shared memory's port.
+PORT_BYTES = 128
+#: Registers of a thread beside sums, logits and fragments of queries: what compiled kernels take at least.
+OTHER_REGISTERS = 48
+#: Steps of a unit after which half of DRAM's time is hidden beside the rest.
+HIDDEN_STEPS = 6.24
+#: Part of the longest block that still runs when the others have ended, where they start in no particular order.
+TAIL = 0.5
+#: Registers of a thread that brings slices together, and slices whose values it has under way at a time.
+SUM_REGISTERS, SLICES_AT_A_TIME = 40, 4
+#: Share of L2 that one round of blocks finds its keys in again, and the share from which on it finds nothing.
+L2_FULL, L2_NONE = 0.66, 1.38
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionTimes:
+    """Seconds of parts of an attention kernel, all units busy with nothing else.
+
+    Attributes:
+        products: matrix products.
+        exponentials: exponentials, and the arithmetic of the softmax.
+        shared: fragments out of shared memory.
+        l2: keys and values from L2.
+        dram: DRAM.
+        units: the units with all that their blocks do, were memory infinitely fast.
+    """
+
+    products: float
+    exponentials: float
+    shared: float
+    l2: float
+    dram: float
+    units: float
+
+
+def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
+    """Registers that a thread needs: sums of values, logits, the largest and the total of its rows, queries if held."""
+    attention = kernel.attention
+    if schedule.instruction is Instruction.FMA:
+        columns = padded(attention.value_size, 4 * schedule.lanes) // schedule.lanes
+        # Four elements of every row's queries or weights, and of four rows of values.
+        factors = 4 * schedule.thread_rows + max(4, 16)
+        return schedule.thread_rows * (columns + schedule.keys // schedule.lanes + 2) + factors + OTHER_REGISTERS
+    fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
+    queries = padded(attention.head_dim) // 4 if schedule.held else 0
+    sums = padded(attention.value_size) // 2 + schedule.keys // 2
+    return fragments * (sums + queries + 4) + OTHER_REGISTERS
+
+
+def estimate_attention(
+    kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, registers: int | None = None
+) -> Estimate:
+    """The predicted time of an attention kernel; it takes infinite time where no block fits.
+
+    ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has told them.
+    """
+    registers, shared = registers or registers_per_thread(kernel, schedule), shared_bytes(kernel, schedule)
+    resident = _resident(schedule.threads, registers, shared, device)
+    blocks = schedule.blocks(kernel)
+    if not resident:
+        return _estimate(math.inf, {"compute": math.inf}, registers, shared, 0, 0)
+    rates = matrix_rates(kernel, schedule, device)
+    times = _times(kernel, schedule, device, rates, resident)
+    seconds = _with_memory(times, kernel, schedule, device)
+    if rates is not None and rates.power_limited_flops is not None:
+        # Long kernels run at the clock that the power limit leaves.
+        seconds = max(seconds, times.products * rates.peak_flops / rates.power_limited_flops)
+    starting = blocks * device.block_launch_seconds
+    stages = {
+        "compute": times.products, "issue": times.exponentials, "shared": times.shared, "l2": times.l2,
+        "dram": times.dram, "latency": times.units, "block_launch": starting,
+    }  # fmt: skip
+    waves = -(-blocks // (resident * device.unit_count))
+    return _estimate(
+        max(seconds, starting) + device.launch_overhead_seconds, stages, registers, shared, resident, waves
+    )
+
+
+def matrix_rates(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> MatrixInstruction | None:
+    """How fast the device multiplies by the schedule's instruction; None for multiply-adds."""
+    if schedule.instruction is Instruction.FMA:
+        return None
+    if schedule.instruction is Instruction.WGMMA:
+        return device.warp_group_instruction(kernel.attention.dtype)
+    return device.matrix_instruction(kernel.attention.dtype)
+
+
+def _times(
+    kernel: AttentionKernel,
+    schedule: AttentionSchedule,
+    device: DeviceSpec,
+    rates: MatrixInstruction | None,
+    resident: int,
+) -> AttentionTimes:
+    _attention, units, cycle = kernel.attention, device.unit_count, 1 / device.clocks.boost_hz
+    depth, width = _widths(kernel, schedule)
+    logits = schedule.rows * schedule.keys
+    flops = rates.peak_flops if rates is not None else device.peak_flops("float32")
+    lanes = device.peak_flops("float32") / 2 / units
+    products = 2.0 * logits * (depth + width) / (flops / units)
+    if rates is None:
+        products *= 1.0 + _loads_per_product(schedule, width)
+    instructions = LOGIT_INSTRUCTIONS + width / schedule.keys
+    exponentials = logits * (cycle / EXPONENTIALS + instructions / lanes)
+    masks = logits * MASK_INSTRUCTIONS / lanes
+    port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+    shared = _fragment_bytes(kernel, schedule) / port * cycle
+
+    walk = walks(kernel, schedule)
+    warps = max(1.0, schedule.warps * resident / device.teu.group_size)
+    exposed = EXPOSED ** math.log2(2 * max(warps, 1.0) / 2)
+    if rates is None:
+        exposed = 1.0  # Products and exponentials are issued by the same schedulers.
+    longer, shorter = max(products, exponentials), min(products, exponentials)
+    step = max(longer + exposed * shorter, shared)
+    # With two buffers copies have a whole step of their block to arrive, with one about half of it.
+    arriving = _copy_seconds(kernel, schedule, device) - resident * step * (0.5 if schedule.stages == 1 else 1.0)
+    waiting = max(STEP_CYCLES / schedule.stages * cycle, arriving)
+    if rates is None:
+        # Keys and values come through registers, with nothing of their block beside them.
+        waiting = max(waiting, 2.0 * _copy_seconds(kernel, schedule, device))
+    around = BLOCK_BUSY_CYCLES * cycle
+
+    def unit_seconds(steps: float, edges: float, running: float) -> float:
+        busy = steps * step + edges * masks
+        return max(BLOCK_CYCLES * cycle + busy + steps * waiting, running * (around + busy))
+
+    blocks = schedule.blocks(kernel)
+    whole = unit_seconds(walk.mean, walk.edges, resident)
+    if walk.longest <= walk.mean * 1.001:
+        per_unit = -(-blocks // units)
+        rounds, rest = divmod(per_unit, resident)
+        on_units = rounds * whole + (unit_seconds(walk.mean, walk.edges, rest) if rest else 0.0)
+    else:
+        longest = unit_seconds(walk.longest, walk.edges, min(resident, -(-blocks // units)))
+        on_units = max(longest, blocks / (units * resident) * whole + TAIL * longest)
+    steps = blocks * walk.mean
+    return AttentionTimes(
+        products=steps * products / units,
+        exponentials=(steps * exponentials + blocks * walk.edges * masks) / units,
+        shared=steps * shared / units,
+        l2=_l2_bytes(kernel, schedule, steps) / (device.l2 or device.dram).bandwidth_bytes_per_second,
+        dram=_dram_bytes(kernel, schedule, device, resident) / device.dram.bandwidth_bytes_per_second,
+        units=on_units,
+    )
+
+
+@dataclass(frozen=True)
+class Walks:
+    """Steps of the blocks of a kernel: in the mean, of the longest, and how many of a block's are masked."""
+
+    mean: float
+    longest: float
+    edges: float
+
+
+def walks(kernel: AttentionKernel, schedule: AttentionSchedule) -> Walks:
+    """How many tiles of keys the blocks walk.
+
+    >>> from sokoban.language.named.attention import Attention
+    >>> causal = Attention(b=1, heads=1, queries=256, head_dim=64, causal=True)
+    >>> kernel = AttentionKernel(name="", attention=causal, slices=1, inputs=(), output=None)
+    >>> walks(kernel, AttentionSchedule(rows=64, keys=64, warps=4, stages=1, held=False, instruction=Instruction.FMA))
+    Walks(mean=2.5, longest=4.0, edges=1.0)
+    """
+    return _walks(kernel, schedule.rows, schedule.keys)
+
+
+@lru_cache(maxsize=4096)
+def _walks(kernel: AttentionKernel, rows: int, step: int) -> Walks:
+    attention = kernel.attention
+    first = np.arange(0, kernel.rows, rows)
+    begin, end = np.zeros_like(first), np.full_like(first, attention.key_count)
+    if attention.causal:
+        end = np.minimum((first + rows - 1) // kernel.group, attention.queries - 1) + kernel.ahead + 1
+    if attention.window_size:
+        begin = np.maximum(0, first // kernel.group + kernel.ahead - attention.window_size + 1)
+    counts = -(-end // step) - begin // step
+    queries = -(-rows // kernel.group)
+    edges = math.ceil(queries / step) if attention.causal else int(attention.key_count % step != 0)
+    edges += math.ceil((queries + 1) / step) if attention.window_size else 0
+    mean = float(counts.mean()) / kernel.slices
+    return Walks(mean, float(-(-counts.max() // kernel.slices)), min(edges / kernel.slices, mean))
+
+
+def _copy_seconds(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> float:
+    """Seconds after which a copy has arrived: from DRAM where no other block brought the same keys to L2 before."""
+    l2 = device.l2 or device.dram
+    layer = l2 if schedule.row_blocks(kernel) > 1 else device.dram
+    return (layer.latency_seconds or device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
+
+
+def _widths(kernel: AttentionKernel, schedule: AttentionSchedule) -> tuple[int, int]:
+    """Elements of a row of keys and of values as products take them."""
+    attention = kernel.attention
+    if schedule.instruction is Instruction.FMA:
+        return padded(attention.head_dim, 4), padded(attention.value_size, 4 * schedule.lanes)
+    return padded(attention.head_dim), padded(attention.value_size)
+
+
+def _loads_per_product(schedule: AttentionSchedule, width: int) -> float:
+    """Loads of four elements that threads issue per multiply-add, the mean of both products.
+
+    >>> schedule = AttentionSchedule(
+    ...     rows=64, keys=32, warps=4, stages=1, held=False, instruction=Instruction.FMA, lanes=8)
+    >>> _loads_per_product(schedule, 64)  # 4 rows by 4 keys: 8 of 64; 4 rows by 8 columns: 12 of 128
+    0.109375
+    """
+    rows, keys, columns = schedule.thread_rows, schedule.keys // schedule.lanes, width // schedule.lanes
+    return ((rows + keys) / (4 * rows * keys) + (rows + columns) / (4 * rows * columns)) / 2
+
+
+def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
+    """Bytes of shared memory's port that a step takes.
+
+    Every warp reads all keys and values, and its queries where they are not held; copies write. Multiply-adds read
+    queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at once.
+    """
+    depth, width = _widths(kernel, schedule)
+    tile = schedule.keys * (depth + width)
+    if schedule.instruction is Instruction.FMA:
+        rows_at_once = LANES // schedule.lanes
+        # A broadcast takes the port as long as 128 bytes do.
+        broadcast = schedule.rows / rows_at_once * (depth + schedule.keys) / 4 * PORT_BYTES
+        return broadcast + 4.0 * (schedule.warps * tile + tile + 2 * schedule.rows * schedule.keys)
+    queries = 0 if schedule.held else schedule.rows * depth
+    return DTYPE_BYTES[kernel.attention.dtype] * (schedule.warps * tile + queries + tile)
+
+
+def _l2_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, steps: float) -> float:
+    """Bytes between L2 and the units: keys and values of every step, queries and results once."""
+    attention = kernel.attention
+    width = attention.head_dim + attention.value_size
+    return steps * schedule.keys * width * DTYPE_BYTES[attention.dtype] + _once_bytes(kernel)
+
+
+def _once_bytes(kernel: AttentionKernel) -> float:
+    """Bytes of the queries, and of the results or parts of them."""
+    queries = kernel.inputs[0]
+    return float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes)
+
+
+def _dram_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, resident: int) -> float:
+    """Bytes of DRAM: everything once; keys and values again for every round of blocks of their rows where L2 does not
+    keep them so long."""
+    keys_bytes = float(sum(tensor.size_bytes for tensor in kernel.inputs[1:]))
+    once = float(kernel.inputs[0].size_bytes + kernel.output.size_bytes)
+    if device.l2 is None:
+        return once + keys_bytes * schedule.row_blocks(kernel)
+    running = device.unit_count * resident
+    blocks = schedule.row_blocks(kernel) * kernel.slices
+    together = min(kernel.problems, running / blocks + 1)
+    footprint = keys_bytes / kernel.problems * together
+    lost = (footprint / device.l2.capacity_bytes - L2_FULL) / (L2_NONE - L2_FULL)
+    again = max(0.0, schedule.row_blocks(kernel) / max(1.0, running / kernel.slices) - 1.0)
+    return once + keys_bytes * (1.0 + min(1.0, max(0.0, lost)) * again)
+
+
+def _with_memory(
+    times: AttentionTimes, kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec
+) -> float:
+    """Units and memory side by side: the first copies and the last results have nothing beside them."""
+    steps = schedule.blocks(kernel) * walks(kernel, schedule).mean / device.unit_count
+    exposed = min(times.units, times.dram) / (1.0 + steps / HIDDEN_STEPS)
+    return max(max(times.units, times.dram) + exposed, times.l2)
+
+
+def _resident(threads: int, registers: int, shared: int, device: DeviceSpec) -> int:
+    """Blocks that fit on a unit; 0 where none does."""
+    limits, lanes = device.limits, device.warp_lanes
+    if registers > limits.registers_per_thread or threads > limits.threads_per_block:
+        return 0
+    if shared > limits.shared_bytes_per_block_opt_in:
+        return 0
+    grain = limits.register_allocation_granularity
+    per_warp = -(-registers * lanes // grain) * grain
+    fits = [
+        limits.threads_per_unit // threads,
+        limits.registers_per_unit // (per_warp * -(-threads // lanes)),
+        limits.blocks_per_unit,
+        limits.shared_bytes_per_unit // max(1, shared + limits.shared_bytes_reserved_per_block),
+    ]
+    return min(fits)
+
+
+def _estimate(
+    seconds: float, stages: dict[str, float], registers: int, shared: int, resident: int, waves: int
+) -> Estimate:
+    names = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
+    complete = {name: stages.get(name, 0.0) for name in names}
+    return Estimate(
+        seconds=seconds,
+        bound=max(complete, key=lambda name: complete[name]),
+        stage_seconds=complete,
+        registers=registers,
+        shared_bytes=shared,
+        blocks_per_unit=resident,
+        wave_count=waves,
+    )
+
+
+def estimate_slice_sum(kernel: SliceSum, schedule: SliceSumSchedule, device: DeviceSpec) -> Estimate:
+    """The predicted time of bringing slices together: its bytes, which L2 still holds where they fit, and the chain of
+    a warp, which waits for the largest logit of all slices first and then for their values."""
+    l2 = device.l2 or device.dram
+    moved = float(kernel.source.size_bytes + kernel.output.size_bytes)
+    fits = device.l2 is not None and kernel.source.size_bytes <= L2_FULL * device.l2.capacity_bytes
+    crossing = moved / (l2 if fits else device.dram).bandwidth_bytes_per_second
+    latency = (l2.latency_seconds or device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
+    blocks = schedule.blocks(kernel)
+    resident = _resident(schedule.threads, SUM_REGISTERS, 0, device)
+    rounds = -(-blocks // (resident * device.unit_count))
+    waiting = rounds * latency * (1.0 + kernel.slices / SLICES_AT_A_TIME)
+    starting = blocks * device.block_launch_seconds
+    stages = {"l2" if fits else "dram": crossing, "latency": waiting, "block_launch": starting}
+    seconds = max(crossing, waiting, starting) + device.launch_overhead_seconds
+    return _estimate(seconds, stages, SUM_REGISTERS, 0, resident, rounds)

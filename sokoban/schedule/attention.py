@@ -1,0 +1,147 @@
+"""Schedules of attention kernels: tiles of queries that walk tiles of keys, and how warps divide them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.instructions import Instruction
+
+#: Threads of a warp.
+LANES = 32
+#: Lanes that hold a row of a fragment of sums.
+FRAGMENT_LANES = 4
+#: Rows of a fragment of ``mma.sync``, its depth, and bytes that one lane copies at a time.
+FRAGMENT_ROWS, FRAGMENT_DEPTH, PIECE_BYTES = 16, 16, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSchedule:
+    """How an attention kernel runs: a block holds ``rows`` rows of queries and walks the keys, ``keys`` at a step.
+
+    Attributes:
+        rows: queries of a block, of all heads of a group.
+        keys: keys of a step.
+        warps: warps of a block; each has as many rows as any other, and all keys of a step.
+        stages: buffers of keys and values: with one, keys arrive while values are used and the other way round; with
+            two, a whole step arrives beside the one before it.
+        held: whether the queries stay in registers between steps; they are read from shared memory again otherwise.
+        instruction: what multiplies.
+        lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
+    """
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+    held: bool
+    instruction: Instruction
+    lanes: int = FRAGMENT_LANES
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * LANES
+
+    @property
+    def thread_rows(self) -> int:
+        """Rows that a thread has a part of."""
+        return self.rows * self.lanes // self.threads
+
+    def row_blocks(self, kernel: AttentionKernel) -> int:
+        """Blocks along the rows of one problem."""
+        return -(-kernel.rows // self.rows)
+
+    def blocks(self, kernel: AttentionKernel) -> int:
+        """Blocks of the launch."""
+        return self.row_blocks(kernel) * kernel.problems * kernel.slices
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule."""
+        return {
+            "rows": self.rows, "keys": self.keys, "warps": self.warps, "stages": self.stages, "held": self.held,
+            "instruction": str(self.instruction), "lanes": self.lanes, "threads": self.threads,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SliceSumSchedule:
+    """How slices are brought together: a warp per row, ``threads / 32`` of them in a block."""
+
+    threads: int
+
+    def blocks(self, kernel: SliceSum) -> int:
+        """Blocks of the launch."""
+        return -(-kernel.rows // (self.threads // LANES))
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule."""
+        return {"threads": self.threads, "sums": "slices"}
+
+
+def padded(width: int, multiple: int = FRAGMENT_DEPTH) -> int:
+    """A width as tiles of matrix instructions have it.
+
+    >>> padded(80), padded(72)
+    (80, 80)
+    """
+    return -(-width // multiple) * multiple
+
+
+def pitch_bytes(width: int, dtype: str) -> int:
+    """Bytes from one row of a staged tile to the next: a piece more than the row, so that eight rows lie in all banks.
+
+    >>> pitch_bytes(64, "float16")
+    144
+    """
+    return padded(width) * DTYPE_BYTES[dtype] + PIECE_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedFloats:
+    """How a block that multiplies and adds lays out shared memory, in floats.
+
+    Tiles of keys and of values take the same place one after the other.
+
+    Attributes:
+        depth, width: elements of a row of queries and keys, and of values, with zeros behind.
+        key_pitch, weight_pitch: from row to row of queries and keys, and of exponentials; values have their width.
+        step: where keys and values begin, behind the queries.
+        weights: where the exponentials of a step begin.
+        exchange: where the threads of a row begin to tell each other.
+        total: all of it.
+    """
+
+    depth: int
+    width: int
+    key_pitch: int
+    weight_pitch: int
+    step: int
+    weights: int
+    exchange: int
+    total: int
+
+    @staticmethod
+    def of(kernel: AttentionKernel, schedule: AttentionSchedule) -> SharedFloats:
+        """The layout of a schedule. Rows of keys lie a piece more than their elements apart, in different banks."""
+        piece = PIECE_BYTES // 4
+        depth = padded(kernel.attention.head_dim, piece)
+        width = padded(kernel.attention.value_size, piece * schedule.lanes)
+        step = schedule.rows * (depth + piece)
+        weights = step + schedule.keys * max(depth + piece, width)
+        exchange = weights + schedule.rows * (schedule.keys + piece)
+        return SharedFloats(
+            depth=depth, width=width, key_pitch=depth + piece, weight_pitch=schedule.keys + piece, step=step,
+            weights=weights, exchange=exchange, total=exchange + schedule.rows * schedule.lanes,
+        )  # fmt: skip
+
+
+def shared_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
+    """Shared memory of a block: the tile of queries, and ``stages`` tiles of keys and of values."""
+    if schedule.instruction is Instruction.FMA:
+        return 4 * SharedFloats.of(kernel, schedule).total
+    attention = kernel.attention
+    keys, values = (pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size))
+    return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values)

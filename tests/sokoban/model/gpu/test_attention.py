@@ -1,0 +1,91 @@
+"""RATIONAL for attention: walks of blocks, what a step waits for, the kernel that brings slices together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from hal.catalog import load_device
+from sokoban.kernel.attention import SliceSum, attention_flops, seen_pairs
+from sokoban.kernel.instructions import Instruction
+from sokoban.language.expression import Tensor
+from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum, walks
+from sokoban.schedule.attention import SliceSumSchedule
+from tests.codegen.attention_kernels import by_matrices, by_multiply_adds, kernel_of
+
+A100 = load_device("a100")
+LONG = {"queries": 4096, "head_dim": 128, "heads": 32}
+
+
+@pytest.mark.parametrize(
+    ("keys", "window", "causal"), [(7, 0, True), (7, 3, True), (12, 0, True), (12, 5, True), (9, 0, False)]
+)
+def test_pairs_are_those_that_the_mask_leaves(keys: int, window: int, causal: bool) -> None:
+    attention = kernel_of(queries=7, keys=keys, causal=causal, window=window).attention
+    ahead = keys - 7
+    seen = [
+        (query, key)
+        for query in range(7)
+        for key in range(keys)
+        if not causal or (key <= query + ahead and (not window or key > query + ahead - window))
+    ]
+    assert seen_pairs(attention) == len(seen)
+    assert attention_flops(attention) == 4 * 16 * len(seen)
+
+
+def test_blocks_walk_the_tiles_that_any_of_their_rows_sees() -> None:
+    schedule = by_matrices(rows=64, keys=32, warps=4)
+    # Rows 0 to 63 see two tiles, the next ones four, and so on to eight.
+    causal = walks(kernel_of(queries=256, causal=True), schedule)
+    assert (causal.mean, causal.longest, causal.edges) == (5, 8, 2)
+    assert walks(kernel_of(queries=256), schedule).mean == 8
+    # A window of 32 keys, of 64 rows: three tiles, two for the first rows.
+    windowed = walks(kernel_of(queries=256, causal=True, window=32), schedule)
+    assert windowed.longest == 3
+    assert walks(kernel_of(2, queries=256), schedule).longest == 4
+
+
+def test_longer_takes_longer_and_registers_decide_what_fits() -> None:
+    schedule = by_matrices(rows=64, keys=64, warps=4)
+    short, long = (estimate_attention(kernel_of(**LONG | {"queries": size}), schedule, A100) for size in (2048, 8192))
+    assert 12 < long.seconds / short.seconds < 17
+    told = estimate_attention(kernel_of(**LONG), schedule, A100, registers=255)
+    assert told.blocks_per_unit < estimate_attention(kernel_of(**LONG), schedule, A100).blocks_per_unit
+    assert estimate_attention(kernel_of(**LONG), schedule, A100, registers=256).seconds == math.inf
+
+
+def test_multiply_adds_are_an_order_of_magnitude_slower() -> None:
+    kernel = kernel_of(**LONG)
+    matrix = estimate_attention(kernel, by_matrices(rows=64, keys=64, warps=4), A100)
+    scalar = estimate_attention(kernel, by_multiply_adds(rows=64, keys=64, warps=4, lanes=16), A100)
+    assert 8 < scalar.seconds / matrix.seconds < 40
+    lanes = A100.peak_flops("float32")
+    assert scalar.seconds > attention_flops(kernel.attention) / lanes
+
+
+def test_narrow_tiles_of_threads_load_more_than_they_multiply() -> None:
+    """Sixteen rows by a key a thread share nothing; four by four share both."""
+    kernel = kernel_of(dtype="float32", **LONG)
+    narrow, square = (
+        by_multiply_adds(rows=8, keys=16, warps=4, lanes=16),
+        by_multiply_adds(rows=32, keys=64, warps=4, lanes=16),
+    )
+    shares = [estimate_attention(kernel, each, A100).stage_seconds["shared"] for each in (narrow, square)]
+    assert shares[0] > 1.5 * shares[1]
+
+
+def test_bringing_slices_together_grows_with_their_number() -> None:
+    def seconds(slices: int, rows: int) -> float:
+        source = Tensor("Parts", (slices, rows, 130), "float32")
+        kernel = SliceSum(name="", source=source, output=Tensor("Y", (rows, 128), "float16"))
+        return estimate_slice_sum(kernel, SliceSumSchedule(128), A100).seconds
+
+    assert seconds(4, 64) < seconds(32, 64)
+    assert seconds(4, 64) < seconds(4, 1 << 20)
+
+
+def test_instructions_without_rates_are_multiply_adds() -> None:
+    schedule = replace(by_matrices(), instruction=Instruction.FMA, lanes=8)
+    assert estimate_attention(kernel_of(**LONG), schedule, A100).seconds > 0
