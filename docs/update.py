@@ -34,21 +34,11 @@ ROOT = Path(__file__).parents[1]
 
 #: Columns of the terminal in which everything is shown.
 _COLUMNS = 100
-PAGES = (
-    "README.md",
-    "docs/walkthrough.md",
-    "docs/rational.md",
-    "docs/bundles.md",
-    "docs/inspect.md",
-    "docs/adding-a-device.md",
-    "docs/predict.md",
-    "docs/place.md",
-    "docs/plan.md",
-    "docs/optimize.md",
-    "docs/getting-started.md",
-    "docs/tutorials/kernel.md",
-    "docs/tutorials/what-if.md",
-    "docs/tutorials/boards.md",
+#: Every page with a block, by its path.
+PAGES = tuple(
+    str(path.relative_to(ROOT))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md")))
+    if "<!-- output:" in path.read_text("utf-8")
 )
 
 #: The operator and the device of the walkthrough.
@@ -66,6 +56,7 @@ _UNSTEADY = (
         "in # s (# ms of it finding), written to ",
     ),
     (re.compile(r"\byes, (\de-\d\d|exact)"), "yes"),
+    (re.compile(r"off by at most \de-\d\d"), "off by at most #"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
     (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
 )
@@ -81,11 +72,11 @@ def _workplace() -> Path:
 
 
 def run(command: str) -> str:
-    """The output of ``roller ...`` or ``daydream ...`` as a terminal of 100 columns shows it."""
+    """The output of ``roller ...``, ``daydream ...`` or ``python ...`` as a terminal of 100 columns shows it."""
     program, *arguments = shlex.split(command)
-    assert program in ("roller", "daydream"), command
+    assert program in ("roller", "daydream", "python"), command
     done = subprocess.run(
-        [sys.executable, "-m", f"{program}.cli", *arguments],
+        [sys.executable, *(() if program == "python" else ("-m", f"{program}.cli")), *arguments],
         cwd=_workplace(),
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(_COLUMNS), "TERM": "dumb", "ROLLER_CACHE": "0"},
         capture_output=True,
@@ -111,7 +102,12 @@ def console(command: str, *, shown: str = "", sections: Iterable[str] = (), line
         output = "...\n\n" + "\n\n".join(kept) + "\n\n...\n"
     if lines is not None:
         output = "".join(line + "\n" for line in output.splitlines()[:lines]) + "...\n"
-    return f"$ {_broken(shown or command)}\n{output}"
+    return f"$ {_broken(shown or command)}\n{output if output.strip() else ''}"
+
+
+def consoles(*commands: str, lines: int | None = None) -> str:
+    """Several commands, each with its output or its first lines."""
+    return "".join(console(command, lines=lines) for command in commands)
 
 
 def _broken(command: str) -> str:
@@ -323,9 +319,25 @@ _PREDICTION = (
     " --device {}"
 )
 
+#: A job of 64 boards.
+_PLAN_64 = (
+    "daydream plan hf:examples/models/llama-1b.json --sequence 4096 --optimizer adamw --device h100-sxm --nodes 8"
+    " --global-batch 256"
+)
+
+#: Batches of the example model.
+_LARGEST = (
+    "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --dtype bfloat16 --optimizer adamw"
+    " --largest-batch --device l40s,h100-sxm"
+)
+
+#: Changes of a recorded step.
+_WHATIF = "daydream whatif examples/cuda-graphs/resnet18_h100.json.gz"
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "inspect": _inspection,
-    "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
+    "compile": lambda: console("roller compile examples/conv2d.json --device v100 --top-k 3"),
+    "whatif": lambda: console(f"{_WHATIF} --pass cuda-graphs", lines=8),
     "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
     "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
     "explain": lambda: console(
@@ -400,6 +412,26 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "daydream predict hf:examples/models/llama-1b.json --sequence 2048 --largest-batch --dtype bfloat16"
         " --device l40s,h100-sxm"
     ),
+    "example-compile": lambda: console("roller compile examples/launch/operator.json --device h100 --top-k 1"),
+    "example-processor": lambda: consoles(
+        f"roller compile examples/launch/operator.json --device ./{LAPTOP} --top-k 1 --out laptop",
+        "python examples/launch/with_pytorch.py laptop/feed_forward cpu",
+    ),
+    "example-boards": lambda: console(
+        "daydream predict examples/five-boards/encoder.py:encoder --dtype bfloat16 --device t4,v100,a100,l40s,h100"
+    ),
+    "example-largest": lambda: console(_LARGEST),
+    "example-largest-recomputed": lambda: console(f"{_LARGEST} --checkpoint full"),
+    "example-plan": lambda: console(f"{_PLAN_64} --shard zero1 --batch 2", lines=7),
+    "example-plan-search": lambda: console(f"{_PLAN_64} --search --rows 5"),
+    "example-graphs": lambda: console(f"{_WHATIF} --pass cuda-graphs"),
+    "example-graphs-b200": lambda: consoles(
+        f"{_WHATIF} --pass port:device=b200", f"{_WHATIF} --pass cuda-graphs --pass port:device=b200", lines=3
+    ),
+    "example-board": lambda: consoles(
+        "python examples/own-board/more_bandwidth.py",
+        "daydream predict examples/five-boards/encoder.py:encoder --dtype bfloat16 --device l40s,./l40s-fast.toml",
+    ),
 }
 
 
@@ -427,11 +459,13 @@ def updated(page: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run every block of output in the documentation again.")
+    parser.add_argument("pages", nargs="*", choices=[[], *PAGES], help="of these pages; all unless named")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is out of date")
-    check = parser.parse_args().check
+    arguments = parser.parse_args()
+    check = arguments.check
     sys.path.insert(0, str(ROOT))
     stale = []
-    for name in PAGES:
+    for name in arguments.pages or PAGES:
         path = ROOT / name
         page = path.read_text("utf-8")
         fresh = updated(page)
