@@ -34,12 +34,28 @@ def test_the_help_of_every_command_needs_none_of_the_large_packages() -> None:
         "for module, *arguments in helps():\n"
         "    program = {'roller.cli': roller, 'daydream.cli': daydream}[module]\n"
         "    assert click.testing.CliRunner().invoke(program, arguments).exit_code == 0, arguments\n"
-        "names = 'cuda.bindings cupy lark matplotlib numba numpy onnx pandas '\n"
+        "names = 'codegen.gpu.source.nvrtc_library cupy lark matplotlib numba numpy onnx pandas '\n"
         "names += 'pyopencl scipy sympy timm torch transformers tvm'\n"
         "print([name for name in names.split() if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "command", ("predict timm:resnet18 --device h100", "plan timm:resnet18 --device h100 --nodes 2")
+)
+def test_models_without_pytorch_are_an_error_of_one_line(command: str) -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        f"sys.argv = {['daydream', *command.split()]}\n"
+        "from daydream.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "daydream: daydream predict: needs torch; run pip install 'roller[models]'\n"
 
 
 @pytest.mark.parametrize("shell", ("bash", "zsh", "fish"))

@@ -1,4 +1,4 @@
-"""A bundle as an operator of PyTorch: ``python with_pytorch.py out/feed_forward``; ``cpu`` behind it for a processor's."""
+"""A bundle as an operator of PyTorch: ``python with_pytorch.py out/feed_forward``, and ``cpu`` for a processor's."""
 
 import sys
 
