@@ -337,7 +337,7 @@ _WHATIF = "daydream whatif examples/cuda-graphs/resnet18_h100.json.gz"
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "inspect": _inspection,
     "compile": lambda: console("roller compile examples/conv2d.json --device v100 --top-k 3"),
-    "whatif": lambda: console(f"{_WHATIF} --pass cuda-graphs", lines=8),
+    "whatif": lambda: console(f"{_WHATIF} --pass cuda-graphs", lines=3),
     "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
     "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
     "explain": lambda: console(
@@ -351,6 +351,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "roller estimate examples/llama-layer.jsonl --device h100-sxm --implementation library"
     ),
     "predict": lambda: console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200")),
+    "boards": lambda: "$ pip install '.[models]'\n" + console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200"), lines=5),
     "predict-one": lambda: console(_PREDICTION.format("h100-sxm")),
     "sweep": lambda: console(
         "daydream sweep timm:resnet50 --device v100,h100 --batch 128..512 --dtype float32,amp"
