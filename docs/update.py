@@ -314,6 +314,7 @@ _PLAN = (
 )
 
 #: A training step of the example model, on these boards.
+_THREE = "a100-sxm-80gb,h100-sxm,b200"
 _PREDICTION = (
     "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --batch 2 --dtype bfloat16 --optimizer adamw"
     " --device {}"
@@ -350,8 +351,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "estimate-llama": lambda: console(
         "roller estimate examples/llama-layer.jsonl --device h100-sxm --implementation library"
     ),
-    "predict": lambda: console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200")),
-    "boards": lambda: "$ pip install '.[models]'\n" + console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200"), lines=5),
+    "predict": lambda: console(_PREDICTION.format(_THREE)),
+    "boards": lambda: "$ pip install '.[models]'\n" + console(_PREDICTION.format(_THREE), lines=5),
     "predict-one": lambda: console(_PREDICTION.format("h100-sxm")),
     "sweep": lambda: console(
         "daydream sweep timm:resnet50 --device v100,h100 --batch 128..512 --dtype float32,amp"
