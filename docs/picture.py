@@ -1,4 +1,4 @@
-"""The picture of the README, docs/pictures/readme.png, of what its commands print: ``python docs/picture.py``."""
+"""The pictures at the top of the README, of what its commands print: ``python docs/picture.py``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import matplotlib
 from matplotlib.figure import Figure
 from update import ROOT, run
 
@@ -58,12 +59,12 @@ def boards(panel: Any) -> None:
 
 
 def _titled(panel: Any, title: str) -> None:
-    panel.set_title(title, loc="left", fontsize=11.5)
+    panel.set_title(title, loc="left", fontsize=8.5)
 
 
 def _labelled(panel: Any, ends: list[float], form: str) -> None:
     for row, end in enumerate(ends):
-        panel.text(end + max(ends) * 0.02, row, form.format(end), va="center", fontsize=9)
+        panel.text(end + max(ends) * 0.02, row, form.format(end), va="center")
     panel.set_xlim(0, max(ends) * 1.25)
     panel.set_xticks([])
     panel.invert_yaxis()
@@ -72,11 +73,14 @@ def _labelled(panel: Any, ends: list[float], form: str) -> None:
 
 
 def main() -> None:
-    figure = Figure(figsize=(12, 3.1), facecolor="white")
-    figure.set_layout_engine("constrained", w_pad=0.2)
-    for panel, draw in zip(figure.subplots(1, 3), (kernel, change, boards), strict=True):
-        draw(panel)
-    figure.savefig(ROOT / "docs" / "pictures" / "readme.png", dpi=120)
+    # Three of them fit beside each other, and one a phone; text is drawn, so that no font is missing.
+    with matplotlib.rc_context({"font.size": 7.5, "svg.hashsalt": "roller"}):
+        for draw in (kernel, change, boards):
+            figure = Figure(figsize=(2.9, 2.2), facecolor="white")
+            figure.set_layout_engine("constrained")
+            draw(figure.subplots())
+            path = ROOT / "docs" / "pictures" / f"readme-{draw.__name__}.svg"
+            figure.savefig(path, metadata={"Date": None})
 
 
 if __name__ == "__main__":

@@ -93,15 +93,18 @@ def sections_of(output: str) -> list[str]:
     return re.split(r"\n\n(?=\S)", output.rstrip("\n"))
 
 
-def console(command: str, *, shown: str = "", sections: Iterable[str] = (), lines: int | None = None) -> str:
-    """A command and its output; of a long one the sections that start so, or the first lines, the rest as ``...``."""
+def console(
+    command: str, *, shown: str = "", sections: Iterable[str] = (), lines: int | None = None, last: int = 0
+) -> str:
+    """A command and its output; of a long one the sections that start so, or first and last lines, with ``...``."""
     output = run(command)
     wanted = tuple(sections)
     if wanted:
         kept = [part for part in sections_of(output) if part.startswith(wanted)]
         output = "...\n\n" + "\n\n".join(kept) + "\n\n...\n"
     if lines is not None:
-        output = "".join(line + "\n" for line in output.splitlines()[:lines]) + "...\n"
+        every = output.splitlines()
+        output = "".join(f"{line}\n" for line in (*every[:lines], "...", *(every[-last:] if last else ())))
     return f"$ {_broken(shown or command)}\n{output if output.strip() else ''}"
 
 
@@ -168,8 +171,13 @@ def _device_numbers() -> str:
         value = values[key]
         source = provenance_of(device, key)
         number = f"{value:g}" if isinstance(value, float) else str(value)
-        out.append(f"{key:42} {number:>11}  {source if len(source) <= 80 else source[:77].rstrip() + '...'}")
+        out.append(_cut(f"{key:42} {number:>11}  {source}"))
     return "\n".join(out) + "\n"
+
+
+def _cut(line: str) -> str:
+    """A line of at most as many columns as everything is shown in."""
+    return line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 3].rstrip()}..."
 
 
 def _statements() -> str:
@@ -222,14 +230,14 @@ def _schedule() -> str:
 def _one_line_each(record: Mapping[str, Any]) -> str:
     """JSON with one line per key of the outermost object."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return "{\n" + "\n".join(_cut(f"{line},") for line in lines[:-1]) + f"\n{_cut(lines[-1])}\n}}\n"
 
 
 def _cuda() -> str:
-    """The kernel from its signature to the end of the main loop, long lines cut."""
+    """The kernel from its signature to the end of the main loop."""
     manifest, directory = _compiled()
     text = (directory / manifest["kernels"][0]["source"]).read_text()
-    lines = [line if len(line) <= 150 else line[:147] + "..." for line in text.splitlines()]
+    lines = [_cut(line) for line in text.splitlines()]
     start = max(i for i, line in enumerate(lines) if line.startswith('extern "C"'))
     loop = next(i for i, line in enumerate(lines) if line.startswith("  for (int step"))
     end = next(i for i in range(loop, len(lines)) if lines[i] == "  }")
@@ -292,7 +300,7 @@ def _constants(files: Iterable[str] = _GPU_MODEL) -> str:
         for comment, assigned in found:
             lines.append("  " + ", ".join(assigned.splitlines()))
             text = " ".join(comment.replace("#: ", "").split())
-            lines += textwrap.wrap(text, 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+            lines += textwrap.wrap(text, _COLUMNS, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines) + "\n"
 
 
@@ -335,7 +343,36 @@ _LARGEST = (
 #: Changes of a recorded step.
 _WHATIF = "daydream whatif examples/cuda-graphs/resnet18_h100.json.gz"
 
+#: A recording of others, which is not part of the repository; blocks of it stay as they are where it is missing.
+RECORDING = "resnet50_v100_nw0.pt.trace.json.gz"
+
+
+def _recordings() -> Path:
+    from bench.accuracy.data import default_directory
+
+    return default_directory() / "traces"
+
+
+def recorded(arguments: str, **shown: Any) -> str:
+    """A command of ``daydream`` with the recording, beside the pass that the page about it has."""
+    shutil.copy(_recordings() / RECORDING, _workplace())
+    page = (ROOT / "docs" / "daydream.md").read_text("utf-8")
+    (own,) = re.findall(r'^```text\n("""A faster backward.*?)^```$', page, re.DOTALL | re.MULTILINE)
+    (_workplace() / "faster.py").write_text(own, "utf-8")
+    command, _, options = arguments.partition(" ")
+    return console(f"daydream {command} {RECORDING} {options}".rstrip(), **shown)
+
+
+RECORDED: Mapping[str, Callable[[], str]] = {
+    "recorded-simulate": lambda: recorded("simulate"),
+    "recorded-report": lambda: recorded("report --rows 4 --batch 32"),
+    "recorded-whatif": lambda: recorded("whatif --pass dataloader:workers=4 --pass amp"),
+    "recorded-dataloader": lambda: recorded("whatif --pass dataloader:workers=4", lines=11),
+    "recorded-own": lambda: recorded("whatif --pass dataloader --pass faster.py:factor=4", lines=9, last=2),
+}
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    **RECORDED,
     "inspect": _inspection,
     "compile": lambda: console("roller compile examples/conv2d.json --device v100 --top-k 3"),
     "whatif": lambda: console(f"{_WHATIF} --pass cuda-graphs", lines=3),
@@ -453,6 +490,8 @@ def updated(page: str) -> str:
     """The page with every block run again. One that differs in times or measured errors only is left as it is."""
 
     def fresh(match: re.Match[str]) -> str:
+        if match["name"] in RECORDED and not (_recordings() / RECORDING).is_file():
+            return match[0]
         text = BLOCKS[match["name"]]()
         return match[1] + (match["text"] if steady(text) == steady(match["text"]) else text)
 
@@ -461,10 +500,12 @@ def updated(page: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run every block of output in the documentation again.")
-    parser.add_argument("pages", nargs="*", choices=[[], *PAGES], help="of these pages; all unless named")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"all unless named: {', '.join(PAGES)}")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is out of date")
     arguments = parser.parse_args()
     check = arguments.check
+    if unknown := set(arguments.pages) - set(PAGES):
+        parser.error(f"{', '.join(sorted(unknown))}: no page with a block")
     sys.path.insert(0, str(ROOT))
     stale = []
     for name in arguments.pages or PAGES:

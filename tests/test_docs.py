@@ -298,6 +298,14 @@ def test_every_block_of_output_has_a_command_behind_it_and_is_filled() -> None:
         assert not update().blocks_of(page) or identifier(path) in update().PAGES
 
 
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_no_output_is_wider_than_a_hundred_columns(page: Path) -> None:
+    for block in fenced(page, "console"):
+        # A difference of files is as wide as they are.
+        wide = [] if block.startswith("$ diff") else [line for line in block.splitlines() if len(line) > 100]
+        assert wide == []
+
+
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.slow
 def test_shown_output_is_what_the_program_prints(name: str) -> None:
