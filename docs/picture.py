@@ -38,9 +38,7 @@ def change(panel: Any) -> None:
     times = [first["baseline_seconds"] * 1e3, *(answer["predicted_seconds"] * 1e3 for answer in answers.values())]
     panel.barh(["as it is", *answers], times, color=[OTHER, FORWARD, FORWARD, FORWARD])
     _labelled(panel, times, "{:.2f} ms")
-    panel.set_title(
-        "A training step: what would change it\nResNet-18, 16 images, on an H100", loc="left", fontsize=11.5
-    )
+    _titled(panel, "A step: what would change it\nResNet-18 on an H100")
 
 
 def boards(panel: Any) -> None:
