@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 
 @click.group("daydream", cls=Program, context_settings=CONTEXT)
-@click.version_option(package_name="roller")
 def main() -> None:
     """What-if questions on a training step, answered from one PyTorch-profiler trace."""
 

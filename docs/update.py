@@ -34,21 +34,11 @@ ROOT = Path(__file__).parents[1]
 
 #: Columns of the terminal in which everything is shown.
 _COLUMNS = 100
-PAGES = (
-    "README.md",
-    "docs/walkthrough.md",
-    "docs/rational.md",
-    "docs/bundles.md",
-    "docs/inspect.md",
-    "docs/adding-a-device.md",
-    "docs/predict.md",
-    "docs/place.md",
-    "docs/plan.md",
-    "docs/optimize.md",
-    "docs/getting-started.md",
-    "docs/tutorials/kernel.md",
-    "docs/tutorials/what-if.md",
-    "docs/tutorials/boards.md",
+#: Every page with a block, by its path.
+PAGES = tuple(
+    str(path.relative_to(ROOT))
+    for path in (*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/**/*.md")))
+    if "<!-- output:" in path.read_text("utf-8")
 )
 
 #: The operator and the device of the walkthrough.
@@ -66,6 +56,7 @@ _UNSTEADY = (
         "in # s (# ms of it finding), written to ",
     ),
     (re.compile(r"\byes, (\de-\d\d|exact)"), "yes"),
+    (re.compile(r"off by at most \de-\d\d"), "off by at most #"),
     (re.compile(r"largest relative error \d\.\de-\d\d"), "largest relative error #"),
     (re.compile(r'"relative_error": [\d.e-]+'), '"relative_error": #'),
 )
@@ -81,11 +72,11 @@ def _workplace() -> Path:
 
 
 def run(command: str) -> str:
-    """The output of ``roller ...`` or ``daydream ...`` as a terminal of 100 columns shows it."""
+    """The output of ``roller ...``, ``daydream ...`` or ``python ...`` as a terminal of 100 columns shows it."""
     program, *arguments = shlex.split(command)
-    assert program in ("roller", "daydream"), command
+    assert program in ("roller", "daydream", "python"), command
     done = subprocess.run(
-        [sys.executable, "-m", f"{program}.cli", *arguments],
+        [sys.executable, *(() if program == "python" else ("-m", f"{program}.cli")), *arguments],
         cwd=_workplace(),
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": str(_COLUMNS), "TERM": "dumb", "ROLLER_CACHE": "0"},
         capture_output=True,
@@ -102,16 +93,24 @@ def sections_of(output: str) -> list[str]:
     return re.split(r"\n\n(?=\S)", output.rstrip("\n"))
 
 
-def console(command: str, *, shown: str = "", sections: Iterable[str] = (), lines: int | None = None) -> str:
-    """A command and its output; of a long one the sections that start so, or the first lines, the rest as ``...``."""
+def console(
+    command: str, *, shown: str = "", sections: Iterable[str] = (), lines: int | None = None, last: int = 0
+) -> str:
+    """A command and its output; of a long one the sections that start so, or first and last lines, with ``...``."""
     output = run(command)
     wanted = tuple(sections)
     if wanted:
         kept = [part for part in sections_of(output) if part.startswith(wanted)]
         output = "...\n\n" + "\n\n".join(kept) + "\n\n...\n"
     if lines is not None:
-        output = "".join(line + "\n" for line in output.splitlines()[:lines]) + "...\n"
-    return f"$ {_broken(shown or command)}\n{output}"
+        every = output.splitlines()
+        output = "".join(f"{line}\n" for line in (*every[:lines], "...", *(every[-last:] if last else ())))
+    return f"$ {_broken(shown or command)}\n{output if output.strip() else ''}"
+
+
+def consoles(*commands: str, lines: int | None = None) -> str:
+    """Several commands, each with its output or its first lines."""
+    return "".join(console(command, lines=lines) for command in commands)
 
 
 def _broken(command: str) -> str:
@@ -172,8 +171,13 @@ def _device_numbers() -> str:
         value = values[key]
         source = provenance_of(device, key)
         number = f"{value:g}" if isinstance(value, float) else str(value)
-        out.append(f"{key:42} {number:>11}  {source if len(source) <= 80 else source[:77].rstrip() + '...'}")
+        out.append(_cut(f"{key:42} {number:>11}  {source}"))
     return "\n".join(out) + "\n"
+
+
+def _cut(line: str) -> str:
+    """A line of at most as many columns as everything is shown in."""
+    return line if len(line) <= _COLUMNS else f"{line[: _COLUMNS - 3].rstrip()}..."
 
 
 def _statements() -> str:
@@ -226,14 +230,14 @@ def _schedule() -> str:
 def _one_line_each(record: Mapping[str, Any]) -> str:
     """JSON with one line per key of the outermost object."""
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()]
-    return "{\n" + ",\n".join(lines) + "\n}\n"
+    return "{\n" + "\n".join(_cut(f"{line},") for line in lines[:-1]) + f"\n{_cut(lines[-1])}\n}}\n"
 
 
 def _cuda() -> str:
-    """The kernel from its signature to the end of the main loop, long lines cut."""
+    """The kernel from its signature to the end of the main loop."""
     manifest, directory = _compiled()
     text = (directory / manifest["kernels"][0]["source"]).read_text()
-    lines = [line if len(line) <= 150 else line[:147] + "..." for line in text.splitlines()]
+    lines = [_cut(line) for line in text.splitlines()]
     start = max(i for i, line in enumerate(lines) if line.startswith('extern "C"'))
     loop = next(i for i, line in enumerate(lines) if line.startswith("  for (int step"))
     end = next(i for i in range(loop, len(lines)) if lines[i] == "  }")
@@ -296,7 +300,7 @@ def _constants(files: Iterable[str] = _GPU_MODEL) -> str:
         for comment, assigned in found:
             lines.append("  " + ", ".join(assigned.splitlines()))
             text = " ".join(comment.replace("#: ", "").split())
-            lines += textwrap.wrap(text, 112, initial_indent=" " * 6, subsequent_indent=" " * 6)
+            lines += textwrap.wrap(text, _COLUMNS, initial_indent=" " * 6, subsequent_indent=" " * 6)
     return "\n".join(lines) + "\n"
 
 
@@ -318,14 +322,60 @@ _PLAN = (
 )
 
 #: A training step of the example model, on these boards.
+_THREE = "a100-sxm-80gb,h100-sxm,b200"
 _PREDICTION = (
     "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --batch 2 --dtype bfloat16 --optimizer adamw"
     " --device {}"
 )
 
+#: A job of 64 boards.
+_PLAN_64 = (
+    "daydream plan hf:examples/models/llama-1b.json --sequence 4096 --optimizer adamw --device h100-sxm --nodes 8"
+    " --global-batch 256"
+)
+
+#: Batches of the example model.
+_LARGEST = (
+    "daydream predict hf:examples/models/llama-1b.json --sequence 4096 --dtype bfloat16 --optimizer adamw"
+    " --largest-batch --device l40s,h100-sxm"
+)
+
+#: Changes of a recorded step.
+_WHATIF = "daydream whatif examples/cuda-graphs/resnet18_h100.json.gz"
+
+#: A recording of others, which is not part of the repository; blocks of it stay as they are where it is missing.
+RECORDING = "resnet50_v100_nw0.pt.trace.json.gz"
+
+
+def _recordings() -> Path:
+    from bench.accuracy.data import default_directory
+
+    return default_directory() / "traces"
+
+
+def recorded(arguments: str, **shown: Any) -> str:
+    """A command of ``daydream`` with the recording, beside the pass that the page about it has."""
+    shutil.copy(_recordings() / RECORDING, _workplace())
+    page = (ROOT / "docs" / "daydream.md").read_text("utf-8")
+    (own,) = re.findall(r'^```text\n("""A faster backward.*?)^```$', page, re.DOTALL | re.MULTILINE)
+    (_workplace() / "faster.py").write_text(own, "utf-8")
+    command, _, options = arguments.partition(" ")
+    return console(f"daydream {command} {RECORDING} {options}".rstrip(), **shown)
+
+
+RECORDED: Mapping[str, Callable[[], str]] = {
+    "recorded-simulate": lambda: recorded("simulate"),
+    "recorded-report": lambda: recorded("report --rows 4 --batch 32"),
+    "recorded-whatif": lambda: recorded("whatif --pass dataloader:workers=4 --pass amp"),
+    "recorded-dataloader": lambda: recorded("whatif --pass dataloader:workers=4", lines=11),
+    "recorded-own": lambda: recorded("whatif --pass dataloader --pass faster.py:factor=4", lines=9, last=2),
+}
+
 BLOCKS: Mapping[str, Callable[[], str]] = {
+    **RECORDED,
     "inspect": _inspection,
-    "compile": lambda: console("roller compile examples/conv2d.json --device v100", shown="make compile"),
+    "compile": lambda: console("roller compile examples/conv2d.json --device v100 --top-k 3"),
+    "whatif": lambda: console(f"{_WHATIF} --pass cuda-graphs", lines=3),
     "compile-list": lambda: console("roller compile examples/ops.json --device a100 --out kernels"),
     "verify": lambda: console("roller verify examples/ops.json --device v100 --top-k 3"),
     "explain": lambda: console(
@@ -338,7 +388,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "estimate-llama": lambda: console(
         "roller estimate examples/llama-layer.jsonl --device h100-sxm --implementation library"
     ),
-    "predict": lambda: console(_PREDICTION.format("a100-sxm-80gb,h100-sxm,b200")),
+    "predict": lambda: console(_PREDICTION.format(_THREE)),
+    "boards": lambda: "$ pip install '.[models]'\n" + console(_PREDICTION.format(_THREE), lines=5),
     "predict-one": lambda: console(_PREDICTION.format("h100-sxm")),
     "sweep": lambda: console(
         "daydream sweep timm:resnet50 --device v100,h100 --batch 128..512 --dtype float32,amp"
@@ -400,6 +451,26 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
         "daydream predict hf:examples/models/llama-1b.json --sequence 2048 --largest-batch --dtype bfloat16"
         " --device l40s,h100-sxm"
     ),
+    "example-compile": lambda: console("roller compile examples/launch/operator.json --device h100 --top-k 1"),
+    "example-processor": lambda: consoles(
+        f"roller compile examples/launch/operator.json --device ./{LAPTOP} --top-k 1 --out laptop",
+        "python examples/launch/with_pytorch.py laptop/feed_forward cpu",
+    ),
+    "example-boards": lambda: console(
+        "daydream predict examples/five-boards/encoder.py:encoder --dtype bfloat16 --device t4,v100,a100,l40s,h100"
+    ),
+    "example-largest": lambda: console(_LARGEST),
+    "example-largest-recomputed": lambda: console(f"{_LARGEST} --checkpoint full"),
+    "example-plan": lambda: console(f"{_PLAN_64} --shard zero1 --batch 2", lines=7),
+    "example-plan-search": lambda: console(f"{_PLAN_64} --search --rows 5"),
+    "example-graphs": lambda: console(f"{_WHATIF} --pass cuda-graphs"),
+    "example-graphs-b200": lambda: consoles(
+        f"{_WHATIF} --pass port:device=b200", f"{_WHATIF} --pass cuda-graphs --pass port:device=b200", lines=3
+    ),
+    "example-board": lambda: consoles(
+        "python examples/own-board/more_bandwidth.py",
+        "daydream predict examples/five-boards/encoder.py:encoder --dtype bfloat16 --device l40s,./l40s-fast.toml",
+    ),
 }
 
 
@@ -419,6 +490,8 @@ def updated(page: str) -> str:
     """The page with every block run again. One that differs in times or measured errors only is left as it is."""
 
     def fresh(match: re.Match[str]) -> str:
+        if match["name"] in RECORDED and not (_recordings() / RECORDING).is_file():
+            return match[0]
         text = BLOCKS[match["name"]]()
         return match[1] + (match["text"] if steady(text) == steady(match["text"]) else text)
 
@@ -427,11 +500,15 @@ def updated(page: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run every block of output in the documentation again.")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help=f"all unless named: {', '.join(PAGES)}")
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is out of date")
-    check = parser.parse_args().check
+    arguments = parser.parse_args()
+    check = arguments.check
+    if unknown := set(arguments.pages) - set(PAGES):
+        parser.error(f"{', '.join(sorted(unknown))}: no page with a block")
     sys.path.insert(0, str(ROOT))
     stale = []
-    for name in PAGES:
+    for name in arguments.pages or PAGES:
         path = ROOT / name
         page = path.read_text("utf-8")
         fresh = updated(page)

@@ -28,7 +28,6 @@ from roller.profile.command import profile_command
 
 
 @click.group("roller", cls=Program, context_settings=CONTEXT)
-@click.version_option(package_name="roller")
 def main() -> None:
     """Kernels constructed from a model of the hardware, and how long they take."""
 
@@ -254,6 +253,7 @@ def explain_command(
 ) -> None:
     """Tell how the programs of FILE's operators were found and what limits them."""
     from hal.catalog import load_device
+    from hal.support.tables import print_line
     from roller.algorithms import DIRECT, parse_algorithms
     from roller.explain.page import explain
     from roller.programs import find_programs
@@ -283,7 +283,8 @@ def explain_command(
         if picture is not None and chosen.algorithm != DIRECT:
             problem = f"rank {rank} of {expr.name} is {chosen.policy}; the picture shows single kernels of tiles"
             raise InputError("--plot", problem, "add --algorithms direct, or leave --plot out")
-        click.echo(explain(programs, rank, ranked))
+        for line in explain(programs, rank, ranked).split("\n"):
+            print_line(line)
         if picture is not None:
             from roller.explain.picture import plot
 

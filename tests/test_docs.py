@@ -29,7 +29,9 @@ from sokoban.language.operators import load_operators, operators_from_json
 from sokoban.schedule.files import load_schedules
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([ROOT / "README.md", ROOT / "bench" / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted(
+    [*ROOT.glob("*.md"), ROOT / "bench" / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+)
 PACKAGES = ("hal", "sokoban", "codegen", "roller", "daydream", "bench")
 EXAMPLES = sorted((ROOT / "examples").glob("*.json"))
 COMMANDS = sorted(main.commands)
@@ -139,7 +141,7 @@ def launch(grid, block, arguments, shared_mem):
 
 @pytest.mark.usefixtures("device_compiler")
 def test_the_launch_example_launches_what_the_manifest_says(tmp_path: Path) -> None:
-    (script,) = fenced(ROOT / "README.md", "python")
+    (script,) = fenced(ROOT / "docs" / "tour.md", "python")
     (tmp_path / "cupy.py").write_text(CUPY_STAND_IN)
     (tmp_path / "example.py").write_text(script)
     command = ["compile", str(ROOT / "examples" / "matmul.json"), "--device", "v100", "--top-k", "1", "--verify", "0"]
@@ -177,8 +179,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_is_in_the_readme_and_tells_how_to_use_it(command: str) -> None:
-    assert f"roller {command}" in (ROOT / "README.md").read_text("utf-8")
+def test_a_command_is_in_the_tour_and_tells_how_to_use_it(command: str) -> None:
+    assert f"roller {command}" in (ROOT / "docs" / "tour.md").read_text("utf-8")
     result = CliRunner().invoke(main, [command, "--help"])
     assert result.exit_code == 0
     assert result.output.startswith("Usage: ")
@@ -192,10 +194,32 @@ def test_only_commands_and_options_that_exist_are_shown(page: Path) -> None:
         assert {word for word in words if word.startswith("--")} <= known | {"--help"}, line
 
 
-def test_make_targets_in_the_readme_exist() -> None:
+def test_every_page_is_two_clicks_from_the_readme() -> None:
+    def linked(page: Path) -> set[Path]:
+        return {
+            (page.parent / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text("utf-8"))
+        }
+
+    first = linked(ROOT / "README.md")
+    second = set().union(*(linked(page) for page in first if page.suffix == ".md"))
+    assert [identifier(page) for page in PAGES if page not in first | second | {ROOT / "README.md"}] == []
+
+
+def test_the_readme_is_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
+def test_the_version_is_told_once() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
+    assert f"\n## {version} (" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+
+
+def test_make_targets_that_are_told_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    shown = set(re.findall(r"(?:`|\$ )make ([a-z]+)", (ROOT / "README.md").read_text("utf-8")))
-    assert {"compile", "test", "lint", "bench", "suite"} <= shown <= targets
+    pages = "".join((ROOT / name).read_text("utf-8") for name in ("README.md", "CONTRIBUTING.md"))
+    shown = set(re.findall(r"(?:`|\$ )make ([a-z]+)", pages))
+    assert {"check", "test", "lint", "docs", "bench", "suite"} <= shown <= targets
 
 
 def rooms() -> dict[str, str]:
@@ -272,6 +296,14 @@ def test_every_block_of_output_has_a_command_behind_it_and_is_filled() -> None:
         page = path.read_text("utf-8")
         assert page.count("<!-- output:") == len(update().blocks_of(page))
         assert not update().blocks_of(page) or identifier(path) in update().PAGES
+
+
+@pytest.mark.parametrize("page", PAGES, ids=identifier)
+def test_no_output_is_wider_than_a_hundred_columns(page: Path) -> None:
+    for block in fenced(page, "console"):
+        # A difference of files is as wide as they are.
+        wide = [] if block.startswith("$ diff") else [line for line in block.splitlines() if len(line) > 100]
+        assert wide == []
 
 
 @pytest.mark.parametrize("name", QUICK)

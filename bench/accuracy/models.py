@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
@@ -22,6 +22,9 @@ from daydream.capture.captured import Capture
 from daydream.capture.fusion import fused
 from daydream.operators.calls import OperatorPrice, operator_prices
 from hal.spec.device import DeviceSpec
+
+if TYPE_CHECKING:
+    from daydream.capture.step import Subject
 
 #: Largest mean errors asked for, in per cent: over all boards, and of any board.
 BAR, BOARD_BAR = 9.0, 15.0
@@ -118,15 +121,15 @@ def _class_of(run: Run) -> str | None:
     return next((names[run.training] for start, names in _CLASSES.items() if run.model.startswith(start)), None)
 
 
-def captured_step(run: Run, configurations: Path) -> Capture:
-    """The step of a run, captured: attention written out, dropout in training, no optimizer.
+def subject_of(run: Run, configurations: Path) -> Subject:
+    """The model of a run without data, attention written out.
 
     Raises:
         InputError: the configuration cannot be read or its model not be built.
     """
     import torch
 
-    from daydream.capture.sources import CaptureOptions, captured, load_subject
+    from daydream.capture.sources import load_subject
 
     subject = load_subject(
         f"hf:{configurations / run.model}.json",
@@ -139,8 +142,15 @@ def captured_step(run: Run, configurations: Path) -> Capture:
     if run.model.startswith("bert"):
         mask = torch.empty(run.batch, 1, 1, run.sequence, device="meta")
         subject = replace(subject, kwargs={**subject.kwargs, "attention_mask": mask})
+    return subject
+
+
+def captured_step(run: Run, configurations: Path) -> Capture:
+    """The step of a run, captured: dropout in training, no optimizer; raises what :func:`subject_of` does."""
+    from daydream.capture.sources import CaptureOptions, captured
+
     options = CaptureOptions(mode=run.mode, optimizer="none", attention="eager")
-    return OPTIONS[run.option](captured(subject, options))
+    return OPTIONS[run.option](captured(subject_of(run, configurations), options))
 
 
 def evaluate(runs: Sequence[Run], configurations: Path) -> list[Score]:

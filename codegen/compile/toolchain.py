@@ -17,7 +17,7 @@ from hal.support.store import Store, cache_folder, digest
 
 #: What the bytes of a kernel, or the numbers of its verification, depend on besides our own code.
 _COMPILERS = (
-    "apache-tvm", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12",
+    "apache-tvm", "apache-tvm-ffi", "nvidia-cuda-nvrtc-cu12", "nvidia-cuda-runtime-cu12",
     "nvidia-cuda-nvcc-cu12", "nvidia-cuda-cccl-cu12", "numpy", "pyopencl",
 )  # fmt: skip
 

@@ -76,8 +76,10 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     The capture changes the model: its type, its layout, its checkpoints.
 
     Raises:
-        InputError: the model cannot be built, or fails on tensors without data.
+        InputError: the model cannot be built, or fails on tensors without data, or a package is missing.
     """
+    if isinstance(source, str):
+        _check_packages()
     from daydream.capture.checkpoints import apply_checkpoints
     from daydream.capture.failures import failures_told
     from daydream.capture.hugging_face import positions_without_data

@@ -49,7 +49,7 @@ tr.mean td { font-weight: 600; border-top: 1px solid var(--faint); }
   vertical-align: -1px; }
 ul { margin: 4px 0 10px; padding-left: 20px; } li { margin: 2px 0; max-width: 110ch; }
 .warnings { border-left: 3px solid var(--loading); padding-left: 14px; }
-.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(460px, 1fr)); gap: 0 40px; }
+.columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 0 40px; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--text); font-size: 11px; }
 svg text.faint { fill: var(--faint); } svg .lane { fill: var(--panel); } svg .grid { stroke: var(--line); }
 .forward { fill: var(--forward); background: var(--forward); }
@@ -59,6 +59,8 @@ svg text.faint { fill: var(--faint); } svg .lane { fill: var(--panel); } svg .gr
 .loading { fill: var(--loading); background: var(--loading); } .idle { fill: var(--idle); background: var(--idle); }
 .cpu { fill: var(--cpu); background: var(--cpu); } .compute { fill: var(--compute); background: var(--compute); }
 .both { background: var(--forward); } .critical { fill: var(--critical); background: var(--critical); }
+@media (max-width: 700px) { main { padding: 20px 16px 40px; } .scroll > svg { min-width: 760px; }
+  .tiles { grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); } td.name { min-width: 130px; } }
 @media print { main { max-width: none; padding: 0; } h2 { break-after: avoid; } }
 """
 

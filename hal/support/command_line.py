@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from hal.support.errors import InputError
+from hal.support.version import version_text
 
 #: Exit code for input that cannot be used.
 BAD_INPUT = 2
@@ -64,11 +65,31 @@ def _wide_option() -> click.Option:
     )
 
 
+def _version_option(program: str) -> click.Option:
+    def show(context: click.Context, option: click.Parameter, is_wanted: bool) -> None:
+        if is_wanted and not context.resilient_parsing:
+            click.echo(version_text(program))
+            context.exit()
+
+    return click.Option(
+        ["--version"],
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="Show the version, the commit and the compilers, and exit.",
+    )
+
+
 class Program(click.Group):
     """A group of commands, named as the user calls it, that prints usage errors in one line like every other error.
 
-    Every command takes ``--wide``.
+    It takes ``--version``, and every command ``--wide``.
     """
+
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        super().__init__(name, **kwargs)
+        self.params.append(_version_option(name))
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         if not isinstance(cmd, click.Group):

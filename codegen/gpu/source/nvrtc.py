@@ -7,7 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from codegen.gpu.source.nvrtc_library import Nvrtc
 
 #: Wheels whose headers kernels include: fp16 and bf16, the WMMA headers, libcu++.
 _HEADER_PACKAGES = ("nvidia.cuda_runtime", "nvidia.cuda_nvcc", "nvidia.cuda_cccl")
@@ -57,10 +60,7 @@ class CompiledKernel:
 
 def supported_architectures() -> tuple[int, ...]:
     """Compute capabilities that NVRTC compiles for, as ``10 * major + minor``."""
-    nvrtc = _nvrtc()
-    status, architectures = nvrtc.nvrtcGetSupportedArchs()
-    _check(nvrtc, status, "nvrtc")
-    return tuple(sorted(architectures))
+    return _nvrtc().architectures()
 
 
 def unsupported_reason(architecture: str) -> str | None:
@@ -77,10 +77,7 @@ def unsupported_reason(architecture: str) -> str | None:
 
 def nvrtc_version() -> tuple[int, int]:
     """Version of the compiler, which a cubin's bytes depend on."""
-    nvrtc = _nvrtc()
-    status, major, minor = nvrtc.nvrtcVersion()
-    _check(nvrtc, status, "nvrtc")
-    return major, minor
+    return _nvrtc().version()
 
 
 def compile_cuda(source: str, architecture: str, *, name: str) -> CompiledKernel:
@@ -110,25 +107,14 @@ def compile_cuda(source: str, architecture: str, *, name: str) -> CompiledKernel
 
 def _cubin_and_log(source: str, options: list[bytes], name: str) -> tuple[bytes, str]:
     """The cubin that NVRTC makes of a source, and the log of the compilation."""
-    nvrtc = _nvrtc()
-    status, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], [])
-    _check(nvrtc, status, name)
     try:
-        (compiled,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        status, log_size = nvrtc.nvrtcGetProgramLogSize(program)
-        _check(nvrtc, status, name)
-        buffer = bytearray(log_size)
-        _check(nvrtc, nvrtc.nvrtcGetProgramLog(program, buffer)[0], name)
-        log = _steady_log(buffer.rstrip(b"\0").decode(errors="replace"))
-        if compiled != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(name, _first_error(log) or _error_text(nvrtc, compiled), log)
-        status, cubin_size = nvrtc.nvrtcGetCUBINSize(program)
-        _check(nvrtc, status, name)
-        cubin = bytearray(cubin_size)
-        _check(nvrtc, nvrtc.nvrtcGetCUBIN(program, cubin)[0], name)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-    return bytes(cubin), log
+        cubin, messages, reason = _nvrtc().compiled(source.encode(), b"kernel.cu", options)
+    except RuntimeError as error:
+        raise CompileError(name, str(error)) from error
+    log = _steady_log(messages)
+    if cubin is None:
+        raise CompileError(name, _first_error(log) or reason, log)
+    return cubin, log
 
 
 class Resources(NamedTuple):
@@ -179,15 +165,14 @@ def _first_error(log: str) -> str:
 
 
 @lru_cache(maxsize=1)
-def _nvrtc() -> Any:
-    """The binding, imported when first needed: it loads 100 MB of libraries."""
-    try:
-        from cuda.bindings import nvrtc
+def _nvrtc() -> Nvrtc:
+    """The library, loaded when first needed: it has 100 MB."""
+    from codegen.gpu.source.nvrtc_library import Nvrtc
 
-        nvrtc.nvrtcVersion()  # the shared library itself is loaded by the first call
-    except (ImportError, RuntimeError, OSError) as error:
+    try:
+        return Nvrtc()
+    except OSError as error:
         raise CompileError("nvrtc", f"cannot be loaded ({error}); install the nvidia-cuda-nvrtc-cu12 wheel") from error
-    return nvrtc
 
 
 @lru_cache(maxsize=1)
@@ -204,13 +189,3 @@ def _include_directories() -> tuple[bytes, ...]:
             if directory.is_dir():
                 directories.append(str(directory).encode())
     return tuple(directories)
-
-
-def _check(nvrtc: Any, status: Any, name: str) -> None:
-    if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-        raise CompileError(name, _error_text(nvrtc, status))
-
-
-def _error_text(nvrtc: Any, status: Any) -> str:
-    _, text = nvrtc.nvrtcGetErrorString(status)
-    return text.decode() if isinstance(text, bytes) else str(text)

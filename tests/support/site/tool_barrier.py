@@ -14,7 +14,7 @@ VARIABLE = "ROLLER_TESTS_WITHOUT_TOOLS"
 MODULES = {
     "tvm": "device_compiler",
     "tvm_ffi": "device_compiler",
-    "cuda.bindings": "device_compiler",
+    "codegen.gpu.source.nvrtc_library": "device_compiler",
     "pyopencl": "opencl",
     "torch": "pytorch",
 }

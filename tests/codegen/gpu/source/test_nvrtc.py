@@ -183,6 +183,6 @@ def test_an_error_survives_the_way_back_from_a_worker() -> None:
 
 
 def test_importing_the_compiler_loads_no_library() -> None:
-    script = f"import sys, {device_compiler.__name__}; print('cuda.bindings.nvrtc' in sys.modules)"
+    script = f"import sys, {device_compiler.__name__}; print('codegen.gpu.source.nvrtc_library' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n"
