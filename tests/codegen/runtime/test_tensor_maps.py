@@ -60,7 +60,7 @@ def test_a_kernel_of_a_bundle_takes_its_operands_as_maps(gpu: fake_cupy.Gpu, tmp
     form = form_of(op="matmul", m=136, n=72, k=72)
     schedule = schedule_of(form, 64, 64, 3, cluster=2, launched=2)
     target = Target("cuda-source", "sm_90", 32)
-    built = build_kernel(BuildRequest(form=form, schedule=schedule, entry="product", target=target, verify=False))
+    built = build_kernel(BuildRequest(form=form, schedule=schedule, entry="product", target=target))
     assert built.error == "" and [seen.tensor for seen in built.tensor_maps] == ["A", "B"]
     changes: dict[str, Any] = {
         "entry": built.entry, "grid": built.grid, "block": built.block, "binary": None,
