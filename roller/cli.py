@@ -99,24 +99,24 @@ def compile_command(
     as_json: bool,
 ) -> None:
     """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
-    from hal.catalog import load_device
-
-    device = load_device(device_name)
-    check_compilable(device)
-    check_out(out)
-    check_readable(file)
     start = time.perf_counter()
-    key = None
-    if cached:
-        from roller.command.known import answer_key, keep_answer, known_answer, show_known
-
-        key = answer_key(file, device, top_k, verify, method, algorithms)
-        known = known_answer(key)
-        if known is not None:
-            show_known(known, device, out, start, as_json=as_json)
-            return
     with kernel_pool(jobs) as pool:
         # The processes load TVM meanwhile.
+        from hal.catalog import load_device
+
+        device = load_device(device_name)
+        check_compilable(device)
+        check_out(out)
+        check_readable(file)
+        key = None
+        if cached:
+            from roller.command.known import answer_key, keep_answer, known_answer, show_known
+
+            key = answer_key(file, device, top_k, verify, method, algorithms)
+            known = known_answer(key)
+            if known is not None:
+                show_known(known, device, out, start, as_json=as_json)
+                return
         from codegen.compile.cache import known_first
         from roller.algorithms import parse_algorithms
         from roller.command.tables import compiled_json, is_lasting, known_operator, print_compiled

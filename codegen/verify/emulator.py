@@ -99,6 +99,8 @@ def emulator_available() -> str | None:
         return "there is no g++"
     if not hasattr(os, "fork") or os.uname().sysname != "Linux":
         return "fibers and guard pages are set up for Linux only"
+    if _runtime_file().exists():
+        return None  # This compiler has compiled it.
     test = "int main() { _Float16 x = 1; return x == (_Float16)1 ? 0 : 1; }"
     process = subprocess.run(
         [compiler, "-std=c++20", "-fsyntax-only", "-xc++", "-"], input=test, capture_output=True, text=True, check=False
@@ -362,14 +364,19 @@ def _runtime_folder() -> Path:
 
 
 @lru_cache(maxsize=1)
-def _runtime() -> Path:
-    """The runtime's object file, compiled where this compiler has not compiled it before."""
+def _runtime_file() -> Path:
+    """Where this compiler's object file of the runtime lies, if there is one."""
     compiler = subprocess.run(["g++", "--version"], capture_output=True, check=False).stdout
     texts = [
         path.read_bytes() for folder in (_HEADERS, _RUNTIME) for path in sorted(folder.iterdir()) if path.is_file()
     ]
     digest = hashlib.sha256(b"\0".join([compiler, *texts])).hexdigest()[:32]
-    built = _runtime_folder() / f"{digest}.o"
+    return _runtime_folder() / f"{digest}.o"
+
+
+def _runtime() -> Path:
+    """The runtime's object file, compiled where this compiler has not compiled it before."""
+    built = _runtime_file()
     if not built.exists():
         _run_compiler("emulator", ["-O2", "-c", _RUNTIME / "runtime.cpp"], built)
     return built
@@ -392,11 +399,17 @@ def _compiled(kernel: _Kernel, level: str, checked: bool) -> Path:
     made = unit.with_suffix(".o")
     try:
         _run_compiler(kernel.entry, [*options, f"-I{_HEADERS}", "-c", unit], made)
-        _run_compiler(kernel.entry, ["-no-pie", made, runtime], program)
+        _run_compiler(kernel.entry, [*_linker_options(), "-no-pie", made, runtime], program)
     finally:
         unit.unlink()
         made.unlink(missing_ok=True)
     return program
+
+
+@lru_cache(maxsize=1)
+def _linker_options() -> tuple[str, ...]:
+    """binutils's other linker where it is installed: it takes half of the usual one's time."""
+    return ("-fuse-ld=gold",) if shutil.which("ld.gold") else ()
 
 
 def _run_compiler(entry: str, arguments: Sequence[str | Path], target: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import signal
 import sys
 from collections.abc import Iterator
@@ -22,6 +24,9 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_w
 
 #: Whether ``--wide`` was given: tables with every column, however wide the terminal (:mod:`hal.support.tables`).
 WIDE: ContextVar[bool] = ContextVar("wide", default=False)
+
+# What is there when a program ends is not looked through for garbage once more.
+atexit.register(gc.freeze)
 
 
 @contextmanager

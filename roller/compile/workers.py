@@ -5,11 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any
 
 
 @contextmanager
@@ -17,7 +21,7 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
     """Processes that build kernels, gone when the block ends, at once when it fails.
 
     They are forked from a server process that imports TVM once, while the caller still parses and constructs, and
-    opens no device, thread or context.
+    opens no device, thread or context. What the caller submits lies in modules, not in its main one.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["codegen.compile.preload"])
@@ -29,22 +33,43 @@ def worker_pool(jobs: int) -> Iterator[Executor]:
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start_worker)
     try:
-        yield pool
+        with _without_main_module():
+            yield pool
     except BaseException:
         _abandon(pool)
         raise
-    pool.shutdown()
+    if _processes(pool):
+        pool.shutdown()
+    else:
+        # Nobody asked for a kernel: the server may still be importing.
+        _abandon(pool)
+
+
+@contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Processes that start meanwhile do not run the caller's main module, and all that it imports, once more."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _processes(pool: ProcessPoolExecutor) -> list[BaseProcess]:
+    return list((getattr(pool, "_processes", None) or {}).values())
 
 
 def _abandon(pool: ProcessPoolExecutor) -> None:
     """End the pool's processes, the server first: a worker that is just starting would find its caller gone."""
-    server = getattr(forkserver, "_forkserver", None)
+    server: Any = getattr(forkserver, "_forkserver", None)
     pid = getattr(server, "_forkserver_pid", None)
     if isinstance(pid, int):
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    processes = list((getattr(pool, "_processes", None) or {}).values())
-    for process in processes:
+            # The next pool starts a server of its own.
+            server._stop()
+    for process in _processes(pool):
         process.kill()
     # Waits for the pool's own thread, which finds its processes dead; else it would race with the interpreter's exit.
     pool.shutdown(wait=True, cancel_futures=True)
