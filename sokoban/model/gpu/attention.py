@@ -179,7 +179,9 @@ def _times(
     if rates is None:
         # Keys and values come through registers, with nothing of their block beside them.
         waiting = max(waiting, 2.0 * _copy_seconds(kernel, schedule, device))
-    around = BLOCK_BUSY_CYCLES * cycle
+    # Queries in and results out pass the unit's share of L2 with no step of their block beside them.
+    ends = _end_bytes(kernel, schedule) / ((device.l2 or device.dram).bandwidth_bytes_per_second / units)
+    around = BLOCK_BUSY_CYCLES * cycle + ends
 
     def unit_seconds(steps: float, edges: float, running: float) -> float:
         busy = steps * step + edges * masks
@@ -294,6 +296,11 @@ def _l2_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, steps: float
     attention = kernel.attention
     width = attention.head_dim + attention.value_size
     return steps * schedule.keys * width * DTYPE_BYTES[attention.dtype] + _once_bytes(kernel)
+
+
+def _end_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
+    """Bytes of a block's queries and of its results, in the types of their tensors."""
+    return _once_bytes(kernel) / schedule.blocks(kernel)
 
 
 def _once_bytes(kernel: AttentionKernel) -> float:
