@@ -25,6 +25,7 @@ from roller.construct.program import Candidate, Construction, RProgram
 from roller.construct.rtile import RTile, TileSpace
 from roller.construct.scale_up import ScaleUp
 from roller.construct.warp_groups import warp_group_candidates
+from roller.construct.warp_tiles import warp_tile_candidates
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate, EstimateTable
@@ -266,6 +267,7 @@ class Proposals:
         if reuse:
             if placed.product is not None:
                 yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
+                yield from warp_tile_candidates(space, placed, epsilon)
             if form.needs_matrix:
                 return
             yield from warp_group_candidates(space, placed, epsilon)

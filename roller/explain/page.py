@@ -17,6 +17,7 @@ from roller.construct.program import Program, ProgramPart, Reason, RProgram
 from roller.construct.rtile import TileSpace
 from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, LARGEST_WARP_AXIS
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
+from roller.construct.warp_tiles import WARP_TILES_POLICY
 from roller.explain.attention import attention_lines, slice_lines
 from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
 from roller.explain.cpu_pace import cpu_reasons
@@ -49,6 +50,9 @@ _POLICY_MEANING = {
     ),
     WARP_GROUPS_POLICY: (
         "a matrix product in 16-bit floats: warp groups multiply from shared memory, and all their tiles are scored"
+    ),
+    WARP_TILES_POLICY: (
+        "a matrix product by single warps: the largest tiles of a warp in blocks of a few, for their rounds"
     ),
     "element-wise": (
         "nothing is read twice, so no tile saves traffic: threads take a few elements each from the bottom layer"
@@ -185,7 +189,7 @@ def _story(placed: PlacedForm, program: RProgram, rank: int) -> Iterator[str]:
                 yield from wrapped(f"{layer}: {reason.action} ({reason.tile})")
         elif layer == "registers":
             yield ""
-            yield from _register_steps(program, reasons, model, uses_matrix)
+            yield from _register_steps(placed, program, reasons, model)
         elif layer == "shared":
             yield ""
             yield from _shared_steps(program, reasons, model)
@@ -206,12 +210,13 @@ def _epsilon(program: RProgram) -> str:
 
 
 def _register_steps(
-    program: RProgram, reasons: Sequence[Reason], model: MicroModel, uses_matrix: bool
+    placed: PlacedForm, program: RProgram, reasons: Sequence[Reason], model: MicroModel
 ) -> Iterator[str]:
     limits, lanes = model.device.limits, model.device.warp_lanes
-    owner, room = ("warp", limits.registers_per_thread_usable * lanes) if uses_matrix else (
-        "thread", limits.registers_per_thread_usable
-    )  # fmt: skip
+    uses_matrix, room = program.schedule.uses_matrix, limits.registers_per_thread_usable
+    if program.schedule.instruction.is_mma:
+        room = limits.registers_per_thread - placed.mma_other_registers
+    owner, room = ("warp", room * lanes) if uses_matrix else ("thread", room)
     yield f"  Registers, the tile of one {owner}: room for {room} values, accumulators and operands"
     yield from _growth("registers", reasons, model, "value")
     shape = _last_tile(reasons)
