@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Bytes of an element, by the types that are copied in bulk.
-MAP_ITEM_BYTES = {"float16": 2, "bfloat16": 2}
+MAP_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 
 
 @dataclass(frozen=True, kw_only=True)

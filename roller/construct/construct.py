@@ -268,9 +268,9 @@ class Proposals:
             if placed.product is not None:
                 yield from ScaleUp(space, placed, epsilon, self._costs, matrix=True).candidates()
                 yield from warp_tile_candidates(space, placed, epsilon)
+            yield from warp_group_candidates(space, placed, epsilon)
             if form.needs_matrix:
                 return
-            yield from warp_group_candidates(space, placed, epsilon)
             yield from ScaleUp(space, placed, epsilon, self._costs).candidates()
         else:
             yield from flat.staged_reduction()

@@ -17,7 +17,7 @@ WARP_GROUPS_POLICY = "warp groups"
 def warp_group_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) -> Iterator[Candidate]:
     """A candidate for every tile of the operator that warp groups of the device can multiply; none where they cannot.
     Padding is not held to ``epsilon``: the next smaller tile of a group is the same instruction at less."""
-    roles = placed.warp_group_roles
+    roles = placed.bulk_roles
     for schedule in (*warp_group_schedules(placed), *bulk_schedules(placed)):
         assert roles is not None
         rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]

@@ -31,7 +31,7 @@ def warp_tile_candidates(space: TileSpace, placed: PlacedForm, epsilon: float) -
     """Candidates for a product that ``mma.sync`` multiplies, in blocks no larger than it; none where warp groups can.
     Padding is not held to ``epsilon``: it is priced with the rounds."""
     product, form = placed.product, placed.form
-    if product is None or not product.instruction.is_mma or placed.warp_group_roles is not None:
+    if product is None or not product.instruction.is_mma or placed.bulk_roles is not None:
         return
     roles = product.roles
     element_bytes = min(form.expr.tensor_by_name[load.tensor].element_bytes for load in (roles.a, roles.b))

@@ -108,9 +108,10 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
     if not table.has_warp_tiles or product is None:
         return table.warp_tile
     by_warp = table.mma & (not product.instruction.is_mma)
-    roles = placed.warp_group_roles
-    not_in_bulk = table.bulk & (roles is None or form_problem(placed.form, roles) is not None)
-    return np.where(table.wgmma, (roles is None) | not_in_bulk, by_warp)
+    in_bulk = placed.bulk_roles
+    not_in_bulk = in_bulk is None or form_problem(placed.form, in_bulk) is not None
+    by_groups = np.where(table.bulk, not_in_bulk, placed.warp_group_roles is None)
+    return np.where(table.wgmma, by_groups, by_warp)
 
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:

@@ -26,9 +26,10 @@ from sokoban.language.expression import FLOAT8_DTYPES
 #: Compute capability with instructions of warp groups (``wgmma``): they are in none before, and in none after.
 WARP_GROUP_CAPABILITY = (9, 0)
 
-#: Element types that warp groups multiply here; the instruction takes narrower ones, too. Rows of operands come in
-#: pieces of so many bytes.
+#: Element types that warp groups multiply whoever copies them, and those that they multiply of tiles copied in bulk.
+#: Rows of operands come in pieces of so many bytes.
 WARP_GROUP_DTYPES = ("float16", "bfloat16")
+BULK_DTYPES = (*WARP_GROUP_DTYPES, *FLOAT8_DTYPES)
 WARP_GROUP_PIECE_BYTES = 16
 
 
@@ -89,14 +90,24 @@ class PlacedForm:
 
     @cached_property
     def warp_group_roles(self) -> MatrixRoles | None:
-        """The roles of the axes where warp groups of the device can multiply; None where they cannot.
+        """The roles of the axes where warp groups of the device can multiply what threads copy; None where they cannot.
 
         They copy both operands by 16 bytes at a time, which every row has to consist of.
         """
+        roles = self.bulk_roles
+        return roles if roles is not None and roles.dtype in WARP_GROUP_DTYPES else None
+
+    @cached_property
+    def bulk_roles(self) -> MatrixRoles | None:
+        """The roles of the axes where warp groups of the device can multiply what is copied in bulk, as far as element
+        types and rows go; None where they cannot. Elements of eight bits have to lie along the depth in both operands:
+        the instruction turns none of them."""
         capability, roles = self.device.compute_capability, self.form.roles
         if capability is None or tuple(capability) != WARP_GROUP_CAPABILITY:
             return None
-        if roles is None or roles.dtype not in WARP_GROUP_DTYPES or self.warp_group_rates is None:
+        if roles is None or roles.dtype not in BULK_DTYPES or self.warp_group_rates is None:
+            return None
+        if roles.dtype not in WARP_GROUP_DTYPES and (roles.is_turned(roles.a) or roles.is_turned(roles.b)):
             return None
         tensors = [self.form.expr.tensor_by_name[load.tensor] for load in (roles.a, roles.b)]
         rows_bytes = [tensor.shape[-1] * tensor.element_bytes for tensor in tensors]
@@ -160,7 +171,7 @@ class PlacedForm:
             return self.ordinary_rate
         if not self.form.body_loads:
             return self.ordinary_rate
-        matrix = self.matrix_rates if self.warp_group_roles is None else self.warp_group_rates
+        matrix = self.matrix_rates if self.bulk_roles is None else self.warp_group_rates
         if matrix is None:
             return self.ordinary_rate
         return Rate(matrix.sustained_flops, f"{matrix.input_dtype} by matrix instructions")

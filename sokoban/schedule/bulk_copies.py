@@ -19,7 +19,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import Load, walk
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 from sokoban.schedule.tile import COPYING_THREADS, TileSchedule
-from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES, STEP, group_schedule
+from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES, group_schedule
 
 #: Buffers of a pipeline; of more than eight nothing more is hidden.
 LEAST_STAGES, MOST_STAGES = 2, 8
@@ -44,7 +44,8 @@ MOST_WIDTH = {1: 256, 2: 256, 3: 192}
 #: Threads of the largest block whose groups have registers enough without those that the copying group gives up.
 GIVING_THREADS = 2 * COPYING_THREADS
 
-#: Columns of a tile. A panel has 64 of them where B is turned, and then only whole panels are copied.
+#: Columns of a tile. A panel has 64 of them where B is turned, which takes elements of 16 bits, and then only whole
+#: panels are copied.
 BULK_WIDTHS = (64, 96, 128, 160, 192, 224, 256)
 PANEL = PANEL_BYTES // ELEMENT_BYTES
 
@@ -122,6 +123,8 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     """
     for load in (roles.a, roles.b):
         tensor = form.expr.tensor_by_name[load.tensor]
+        if tensor.element_bytes == 1 and roles.is_turned(load):
+            return f"{tensor.name} has its depth down the rows: elements of eight bits are multiplied along them"
         axes = [index.axes[0] if index.is_plain_axis else "" for index in load.indices]
         if "" in axes or len(set(axes)) < len(axes):
             return f"a dimension of {tensor.name} is no axis of its own"
@@ -176,7 +179,7 @@ def bulk_schedules(placed: PlacedForm) -> Iterator[TileSchedule]:
     """Every tile for the operator whose operands can be copied in bulk, but for larger ones than the smallest of which
     more than half would be padding: alone and in clusters, with as deep a pipeline as fits, for one block of a unit and
     for two where these have the registers."""
-    form, roles = placed.form, placed.warp_group_roles
+    form, roles = placed.form, placed.bulk_roles
     if roles is None or form_problem(form, roles) is not None:
         return
     for groups, most_width in MOST_WIDTH.items():
@@ -215,7 +218,7 @@ def _deepest(placed: PlacedForm, rows: int, width: int, resident: int) -> int:
     ):
         return 0
     most = limits.shared_bytes_per_unit // resident - limits.shared_bytes_reserved_per_block
-    stage = (rows + width) * STEP * ELEMENT_BYTES + BARRIER_BYTES
+    stage = (rows + width) * PANEL_BYTES + BARRIER_BYTES
     return min(MOST_STAGES, min(most, limits.shared_bytes_per_block_opt_in) // stage)
 
 

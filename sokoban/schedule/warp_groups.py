@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.matrix import MATRIX_TYPES, MatrixRoles
 from sokoban.kernel.placed import PlacedForm
 from sokoban.schedule.accesses import VECTOR_BYTES, fetch_vector
 from sokoban.schedule.tile import TileSchedule
 
 _T = TypeVar("_T")
 
-#: Bytes of an element of the types that warp groups multiply.
+#: Bytes of an element of the types that warp groups multiply whoever copies them.
 ELEMENT_BYTES = 2
 
 #: Rows that a group multiplies, and rows of each of its four warps.
@@ -34,7 +34,6 @@ GROUPS = (1, 2, 3, 4)
 
 #: Bytes of a panel's row: tiles lie in panels as wide as the widest swizzle of the instruction. A step is as deep.
 PANEL_BYTES = 128
-STEP = PANEL_BYTES // ELEMENT_BYTES
 
 #: Buffers of a pipeline: products of a step and of the one before it occupy two, which leaves one to six for copies.
 STAGES = (3, 4, 5, 6)
@@ -89,6 +88,11 @@ def with_fall_back(ranked: Sequence[_T], top_k: int, instruction: Callable[[_T],
     return list(ranked)
 
 
+def step_of(roles: MatrixRoles) -> int:
+    """Elements of a step along the depth: a row of a panel."""
+    return PANEL_BYTES // MATRIX_TYPES[roles.dtype].element_bytes
+
+
 def group_schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, stages: int) -> TileSchedule:
     """The schedule of blocks of ``rows`` by ``width`` that warp groups multiply."""
     block, warp = {roles.m: rows, roles.n: width}, {roles.m: WARP_ROWS, roles.n: width}
@@ -96,7 +100,7 @@ def group_schedule(form: KernelForm, roles: MatrixRoles, rows: int, width: int, 
         block=tuple((axis, block.get(axis, 1)) for axis in form.spatial),
         thread=tuple((axis, warp.get(axis, 1)) for axis in form.spatial),
         vthreads=tuple((axis, 1) for axis in form.spatial),
-        step=tuple((axis, STEP if axis == roles.k else 1) for axis in form.reduced),
+        step=tuple((axis, step_of(roles) if axis == roles.k else 1) for axis in form.reduced),
         cached=tuple(dict.fromkeys(load.tensor for load in form.body_loads)),
         instruction=Instruction.WGMMA,
         stages=stages,

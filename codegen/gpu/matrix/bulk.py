@@ -21,18 +21,19 @@ from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
 from codegen.gpu.matrix.bulk_functions import REGISTERS
 from codegen.gpu.matrix.copied import stage_bytes
 from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text
-from codegen.gpu.matrix.wgmma import DEPTH, PANEL, PanelTile, tile_problem
+from codegen.gpu.matrix.wgmma import DEPTH_BYTES, PanelTile, tile_problem
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import padded_sizes
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.matrix import MatrixRoles
+from sokoban.kernel.matrix import MATRIX_TYPES, MatrixRoles
+from sokoban.kernel.placed import BULK_DTYPES
 from sokoban.language.expression import Load, Tensor
 from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, schedule_problem
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES
+from sokoban.schedule.warp_groups import GROUP_ROWS, PANEL_BYTES
 
 #: Two floats rounded to the element type of the output.
 _PAIRS = {"float16": "rounded_pair_f16", "bfloat16": "rounded_pair_bf16"}
@@ -48,7 +49,7 @@ def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
-    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS)
+    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS, BULK_DTYPES)
     return problem or schedule_problem(form, roles, schedule)
 
 
@@ -104,6 +105,16 @@ class _BulkKernel:
         return {**self.schedule.block_of, **self.schedule.step_of}
 
     @cached_property
+    def element_bytes(self) -> int:
+        """Of both operands."""
+        return MATRIX_TYPES[self.roles.dtype].element_bytes
+
+    @cached_property
+    def panel(self) -> int:
+        """Elements of a panel's row."""
+        return PANEL_BYTES // self.element_bytes
+
+    @cached_property
     def stage_bytes(self) -> int:
         return stage_bytes(self.schedule, self.roles)
 
@@ -117,8 +128,8 @@ class _BulkKernel:
         panels, start = {}, 0
         for load in (self.roles.a, self.roles.b):
             outer, inner = outer_inner(self.roles, load)
-            panels[load] = PanelTile(self.roles.is_turned(load), self.tile[outer], start)
-            start += self.tile[outer] * self.tile[inner] * ELEMENT_BYTES
+            panels[load] = PanelTile(self.roles.is_turned(load), self.tile[outer], start, self.element_bytes)
+            start += self.tile[outer] * self.tile[inner] * self.element_bytes
         return panels
 
     @cached_property
@@ -151,7 +162,7 @@ class _BulkKernel:
         """How copies see an operand: panels, as many rows of them as a block copies."""
         load = self.loads[tensor.name]
         outer, inner = outer_inner(self.roles, load)
-        box = {outer: self.copied_rows(load), inner: PANEL}
+        box = {outer: self.copied_rows(load), inner: self.panel}
         return TensorMap(
             tensor=tensor.name,
             dtype=tensor.dtype,
@@ -299,8 +310,8 @@ extern "C" __global__ void {bounds}
         blocks = f"{2**across - 1} << rank_m * {across}, " if is_a else f"{1 + 2**across} << rank_n, "
         blocks = blocks if is_shared else ""
         calls = []
-        for first in range(0, self.tile[inner], PANEL):
-            to = f"stage * STAGE_BYTES + {panel.start + first // PANEL * panel.panel_bytes}"
+        for first in range(0, self.tile[inner], self.panel):
+            to = f"stage * STAGE_BYTES + {panel.start + first // self.panel * panel.panel_bytes}"
             offsets = {outer: f" + {part} * {rows}" if is_shared else "", inner: f" + {first}" if first else ""}
             at = [f"{_origin(index.axes[0])}{offsets.get(index.axes[0], '')}" for index in reversed(load.indices)]
             to += f" + {part} * {rows * PANEL_BYTES}" if is_shared else ""
@@ -343,7 +354,7 @@ extern "C" __global__ void {bounds}
         roles = self.roles
         name = device.product_name(roles.dtype, self.width, roles.is_turned(roles.a), roles.is_turned(roles.b))
         lines = []
-        for depth in range(0, self.schedule.step_of[roles.k], DEPTH):
+        for depth in range(0, self.schedule.step_of[roles.k], DEPTH_BYTES // self.element_bytes):
             a, b = (self.panels[load].described(0, 0, depth) for load in (roles.a, roles.b))
             apart = self.panels[roles.a].described(0, GROUP_ROWS, depth)[0] - a[0]
             described = [f"{a[0]} + group * {apart}, {a[1]}, {a[2]}", f"{b[0]}, {b[1]}, {b[2]}"]

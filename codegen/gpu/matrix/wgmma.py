@@ -39,17 +39,18 @@ from sokoban.schedule.warp_groups import (
     LEAST_STAGES,
     MOST_STAGES,
     PANEL_BYTES,
-    STEP,
     WARP_ROWS,
     WIDTHS,
     is_aligned,
+    step_of,
 )
 
 #: Elements of a panel's row, and of the pieces that are permuted within it.
 PANEL, PIECE = PANEL_BYTES // ELEMENT_BYTES, 16 // ELEMENT_BYTES
 
-#: Depth of one instruction.
-DEPTH = 16
+#: Bytes of the depth of one instruction, and elements of 16 bits.
+DEPTH_BYTES = 32
+DEPTH = DEPTH_BYTES // ELEMENT_BYTES
 
 
 def takes(request: LoweringRequest) -> bool:
@@ -71,17 +72,22 @@ def wgmma_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     return product_problem(_WarpGroupKernel, form, schedule)
 
 
-def tile_problem(schedule: TileSchedule, roles: MatrixRoles, widths: Sequence[int] = WIDTHS) -> str | None:
+def tile_problem(
+    schedule: TileSchedule,
+    roles: MatrixRoles,
+    widths: Sequence[int] = WIDTHS,
+    dtypes: Sequence[str] = WARP_GROUP_DTYPES,
+) -> str | None:
     """Why warp groups cannot multiply the tiles of a schedule, however they are copied; None when they can."""
     rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
-    if roles.dtype not in WARP_GROUP_DTYPES:
-        return f"instruction {Instruction.WGMMA} takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
+    if roles.dtype not in dtypes:
+        return f"instruction {Instruction.WGMMA} takes {' and '.join(dtypes)}, not {roles.dtype}"
     if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
         return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
     if schedule.thread_of[roles.n] != width or width not in widths:
         return f"block {width} of axis {roles.n}: a warp group has all of {', '.join(map(str, widths))} columns"
-    if schedule.step_of[roles.k] % STEP:
-        return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {STEP}"
+    if schedule.step_of[roles.k] % step_of(roles):
+        return f"step {schedule.step_of[roles.k]} of axis {roles.k}: warp groups take multiples of {step_of(roles)}"
     if any(amount for _, amount in schedule.padding):
         return "padding: tiles of warp groups are swizzled instead"
     return None
@@ -95,11 +101,13 @@ class PanelTile:
         turned: the depth runs down the rows rather than along them (PTX: MN-major rather than K-major).
         rows: of the tile; m or n, or the depth where it is turned.
         start: byte where the tile starts within its stage.
+        element_bytes: 2, or 1 where nothing is turned.
     """
 
     turned: bool
     rows: int
     start: int
+    element_bytes: int = ELEMENT_BYTES
 
     @property
     def panel_bytes(self) -> int:
@@ -122,7 +130,8 @@ class PanelTile:
         if self.turned:
             start = start + spatial // PANEL * self.panel_bytes + depth * PANEL_BYTES
             return start, self.panel_bytes, device.ATOM_BYTES
-        within = depth // PANEL * self.panel_bytes + depth % PANEL * ELEMENT_BYTES
+        panel = PANEL_BYTES // self.element_bytes
+        within = depth // panel * self.panel_bytes + depth % panel * self.element_bytes
         return start + within + spatial * PANEL_BYTES, 16, device.ATOM_BYTES
 
 

@@ -16,8 +16,9 @@ from sokoban.schedule.bulk_copies import BULK_WIDTHS
 #: Rows of a tile in 128-byte swizzle repeat after so many bytes: eight rows of 128.
 ATOM_BYTES = 1024
 
-#: By element type: the name in PTX, and in the emulator's C++.
-_TYPES = {"float16": ("f16", "float16"), "bfloat16": ("bf16", "bfloat16")}
+#: By element type, the name in PTX and in the emulator's C++: of types whose operands may be turned, and of all.
+_TURNED_TYPES = {"float16": ("f16", "float16"), "bfloat16": ("bf16", "bfloat16")}
+_TYPES = _TURNED_TYPES | {"float8_e4m3fn": ("e4m3", "float8_e4m3"), "float8_e5m2": ("e5m2", "float8_e5m2")}
 
 DESCRIPTOR = "matrix_descriptor"
 ARRIVE, COMMIT, PROXY_FENCE = "warp_group_arrive", "warp_group_commit", "async_proxy_fence"
@@ -32,9 +33,14 @@ def finish_name(width: int) -> str:
 
 
 def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
-    """The function that multiplies 64 rows of 16 elements by 16 rows of ``width``; *turned* operands have rows (of A)
+    """The function that multiplies 64 rows of 32 bytes by as many rows of ``width``; *turned* operands have rows (of A)
     or columns (of B) rather than the depth in adjacent places: ``wgmma_64x128x16_f16_kn``."""
-    return f"wgmma_64x{width}x16_{_TYPES[dtype][0]}_{'m' if a_turned else 'k'}{'n' if b_turned else 'k'}"
+    turns = f"{'m' if a_turned else 'k'}{'n' if b_turned else 'k'}"
+    return f"wgmma_64x{width}x{_depth(dtype)}_{_TYPES[dtype][0]}_{turns}"
+
+
+def _depth(dtype: str) -> int:
+    return 16 if dtype in _TURNED_TYPES else 32
 
 
 def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
@@ -43,6 +49,7 @@ def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
     count = width // 2
     registers = _lines([f"%{i}" for i in range(count)], '"', ' "')
     # Scales of the sums and of both operands are 1: sums are added to, signs stay.
+    turns = f", {int(a_turned)}, {int(b_turned)}" if dtype in _TURNED_TYPES else ""
     return f"""\
 #ifdef CUDA_ON_CPU
 #define {name}(d, a, b) \\
@@ -50,9 +57,9 @@ def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
 #else
 static __device__ __forceinline__ void {name}(
     float* d, unsigned long long a, unsigned long long b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k16.f32.{ptx}.{ptx} {{"
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k{_depth(dtype)}.f32.{ptx}.{ptx} {{"
 {registers}
-               "}}, %{count}, %{count + 1}, 1, 1, 1, {int(a_turned)}, {int(b_turned)};"
+               "}}, %{count}, %{count + 1}, 1, 1, 1{turns};"
                : {_sums(width)}
                : "l"(a), "l"(b));
 }}
@@ -113,6 +120,7 @@ _FUNCTIONS = {
     **{
         product_name(dtype, width, a, b): _product(dtype, width, a, b)
         for dtype, width, a, b in product(_TYPES, BULK_WIDTHS, (False, True), (False, True))
+        if dtype in _TURNED_TYPES or not (a or b)
     },
 }
 

@@ -5,6 +5,7 @@
 // and a product a read. Data moves at the start or at the wait, as drawn.
 #pragma once
 #include <vector>
+#include "numbers.h"
 #include "shadow.h"
 
 namespace emulator {
@@ -157,9 +158,10 @@ void wait_for_copies(Site site, unsigned pending) {
 
 // An operand as its descriptor tells: a tile in 128-byte swizzle, in atoms of eight rows of 128 bytes.
 struct Described {
-  unsigned start, leading, stride;
+  unsigned start, leading, stride, bytes;
   bool is_turned;
-  Described(uint64_t descriptor, bool is_turned) : is_turned(is_turned) {
+  Described(uint64_t descriptor, bool is_turned, Element element) : bytes(bytes_of(element)), is_turned(is_turned) {
+    if (is_turned && bytes != 2) fail("a matrix descriptor turns an operand that has no elements of 16 bits");
     start = (descriptor & 0x3FFF) << 4;
     leading = (descriptor >> 16 & 0x3FFF) << 4;
     stride = (descriptor >> 32 & 0x3FFF) << 4;
@@ -170,9 +172,9 @@ struct Described {
   // Byte of element `spatial` (row of A, column of B) at step `depth` of the product's depth.
   unsigned at(unsigned spatial, unsigned depth) const {
     // K-major: ((8, m), (T, 2k)) : ((8T, SBO), (1, T)); MN-major: ((T, 8, m), (8, k)) : ((1, T, LBO), (8T, SBO)), both
-    // in elements of 16 bits, T = 8 of them to 16 bytes.
+    // in elements, T of them to 16 bytes; those of MN-major operands have 16 bits.
     unsigned byte = is_turned ? spatial % 64 * 2 + spatial / 64 * leading + depth % 8 * 128 + depth / 8 * stride
-                              : spatial % 8 * 128 + spatial / 8 * stride + depth * 2;
+                              : spatial % 8 * 128 + spatial / 8 * stride + depth * bytes;
     unsigned address = start + byte;
     return address ^ (address >> 7 & 7) << 4;  // Swizzle<3, 4, 3> on addresses
   }
@@ -201,37 +203,29 @@ static Products* products;  // by warp
 static std::vector<std::pair<uint64_t, uint64_t>>* agreed;
 
 static Area& dynamic_area() { return areas[area_count - 1]; }
-static float number_of(uint16_t bits, Element element) {
-  if (element == bfloat16) {
-    uint32_t word = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &word, 4);
-    return value;
-  }
-  _Float16 value;
-  memcpy(&value, &bits, 2);
-  return (float)value;
+static float number_at(size_t byte, Element element) { return number_of(dynamic_area().start + byte, element); }
+static float number_in(unsigned word, unsigned half, Element element) {
+  return number_of((const unsigned char*)&word + 2 * half, element);
 }
-static float number_at(size_t byte, Element element) {
-  uint16_t bits;
-  memcpy(&bits, dynamic_area().start + byte, 2);
-  return number_of(bits, element);
-}
-static float number_in(unsigned word, unsigned half, Element element) { return number_of(word >> 16 * half, element); }
-// `each(byte)` for every piece of eight elements of both operands, which lie side by side.
+// Bytes of the depth of a product.
+constexpr unsigned depth_bytes = 32;
+// `each(byte)` for every piece of 16 bytes of both operands, which lie side by side.
 template <typename Each> static void for_pieces(const Product& product, Each each) {
   auto operand = [&](uint64_t descriptor, bool is_turned, unsigned first, unsigned count) {
-    Described from(descriptor, is_turned);
-    for (unsigned i = 0; i < count; i += is_turned ? 8 : 1)
-      for (unsigned k = 0; k < 16; k += is_turned ? 1 : 8) each(from.at(first + i, k));
+    Described from(descriptor, is_turned, product.element);
+    unsigned depth = depth_bytes / from.bytes, piece = 16 / from.bytes;
+    for (unsigned i = 0; i < count; i += is_turned ? piece : 1)
+      for (unsigned k = 0; k < depth; k += is_turned ? 1 : piece) each(from.at(first + i, k));
   };
   if (!product.rows[0]) operand(product.a, product.a_turned, product.row, 16);
   operand(product.b, product.b_turned, 0, product.width);
 }
 static void perform(const Product& product) {
-  Described a(product.rows[0] ? product.b : product.a, product.a_turned), b(product.b, product.b_turned);
-  float rows[16][16], columns[most_width][16];
-  for (unsigned k = 0; k < 16; ++k) {
+  Described a(product.rows[0] ? product.b : product.a, product.a_turned, product.element);
+  Described b(product.b, product.b_turned, product.element);
+  const unsigned depth = depth_bytes / b.bytes;
+  float rows[16][depth_bytes], columns[most_width][depth_bytes];
+  for (unsigned k = 0; k < depth; ++k) {
     for (unsigned m = 0; m < 16; ++m)
       rows[m][k] = product.rows[0] ? number_in(product.rows[m % 8 * 4 + k % 8 / 2][m / 8 + k / 8 * 2], k % 2, product.element)
                                    : number_at(product.shared + a.at(product.row + m, k), product.element);
@@ -242,7 +236,7 @@ static void perform(const Product& product) {
     for (unsigned n = 0; n < product.width; ++n) {
       float& sum = product.sums[m % 8 * 4 + n % 8 / 2][n / 8 * 4 + m / 8 * 2 + n % 2];
       if (product.is_new) sum = 0.0f;
-      for (unsigned k = 0; k < 16; ++k) sum += rows[m][k] * columns[n][k];
+      for (unsigned k = 0; k < depth; ++k) sum += rows[m][k] * columns[n][k];
     }
 }
 // Writes that the asynchronous proxy is to see: their threads have fenced since, and this thread knows of it.

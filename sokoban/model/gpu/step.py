@@ -138,7 +138,7 @@ def occupancy_of(step: BlockStep) -> Occupancy:
         wanted = np.where(ahead, needed, wanted)
     if table.has_warp_tiles:
         # Asynchronous copies pass by the registers.
-        needed = needed + np.where(table.mma & step.placed.is_widened, WIDENED_REGISTERS, 0)
+        needed = needed + np.where(table.mma & ~table.wgmma & step.placed.is_widened, WIDENED_REGISTERS, 0)
         wanted = np.where(table.mma, needed, wanted)
         # Groups that give each other registers start with all that a unit has.
         start = device.limits.registers_per_unit // np.maximum(1, table.threads_per_block) // 8 * 8

@@ -41,6 +41,17 @@ def test_results_are_right_to_the_last_rounding(name: str, cluster: int, launche
 
 
 @needs_emulator
+@pytest.mark.parametrize(("cluster", "launched"), [(1, 1), (2, 2), (4, 0)])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_floats_of_eight_bits_are_multiplied_as_they_are(dtype: str, cluster: int, launched: int) -> None:
+    form = form_of(op="matmul", m=200, n=264, k=272, dtype=dtype, transpose_b=True)
+    schedule = schedule_of(form, 64, 96, 3, cluster=cluster, launched=launched, step=128)
+    source = assert_right(form, schedule, strip=True)
+    assert f"m64n96k32.f32.{dtype[7:11]}.{dtype[7:11]}" in source
+    assert [seen.box[-1] for seen in lower(form, schedule, entry="bulk").maps] == [128, 128]
+
+
+@needs_emulator
 def test_verification_walks_over_several_tiles() -> None:
     form = form_of(op="matmul", m=300, n=200, k=1160, epilogue=["relu"])
     emulated = verify(form, schedule_of(form, 64, 64, cluster=2, launched=132), engine="emulator")
@@ -142,9 +153,29 @@ def test_machine_code_copies_in_bulk_and_spills_nothing(
     assert mix.total < 110
 
 
+@pytest.mark.skipif(nvdisasm_path() is None, reason="there is no nvdisasm")
+def test_machine_code_multiplies_eight_bits() -> None:
+    form = form_of(op="matmul", m=4096, n=4096, k=4096, transpose_b=True, dtype="float8_e4m3fn")
+    built = compile_cuda(text_of(form, schedule_of(form, 128, 256, 4, cluster=2, step=128)), "sm_90a", name="bulk")
+    assert (built.spill_bytes, built.stack_bytes) == (0, 0)
+    assert SERIALISED not in built.log
+    mix = hottest_loop(disassemble(built.cubin).functions[0]).mix
+    assert (mix.kind("QGMMA"), mix.kind("HGMMA", "HMMA", "F2FP")) == (4, 0)
+
+
 @pytest.mark.parametrize(
     ("operator", "changes", "problem"),
     [
+        (
+            {"dtype": "int8", "transpose_b": True},
+            {},
+            "instruction wgmma_64xNx16 takes float16 and bfloat16 and float8_e4m3fn",
+        ),
+        (
+            {"dtype": "float8_e5m2"},
+            {"step": 128},
+            "B has its depth down the rows: elements of eight bits are multiplied along them",
+        ),
         ({}, {"stages": 1}, "1 pipeline stages: bulk copies take 2 to 8"),
         ({}, {"rows": 192, "width": 256}, "3 warp groups of 256 columns have too few registers"),
         ({}, {"rows": 256}, "4 warp groups of 128 columns have too few registers"),
