@@ -197,7 +197,7 @@ class _Variants:
             candidate=candidate,
             is_staged=staged,
             table=table,
-            padding=bank_padding(table, device),
+            padding=bank_padding(table, placed),
             turned=turned_tensors(form) if staged.any() else (),
         )
 

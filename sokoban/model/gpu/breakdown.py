@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import EstimateTable
+from sokoban.model.gpu.compiled import compiled_stages
 from sokoban.model.gpu.issue import issue_seconds
 from sokoban.model.gpu.occupancy import CompilerReport, granted_registers, operand_registers
 from sokoban.model.gpu.stages import (
@@ -101,18 +103,19 @@ class Breakdown:
 
 def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> Breakdown:
     """Every quantity from which :func:`estimate` makes its times."""
-    step = BlockStep.of(table, placed, report)
+    compiled = compiled_stages(table, placed) if report is None else None
+    if compiled is None:
+        step = BlockStep(table, placed, report)
+        seconds = stages_by_columns(step)
+    else:
+        step = BlockStep(table, placed, known_occupancy=compiled.occupancy)
+        seconds = compiled.seconds
     occupancy = step.occupancy
-    busy = {
-        "compute": compute_seconds(step),
-        "issue": issue_seconds(step),
-        "shared": shared_seconds(step),
-        "l2": l2_seconds(step),
-    }
-    stores = occupancy.running * stored_seconds_per_block(step)
+    busy = {name: seconds[name] for name in ("compute", "issue", "shared", "l2")}
+    stores = occupancy.running * seconds["stored"]
     together = step_seconds(step, busy)
     block_work = together / occupancy.running
-    waiting = pipelined_waiting(step, waiting_seconds(step), block_work, busy["l2"] / occupancy.running)
+    waiting = pipelined_waiting(step, seconds["waiting"], block_work, busy["l2"] / occupancy.running)
     alone = waiting + block_work
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
     unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / occupancy.running
@@ -130,11 +133,26 @@ def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport |
         unfilled=unfilled,
         stores=stores,
         units=units,
-        dram=dram_seconds(step),
-        power=power_seconds(step),
-        hoisting=hoisting_factor(step),
+        dram=seconds["dram"],
+        power=seconds["power"],
+        hoisting=seconds["hoisting"],
         filling=filling,
     )
+
+
+def stages_by_columns(step: BlockStep) -> Mapping[str, Any]:
+    """What :class:`sokoban.model.gpu.compiled.CompiledStages` has, by NumPy."""
+    return {
+        "compute": compute_seconds(step),
+        "issue": issue_seconds(step),
+        "shared": shared_seconds(step),
+        "l2": l2_seconds(step),
+        "stored": stored_seconds_per_block(step),
+        "waiting": waiting_seconds(step),
+        "dram": dram_seconds(step),
+        "power": power_seconds(step),
+        "hoisting": hoisting_factor(step),
+    }
 
 
 def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> EstimateTable:
