@@ -62,9 +62,10 @@ static i64 most(i64 a, i64 b) { return a > b ? a : b; }
 static double fleast(double a, double b) { return a < b ? a : b; }
 static double fmost(double a, double b) { return a > b ? a : b; }
 static i64 quotient(i64 a, i64 b) { /* rounded down; 0 for a divisor of 0, as in NumPy */
-  if (b == 0) return 0;
+  if (b <= 0) return 0;
+  if ((b & (b - 1)) == 0) return a >> __builtin_ctzll((unsigned long long)b); /* most are powers of two */
   i64 q = a / b;
-  return q * b != a && (a < 0) != (b < 0) ? q - 1 : q;
+  return q * b != a && a < 0 ? q - 1 : q;
 }
 static i64 ceiling(i64 a, i64 b) { return -quotient(-a, b); }
 static i64 gcd(i64 a, i64 b) {
@@ -140,25 +141,20 @@ static void loop_nest(const Form *form, Row *row) {
   row->is_left = written_points == 1 && points > 1;
 }
 
+/* First element of every lane along each axis. Lanes count like the digits of a number, the first digit first. */
 static void lane_coordinates(const Form *form, Row *row) {
-  i64 last = form->reduced ? form->spatial + form->reduced - 1 : -1;
-  memset(row->coordinate, 0, sizeof(i64) * LANES * (form->spatial + form->reduced));
+  i64 all = form->spatial + form->reduced, last = form->reduced ? all - 1 : -1, digits = 0;
+  i64 axis[AXES], base[AXES], digit[AXES], scale[AXES];
+  if (last >= 0 && form->contiguous) axis[digits] = last, base[digits] = row->reduce_threads, scale[digits++] = 1;
+  for (i64 a = form->spatial - 1; a >= 0; a--)
+    axis[digits] = a, base[digits] = row->threads[a], scale[digits++] = form->size[a] > 1 ? row->thread[a] : 0;
+  if (last >= 0 && !form->contiguous) axis[digits] = last, base[digits] = row->reduce_threads, scale[digits++] = 1;
+  for (i64 a = form->spatial; a < all; a++) memset(row->coordinate[a], 0, sizeof(i64) * form->lanes);
+  memset(digit, 0, sizeof(i64) * digits);
   for (i64 lane = 0; lane < form->lanes; lane++) {
-    i64 remaining = least(lane, row->threads_per_block - 1);
-    if (last >= 0 && form->contiguous) {
-      i64 rest = quotient(remaining, row->reduce_threads);
-      row->coordinate[last][lane] = remaining - rest * row->reduce_threads;
-      remaining = rest;
-    }
-    for (i64 a = form->spatial - 1; a >= 0; a--) {
-      i64 rest = quotient(remaining, row->threads[a]);
-      if (form->size[a] > 1) row->coordinate[a][lane] = (remaining - rest * row->threads[a]) * row->thread[a];
-      remaining = rest;
-    }
-    if (last >= 0 && !form->contiguous) {
-      i64 rest = quotient(remaining, row->reduce_threads);
-      row->coordinate[last][lane] = remaining - rest * row->reduce_threads;
-    }
+    for (i64 d = 0; d < digits; d++) row->coordinate[axis[d]][lane] = digit[d] * scale[d];
+    if (lane >= row->threads_per_block - 1) continue;
+    for (i64 d = 0; d < digits && ++digit[d] >= base[d]; d++) digit[d] = 0;
   }
 }
 
