@@ -349,7 +349,7 @@ class ScaleUp:
         space, instruction = self.space, self.instruction
         thread, virtual = self._threading(register_shape)
         pairs = tuple(zip(space.axes, shared_shape, strict=True))
-        schedule = TileSchedule(
+        schedule = TileSchedule.quickly(
             block=pairs[: space.spatial_count],
             thread=thread,
             vthreads=virtual,
