@@ -90,6 +90,33 @@ def compiled_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints
     return dict(zip(table.padding, padding, strict=True))
 
 
+def compiled_added_bytes(table: ScheduleTable, placed: PlacedForm) -> tuple[Floats, Floats] | None:
+    """Bytes that one more tile down and across a band adds (:mod:`sokoban.search.bands`); None where compiled code
+    cannot tell."""
+    native = _native(table, placed)
+    if native is None:
+        return None
+    library, problem = native
+    down, across = np.empty(table.count), np.empty(table.count)
+    arrays = (*problem.arrays, *_columns(table))
+    library.added_bytes(*map(_address, arrays), table.count, _address(down), _address(across))
+    return down, across
+
+
+def compiled_traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, raster: Ints) -> Floats | None:
+    """Bytes of the operands from DRAM where ``resident`` blocks of the device run at once, in bands of width
+    ``raster``; None where compiled code cannot tell."""
+    native = _native(table, placed)
+    if native is None:
+        return None
+    library, problem = native
+    moved = np.empty(table.count)
+    columns, padding, _ = _columns(table)
+    arrays = (*problem.arrays, columns, padding, np.ascontiguousarray(raster), np.ascontiguousarray(resident))
+    library.traffic(*map(_address, arrays), table.count, _address(moved))
+    return moved
+
+
 def _address(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
@@ -112,7 +139,10 @@ def _typed(library: ctypes.CDLL) -> Any:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         library.price.argtypes = (*[pointer] * 6, number, pointer, pointer)
         library.pad.argtypes = (*[pointer] * 5, number, pointer)
-        library.price.restype = library.pad.restype = None
+        library.added_bytes.argtypes = (*[pointer] * 5, number, pointer, pointer)
+        library.traffic.argtypes = (*[pointer] * 6, number, pointer)
+        for function in (library.price, library.pad, library.added_bytes, library.traffic):
+            function.restype = None
     return library
 
 

@@ -786,3 +786,55 @@ void pad(const i64 *ints, const double *doubles, const i64 *columns, const i64 *
     }
   }
 }
+
+/* sokoban.search.bands: bytes of operands that one more tile down a band adds, and one more across it, a line of `count`
+ * each. */
+void added_bytes(const i64 *ints, const double *doubles, const i64 *columns, const i64 *padding, const i64 *raster,
+                 i64 count, double *down, double *across) {
+  Form form;
+  Row row;
+  read_form(&form, ints, doubles);
+  for (i64 index = 0; index < count; index++) {
+    read_row(&form, &row, columns, padding, raster, count, index);
+    i64 tile[AXES], axis_across = -1, axis_down = -1;
+    for (i64 a = form.spatial - 1; a >= 0; a--) {
+      tile[a] = row.tile[a];
+      if (row.grid[a] <= 1) continue;
+      if (axis_across < 0)
+        axis_across = a;
+      else if (axis_down < 0)
+        axis_down = a;
+    }
+    for (i64 a = form.spatial; a < form.spatial + form.reduced; a++) tile[a] = form.size[a];
+    down[index] = across[index] = 0.0;
+    for (i64 l = 0; l < form.loads; l++) {
+      const Load *load = &form.load[l];
+      i64 elements = 1, is_down = 0, is_across = 0;
+      for (i64 d = 0; d < load->dims; d++) {
+        elements *= extent(&load->dim[d], tile);
+        for (i64 t = 0; t < load->dim[d].term_count; t++) {
+          is_down |= load->dim[d].axis[t] == axis_down;
+          is_across |= load->dim[d].axis[t] == axis_across;
+        }
+      }
+      double bytes = (double)elements * (double)load->element_bytes;
+      if (is_down && !is_across) down[index] = down[index] + bytes;
+      if (is_across && !is_down) across[index] = across[index] + bytes;
+    }
+  }
+}
+
+/* sokoban.search.bands: bytes of the operands from DRAM where `resident` blocks of the device run at once. */
+void traffic(const i64 *ints, const double *doubles, const i64 *columns, const i64 *padding, const i64 *raster,
+             const i64 *resident, i64 count, double *moved) {
+  Form form;
+  Row row;
+  read_form(&form, ints, doubles);
+  for (i64 index = 0; index < count; index++) {
+    i64 together[AXES];
+    read_row(&form, &row, columns, padding, raster, count, index);
+    double rounds = super_tile(&form, &row, most(1, resident[index]), together);
+    moved[index] = 0.0;
+    for (i64 l = 0; l < form.loads; l++) moved[index] = moved[index] + dram_bytes(&form.load[l], together, rounds);
+  }
+}
