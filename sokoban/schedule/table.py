@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hal.support.records import quick
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.regions import data_dimension, storage_order
@@ -171,9 +172,21 @@ class ScheduleTable:
         banded.__dict__.update(self.__dict__, raster=raster)
         return banded
 
+    def with_columns(self, **columns: Any) -> ScheduleTable:
+        """The schedules with other columns; nothing derived is known any more."""
+        own = self.__dict__
+        return quick(ScheduleTable, form=self.form, **{name: columns.get(name, own[name]) for name in _COLUMNS})
+
     def candidates(self, which: slice | Ints) -> ScheduleTable:
         """The schedules at some positions, in the order given."""
-        return _from_columns([self], lambda columns: columns[0][which])
+        chosen: dict[str, Any] = {"form": self.form}
+        for name in _COLUMNS:
+            column = self.__dict__[name]
+            if isinstance(column, np.ndarray):
+                chosen[name] = column[which]
+            else:
+                chosen[name] = {key: values[which] for key, values in column.items()}
+        return quick(ScheduleTable, **chosen)
 
     @cached_property
     def count(self) -> int:
@@ -429,20 +442,18 @@ def _listed(tensors: Sequence[str], lists: Sequence[tuple[str, ...]]) -> dict[st
     return {tensor: np.array([tensor in names for names in lists], dtype=np.bool_) for tensor in tensors}
 
 
+_COLUMNS = tuple(each.name for each in fields(ScheduleTable) if each.name != "form")
+
+
 def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
     """The schedules of several tables of one operator, one table after the other."""
-    return _from_columns(tables, np.concatenate)
-
-
-def _from_columns(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
-    """A table whose every column is made of the same column of ``tables``."""
     first, columns = tables[0], {}
-    for each in fields(ScheduleTable):
-        value = getattr(first, each.name)
+    for name in _COLUMNS:
+        value = getattr(first, name)
         if isinstance(value, np.ndarray):
-            columns[each.name] = make([getattr(table, each.name) for table in tables])
-        elif isinstance(value, Mapping):
-            columns[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
+            columns[name] = np.concatenate([getattr(table, name) for table in tables])
+        else:
+            columns[name] = {key: np.concatenate([getattr(table, name)[key] for table in tables]) for key in value}
     return replace(first, **columns)
 
 
