@@ -9,7 +9,7 @@ instructions, rows, loops cut twice) and serves where no compiler is.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hal.support.native import native_library
+from hal.support.records import quick
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension, storage_order
@@ -42,11 +43,14 @@ SOURCE = Path(__file__).parent / "native" / "stages.c"
 _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "lanes": 64, "banks": 128}
 
 #: Lines of the results, in the order in which the C file has them.
-_SECONDS = ("compute", "issue", "shared", "l2", "stored", "waiting", "dram", "power", "hoisting", "rounds")
-_COUNTS = ("registers", "spilled", "shared", "resident", "running", "warps", "blocks", "steps")
+_SECONDS = ("compute", "issue", "shared", "l2", "stored", "waiting", "dram", "power", "hoisting", "rounds", "scheduler")
+_PARTS = ("together", "alone", "unfilled", "stores", "units", "filling", "waiting")
+_WHOLE_STAGES = 7
+#: Those of integers; behind them stand the blocks and the steps of a kernel.
+_COUNTS = ("registers", "spilled", "shared", "resident", "running", "warps")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class CompiledStages:
     """Stages of every row of a table.
 
@@ -54,32 +58,50 @@ class CompiledStages:
         seconds: seconds of one step of all blocks that a unit runs, by stage that they share; of ``stored`` and
             ``waiting`` of one block; of ``dram`` and ``power`` of the whole kernel; and the factor of ``hoisting``.
         occupancy: how the blocks occupy the device.
+        parts: how these make the time on the units, by the names of :class:`sokoban.model.gpu.breakdown.Breakdown`.
+        whole: seconds of the whole kernel by stage, in the order of :data:`sokoban.model.gpu.breakdown.STAGES`.
+        waves: rounds of blocks, the last one counted in full.
     """
 
     seconds: Mapping[str, Floats]
     occupancy: Occupancy
+    parts: Mapping[str, Floats]
+    whole: Sequence[Floats]
+    waves: Ints
 
 
-def compiled_stages(table: ScheduleTable, placed: PlacedForm) -> CompiledStages | None:
-    """The stages of a table; None where compiled code has none for it."""
-    native = _native(table, placed)
+def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -> CompiledStages | None:
+    """The stages of a table; None where compiled code has none for it. ``exponent``: how fast warps hide what the
+    slowest stage does not, :data:`sokoban.model.gpu.breakdown.HIDING`."""
+    native = ready(table, placed)
     if native is None:
         return None
     library, problem = native
     sharing = problem.sharing(table)
     count = table.count
-    seconds, counts = np.empty((len(_SECONDS), count)), np.empty((len(_COUNTS), count), dtype=np.int64)
+    seconds, counts = np.empty((len(_SECONDS), count)), np.empty((len(_COUNTS) + 2, count), dtype=np.int64)
     arrays = (*problem.arrays, *_columns(table), sharing)
     library.price(*map(_address, arrays), count, _address(seconds), _address(counts))
-    by_name, ints = dict(zip(_SECONDS, seconds, strict=True)), dict(zip(_COUNTS, counts, strict=True))
-    table.__dict__.setdefault("block_count", ints.pop("blocks"))
-    table.__dict__.setdefault("step_count", ints.pop("steps"))
-    return CompiledStages(by_name, Occupancy(rounds=by_name.pop("rounds"), **ints))
+    # Powers are NumPy's, so that they have its bits.
+    hiding = seconds[-1] ** exponent
+    parts, waves = np.empty((len(_PARTS) + _WHOLE_STAGES, count)), np.empty(count, dtype=np.int64)
+    ahead = (np.ascontiguousarray(table.stages), np.ascontiguousarray(table.launched))
+    before = (_address(seconds), _address(counts), _address(hiding))
+    library.finish(*map(_address, (*problem.arrays, *ahead)), count, *before, _address(parts), _address(waves))
+    by_name, ints = dict(zip(_SECONDS, seconds, strict=True)), dict(zip(_COUNTS, counts, strict=False))
+    return quick(
+        CompiledStages,
+        seconds=by_name,
+        occupancy=quick(Occupancy, rounds=by_name["rounds"], **ints),
+        parts=dict(zip(_PARTS, parts, strict=False)),
+        whole=parts[len(_PARTS) :],
+        waves=waves,
+    )
 
 
 def compiled_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints] | None:
     """:func:`sokoban.search.padding.bank_padding`; None where compiled code cannot tell."""
-    native = _native(table, placed)
+    native = ready(table, placed)
     if native is None:
         return None
     library, problem = native
@@ -93,7 +115,7 @@ def compiled_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints
 def compiled_added_bytes(table: ScheduleTable, placed: PlacedForm) -> tuple[Floats, Floats] | None:
     """Bytes that one more tile down and across a band adds (:mod:`sokoban.search.bands`); None where compiled code
     cannot tell."""
-    native = _native(table, placed)
+    native = ready(table, placed)
     if native is None:
         return None
     library, problem = native
@@ -106,7 +128,7 @@ def compiled_added_bytes(table: ScheduleTable, placed: PlacedForm) -> tuple[Floa
 def compiled_traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, raster: Ints) -> Floats | None:
     """Bytes of the operands from DRAM where ``resident`` blocks of the device run at once, in bands of width
     ``raster``; None where compiled code cannot tell."""
-    native = _native(table, placed)
+    native = ready(table, placed)
     if native is None:
         return None
     library, problem = native
@@ -121,7 +143,7 @@ def _address(array: Any) -> int:
     return 0 if array is None else int(array.__array_interface__["data"][0])
 
 
-def _native(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
+def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
     """The library and the problem that it is given; None where it knows no such problem or schedules."""
     if table.has_warp_tiles or table.inner_thread or table.inner_step or not table.count:
         return None
@@ -143,6 +165,8 @@ def _typed(library: ctypes.CDLL) -> Any:
         library.traffic.argtypes = (*[pointer] * 6, number, pointer)
         for function in (library.price, library.pad, library.added_bytes, library.traffic):
             function.restype = None
+        library.finish.argtypes = (*[pointer] * 4, number, *[pointer] * 5)
+        library.finish.restype = None
     return library
 
 
@@ -238,7 +262,7 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         device.clocks.boost_hz, passes_per_second(device), l2.bandwidth_bytes_per_second / device.unit_count,
         output.element_count, dram.bandwidth_bytes_per_second,
         sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others), latency_seconds(device),
-        opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)),
+        opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
     ]  # fmt: skip
     return ints, doubles
 

@@ -33,7 +33,7 @@ typedef struct {
   i64 shared_reserved, shared_per_block, threads_per_block, blocks_per_unit;
   i64 size[AXES];
   double value_instructions, final_instructions, per_instruction, boost_hz, passes_per_second, l2_seconds_rate;
-  double output_elements, dram_bandwidth, other_bytes, latency, slower, limit, operations;
+  double output_elements, dram_bandwidth, other_bytes, latency, slower, limit, operations, block_launch;
   Load load[LOADS];
 } Form;
 
@@ -87,7 +87,7 @@ static void read_form(Form *form, const i64 *ints, const double *doubles) {
   for (int i = 0; i < 28; i++) head[i] = *ints++;
   for (i64 a = 0; a < form->spatial + form->reduced; a++) form->size[a] = *ints++;
   double *rates = &form->value_instructions;
-  for (int i = 0; i < 13; i++) rates[i] = *doubles++;
+  for (int i = 0; i < 14; i++) rates[i] = *doubles++;
   for (i64 l = 0; l < form->loads; l++) {
     Load *load = &form->load[l];
     i64 *fields = &load->tensor;
@@ -576,7 +576,7 @@ static double flat_instructions(const Form *form, const Row *row) {
   return total + (double)form->dimensions + (double)row->accumulators / (double)store_width(form, row);
 }
 
-enum { COMPUTE, ISSUE, SHARED, L2, STORED, WAITING, DRAM, POWER, HOISTING, ROUNDS, OUTPUTS };
+enum { COMPUTE, ISSUE, SHARED, L2, STORED, WAITING, DRAM, POWER, HOISTING, ROUNDS, SCHEDULER_WARPS, OUTPUTS };
 enum { REGISTERS, SPILLED, SHARED_BYTES, RESIDENT, RUNNING, WARPS, BLOCKS, STEPS, COUNTS };
 enum { ROW_ARITHMETIC, ROW_INSTRUCTIONS, ROW_KEPT, ROW_BATCHES, ROW_LOADS };
 
@@ -728,6 +728,7 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
                        : (double)(row->block_count * row->block_points * row->reduced_points) * form->operations * 2.0 / form->limit;
   SECONDS(HOISTING) = hoisting;
   SECONDS(ROUNDS) = (double)busiest_blocks / (double)running;
+  SECONDS(SCHEDULER_WARPS) = fmost(1.0, (double)(row->warps * running) / (double)form->group_size);
   COUNT(REGISTERS) = registers;
   COUNT(SPILLED) = spilled;
   COUNT(SHARED_BYTES) = shared;
@@ -747,6 +748,50 @@ void price(const i64 *ints, const double *doubles, const i64 *columns, const i64
   for (i64 index = 0; index < count; index++) {
     read_row(&form, &row, columns, padding, raster, count, index);
     price_row(&form, &row, sharing, count, index, seconds, counts);
+  }
+}
+
+enum { TOGETHER, ALONE, UNFILLED, STORES, UNITS, FILLING, WAITED, STAGES };
+
+/* Stages put together, from the results of `price` and the share that warps hide (breakdown.py), to TOGETHER to WAITED
+ * and the seven stages of the whole kernel, a line of `count` each; and `waves`. */
+void finish(const i64 *ints, const double *doubles, const i64 *stages, const i64 *launched, i64 count,
+            const double *seconds, const i64 *counts, const double *hiding, double *parts, i64 *waves) {
+  Form form;
+  read_form(&form, ints, doubles);
+  for (i64 index = 0; index < count; index++) {
+    double compute = SECONDS(COMPUTE), issue = SECONDS(ISSUE), shared = SECONDS(SHARED), l2 = SECONDS(L2);
+    double running = (double)COUNT(RUNNING), rounds = SECONDS(ROUNDS), steps = (double)COUNT(STEPS);
+    double slowest = fmost(fmost(fmost(compute, issue), shared), l2);
+    double others = compute + shared + l2 - fmost(fmost(compute, shared), l2);
+    double stores = running * SECONDS(STORED);
+    double together = slowest + 0.25 * fmost(others, 0.0) / hiding[index];
+    double work = together / running, waiting = SECONDS(WAITING), filling = 0.0;
+    i64 is_pipeline = stages[index] > 1;
+    if (is_pipeline) {
+      double ahead = (double)most(1, stages[index] - 1);
+      double late = fmost(0.0, (1.28 * form.latency + l2 / running) / ahead - work) + 40.0 / form.boost_hz;
+      waiting = fleast(late, waiting);
+      filling = 1.28 * form.latency / running;
+      if (launched[index] > 0) filling = filling / fmost(1.0, rounds);
+    }
+    double alone = waiting + work, unfilled = is_pipeline ? 0.0 : fleast(waiting, work) / running;
+#define PART(field) parts[(field) * count + index]
+    PART(TOGETHER) = together;
+    PART(ALONE) = alone;
+    PART(UNFILLED) = unfilled;
+    PART(STORES) = stores;
+    PART(UNITS) = rounds * (steps * (fmost(together, alone) + unfilled) + stores + filling);
+    PART(FILLING) = filling;
+    PART(WAITED) = waiting;
+    i64 blocks = launched[index] > 0 ? least(launched[index], COUNT(BLOCKS)) : COUNT(BLOCKS);
+    const double whole[7] = {
+        fmost(rounds * steps * compute, SECONDS(POWER)), rounds * steps * issue, rounds * steps * shared,
+        rounds * steps * l2 + rounds * stores, SECONDS(DRAM), rounds * (steps * alone + filling),
+        (double)blocks * form.block_launch,
+    };
+    for (i64 stage = 0; stage < 7; stage++) PART(STAGES + stage) = whole[stage];
+    waves[index] = ceiling(COUNT(BLOCKS), most(1, COUNT(RESIDENT)) * form.unit_count);
   }
 }
 
