@@ -447,7 +447,8 @@ _COLUMNS = tuple(each.name for each in fields(ScheduleTable) if each.name != "fo
 
 def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
     """The schedules of several tables of one operator, one table after the other."""
-    first, columns = tables[0], {}
+    first = tables[0]
+    columns: dict[str, Any] = {}
     for name in _COLUMNS:
         value = getattr(first, name)
         if isinstance(value, np.ndarray):
