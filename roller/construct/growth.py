@@ -120,16 +120,16 @@ class Growth:
             steps.buffer_info()[0],
             numbers.buffer_info()[0],
         )
-        for number in range(count + 1):
-            line = number * (axes + 3)
-            axis, elements, held_bytes, *grown = steps[line : line + axes + 3]
-            score, traffic = numbers[2 * number : 2 * number + 2]
-            if number == count:
-                self.blocked = None if axis < 0 else (score, axis, tuple(grown))
-                return
-            reached = tuple(grown)
-            known[reached] = elements, held_bytes, traffic
-            yield score, axis, reached
+        width = axes + 3
+        values = steps[: width * (count + 1)].tolist()
+        for number in range(count):
+            line = width * number
+            reached = tuple(values[line + 3 : line + width])
+            known[reached] = values[line + 1], values[line + 2], numbers[2 * number + 1]
+            yield numbers[2 * number], values[line], reached
+        line = width * count
+        axis = values[line]
+        self.blocked = None if axis < 0 else (numbers[2 * count], axis, tuple(values[line + 3 : line + width]))
 
     @cached_property
     def _space(self) -> array[int]:
