@@ -18,6 +18,7 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from hal.support.records import quick
 from roller.construct.cpu import CpuScaleUp
 from roller.construct.flat import Flat
 from roller.construct.performance import Costs
@@ -198,7 +199,7 @@ class _Variants:
             candidate=candidate,
             is_staged=staged,
             table=table,
-            padding=bank_padding(table, device),
+            padding=bank_padding(table, placed),
             turned=turned_tensors(form) if staged.any() else (),
         )
 
@@ -222,7 +223,8 @@ class _Variants:
 def _program(space: TileSpace, candidate: Candidate, schedule: TileSchedule, prediction: Estimate) -> RProgram:
     """A candidate as it was scored: its tiles in a schedule with padding, pipeline and bands."""
     register_shape, block_shape = candidate.tiles or (None, None)
-    return RProgram(
+    return quick(
+        RProgram,
         form=space.form,
         schedule=schedule,
         estimate=prediction,

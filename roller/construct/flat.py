@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from types import MappingProxyType
 
 from hal.spec.device import DeviceSpec
 from roller.construct.program import Candidate, Reason
@@ -95,7 +96,7 @@ class Flat:
         coarsen: int,
         threads: int,
         vector: int,
-        kept: Mapping[str, int] | None = None,
+        kept: Mapping[str, int] = MappingProxyType({}),
         *,
         staged: bool = False,
     ) -> Iterator[Candidate]:
@@ -106,35 +107,38 @@ class Flat:
         copies = max(1, coarsen // vector)
         if sizes[last] < vector * copies:
             copies = max(1, sizes[last] // vector)
-        kept = {axis: min(outputs, sizes[axis]) for axis, outputs in (kept or {}).items()}
-        thread = dict.fromkeys(axes, 1) | {last: vector} | kept
+        thread = {**self._ones, last: vector}
+        outputs = 1
+        for axis, count in kept.items():
+            thread[axis] = count = min(count, sizes[axis])
+            outputs *= count
         copies = 1 if last in kept else copies
-        virtual = dict.fromkeys(axes, 1) | {last: copies}
-        block: dict[str, int] = {}
-        unused = threads
+        block: dict[str, int] = {**self._ones}
+        unused, points = threads, 1
         for axis in reversed(axes):
-            elements = thread[axis] * virtual[axis]
+            elements = thread[axis] * copies if axis == last else thread[axis]
             count = min(unused, -(-sizes[axis] // elements))
             block[axis] = elements * count
+            points *= elements * count
             # Whole threads only: what does not divide goes unused.
             unused //= count
-        if math.prod(block.values()) // (vector * copies * math.prod(kept.values())) > self.limits.threads_per_block:
+        if points // (vector * copies * outputs) > self.limits.threads_per_block:
             return
         if staged and self._tile_bytes(block) > self.limits.shared_bytes_per_block:
             return
-        pairs = tuple((axis, block[axis]) for axis in axes)
+        pairs = tuple(block.items())
         reason = Reason(
             "registers",
-            f"{coarsen * math.prod(kept.values())} elements per thread, up to {threads} threads along the last axes",
-            " ".join(f"{axis}={size}" for axis, size in pairs),
+            f"{coarsen * outputs} elements per thread, up to {threads} threads along the last axes",
+            " ".join([f"{axis}={size}" for axis, size in pairs]),
         )
         # All of a thread's work in one body: what its windows share is then read once.
-        points = math.prod(thread.values()) * copies * self._reduced_points
-        in_registers = not staged and self._window_axis is not None and points <= PATCH_STATEMENTS
-        schedule = TileSchedule(
+        statements = math.prod(thread.values()) * copies * self._reduced_points
+        in_registers = not staged and self._window_axis is not None and statements <= PATCH_STATEMENTS
+        schedule = TileSchedule.quickly(
             block=pairs,
             thread=tuple(thread.items()),
-            vthreads=tuple(virtual.items()),
+            vthreads=tuple({**self._ones, last: copies}.items()),
             step=self._whole_step,
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
@@ -143,6 +147,11 @@ class Flat:
         if in_registers:
             policy = "windows in registers"
         yield Candidate(schedule, policy, self.epsilon, (reason,))
+
+    @cached_property
+    def _ones(self) -> Mapping[str, int]:
+        """One element along every spatial axis."""
+        return dict.fromkeys(self.form.spatial, 1)
 
     @cached_property
     def _whole_step(self) -> Sizes:

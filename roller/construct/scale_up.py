@@ -8,11 +8,11 @@ not the very last one alone: what the greedy step cannot see (occupancy, waves, 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterator
 from operator import floordiv
 
 from roller.construct.alignment import aligned_axis_sizes, default_rules
+from roller.construct.growth import Growth
 from roller.construct.performance import Costs, MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
@@ -23,9 +23,6 @@ from sokoban.schedule.tile import Sizes, TileSchedule
 
 Menu = list[tuple[int, ...]]
 Explained = tuple[Shape, tuple[Reason, ...]]
-
-#: A step of growth: its score, the axis, the grown shape.
-Step = tuple[float, int, Shape]
 
 #: Largest register tile along one axis of a thread, and of a warp that uses matrix instructions: beyond, unrolled
 #: code outgrows the instruction cache without saving traffic.
@@ -89,7 +86,7 @@ class ScaleUp:
         self.model = MicroModel(space, device, rate, float(space.form.body_operations), costs)
         self.staged = tuple(dict.fromkeys(space.input_names))
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
-        self._blocked: Step | None = None
+        self._growth = Growth(self.model)
         self._grow = tuple(f"grow {axis}" for axis in space.axes)
         self._menus: dict[tuple[str, int, int], tuple[int, ...]] = {}
 
@@ -157,44 +154,17 @@ class ScaleUp:
         capacity = self._register_capacity
         shape, reasons = self.start, list[Reason]()
         path: list[Explained] = [(shape, ())]
-        while True:
-            step = self._best_step("registers", shape, menu, capacity, turn if len(path) <= 3 else 0)
-            if step is None:
-                return path, self._stop("registers", shape, capacity)
-            score, axis, shape = step
+        for score, axis, grown in self._growth.path("registers", shape, menu, capacity, turn):
+            shape = grown
             reasons.append(Reason("registers", self._grow[axis], shape, (("score", score),)))
             path.append((shape, tuple(reasons)))
-
-    def _best_step(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int = 0) -> Step | None:
-        """GetNextRTileShape: the step with the best (or ``rank``-th best) data-reuse score that fits ``capacity``.
-
-        Equal scores go to the innermost axis: it is the one that memory is contiguous along.
-        """
-        held = 0 if layer == "registers" else 1
-        known, costs = self.model.known.get, self.model.costs
-        before = costs(shape)
-        footprint, traffic = before[held], before[2]
-        steps: list[Step] = []
-        blocked: list[Step] = []
-        for axis, sizes in enumerate(menu):
-            size = shape[axis]
-            if sizes[-1] <= size:
-                continue
-            grown = (*shape[:axis], sizes[bisect_right(sizes, size)], *shape[axis + 1 :])
-            after = known(grown) or costs(grown)
-            score = data_reuse_score(traffic, after[2], footprint, after[held])
-            if score > 0:
-                (steps if after[held] <= capacity else blocked).append((score, axis, grown))
-        if not steps:
-            self._blocked = max(blocked, default=None)
-            return None
-        return sorted(steps, reverse=True)[min(rank, len(steps) - 1)] if rank else max(steps)
+        return path, self._stop("registers", shape, capacity)
 
     def _stop(self, layer: str, shape: Shape, capacity: int) -> Reason:
         """Why the last search for a step found none: what the most rewarding one would have needed."""
-        if self._blocked is None:
+        if self._growth.blocked is None:
             return Reason(layer, "stop: no axis is left whose growth saves traffic", shape)
-        _, axis, grown = self._blocked
+        _, axis, grown = self._growth.blocked
         unit = "elements" if layer == "registers" else "bytes"
         numbers = ((unit, float(self.model.footprint(layer, grown))), ("limit", float(capacity)))
         return Reason(layer, f"stop: {self.space.axes[axis]}={grown[axis]} would not fit", shape, numbers)
@@ -210,6 +180,7 @@ class ScaleUp:
         kept: list[Explained] = []
         largest = shape, len(reasons)
         saturated = 0
+        path = self._growth.path("shared", shape, menu, capacity)
         while saturated < SHARED_TAIL:
             threads = self._threads(register_shape, shape)
             if threads > self.limits.threads_per_block:
@@ -222,12 +193,13 @@ class ScaleUp:
                 note = "keep: memory can feed the arithmetic units" if fed else "keep: memory sets the pace"
                 kept.append((shape, (*reasons, Reason("shared", note, shape, (("threads", threads),)))))
                 saturated += fed
-            step = self._best_step("shared", shape, menu, capacity)
+            step = next(path, None)
             if step is None and not kept:
                 # Full before the threads fill a warp: a shorter reduction step makes room.
                 shorter = self._halved_step(menu, shape)
                 if shorter is not None:
                     shape = shorter
+                    path = self._growth.path("shared", shape, menu, capacity)
                     reasons.append(Reason("shared", "shorten the step: shared memory is full, warps are not", shape))
                     continue
             if step is None:
@@ -377,7 +349,7 @@ class ScaleUp:
         space, instruction = self.space, self.instruction
         thread, virtual = self._threading(register_shape)
         pairs = tuple(zip(space.axes, shared_shape, strict=True))
-        schedule = TileSchedule(
+        schedule = TileSchedule.quickly(
             block=pairs[: space.spatial_count],
             thread=thread,
             vthreads=virtual,

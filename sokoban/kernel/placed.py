@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
@@ -53,6 +53,11 @@ class PlacedForm:
 
     form: KernelForm
     device: DeviceSpec
+
+    @cached_property
+    def remembered(self) -> dict[str, Any]:
+        """Remembered by :mod:`sokoban.model.gpu.compiled`."""
+        return {}
 
     def check(self) -> None:
         """Raise InputError where the operator reads eight-bit floats that no matrix instruction of the device

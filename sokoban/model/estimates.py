@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hal.support.records import quick
 from sokoban.schedule.table import Floats, Ints
 
 
@@ -89,7 +90,8 @@ class EstimateTable:
             strict=True,
         )
         return [
-            Estimate(
+            quick(
+                Estimate,
                 seconds=seconds,
                 bound=names[bound],
                 stage_seconds=dict(zip(names, times, strict=True)),

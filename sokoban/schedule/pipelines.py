@@ -91,8 +91,7 @@ def with_layouts(
     turned = turned_tensors(table.form)
     columns = {name: staged if name in turned else np.zeros(table.count, dtype=bool) for name in table.cached}
     unroll = np.where(staged, BODY_STATEMENTS, table.unroll)
-    return replace(
-        table,
+    return table.with_columns(
         turned=columns,
         unroll=unroll,
         stages=table.stages if stages is None else stages,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hal.support.records import quick
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.regions import data_dimension, storage_order
@@ -120,25 +121,43 @@ class ScheduleTable:
         """The table of some schedules; their axes must be those of ``form``, in its order."""
         tensors = tuple(dict.fromkeys(load.tensor for load in form.body_loads))
         # Without a step a reduction axis is walked at once.
-        whole_axes = tuple(form.sizes[axis] for axis in form.reduced)
+        whole_axes, ones = [form.sizes[axis] for axis in form.reduced], [1] * len(form.spatial)
+        rows = [
+            [
+                *[size for _, size in s.block],
+                *[size for _, size in s.thread],
+                *([size for _, size in s.vthreads] or ones),
+                *([size for _, size in s.step] or whole_axes),
+                _count(s.reduce_threads),
+                s.unroll,
+                s.stages,
+                INSTRUCTION_NUMBER[s.instruction],
+                s.raster,
+                s.cluster,
+                s.launched,
+            ]
+            for s in schedules
+        ]
+        width = 3 * len(ones) + len(whole_axes) + 7
+        lines = iter(np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), width).T))
         return ScheduleTable(
             form=form,
-            block=_by_axis(form.spatial, [s.block for s in schedules]),
-            thread=_by_axis(form.spatial, [s.thread for s in schedules]),
-            vthreads=_by_axis(form.spatial, [s.vthreads for s in schedules], (1,) * len(form.spatial)),
-            step=_by_axis(form.reduced, [s.step for s in schedules], whole_axes),
-            reduce_threads=_column([_count(s.reduce_threads) for s in schedules]),
+            block=dict(zip(form.spatial, lines, strict=False)),
+            thread=dict(zip(form.spatial, lines, strict=False)),
+            vthreads=dict(zip(form.spatial, lines, strict=False)),
+            step=dict(zip(form.reduced, lines, strict=False)),
+            reduce_threads=next(lines),
+            unroll=next(lines),
+            stages=next(lines),
+            instruction=next(lines),
+            raster=next(lines),
+            cluster=next(lines),
+            launched=next(lines),
             cached=_listed(tensors, [s.cached for s in schedules]),
-            padding=_by_tensor(tensors, [s.padding_of if s.padding else {} for s in schedules]),
-            vector=_by_tensor((*tensors, form.expr.output.name), [s.vector_of if s.vector else {} for s in schedules]),
-            unroll=_column([s.unroll for s in schedules]),
-            stages=_column([s.stages for s in schedules]),
+            padding=_by_tensor(tensors, [s.padding for s in schedules]),
+            vector=_by_tensor((*tensors, form.expr.output.name), [s.vector for s in schedules]),
             turned=_listed(tensors, [s.turned for s in schedules]),
-            instruction=instruction_numbers(s.instruction for s in schedules),
             asynchronous=np.array([s.asynchronous for s in schedules], dtype=np.bool_),
-            raster=_column([s.raster for s in schedules]),
-            cluster=_column([s.cluster for s in schedules]),
-            launched=_column([s.launched for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
@@ -153,9 +172,21 @@ class ScheduleTable:
         banded.__dict__.update(self.__dict__, raster=raster)
         return banded
 
+    def with_columns(self, **columns: Any) -> ScheduleTable:
+        """The schedules with other columns; nothing derived is known any more."""
+        own = self.__dict__
+        return quick(ScheduleTable, form=self.form, **{name: columns.get(name, own[name]) for name in _COLUMNS})
+
     def candidates(self, which: slice | Ints) -> ScheduleTable:
         """The schedules at some positions, in the order given."""
-        return _from_columns([self], lambda columns: columns[0][which])
+        chosen: dict[str, Any] = {"form": self.form}
+        for name in _COLUMNS:
+            column = self.__dict__[name]
+            if isinstance(column, np.ndarray):
+                chosen[name] = column[which]
+            else:
+                chosen[name] = {key: values[which] for key, values in column.items()}
+        return quick(ScheduleTable, **chosen)
 
     @cached_property
     def count(self) -> int:
@@ -391,47 +422,39 @@ class ScheduleTable:
         return tile
 
 
-def _column(values: Sequence[int]) -> Ints:
-    return np.array(values, dtype=np.int64)
-
-
 def _count(threads: Sizes) -> int:
     """Threads along all axes together."""
     return math.prod([count for _, count in threads]) if threads else 1
 
 
-def _by_axis(axes: Sequence[str], sizes: Sequence[Sizes], left_out: tuple[int, ...] = ()) -> dict[str, Ints]:
-    """Sizes by axis; schedules that give none have those of ``left_out``."""
-    if not axes:
-        return {}
-    columns = np.array([[size for _, size in given] or left_out for given in sizes], dtype=np.int64)
-    return dict(zip(axes, columns.T, strict=True))
-
-
-def _by_tensor(tensors: Sequence[str], sizes: Sequence[Mapping[str, int]]) -> dict[str, Ints]:
+def _by_tensor(tensors: Sequence[str], sizes: Sequence[Sizes]) -> dict[str, Ints]:
     """Sizes by tensor; 0 where a schedule gives none."""
-    return {tensor: _column([given.get(tensor, 0) for given in sizes]) for tensor in tensors}
+    if not any(sizes):
+        return dict.fromkeys(tensors, np.zeros(len(sizes), dtype=np.int64))
+    given = [dict(pairs) for pairs in sizes]
+    return {tensor: np.array([each.get(tensor, 0) for each in given], dtype=np.int64) for tensor in tensors}
 
 
 def _listed(tensors: Sequence[str], lists: Sequence[tuple[str, ...]]) -> dict[str, Bools]:
     """Whether a schedule lists a tensor, by tensor."""
+    if not any(lists):
+        return dict.fromkeys(tensors, np.zeros(len(lists), dtype=np.bool_))
     return {tensor: np.array([tensor in names for names in lists], dtype=np.bool_) for tensor in tensors}
+
+
+_COLUMNS = tuple(each.name for each in fields(ScheduleTable) if each.name != "form")
 
 
 def join(tables: Sequence[ScheduleTable]) -> ScheduleTable:
     """The schedules of several tables of one operator, one table after the other."""
-    return _from_columns(tables, np.concatenate)
-
-
-def _from_columns(tables: Sequence[ScheduleTable], make: Callable[[list[Any]], Any]) -> ScheduleTable:
-    """A table whose every column is made of the same column of ``tables``."""
-    first, columns = tables[0], {}
-    for each in fields(ScheduleTable):
-        value = getattr(first, each.name)
+    first = tables[0]
+    columns: dict[str, Any] = {}
+    for name in _COLUMNS:
+        value = getattr(first, name)
         if isinstance(value, np.ndarray):
-            columns[each.name] = make([getattr(table, each.name) for table in tables])
-        elif isinstance(value, Mapping):
-            columns[each.name] = {name: make([getattr(table, each.name)[name] for table in tables]) for name in value}
+            columns[name] = np.concatenate([getattr(table, name) for table in tables])
+        else:
+            columns[name] = {key: np.concatenate([getattr(table, name)[key] for table in tables]) for key in value}
     return replace(first, **columns)
 
 

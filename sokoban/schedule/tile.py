@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from hal.support.records import quick
 from sokoban.kernel.instructions import Instruction
 
 Sizes = tuple[tuple[str, int], ...]
@@ -180,26 +181,10 @@ class TileSchedule:
             fields["launched"] = self.launched
         return fields
 
-    def padded(self, padding: Sizes) -> TileSchedule:
-        """A copy with other padding; quicker than :meth:`with_`, for the loops of construction."""
-        return TileSchedule(
-            block=self.block,
-            thread=self.thread,
-            vthreads=self.vthreads,
-            step=self.step,
-            reduce_threads=self.reduce_threads,
-            cached=self.cached,
-            vector=self.vector,
-            padding=padding,
-            unroll=self.unroll,
-            instruction=self.instruction,
-            stages=self.stages,
-            turned=self.turned,
-            asynchronous=self.asynchronous,
-            raster=self.raster,
-            cluster=self.cluster,
-            launched=self.launched,
-        )
+    @staticmethod
+    def quickly(**given: Any) -> TileSchedule:
+        """``TileSchedule(**given)``, for the loops of construction: see :func:`hal.support.records.quick`."""
+        return quick(TileSchedule, **{**_LEFT_OUT, **given})
 
     def laid_out(
         self,
@@ -211,25 +196,16 @@ class TileSchedule:
         raster: int = 0,
     ) -> TileSchedule:
         """A copy in another layout; quicker than :meth:`with_`, for the loops of construction."""
-        return TileSchedule(
-            block=self.block,
-            thread=self.thread,
-            vthreads=self.vthreads,
-            step=self.step,
-            reduce_threads=self.reduce_threads,
-            cached=self.cached,
-            vector=self.vector,
-            padding=padding,
-            unroll=unroll,
-            instruction=self.instruction,
-            stages=stages,
-            turned=turned,
-            asynchronous=asynchronous,
-            raster=raster,
-            cluster=self.cluster,
-            launched=self.launched,
-        )
+        own = self.__dict__
+        given = {name: own[name] for name in _FIELDS}
+        given.update(padding=padding, turned=turned, unroll=unroll)
+        given.update(stages=stages, asynchronous=asynchronous, raster=raster)
+        return quick(TileSchedule, **given)
 
     def with_(self, **changes: Any) -> TileSchedule:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+
+_FIELDS = tuple(each.name for each in fields(TileSchedule))
+_LEFT_OUT = {each.name: each.default for each in fields(TileSchedule) if each.default is not MISSING}

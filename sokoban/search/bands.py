@@ -13,6 +13,7 @@ from hal.spec.device import DeviceSpec
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import data_dimension
 from sokoban.model.estimates import EstimateTable
+from sokoban.model.gpu.compiled import compiled_added_bytes, compiled_traffic
 from sokoban.model.gpu.transactions import dram_bytes, super_tile
 from sokoban.model.rational import estimate
 from sokoban.schedule.pipelines import fully_staged
@@ -46,19 +47,19 @@ def in_bands(
     if not len(which) or plain.stage_seconds["dram"][0] <= DRAM_SHARE * plain.seconds[0]:
         return own, plain
     table = table.candidates(which)
-    raster = bands(table, plain, placed.device)
+    raster = bands(table, plain, placed)
     raster = np.where(raster > 0, raster, own)
     return raster, estimate(table.with_raster(raster), placed) if (raster != own).any() else plain
 
 
-def bands(table: ScheduleTable, estimates: EstimateTable, device: DeviceSpec) -> Ints:
+def bands(table: ScheduleTable, estimates: EstimateTable, placed: PlacedForm) -> Ints:
     """The width of bands for every schedule, in blocks; 0 where DRAM takes little of its time anyway, or where launch
     order moves no more bytes.
 
     ``R`` blocks that cover ``w`` tiles across and ``R / w`` down read ``w Q + R / w P`` bytes, ``P`` and ``Q`` being
     what one more tile down or across adds: least at ``w = sqrt(R P / Q)``, here the nearest power of two.
     """
-    form = table.form
+    form, device = table.form, placed.device
     slow = estimates.stage_seconds["dram"] > DRAM_SHARE * estimates.seconds
     if device.shared.is_cache or device.l2 is None or form.reduction is None or form.kind != "tile" or not slow.any():
         return table.zeros
@@ -67,14 +68,19 @@ def bands(table: ScheduleTable, estimates: EstimateTable, device: DeviceSpec) ->
         return table.zeros
     able = slow & (table.warp_tile | fully_staged(table))
     resident = np.maximum(1, estimates.blocks_per_unit) * device.unit_count
-    down, across = _added_bytes(table)
+    down, across = compiled_added_bytes(table, placed) or added_bytes(table)
     least = np.sqrt(resident * down / np.maximum(1.0, across))
     width = (2 ** np.rint(np.log2(np.maximum(1.0, least)))).astype(np.int64)
-    plain, banded = (_traffic(table, device, resident, raster) for raster in (table.zeros, width))
+    plain, banded = (_traffic(table, placed, resident, raster) for raster in (table.zeros, width))
     return np.where(able & (banded < WORTHWHILE * plain), width, 0)
 
 
-def _traffic(table: ScheduleTable, device: DeviceSpec, resident: Ints, raster: Ints) -> Floats:
+def _traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, raster: Ints) -> Floats:
+    compiled = compiled_traffic(table, placed, resident, raster)
+    return traffic(table, placed.device, resident, raster) if compiled is None else compiled
+
+
+def traffic(table: ScheduleTable, device: DeviceSpec, resident: Ints, raster: Ints) -> Floats:
     """Bytes of the operands from DRAM where ``resident`` blocks of the device run at once, in bands of width
     ``raster``."""
     together = super_tile(table, resident, raster)
@@ -82,7 +88,7 @@ def _traffic(table: ScheduleTable, device: DeviceSpec, resident: Ints, raster: I
     return sum((dram_bytes(table, load, device, together) for load in loads), np.zeros(table.count))
 
 
-def _added_bytes(table: ScheduleTable) -> tuple[Floats, Floats]:
+def added_bytes(table: ScheduleTable) -> tuple[Floats, Floats]:
     """Bytes of operands that one more tile down a band adds, and those that one more tile across it adds: of operands
     that only the one axis indexes."""
     form = table.form

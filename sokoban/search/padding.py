@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from hal.spec.device import DeviceSpec
+from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.regions import Size, data_dimension
 from sokoban.model.gpu.banks import busiest_bank, lane_words
+from sokoban.model.gpu.compiled import compiled_padding
 from sokoban.model.gpu.fetch import turned_store_passes
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.table import Ints, ScheduleTable
@@ -31,7 +33,7 @@ def formula_padding(stored: Size, read: Size, *, banks: int, width: int) -> Size
     return padding
 
 
-def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
+def bank_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints]:
     """Storage padding in elements for every staged tile, by tensor: none where no read conflicts, else one vector,
     else an odd row, else the printed formula.
 
@@ -40,8 +42,15 @@ def bank_padding(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
     are padded by one vector where that takes conflicts from the stores into them. Tiles of matrix instructions keep the
     padding they have, as does everything where the layer is a cache.
     """
+    device = placed.device
     if device.shared.is_cache:
         return dict(table.padding)
+    compiled = compiled_padding(table, placed)
+    return padding_by_columns(table, device) if compiled is None else compiled
+
+
+def padding_by_columns(table: ScheduleTable, device: DeviceSpec) -> dict[str, Ints]:
+    """:func:`bank_padding` by NumPy, of a device whose programs lay out what they stage."""
     banks, width_bytes = device.shared.bank_count or 32, device.shared.bank_width_bytes or 4
     padding = dict(table.padding)
     zeros = table.zeros

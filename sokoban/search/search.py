@@ -274,7 +274,7 @@ def _scored(table: ScheduleTable, placed: PlacedForm) -> _Scored:
     parts, seconds = [], []
     for start in range(0, table.count, CHUNK):
         part = table.candidates(slice(start, start + CHUNK))
-        padded = part.with_padding(bank_padding(part, placed.device)) if part.form.kind == "tile" else part
+        padded = part.with_padding(bank_padding(part, placed)) if part.form.kind == "tile" else part
         seconds.append(estimate(padded, placed).seconds)
         parts.append(padded)
     return _Scored(join(parts), np.concatenate(seconds))

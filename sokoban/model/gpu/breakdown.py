@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from hal.support.records import quick
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import EstimateTable
+from sokoban.model.gpu.compiled import compiled_stages
 from sokoban.model.gpu.issue import issue_seconds
 from sokoban.model.gpu.occupancy import CompilerReport, granted_registers, operand_registers
 from sokoban.model.gpu.stages import (
@@ -23,10 +26,13 @@ from sokoban.model.gpu.stages import (
     waiting_seconds,
 )
 from sokoban.model.gpu.step import BlockStep, working_warps
-from sokoban.schedule.table import Floats, ScheduleTable
+from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
 #: Pipeline stages in the order in which they are shown.
 STAGES = ("compute", "issue", "shared", "l2", "dram", "latency", "block_launch")
+
+#: Those that the blocks of a unit share during a step.
+BUSY = ("compute", "issue", "shared", "l2")
 
 #: Share of the other stages' time that the slowest one does not hide with one warp per scheduler, and how fast more
 #: warps hide it: what programs on a V100 show. Ranking hardly changes between half and twice as much, errors do.
@@ -83,6 +89,8 @@ class Breakdown:
         dram, power: the whole kernel by DRAM alone, and by arithmetic under the power limit alone.
         hoisting: factor, see :func:`hoisting_factor`.
         filling: the first copies of a pipeline, which nothing of the same block hides; once per round of blocks.
+        whole: the whole kernel by stage.
+        wave_count: rounds of blocks, the last one counted in full.
     """
 
     step: BlockStep
@@ -97,30 +105,52 @@ class Breakdown:
     power: Floats
     hoisting: Floats | float
     filling: Floats
+    whole: Mapping[str, Floats]
+    wave_count: Ints
 
 
 def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> Breakdown:
     """Every quantity from which :func:`estimate` makes its times."""
-    step = BlockStep.of(table, placed, report)
-    occupancy = step.occupancy
-    busy = {
-        "compute": compute_seconds(step),
-        "issue": issue_seconds(step),
-        "shared": shared_seconds(step),
-        "l2": l2_seconds(step),
-    }
-    stores = occupancy.running * stored_seconds_per_block(step)
+    compiled = compiled_stages(table, placed, HIDING) if report is None else None
+    if compiled is None:
+        return _breakdown_by_columns(BlockStep(table, placed, report))
+    return quick(
+        Breakdown,
+        step=BlockStep(table, placed, known_occupancy=compiled.occupancy),
+        busy={name: compiled.seconds[name] for name in BUSY},
+        dram=compiled.seconds["dram"],
+        power=compiled.seconds["power"],
+        hoisting=compiled.seconds["hoisting"],
+        whole=dict(zip(STAGES, compiled.whole, strict=True)),
+        wave_count=compiled.waves,
+        **compiled.parts,
+    )
+
+
+def _breakdown_by_columns(step: BlockStep) -> Breakdown:
+    """:func:`breakdown` by NumPy."""
+    table, occupancy, device = step.table, step.occupancy, step.device
+    seconds = stages_by_columns(step)
+    busy = {name: seconds[name] for name in BUSY}
+    stores = occupancy.running * seconds["stored"]
     together = step_seconds(step, busy)
     block_work = together / occupancy.running
-    waiting = pipelined_waiting(step, waiting_seconds(step), block_work, busy["l2"] / occupancy.running)
+    waiting = pipelined_waiting(step, seconds["waiting"], block_work, busy["l2"] / occupancy.running)
     alone = waiting + block_work
     # What a step waits for is filled by other blocks, but not entirely: they tend to wait at the same time.
     unfilled = UNHIDDEN_WAIT * np.minimum(waiting, block_work) / occupancy.running
     if table.has_stages:
         # In a pipeline the copies themselves run on while a block waits.
         unfilled = np.where(table.stages > 1, 0.0, unfilled)
-    filling = filling_seconds(step)
-    units = occupancy.rounds * (table.step_count * (np.maximum(together, alone) + unfilled) + stores + filling)
+    filling, steps = filling_seconds(step), table.step_count
+    units = occupancy.rounds * (steps * (np.maximum(together, alone) + unfilled) + stores + filling)
+    whole: dict[str, Floats] = {name: occupancy.rounds * steps * each for name, each in busy.items()}
+    whole["compute"] = np.maximum(whole["compute"], seconds["power"])
+    whole["l2"] = whole["l2"] + occupancy.rounds * stores
+    whole["dram"] = seconds["dram"]
+    whole["latency"] = occupancy.rounds * (steps * alone + filling)
+    launched = np.where(table.launched > 0, np.minimum(table.launched, table.block_count), table.block_count)
+    whole["block_launch"] = launched * device.block_launch_seconds
     return Breakdown(
         step=step,
         busy=busy,
@@ -130,11 +160,28 @@ def breakdown(table: ScheduleTable, placed: PlacedForm, report: CompilerReport |
         unfilled=unfilled,
         stores=stores,
         units=units,
-        dram=dram_seconds(step),
-        power=power_seconds(step),
-        hoisting=hoisting_factor(step),
+        dram=seconds["dram"],
+        power=seconds["power"],
+        hoisting=seconds["hoisting"],
         filling=filling,
+        whole=whole,
+        wave_count=-(-table.block_count // (np.maximum(1, occupancy.resident) * device.unit_count)),
     )
+
+
+def stages_by_columns(step: BlockStep) -> Mapping[str, Any]:
+    """What :class:`sokoban.model.gpu.compiled.CompiledStages` has, by NumPy."""
+    return {
+        "compute": compute_seconds(step),
+        "issue": issue_seconds(step),
+        "shared": shared_seconds(step),
+        "l2": l2_seconds(step),
+        "stored": stored_seconds_per_block(step),
+        "waiting": waiting_seconds(step),
+        "dram": dram_seconds(step),
+        "power": power_seconds(step),
+        "hoisting": hoisting_factor(step),
+    }
 
 
 def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> EstimateTable:
@@ -143,26 +190,17 @@ def estimate(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | 
     ``report`` is what the compiler made of the rows, where they have been compiled.
     """
     parts, device = breakdown(table, placed, report), placed.device
-    occupancy, steps = parts.step.occupancy, table.step_count
-    stages: dict[str, Floats] = {name: occupancy.rounds * steps * seconds for name, seconds in parts.busy.items()}
-    stages["compute"] = np.maximum(stages["compute"], parts.power)
-    stages["l2"] = stages["l2"] + occupancy.rounds * parts.stores
-    stages["dram"] = parts.dram
-    stages["latency"] = occupancy.rounds * (steps * parts.alone + parts.filling)
-    launched = np.where(table.launched > 0, np.minimum(table.launched, table.block_count), table.block_count)
-    stages["block_launch"] = launched * device.block_launch_seconds
+    occupancy = parts.step.occupancy
     seconds = soft_maximum(parts.units, parts.dram, DRAM_OVERLAP) * parts.hoisting
     seconds = soft_maximum(seconds, parts.power, POWER_SOFTNESS)
-    seconds = np.maximum(seconds, stages["block_launch"]) + device.launch_overhead_seconds
-    waves = -(-table.block_count // (np.maximum(1, occupancy.resident) * device.unit_count))
-    seconds = np.where(occupancy.resident > 0, seconds, np.inf)
+    seconds = np.maximum(seconds, parts.whole["block_launch"]) + device.launch_overhead_seconds
     return EstimateTable(
-        seconds=seconds,
-        stage_seconds=stages,
+        seconds=np.where(occupancy.resident > 0, seconds, np.inf),
+        stage_seconds=parts.whole,
         registers=occupancy.registers,
         shared_bytes=occupancy.shared,
         blocks_per_unit=occupancy.resident,
-        wave_count=waves,
+        wave_count=parts.wave_count,
     )
 
 

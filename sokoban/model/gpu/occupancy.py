@@ -110,10 +110,10 @@ def spilled_registers(device: DeviceSpec, needed: Ints, granted: Ints) -> Ints:
 
     A device that plans with every register it counts (an IPU) counts none of the compiler's.
     """
-    return np.maximum(0, needed - _uncounted_registers(device) - granted)
+    return np.maximum(0, needed - uncounted_registers(device) - granted)
 
 
-def _uncounted_registers(device: DeviceSpec) -> int:
+def uncounted_registers(device: DeviceSpec) -> int:
     """Registers of :data:`OVERHEAD_REGISTERS` that the device's limits leave no room for and do not mean."""
     limits = device.limits
     return max(0, OVERHEAD_REGISTERS - (limits.registers_per_thread - limits.registers_per_thread_usable))
@@ -133,7 +133,7 @@ def blocks_per_unit(table: ScheduleTable, device: DeviceSpec, registers: Ints, s
         shared: bytes per block; see :func:`shared_bytes`.
     """
     limits = device.limits
-    registers = np.maximum(1, registers - _uncounted_registers(device))
+    registers = np.maximum(1, registers - uncounted_registers(device))
     warps = table.warps(device.warp_lanes)
     by_threads = limits.threads_per_unit // np.maximum(1, warps * device.warp_lanes)
     granularity = limits.register_allocation_granularity

@@ -89,7 +89,7 @@ def shared_seconds(step: BlockStep) -> Floats:
         passes = np.where(shares_rows(table), warps * row_passes(table, device, step.rows), passes)
     homeless = np.where(step.nest.local, LOCAL_PASSES * table.accumulators, SPILL_PASSES * occupancy.spilled)
     passes = passes + warps * table.thread_points * homeless
-    return passes * occupancy.running / _passes_per_second(device)
+    return passes * occupancy.running / passes_per_second(device)
 
 
 def _fragment_passes(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats:
@@ -156,7 +156,7 @@ def waiting_seconds(step: BlockStep) -> Floats:
     if step.rows is not None:
         first = np.where(shares_rows(table), LOADED_LATENCY, first)
         more = np.where(shares_rows(table), table.accumulators * step.rows.batches - 1.0, more)
-    return _latency_seconds(step.device) * (first + LOADED_LATENCY * more)
+    return latency_seconds(step.device) * (first + LOADED_LATENCY * more)
 
 
 def pipelined_waiting(step: BlockStep, waiting: Floats, work: Floats, transfer: Floats) -> Floats:
@@ -173,7 +173,7 @@ def pipelined_waiting(step: BlockStep, waiting: Floats, work: Floats, transfer: 
     # a buffer is given back once its own products are done, whatever the threads are at.
     ahead = np.maximum(1, table.stages - np.where(table.wgmma & ~table.bulk, 2, 1))
     barrier = np.where(table.wgmma, 0.0, BARRIER_CYCLES / step.device.clocks.boost_hz)
-    late = np.maximum(0.0, (LOADED_LATENCY * _latency_seconds(step.device) + transfer) / ahead - work) + barrier
+    late = np.maximum(0.0, (LOADED_LATENCY * latency_seconds(step.device) + transfer) / ahead - work) + barrier
     return np.where(table.stages > 1, np.minimum(late, waiting), waiting)
 
 
@@ -181,12 +181,12 @@ def filling_seconds(step: BlockStep) -> Floats:
     """Filling a pipeline's first buffer, once per block: other blocks compute meanwhile, where there are any. Blocks
     that compute one tile after another fill it once in all rounds together: for the next tile copies are under way
     while the last one is multiplied and its results leave."""
-    latency = LOADED_LATENCY * _latency_seconds(step.device)
+    latency = LOADED_LATENCY * latency_seconds(step.device)
     seconds: Floats = np.where(step.table.stages > 1, latency, 0.0) / step.occupancy.running
     return seconds / np.where(step.table.launched > 0, np.maximum(1.0, step.occupancy.rounds), 1.0)
 
 
-def _latency_seconds(device: DeviceSpec) -> float:
+def latency_seconds(device: DeviceSpec) -> float:
     """Latency of an idle DRAM."""
     return device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS
 
@@ -221,13 +221,18 @@ def row_factor(table: ScheduleTable, load: Load, device: DeviceSpec) -> Floats |
 
     Then a row is opened for two transactions only, which is what L2 asks for at a time.
     """
-    scattered = device.dram.scattered_bytes_per_second
     staged = table.cached[load.tensor]
-    if scattered is None or staged.all() or not load.indices:
+    if device.dram.scattered_bytes_per_second is None or staged.all() or not load.indices:
         return 1.0
     pages = cache_lines(table, load, device, DRAM_PAGE_BYTES)
-    slower = max(1.0, device.dram.bandwidth_bytes_per_second / (2.0 * scattered))
-    return np.where(~staged & (pages >= device.warp_lanes / 2), slower, 1.0)
+    return np.where(~staged & (pages >= device.warp_lanes / 2), opened_pages_factor(device), 1.0)
+
+
+def opened_pages_factor(device: DeviceSpec) -> float:
+    """How much longer DRAM takes where every row that it opens serves two transactions only; 1 where nobody measured
+    it."""
+    scattered = device.dram.scattered_bytes_per_second
+    return 1.0 if scattered is None else max(1.0, device.dram.bandwidth_bytes_per_second / (2.0 * scattered))
 
 
 def power_seconds(step: BlockStep) -> Floats:
@@ -235,7 +240,7 @@ def power_seconds(step: BlockStep) -> Floats:
     be faster; 0 where the limit does not bind."""
     table, placed = step.table, step.placed
     points = table.block_count * product(table.block.values(), table.count) * table.reduced_points
-    flops = points * max(1.0, _issue_operations(placed.form)) * 2.0
+    flops = points * max(1.0, issue_operations(placed.form)) * 2.0
     limit = placed.device.limited_flops(placed.arithmetic_dtype)
     seconds: Floats = np.zeros(table.count) if limit is None else flops / limit
     matrix = placed.matrix_rates if table.has_warp_tiles else None
@@ -245,13 +250,13 @@ def power_seconds(step: BlockStep) -> Floats:
     return np.where(table.warp_tile, points * 2.0 / sustained, seconds)
 
 
-def _passes_per_second(device: DeviceSpec) -> float:
+def passes_per_second(device: DeviceSpec) -> float:
     """Passes through the banks of one unit."""
     row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
     return device.shared.bandwidth_bytes_per_second / device.unit_count / row_bytes
 
 
-def _issue_operations(form: KernelForm) -> float:
+def issue_operations(form: KernelForm) -> float:
     """Arithmetic instructions per point of the body: a multiply and an add fuse into one."""
     reduction = form.reduction
     count = operation_count(form.body) + (1 if reduction else 0)
@@ -263,12 +268,18 @@ def _issue_operations(form: KernelForm) -> float:
 
 def _lanes_walk_innermost(table: ScheduleTable, load: Load) -> Bools:
     """Whether neighbouring threads read neighbouring elements: what they stand along is the innermost dimension."""
-    form = table.form
+    along_outputs, along_reduction = walks_innermost(table.form, load)
+    if not table.form.reduces_contiguously:
+        return np.full(table.count, along_outputs)
+    return np.where(table.reduce_threads > 1, along_reduction, along_outputs)
+
+
+def walks_innermost(form: KernelForm, load: Load) -> tuple[bool, bool]:
+    """Whether threads that stand along the outputs, and those that stand along the reduction, walk the innermost
+    dimension of ``load``."""
     last = next((axis for axis in reversed(form.spatial) if form.sizes[axis] > 1), None)
     innermost = load.indices[-1] if load.indices else None
     along_outputs = innermost is None or last is None or innermost.coefficient(last) != 0
     along_outputs = along_outputs or not any(index.coefficient(last) for index in load.indices if last)
-    if not form.reduces_contiguously:
-        return np.full(table.count, along_outputs)
     along_reduction = innermost is None or any(innermost.coefficient(axis) for axis in (*form.reduced, *form.columns))
-    return np.where(table.reduce_threads > 1, along_reduction, along_outputs)
+    return along_outputs, along_reduction

@@ -59,36 +59,21 @@ class Occupancy:
     warps: Ints
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False)
 class BlockStep:
-    """One step of the blocks that a unit runs.
+    """One step of the blocks that a unit runs; what is not asked for is not computed.
 
     Attributes:
         table: the schedules.
         placed: their operator on a device.
-        nest: the inner loops of a thread.
-        fetches: copies of data tiles to shared memory, by load of the body.
-        reads: operands of the reduction as threads read them, by load of the body; empty where nothing is reduced.
         report: registers and spills as compiled; None before that.
+        known_occupancy: how the blocks occupy the device, where that was computed elsewhere.
     """
 
     table: ScheduleTable
     placed: PlacedForm
-    nest: LoopNest
-    fetches: Mapping[Load, Fetch]
-    reads: Mapping[Load, OperandReads]
     report: CompilerReport | None = None
-
-    @staticmethod
-    def of(table: ScheduleTable, placed: PlacedForm, report: CompilerReport | None = None) -> BlockStep:
-        """The step of every schedule of a table of ``placed.form``."""
-        form, device = placed.form, placed.device
-        nest = loop_nest(table)
-        reads: dict[Load, OperandReads] = {}
-        fetches = {load: fetch(table, load, device) for load in form.body_loads}
-        if form.reduction is not None:
-            reads = {load: operand_reads(table, load, device, nest) for load in form.body_loads}
-        return BlockStep(table=table, placed=placed, nest=nest, fetches=fetches, reads=reads, report=report)
+    known_occupancy: Occupancy | None = None
 
     @property
     def form(self) -> KernelForm:
@@ -99,6 +84,23 @@ class BlockStep:
     def device(self) -> DeviceSpec:
         """The device that it runs on."""
         return self.placed.device
+
+    @cached_property
+    def nest(self) -> LoopNest:
+        """The inner loops of a thread."""
+        return loop_nest(self.table)
+
+    @cached_property
+    def fetches(self) -> Mapping[Load, Fetch]:
+        """Copies of data tiles to shared memory, by load of the body."""
+        return {load: fetch(self.table, load, self.device) for load in self.form.body_loads}
+
+    @cached_property
+    def reads(self) -> Mapping[Load, OperandReads]:
+        """Operands of the reduction as threads read them, by load of the body; empty where nothing is reduced."""
+        if self.form.reduction is None:
+            return {}
+        return {load: operand_reads(self.table, load, self.device, self.nest) for load in self.form.body_loads}
 
     @cached_property
     def rows(self) -> RowWork | None:
@@ -113,7 +115,7 @@ class BlockStep:
     @cached_property
     def occupancy(self) -> Occupancy:
         """How the blocks occupy the device."""
-        return occupancy_of(self)
+        return self.known_occupancy or occupancy_of(self)
 
 
 def occupancy_of(step: BlockStep) -> Occupancy:

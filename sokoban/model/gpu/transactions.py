@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -155,16 +156,26 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
     """
     tensor = table.form.expr.tensor_by_name[load.tensor]
     compulsory = touched_bytes(table.form, load, device.dram.transaction_bytes)
-    if device.l2 is not None and tensor.size_bytes <= device.l2.capacity_bytes / 2:
+    if keeps_in_l2(table.form, load, device):
         return np.full(table.count, compulsory)
     # A super-tile is large: its rows waste as much of their transactions as the whole tensor's do.
     elements: Floats = np.ones(table.count)
-    touched = 1
     for index, size in zip(load.indices, tensor.shape, strict=True):
-        dimension = data_dimension(index)
-        elements = elements * np.minimum(dimension.extent(together.tile), size)
-        touched *= min(dimension.extent(table.form.sizes), size)
+        elements = elements * np.minimum(data_dimension(index).extent(together.tile), size)
+    touched = touched_elements(table.form, load)
     return np.maximum(together.rounds * elements * (compulsory / touched), compulsory)
+
+
+def keeps_in_l2(form: KernelForm, load: Load, device: DeviceSpec) -> bool:
+    """Whether L2 has room for the tensor of ``load`` as a whole, beside what else it holds."""
+    return device.l2 is not None and form.expr.tensor_by_name[load.tensor].size_bytes <= device.l2.capacity_bytes / 2
+
+
+def touched_elements(form: KernelForm, load: Load) -> int:
+    """Elements of the box of a whole tensor that the operator reads from, every dimension by itself."""
+    shape = form.expr.tensor_by_name[load.tensor].shape
+    extents = [data_dimension(index).extent(form.sizes) for index in load.indices]
+    return math.prod(map(min, extents, shape))
 
 
 def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:

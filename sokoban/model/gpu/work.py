@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import value_instructions
 from sokoban.model.gpu.row_work import RowWork, row_work
 from sokoban.model.gpu.transactions import store_width
@@ -33,12 +34,17 @@ def arithmetic_instructions(table: ScheduleTable, rows: RowWork | None) -> Float
         table: the schedules.
         rows: what the threads do of those that share rows; see :func:`row_work_of`.
     """
-    form = table.form
-    value = form.reductions[0].value if form.reduction else form.final.value
-    final = value_instructions(form.final.value) if form.reduction else 0.0
-    points = table.thread_points * max(1.0, value_instructions(value)) + np.where(is_flat(table), final, 0.0)
+    body, final = body_instructions(table.form)
+    points = table.thread_points * max(1.0, body) + np.where(is_flat(table), final, 0.0)
     by_itself = table.accumulators * points
     return by_itself if rows is None else np.where(shares_rows(table), table.accumulators * rows.arithmetic, by_itself)
+
+
+def body_instructions(form: KernelForm) -> tuple[float, float]:
+    """Arithmetic instructions of a point of the body, and of the final statement behind a reduction."""
+    if form.reduction is None:
+        return value_instructions(form.final.value), 0.0
+    return value_instructions(form.reductions[0].value), value_instructions(form.final.value)
 
 
 def is_flat(table: ScheduleTable) -> Bools:

@@ -77,8 +77,8 @@ def test_stores_into_turned_tiles_are_counted_as_their_addresses_say(step: int, 
 
 def test_padding_takes_conflicts_from_the_stores_and_leaves_reads_aligned() -> None:
     table = table_of(schedule(8, turned=("A",)), schedule(8))
-    assert bank_padding(table, V100)["A"].tolist()[0] == 4
-    padded = table.with_padding(bank_padding(table, V100))
+    assert bank_padding(table, PlacedForm(MATMUL, V100))["A"].tolist()[0] == 4
+    padded = table.with_padding(bank_padding(table, PlacedForm(MATMUL, V100)))
     assert turned_store_passes(padded, MATMUL.body_loads[0], V100, padded.padding["A"])[0] == 1.0
 
 

@@ -63,7 +63,7 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 
 def test_products_run_at_the_groups_own_rates() -> None:
     table = table_of(group(), MMA)
-    step = BlockStep.of(table, PlacedForm(GEMM, H200))
+    step = BlockStep(table, PlacedForm(GEMM, H200))
     by_group, by_warp = (compute_seconds(step) / step.occupancy.running).tolist()
     groups, warps = H200.warp_group_instruction("float16"), H200.matrix_instruction("float16")
     assert groups is not None
@@ -76,7 +76,7 @@ def test_products_run_at_the_groups_own_rates() -> None:
 def test_operands_are_read_once_a_group() -> None:
     """Per step 64 rows and all columns of 128 bytes for each group; rows and columns of 64 for every warp otherwise."""
     table = table_of(group(), MMA)
-    step = BlockStep.of(table, PlacedForm(GEMM, H200))
+    step = BlockStep(table, PlacedForm(GEMM, H200))
     seconds = shared_seconds(step)
     rate = H200.shared.bandwidth_bytes_per_second / H200.unit_count / 128
     copied = sum(part.wavefronts for part in step.fetches.values())

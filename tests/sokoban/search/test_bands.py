@@ -68,7 +68,7 @@ def test_the_width_of_bands_is_about_the_best_of_all() -> None:
     placed = PlacedForm(form, device)
     found = estimate(table, placed)
     slow = replace(found, seconds=found.stage_seconds["dram"])
-    chosen = int(bands(table, slow, device)[0])
+    chosen = int(bands(table, slow, PlacedForm(table.form, device))[0])
     dram = {
         width: float(estimate(table.with_raster(np.array([width])), placed).stage_seconds["dram"][0])
         for width in (0, 1, 2, 4, 8, 16, 32, 64)

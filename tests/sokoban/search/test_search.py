@@ -108,7 +108,7 @@ def brute_force(form: KernelForm) -> float:
     whole = tuple((axis, form.sizes[axis]) for axis in form.reduced)
     found += [s.with_(cached=(), vector=(), step=whole) for s in found if s.step == whole]
     table = ScheduleTable.of(form, found)
-    padding = bank_padding(table, V100)
+    padding = bank_padding(table, PlacedForm(form, V100))
     padded = [
         s.with_(padding=tuple((name, int(column[row])) for name, column in padding.items() if column[row]))
         for row, s in enumerate(found)

@@ -49,14 +49,14 @@ def test_shared_memory_is_what_is_generated(schedule: TileSchedule) -> None:
 
 def test_a_block_with_more_threads_than_its_sums_leave_registers_for_spills() -> None:
     table = table_of(mma(), mma((256, 256)))
-    spilled = BlockStep.of(table, PlacedForm(GEMM, A100)).occupancy.spilled
+    spilled = BlockStep(table, PlacedForm(GEMM, A100)).occupancy.spilled
     assert spilled[0] == 0
     assert spilled[1] == 228 - 65536 // 512
 
 
 def test_a_warp_issues_a_product_of_16x8_at_a_time_and_a_load_per_fragment() -> None:
     table = table_of(mma(), mma(step=128))
-    step = BlockStep.of(table, PlacedForm(GEMM, A100))
+    step = BlockStep(table, PlacedForm(GEMM, A100))
     seconds = issue_seconds(step)
     per_step = seconds * A100.clocks.boost_hz / 2  # warps of a scheduler
     products, loads, copies = 4 * 8, 4 + 4, 6
@@ -66,7 +66,7 @@ def test_a_warp_issues_a_product_of_16x8_at_a_time_and_a_load_per_fragment() -> 
 
 def test_fragments_leave_shared_memory_at_full_width() -> None:
     table = table_of(mma())
-    step = BlockStep.of(table, PlacedForm(GEMM, A100))
+    step = BlockStep(table, PlacedForm(GEMM, A100))
     seconds = shared_seconds(step)
     passes = seconds * A100.shared.bandwidth_bytes_per_second / A100.unit_count / 128
     copied = sum(part.wavefronts for part in step.fetches.values())

@@ -32,7 +32,7 @@ def test_one_breakdown_asks_for_the_occupancy_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_rounds_are_the_blocks_of_the_busiest_unit_by_those_that_run() -> None:
-    step = BlockStep.of(ScheduleTable.of(MATMUL, [matmul_schedule((64, 64), (4, 4), 16)]), PLACED)
+    step = BlockStep(ScheduleTable.of(MATMUL, [matmul_schedule((64, 64), (4, 4), 16)]), PLACED)
     occupancy = step.occupancy
     # 256 blocks on 80 units: four for the busiest of them.
     assert (occupancy.rounds * occupancy.running).tolist() == [4.0]
@@ -43,5 +43,5 @@ def test_point_wise_operators_have_no_operands_to_read() -> None:
     form = form_of(op="elementwise", shape=[64, 64], function="relu")
     axis = form.spatial[0]
     table = ScheduleTable.of(form, [TileSchedule(block=((axis, 256),), thread=((axis, 4),))])
-    step = BlockStep.of(table, PlacedForm(form, V100))
+    step = BlockStep(table, PlacedForm(form, V100))
     assert step.reads == {} and step.rows is None
