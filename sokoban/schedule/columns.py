@@ -42,7 +42,7 @@ CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
 KEYS = (
     *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
-    "raster", "cluster", "launched",
+    "raster", "cluster", "launched", "kept_columns",
 )  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def _candidate_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors:
         ("raster", Band, TileSchedule.raster),
         ("cluster", Cluster, TileSchedule.cluster),
         ("launched", Band, TileSchedule.launched),
+        ("kept_columns", Band, TileSchedule.kept_columns),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -163,6 +164,7 @@ class ScheduleReader:
             raster=raster,
             cluster=cluster,
             launched=launched,
+            kept_columns=self._numbers("kept_columns"),
         )
 
     # Columns as they are given

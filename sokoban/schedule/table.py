@@ -84,6 +84,7 @@ class ScheduleTable:
             left out.
         launched: blocks of a launch that compute one tile after another; 0 (one tile each) everywhere where it is left
             out.
+        kept_columns: columns of a row that its threads keep in shared memory; 0 everywhere where it is left out.
     """
 
     form: KernelForm
@@ -105,13 +106,14 @@ class ScheduleTable:
     raster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     cluster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     launched: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    kept_columns: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
             object.__setattr__(self, "stages", self.ones)
         if len(self.asynchronous) != self.count:
             object.__setattr__(self, "asynchronous", np.zeros(self.count, dtype=np.bool_))
-        for name in ("instruction", "raster", "cluster", "launched"):
+        for name in ("instruction", "raster", "cluster", "launched", "kept_columns"):
             if len(getattr(self, name)) != self.count:
                 object.__setattr__(self, name, self.zeros)
 
@@ -139,6 +141,7 @@ class ScheduleTable:
             raster=_column([s.raster for s in schedules]),
             cluster=_column([s.cluster for s in schedules]),
             launched=_column([s.launched for s in schedules]),
+            kept_columns=_column([s.kept_columns for s in schedules]),
         )
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
