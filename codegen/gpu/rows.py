@@ -14,28 +14,30 @@ of a warp stand side by side in every turn, in different banks.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from codegen.target import Target
 from codegen.tir.function import parameter, written
-from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read, padded_sizes
 from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, affine, combine, evaluate, identity
+from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.language.expression import Load, Reduction
 from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import VECTOR_BYTES
-from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.schedule.rows import (
-    LEAST_COLUMNS,
-    LEAST_LOADS,
+    BFLOAT16_CAPABILITY,
     REMEMBERED,
     WARP,
     exchange_elements,
+    loads_together,
     row_columns,
     row_plan,
 )
@@ -52,6 +54,12 @@ def takes(request: LoweringRequest) -> bool:
 def lower(request: LoweringRequest) -> Lowered:
     """The kernel of a schedule whose threads share rows."""
     return _RowsLowering(request).run()
+
+
+def _capability(target: Target) -> tuple[int, int]:
+    """Compute capability of the NVIDIA boards that a kernel is for."""
+    number = int(re.sub(r"\D", "", target.architecture) or 0)
+    return number // 10, number % 10
 
 
 class _RowsLowering:
@@ -80,6 +88,7 @@ class _RowsLowering:
         exchanged = len(form.reductions) * self.row_threads
         if self.combines:
             exchanged = exchange_elements(form, self.row_threads, count)
+        self.widens_bfloat16 = is_cuda and _capability(request.target) < BFLOAT16_CAPABILITY
         #: Columns that all threads of the block keep in shared memory, and the bytes of a block altogether.
         self.shared_columns = threads * self.plan.shared_turns * self.plan.vector
         self.kept_bytes = self.shared_columns * sum(self.tensors[load.tensor].element_bytes for load in self.plan.kept)
@@ -88,6 +97,12 @@ class _RowsLowering:
 
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule
+        if (
+            self.kept_bytes
+            and self.widens_bfloat16
+            and "bfloat16" in {self.tensors[k.tensor].dtype for k in self.plan.kept}
+        ):
+            raise LoweringError(f"{self.entry}: shared memory keeps bfloat16 from compute capability 8.0 on")
         module = written(self.entry, self._function)
         block = (self.column_threads, self.row_threads, 1)
         return Lowered(
@@ -328,10 +343,11 @@ class _RowsLowering:
                         self._load(load, self.kept[load], first + turn, first + turn)
 
             self._in_turns(range(in_registers), in_registers, keep)
-        together = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector)
 
         def walk(turns: range, kept: Mapping[Load, Any], stored: Mapping[Load, Any]) -> None:
-            buffers = {load: self._buffer(load.tensor, together * plan.vector) for load in reads if load not in kept}
+            operands = [load for load in reads if load not in kept]
+            together = loads_together(plan, self.column_threads, len(operands))
+            buffers = {load: self._buffer(load.tensor, together * plan.vector) for load in operands}
 
             def some(first: Expr, count: int) -> None:
                 for load, buffer in buffers.items():

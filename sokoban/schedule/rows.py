@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import depends, value_instructions
 from sokoban.language.expression import Call, Constant, Load, Reduction, Tensor, Value, loads, rewrite, walk
@@ -22,13 +23,23 @@ from sokoban.schedule.accesses import VECTOR_BYTES
 #: Threads that exchange values by shuffles.
 WARP = 32
 
+#: Oldest NVIDIA devices with arithmetic of bfloat16, as a compute capability.
+BFLOAT16_CAPABILITY = (8, 0)
+
 #: Least vectors, and least columns, that a thread loads before it uses the first: so many loads under way hide the
 #: latency of memory.
 LEAST_LOADS = 4
 LEAST_COLUMNS = 16
 
+#: Threads beyond which a block leaves few registers beside what a thread keeps of a row: operands then share the loads
+#: under way. So many threads keep memory busy with fewer loads each.
+ROOMY_THREADS = 512
+
 #: Registers for the part of a row that a thread keeps: with all others, four blocks of 256 threads still fit a unit.
 KEPT_REGISTERS = 32
+
+#: The same beside columns in shared memory, whose way through registers takes some of them.
+KEPT_BESIDE = 24
 
 #: Instructions from which on a value is worth the registers that remember it for a later statement.
 REMEMBERED_INSTRUCTIONS = 8.0
@@ -69,6 +80,14 @@ class RowPlan:
     remembered: Value | None
 
 
+def loads_together(plan: RowPlan, threads: int, operands: int) -> int:
+    """Vectors of each of ``operands`` operands that a thread of a row of ``threads`` loads before it uses the first."""
+    together = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector)
+    if threads <= ROOMY_THREADS and plan.register_turns in (0, plan.turns):
+        return together
+    return max(1, together // (max(1, operands) * (2 if plan.register_turns else 1)))
+
+
 def row_columns(form: KernelForm) -> tuple[str, ...]:
     """The axes that the threads of a row share, in the order in which they are dealt."""
     return form.columns or form.reduced
@@ -102,7 +121,7 @@ def row_plan(form: KernelForm, threads: int, kept_columns: int = 0) -> RowPlan:
         reads = _reads(form, values)
         several = [load for load in widths if load in _read_again(reads)]
     # Registers take a row as a whole, or fill up what shared memory holds of it.
-    room = KEPT_REGISTERS // (vector * len(several)) if several else 0
+    room = (KEPT_BESIDE if shared_turns else KEPT_REGISTERS) // (vector * len(several)) if several else 0
     register_turns = min(room, turns - shared_turns) if shared_turns or room >= turns else 0
     return RowPlan(
         values=values,
@@ -139,9 +158,24 @@ def _read_again(reads: tuple[tuple[Load, ...], ...]) -> set[Load]:
 
 def kept_column_bytes(form: KernelForm) -> int:
     """Bytes that a column of a row takes which shared memory keeps: of every tensor that several statements read."""
-    values = tuple(_reciprocals(statement.value, row_columns(form)) for statement in (*form.reductions, form.final))
     tensors = form.expr.tensor_by_name
-    return sum(tensors[load.tensor].element_bytes for load in _read_again(_reads(form, values)))
+    return sum(tensors[load.tensor].element_bytes for load in _kept_loads(form))
+
+
+def _kept_loads(form: KernelForm) -> set[Load]:
+    """What the threads of a row keep, where there is room."""
+    values = tuple(_reciprocals(statement.value, row_columns(form)) for statement in (*form.reductions, form.final))
+    return _read_again(_reads(form, values))
+
+
+def keeps_in_shared(form: KernelForm, device: DeviceSpec) -> bool:
+    """Whether a device has memory in which threads may keep columns of a row as they are stored: what compilers do not
+    compute with, they keep wider."""
+    tensors = form.expr.tensor_by_name
+    capability = device.compute_capability
+    is_native = capability is not None and tuple(capability) >= BFLOAT16_CAPABILITY
+    kept = {tensors[load.tensor].dtype for load in _kept_loads(form)}
+    return bool(kept) and not device.shared.is_cache and (is_native or "bfloat16" not in kept)
 
 
 def exchange_elements(form: KernelForm, row_threads: Any, column_threads: Any) -> Any:

@@ -16,7 +16,7 @@ from sokoban.language.expression import Load, Reduction
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import LINE_WAVEFRONTS
 from sokoban.model.gpu.transactions import tile_transaction_bytes
-from sokoban.schedule.rows import LEAST_COLUMNS, LEAST_LOADS, row_columns, row_plan
+from sokoban.schedule.rows import loads_together, row_columns, row_plan
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
 #: Instructions per vector beside its accesses: address, and who still takes part.
@@ -122,7 +122,9 @@ def _work(form: KernelForm, threads: int, kept_columns: int) -> _Work:
                 shared[load] += in_shared * plan.turns
                 others += in_shared * plan.turns
         if walked_loads:
-            loads_under_way = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector) * walked_loads
+            in_registers = plan.kept if plan.register_turns == plan.turns else ()
+            operands = sum(load not in in_registers for load in reads)
+            loads_under_way = loads_together(plan, threads, operands) * walked_loads
             batches += max(1.0, accesses / loads_under_way)
             others += accesses + TURN_INSTRUCTIONS * plan.turns
         if is_final:
@@ -130,7 +132,9 @@ def _work(form: KernelForm, threads: int, kept_columns: int) -> _Work:
             continue
         combining, exchanging = _combining(threads)
         arithmetic, others = arithmetic + combining, others + exchanging
-    registers = sum(plan.register_turns * plan.vector * max(0.5, tensors[load.tensor].element_bytes / 4) for load in plan.kept)
+    registers = sum(
+        plan.register_turns * plan.vector * max(0.5, tensors[load.tensor].element_bytes / 4) for load in plan.kept
+    )
     registers = max(registers, columns if plan.remembered is not None else 0)
     return _Work(
         arithmetic=arithmetic,
