@@ -56,6 +56,11 @@ def lower(request: LoweringRequest) -> Lowered:
     return _RowsLowering(request).run()
 
 
+def _one_by_one(extent: int) -> Any:
+    """A loop that the device compiler does not unroll: beside a row in registers it has none for several turns."""
+    return T.serial(extent, annotations={"disable_unroll": True})
+
+
 def _capability(target: Target) -> tuple[int, int]:
     """Compute capability of the NVIDIA boards that a kernel is for."""
     number = int(re.sub(r"\D", "", target.architecture) or 0)
@@ -387,18 +392,19 @@ class _RowsLowering:
     ) -> None:
         """``body(first, count)`` for some turns of a thread, ``together`` at a time; the last turn of all may leave the
         thread out."""
-        threads, start = self.column_threads, turns.start
-        whole = self.plan.vectors // threads
+        plan, threads, start = self.plan, self.column_threads, turns.start
+        whole = plan.vectors // threads
         groups, remaining = divmod(max(0, min(whole, turns.stop) - start), together)
         if groups == 1:
             body(tirx.const(start, "int32"), together)
         elif groups:
-            with named(T.unroll if unrolled else T.serial, groups, "group") as group:
+            serial = _one_by_one if plan.shared_turns else T.serial
+            with named(T.unroll if unrolled else serial, groups, "group") as group:
                 body(start + group * together, together)
         if remaining:
             body(tirx.const(start + groups * together, "int32"), remaining)
         if whole in turns:
-            with T.If(whole * threads + self.lane < self.plan.vectors), T.Then():
+            with T.If(whole * threads + self.lane < plan.vectors), T.Then():
                 body(tirx.const(whole, "int32"), 1)
 
     def column(self, turn: Expr, lane: Expr) -> dict[str, Expr]:
