@@ -200,6 +200,7 @@ def schedule_key(schedule: TileSchedule, form: KernelForm) -> tuple[Any, ...]:
         schedule.raster,
         schedule.cluster,
         schedule.launched,
+        schedule.kept_columns,
     )
 
 

@@ -6,30 +6,41 @@ in OpenCL.
 
 Written directly as statements, like :mod:`codegen.gpu.staged.kernel`: TVM's schedules read what several statements
 share once per statement, element by element, and every combined value from shared memory again for every column. Here a
-thread loads its part of the row as vectors, once where it has registers for it
-(:func:`sokoban.schedule.rows.row_plan`).
+thread loads its part of the row as vectors, once where it has registers for it or room in shared memory
+(:func:`sokoban.schedule.rows.row_plan`). What it keeps there only it reads, so that nobody waits for it; and the lanes
+of a warp stand side by side in every turn, in different banks.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from codegen.target import Target
 from codegen.tir.function import parameter, written
-from codegen.tir.lowered import Lowered, identifier
+from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import guarded_read, padded_sizes
 from codegen.tir.statements import allocate, barrier, local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, affine, combine, evaluate, identity
+from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.language.expression import Load, Reduction
 from sokoban.language.names import fresh_name
-from sokoban.schedule.rows import LEAST_COLUMNS, LEAST_LOADS, REMEMBERED, row_columns, row_plan
-
-WARP = 32
+from sokoban.schedule.accesses import VECTOR_BYTES
+from sokoban.schedule.rows import (
+    BFLOAT16_CAPABILITY,
+    REMEMBERED,
+    WARP,
+    exchange_elements,
+    loads_together,
+    row_columns,
+    row_plan,
+)
 
 #: The element of a load, as a value to compute with.
 Read = Callable[[Load], Expr]
@@ -45,6 +56,17 @@ def lower(request: LoweringRequest) -> Lowered:
     return _RowsLowering(request).run()
 
 
+def _one_by_one(extent: int) -> Any:
+    """A loop that the device compiler does not unroll: beside a row in registers it has none for several turns."""
+    return T.serial(extent, annotations={"disable_unroll": True})
+
+
+def _capability(target: Target) -> tuple[int, int]:
+    """Compute capability of the NVIDIA boards that a kernel is for."""
+    number = int(re.sub(r"\D", "", target.architecture) or 0)
+    return number // 10, number % 10
+
+
 class _RowsLowering:
     """One kernel, its statements in the order in which :meth:`_kernel` writes them."""
 
@@ -58,7 +80,7 @@ class _RowsLowering:
         self.column_threads = math.prod(schedule.reduce_threads_of.values())
         self.columns_on_x = form.reduces_contiguously
         self.columns = row_columns(form)
-        self.plan = row_plan(form, self.column_threads)
+        self.plan = row_plan(form, self.column_threads, schedule.kept_columns)
         self.names = set(self.tensors)
         rows = math.prod(schedule.register_tile[axis] for axis in form.spatial)
         #: Whether a thread has several rows, so that what it shares for one is written anew for the next.
@@ -68,22 +90,33 @@ class _RowsLowering:
         is_cuda = request.target.generator in ("cuda", "cuda-source")
         self.combines = is_cuda and count & (count - 1) == 0 and threads % WARP == 0
         self.combines &= count > (WARP if self.columns_on_x else 1)
+        exchanged = len(form.reductions) * self.row_threads
+        if self.combines:
+            exchanged = exchange_elements(form, self.row_threads, count)
+        self.widens_bfloat16 = is_cuda and _capability(request.target) < BFLOAT16_CAPABILITY
+        #: Columns that all threads of the block keep in shared memory, and the bytes of a block altogether.
+        self.shared_columns = threads * self.plan.shared_turns * self.plan.vector
+        self.kept_bytes = self.shared_columns * sum(self.tensors[load.tensor].element_bytes for load in self.plan.kept)
+        self.shared_bytes = exchanged * (8 if self.dtype == "float64" else 4) + self.kept_bytes
+        self.is_dynamic = request.target.row.has_dynamic_shared and self.shared_bytes > STATIC_SHARED_BYTES
 
     def run(self) -> Lowered:
         form, schedule = self.form, self.schedule
+        if (
+            self.kept_bytes
+            and self.widens_bfloat16
+            and "bfloat16" in {self.tensors[k.tensor].dtype for k in self.plan.kept}
+        ):
+            raise LoweringError(f"{self.entry}: shared memory keeps bfloat16 from compute capability 8.0 on")
         module = written(self.entry, self._function)
-        element_bytes = 8 if self.dtype == "float64" else 4
         block = (self.column_threads, self.row_threads, 1)
-        shared = len(form.reductions) * self.row_threads
-        if self.combines:
-            shared = self.row_threads * (self.column_threads // WARP + 1 if self.columns_on_x else self.column_threads)
         return Lowered(
             module=module,
             entry=self.entry,
             grid=(schedule.grid_blocks(form.sizes), 1, 1),
             block=block if self.columns_on_x else (block[1], block[0], 1),
-            shared_bytes=shared * element_bytes,
-            dynamic_shared_bytes=0,
+            shared_bytes=self.shared_bytes,
+            dynamic_shared_bytes=self.kept_bytes if self.is_dynamic else 0,
         )
 
     def _function(self) -> None:
@@ -110,7 +143,9 @@ class _RowsLowering:
             T.attr(tirx.const(0, "int32"), "pragma_unroll_explicit", 0),
         ):
             row_thread, self.lane = (y, x) if self.columns_on_x else (x, y)
-            self.kept = {load: self._buffer(load.tensor, self.plan.turns * self.plan.vector) for load in self.plan.kept}
+            in_registers = self.plan.register_turns * self.plan.vector
+            self.kept = {load: self._buffer(load.tensor, in_registers) for load in self.plan.kept if in_registers}
+            self.shared_kept = {load: self._shared_buffer(load.tensor) for load in self.plan.kept if self.kept_bytes}
             produced = [statement.tensor for statement in self.form.reductions]
             self.results = {tensor: position for position, tensor in enumerate(produced)}
             # All in one buffer, of two elements at least: TVM would take one of a single element for another name of
@@ -121,7 +156,7 @@ class _RowsLowering:
                 self.shared = allocate(self._name("shared"), shared, self.dtype, "shared")
                 if self.columns_on_x:
                     self.shared_result = allocate(self._name("shared_result"), self.row_threads, self.dtype, "shared")
-                self.row_thread = row_thread
+            self.row_thread = row_thread
             self.result = local_buffer(self._name("result"), max(2, len(produced)), self.dtype)
             if self.plan.remembered is not None:
                 columns = self.plan.turns * self.plan.vector
@@ -130,6 +165,11 @@ class _RowsLowering:
 
     def _buffer(self, name: str, elements: int) -> Any:
         return local_buffer(self._name(f"{identifier(name)}_row"), elements, self.tensors[name].dtype)
+
+    def _shared_buffer(self, name: str) -> Any:
+        scope, dtype = "shared.dyn" if self.is_dynamic else "shared", self.tensors[name].dtype
+        wanted = self._name(f"{identifier(name)}_kept")
+        return allocate(wanted, self.shared_columns, dtype, scope, align_bytes=VECTOR_BYTES)
 
     def _first_row(self, block: Expr, thread: Expr) -> dict[str, Expr]:
         """First row of a thread along every spatial axis; blocks and threads count the last axis fastest."""
@@ -289,7 +329,8 @@ class _RowsLowering:
             vector_write(self.output, first, lanes, vector_read(results, 0, lanes))
 
     def _walk(self, statement: int, body: Callable[[_Vector], None]) -> None:
-        """``body`` for every vector of columns of a thread.
+        """``body`` for every vector of columns of a thread: those that lie in registers, those in shared memory, the
+        others.
 
         What the statement reads along the row lies in registers then: those that keep it for others, or those of a few
         vectors, loaded before the first of them is used.
@@ -297,39 +338,72 @@ class _RowsLowering:
         plan, reads = self.plan, self.plan.reads[statement]
         unread = [load for load in reads if load in self.unread]
         self.unread -= set(unread)
-        if unread:
+        in_registers = plan.turns if self.kept.keys() == {REMEMBERED} else plan.register_turns
+        kept_until = in_registers + plan.shared_turns
+        if unread and in_registers:
 
             def keep(first: Expr, turns: int) -> None:
                 with named(T.unroll, turns, "turn") as turn:
                     for load in unread:
                         self._load(load, self.kept[load], first + turn, first + turn)
 
-            self._in_turns(plan.turns, keep)
-        together = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector)
-        buffers = {load: self._buffer(load.tensor, together * plan.vector) for load in reads if load not in self.kept}
+            self._in_turns(range(in_registers), in_registers, keep)
 
-        def some(first: Expr, turns: int) -> None:
-            for load, buffer in buffers.items():
-                with named(T.unroll, turns, "turn") as turn:
-                    self._load(load, buffer, turn, first + turn)
-            with named(T.unroll, turns, "turn") as turn:
-                body(_Vector(self, first + turn, turn, buffers))
+        def walk(turns: range, kept: Mapping[Load, Any], stored: Mapping[Load, Any]) -> None:
+            operands = [load for load in reads if load not in kept]
+            together = loads_together(plan, self.column_threads, len(operands))
+            buffers = {load: self._buffer(load.tensor, together * plan.vector) for load in operands}
 
-        self._in_turns(together, some, unrolled=bool(self.kept))
+            def some(first: Expr, count: int) -> None:
+                for load, buffer in buffers.items():
+                    with named(T.unroll, count, "turn") as turn:
+                        if load in stored and load not in unread:
+                            place = self._kept_place(first + turn - in_registers)
+                            value = vector_read(stored[load], place, plan.vector)
+                            vector_write(buffer, turn * plan.vector, plan.vector, value)
+                        else:
+                            self._load(load, buffer, turn, first + turn)
+                for load in (load for load in unread if load in stored):
+                    with named(T.unroll, count, "turn") as turn:
+                        value = vector_read(buffers[load], turn * plan.vector, plan.vector)
+                        place = self._kept_place(first + turn - in_registers)
+                        vector_write(stored[load], place, plan.vector, value)
+                with named(T.unroll, count, "turn") as turn:
+                    body(_Vector(self, first + turn, turn, buffers, kept))
 
-    def _in_turns(self, together: int, body: Callable[[Expr, int], None], *, unrolled: bool = False) -> None:
-        """``body(first, turns)`` for all turns of a thread, ``together`` at a time; the last one may leave it out."""
-        plan, threads = self.plan, self.column_threads
+            self._in_turns(turns, together, some, unrolled=bool(kept))
+
+        if in_registers:
+            walk(range(in_registers), self.kept, {})
+        if plan.shared_turns:
+            walk(range(in_registers, kept_until), {}, self.shared_kept)
+        if kept_until < plan.turns:
+            walk(range(kept_until, plan.turns), {}, {})
+
+    def _kept_place(self, turn: Expr) -> Expr:
+        """Where a thread keeps the first column of a turn in shared memory."""
+        if self.columns_on_x:
+            row = self.row_thread * self.plan.shared_turns + turn
+            return (row * self.column_threads + self.lane) * self.plan.vector
+        return ((turn * self.column_threads + self.lane) * self.row_threads + self.row_thread) * self.plan.vector
+
+    def _in_turns(
+        self, turns: range, together: int, body: Callable[[Expr, int], None], *, unrolled: bool = False
+    ) -> None:
+        """``body(first, count)`` for some turns of a thread, ``together`` at a time; the last turn of all may leave the
+        thread out."""
+        plan, threads, start = self.plan, self.column_threads, turns.start
         whole = plan.vectors // threads
-        groups, remaining = divmod(whole, together)
+        groups, remaining = divmod(max(0, min(whole, turns.stop) - start), together)
         if groups == 1:
-            body(tirx.const(0, "int32"), together)
+            body(tirx.const(start, "int32"), together)
         elif groups:
-            with named(T.unroll if unrolled else T.serial, groups, "group") as group:
-                body(group * together, together)
+            serial = _one_by_one if plan.shared_turns else T.serial
+            with named(T.unroll if unrolled else serial, groups, "group") as group:
+                body(start + group * together, together)
         if remaining:
-            body(tirx.const(groups * together, "int32"), remaining)
-        if plan.turns > whole:
+            body(tirx.const(start + groups * together, "int32"), remaining)
+        if whole in turns:
             with T.If(whole * threads + self.lane < plan.vectors), T.Then():
                 body(tirx.const(whole, "int32"), 1)
 
@@ -394,9 +468,16 @@ class _RowsLowering:
 class _Vector:
     """Adjacent columns of a thread whose elements lie in registers."""
 
-    def __init__(self, lowering: _RowsLowering, turn: Expr, position: Expr, loaded: Mapping[Load, Any]) -> None:
-        """``turn`` counts the thread's vectors, ``position`` those in the buffers ``loaded``."""
-        self.lowering, self.turn, self.position, self.loaded = lowering, turn, position, loaded
+    def __init__(
+        self,
+        lowering: _RowsLowering,
+        turn: Expr,
+        position: Expr,
+        loaded: Mapping[Load, Any],
+        kept: Mapping[Load, Any],
+    ) -> None:
+        """``turn`` counts the thread's vectors and those in the buffers ``kept``, ``position`` those in ``loaded``."""
+        self.lowering, self.turn, self.position, self.loaded, self.kept = lowering, turn, position, loaded, kept
 
     def axes(self, lane: Expr) -> dict[str, Expr]:
         """Row and column of one of them."""
@@ -404,9 +485,9 @@ class _Vector:
 
     def each(self, body: Callable[[Mapping[str, Expr], Read, _Vector, Expr], None], dtype: str) -> None:
         """``body(axes, read, self, lane)`` for every column; reads give values of ``dtype``."""
-        lanes, kept = self.lowering.plan.vector, self.lowering.kept
+        lanes = self.lowering.plan.vector
         with named(T.unroll, lanes, "lane") as lane:
             elements = {load: buffer[self.position * lanes + lane] for load, buffer in self.loaded.items()}
-            elements |= {load: buffer[self.turn * lanes + lane] for load, buffer in kept.items()}
+            elements |= {load: buffer[self.turn * lanes + lane] for load, buffer in self.kept.items()}
             axes = self.axes(lane)
             body(axes, self.lowering.reader(elements, axes, dtype), self, lane)

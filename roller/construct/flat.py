@@ -17,6 +17,7 @@ from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace, data_tile_elements
 from sokoban.kernel.form import KernelForm
 from sokoban.schedule.accesses import widest_vector
+from sokoban.schedule.rows import KEPT_REGISTERS, exchange_elements, keeps_in_shared, kept_column_bytes, row_plan
 from sokoban.schedule.tile import Sizes, TileSchedule
 from sokoban.schedule.windows import PATCH_STATEMENTS
 
@@ -243,17 +244,36 @@ class Flat:
                     break
                 if threads * side % self.lanes:
                     continue
-                reason = Reason(
-                    "registers",
-                    f"{threads} threads share a reduction of {columns}",
-                    f"{side} of {outputs} side by side",
-                )
+                action = f"{threads} threads share a reduction of {columns}"
+                beside = f"{side} of {outputs} side by side"
                 schedule = TileSchedule(
                     block=self._last_axes(side),
                     thread=tuple((axis, 1) for axis in form.spatial),
                     reduce_threads=tuple((axis, threads if axis == form.reduced[-1] else 1) for axis in form.reduced),
                 )
-                yield Candidate(schedule, "shared rows", self.epsilon, (reason,))
+                yield Candidate(schedule, "shared rows", self.epsilon, (Reason("registers", action, beside),))
+                if along and side > 1:
+                    continue
+                for kept in self._kept_columns(threads, schedule.threads_per_block // threads):
+                    reason = Reason("shared", f"{action}, shared memory keeps {kept} columns of each row", beside)
+                    yield Candidate(schedule.with_(kept_columns=kept), "rows kept", self.epsilon, (reason,))
+
+    def _kept_columns(self, threads: int, rows: int) -> Iterator[int]:
+        """How many columns of ``rows`` rows shared memory may keep where registers are too few: all, those that
+        registers do not hold beside it, or as many as it has room for."""
+        form = self.form
+        columns = math.prod(form.sizes[axis] for axis in form.columns)
+        if threads <= self.lanes or columns <= KEPT_REGISTERS * threads or not keeps_in_shared(form, self.device):
+            return
+        column_bytes = kept_column_bytes(form)
+        plan = row_plan(form, threads)
+        in_turn = threads * plan.vector
+        room = self.limits.shared_bytes_per_block_opt_in - 8 * exchange_elements(form, rows, threads)
+        turns = room // (in_turn * column_bytes * rows)
+        beside = row_plan(form, threads, in_turn).register_turns
+        for kept in dict.fromkeys(min(turns, wanted) for wanted in (plan.turns, plan.turns - beside)):
+            if kept > 0:
+                yield kept * in_turn
 
     def _last_axes(self, outputs: int) -> tuple[tuple[str, int], ...]:
         """A block of about ``outputs`` outputs along the last axes."""

@@ -37,10 +37,12 @@ from roller.text.quantities import (
     wrapped,
 )
 from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
 from sokoban.schedule.raster import raster_axes
+from sokoban.schedule.rows import kept_column_bytes, row_plan
 from sokoban.schedule.tile import TileSchedule
 
 _POLICY_MEANING = {
@@ -355,6 +357,7 @@ def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     )
     if schedule.reduce_threads:
         yield f"  {sizes_text(schedule.reduce_threads)} threads share a reduction"
+        yield from _row_lines(schedule, form)
     if schedule.cached:
         padding = ", ".join(f"{name} rows padded by {amount}" for name, amount in schedule.padding)
         yield from wrapped(
@@ -373,6 +376,20 @@ def _program(placed: PlacedForm, program: RProgram) -> Iterator[str]:
     )
     if waste > 1.0:
         yield f"  tiles cover {100 * (waste - 1):.1f}% more points than the operator has"
+
+
+def _row_lines(schedule: TileSchedule, form: KernelForm) -> Iterator[str]:
+    """Where the columns of a row lie between the statements that read them."""
+    if not kept_column_bytes(form):
+        return
+    plan = row_plan(form, math.prod(count for _, count in schedule.reduce_threads), schedule.kept_columns)
+    parts = (
+        (plan.register_turns, "in registers"),
+        (plan.shared_turns, "in shared memory"),
+        (plan.turns - plan.register_turns - plan.shared_turns, "read again by every statement"),
+    )
+    kept = " and ".join(f"{turns} of {plan.turns} {where}" for turns, where in parts if turns)
+    yield from wrapped(f"a thread takes {count_text(plan.turns, 'vector')} of {plan.vector} of a row: {kept}")
 
 
 def _buffers(schedule: TileSchedule) -> str:

@@ -29,6 +29,8 @@ def gpu_schedule_text(schedule: TileSchedule) -> str:
         text += f" · bands of {schedule.raster}"
     if schedule.reduce_threads:
         text += f" · {math.prod(count for _, count in schedule.reduce_threads)} threads per row"
+    if schedule.kept_columns:
+        text += f" · {schedule.kept_columns} columns kept"
     return text
 
 

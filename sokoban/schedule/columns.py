@@ -42,7 +42,7 @@ CUTS = ("block", "thread", "threads", "vthreads")
 SPATIAL, REDUCED = (*CUTS, "inner_thread"), ("step", "reduce_threads", "inner_step")
 KEYS = (
     *SPATIAL, *REDUCED, "cached", "vector", "padding", "unroll", "instruction", "stages", "turned", "asynchronous",
-    "raster", "cluster", "launched",
+    "raster", "cluster", "launched", "kept_columns",
 )  # fmt: skip
 
 
@@ -76,6 +76,7 @@ def _candidate_type(spatial: tuple[str, ...], reduced: tuple[str, ...], tensors:
         ("raster", Band, TileSchedule.raster),
         ("cluster", Cluster, TileSchedule.cluster),
         ("launched", Band, TileSchedule.launched),
+        ("kept_columns", Band, TileSchedule.kept_columns),
     ]
     return msgspec.defstruct("Schedule", fields, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True)
 
@@ -140,6 +141,8 @@ class ScheduleReader:
         self._check_raster(raster, in_place)
         cluster, launched = self._numbers("cluster"), self._numbers("launched")
         self._check_bulk_copies(cluster, launched, instruction)
+        kept_columns = self._numbers("kept_columns")
+        self._check_kept_columns(kept_columns)
         padding = self._sizes("padding", self.tensors)
         if self.complaints:
             raise min(self.complaints, key=lambda complaint: complaint[0])[1]
@@ -163,6 +166,7 @@ class ScheduleReader:
             raster=raster,
             cluster=cluster,
             launched=launched,
+            kept_columns=kept_columns,
         )
 
     # Columns as they are given
@@ -323,6 +327,13 @@ class ScheduleReader:
         self._complain(
             (launched % np.maximum(1, cluster) != 0) | ((launched > 0) & (cluster == 0)),
             lambda i: InputError("launched", f"{launched[i]} blocks in clusters of {cluster[i]}", "leave it out"),
+        )
+
+    def _check_kept_columns(self, kept_columns: Ints) -> None:
+        """Rows that several statements read have something to keep."""
+        self._complain(
+            (kept_columns > 0) & (self.form.kind != "rows"),
+            lambda i: InputError("kept_columns", "one statement reads every row, so that none is kept", "leave it out"),
         )
 
     def _check_inputs(self, key: str, names: Sequence[str], usable: Sequence[str], position: int) -> None:

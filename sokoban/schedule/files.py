@@ -48,6 +48,7 @@ _KEYS: Mapping[str, str] = {
     "raster": "blocks beside each other in a band that is launched before the next one; 0 for no bands",
     "cluster": "blocks that get a tile in common by one read, copied in bulk (sm_90a); 0 where threads copy",
     "launched": "blocks of the launch, each computing one tile after another; 0 for a block per tile",
+    "kept_columns": "columns of a row that its threads keep in shared memory for later statements",
 }
 
 
@@ -155,6 +156,7 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
         raster=candidate.raster,
         cluster=candidate.cluster,
         launched=candidate.launched,
+        kept_columns=candidate.kept_columns,
     )
 
 
@@ -233,6 +235,9 @@ def schedule_schema() -> dict[str, Any]:
     kinds["raster"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.raster}
     kinds["cluster"] = {"type": "integer", "minimum": 0, "maximum": max(CLUSTERS), "default": TileSchedule.cluster}
     kinds["launched"] = {"type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.launched}
+    kinds["kept_columns"] = {
+        "type": "integer", "minimum": 0, "maximum": MAX_COUNT, "default": TileSchedule.kept_columns
+    }  # fmt: skip
     kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
     properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
     item = {"$ref": "#/$defs/Schedule"}

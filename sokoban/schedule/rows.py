@@ -1,28 +1,45 @@
-"""How the threads that share a row walk its columns: how wide their accesses are, and what they keep in registers.
+"""How the threads that share a row walk its columns: how wide their accesses are, and what they keep of it.
 
 Columns are dealt in vectors: thread ``t`` of ``T`` takes vectors ``t``, ``t + T``, ``t + 2 T``, ... of the row, so that
 lanes of a warp stand side by side. A tensor that several statements of the kernel read (softmax reads its input three
-times) is loaded once where a thread has registers for its part of the row.
+times) is loaded once where a thread has registers for its part of the row. Of longer rows a schedule keeps
+columns in shared memory (``kept_columns``), each where the thread that loaded it finds it again; beside them registers
+hold what they can, and what is left is read again.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import depends, value_instructions
 from sokoban.language.expression import Call, Constant, Load, Reduction, Tensor, Value, loads, rewrite, walk
 from sokoban.schedule.accesses import VECTOR_BYTES
+
+#: Threads that exchange values by shuffles.
+WARP = 32
+
+#: Oldest NVIDIA devices with arithmetic of bfloat16, as a compute capability.
+BFLOAT16_CAPABILITY = (8, 0)
 
 #: Least vectors, and least columns, that a thread loads before it uses the first: so many loads under way hide the
 #: latency of memory.
 LEAST_LOADS = 4
 LEAST_COLUMNS = 16
 
+#: Threads beyond which a block leaves few registers beside what a thread keeps of a row: operands then share the loads
+#: under way. So many threads keep memory busy with fewer loads each.
+ROOMY_THREADS = 512
+
 #: Registers for the part of a row that a thread keeps: with all others, four blocks of 256 threads still fit a unit.
 KEPT_REGISTERS = 32
+
+#: The same beside columns in shared memory, whose way through registers takes some of them.
+KEPT_BESIDE = 24
 
 #: Instructions from which on a value is worth the registers that remember it for a later statement.
 REMEMBERED_INSTRUCTIONS = 8.0
@@ -43,7 +60,9 @@ class RowPlan:
         turns: vectors of a thread; the last turn may leave some threads out.
         wide: loads that read a vector by one access.
         stores_wide: the results of a vector are stored by one access.
-        kept: loads that are read from memory once, and from registers by later statements.
+        kept: loads that are read from memory once in the turns below, and from there by later statements.
+        register_turns: first turns of a thread, whose kept columns lie in registers.
+        shared_turns: turns behind them, whose kept columns lie in shared memory; those that follow keep nothing.
         remembered: the body of a reduction whose values later statements find in registers, as :data:`REMEMBERED`;
             None where there is none. Softmax remembers its exponentials.
     """
@@ -56,7 +75,17 @@ class RowPlan:
     wide: frozenset[Load]
     stores_wide: bool
     kept: tuple[Load, ...]
+    register_turns: int
+    shared_turns: int
     remembered: Value | None
+
+
+def loads_together(plan: RowPlan, threads: int, operands: int) -> int:
+    """Vectors of each of ``operands`` operands that a thread of a row of ``threads`` loads before it uses the first."""
+    together = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector)
+    if threads <= ROOMY_THREADS and plan.register_turns in (0, plan.turns):
+        return together
+    return max(1, together // (max(1, operands) * (2 if plan.register_turns else 1)))
 
 
 def row_columns(form: KernelForm) -> tuple[str, ...]:
@@ -64,8 +93,8 @@ def row_columns(form: KernelForm) -> tuple[str, ...]:
     return form.columns or form.reduced
 
 
-def row_plan(form: KernelForm, threads: int) -> RowPlan:
-    """How ``threads`` threads walk a row of ``form``.
+def row_plan(form: KernelForm, threads: int, kept_columns: int = 0) -> RowPlan:
+    """How ``threads`` threads walk a row of ``form``, with room for ``kept_columns`` of its columns in shared memory.
 
     >>> from sokoban.kernel.form import kernel_form
     >>> from sokoban.language.parser import parse_program
@@ -84,10 +113,16 @@ def row_plan(form: KernelForm, threads: int) -> RowPlan:
     vector = _vector([*widths.values(), stored], count, threads)
     vectors = count // vector
     turns = -(-vectors // threads)
-    remembered = _repeated(values, columns) if turns * vector <= KEPT_REGISTERS else None
+    several = [load for load in widths if load in _read_again(reads)]
+    shared_turns = min(turns, kept_columns // (threads * vector)) if several else 0
+    remembered = _repeated(values, columns) if turns * vector <= KEPT_REGISTERS and not shared_turns else None
     if remembered is not None:
         values = _remembering(values, remembered)
         reads = _reads(form, values)
+        several = [load for load in widths if load in _read_again(reads)]
+    # Registers take a row as a whole, or fill up what shared memory holds of it.
+    room = (KEPT_BESIDE if shared_turns else KEPT_REGISTERS) // (vector * len(several)) if several else 0
+    register_turns = min(room, turns - shared_turns) if shared_turns or room >= turns else 0
     return RowPlan(
         values=values,
         reads=reads,
@@ -96,7 +131,9 @@ def row_plan(form: KernelForm, threads: int) -> RowPlan:
         turns=turns,
         wide=frozenset(load for load, width in widths.items() if width > 1 and vector > 1),
         stores_wide=stored > 1 and vector > 1,
-        kept=_kept(widths, reads, turns * vector),
+        kept=tuple(several) if register_turns or shared_turns else (),
+        register_turns=register_turns,
+        shared_turns=shared_turns,
         remembered=remembered,
     )
 
@@ -114,10 +151,39 @@ def _vector(widths: Sequence[int], columns: int, threads: int) -> int:
     return vector
 
 
-def _kept(candidates: Iterable[Load], reads: tuple[tuple[Load, ...], ...], columns_per_thread: int) -> tuple[Load, ...]:
-    """Loads that several statements read, where a thread has registers for its columns of all of them."""
-    several = [load for load in candidates if sum(load in group for group in reads) > 1 and load.pad is None]
-    return tuple(several) if len(several) * columns_per_thread <= KEPT_REGISTERS else ()
+def _read_again(reads: tuple[tuple[Load, ...], ...]) -> set[Load]:
+    """Loads that several statements read, and that may be kept therefore."""
+    return {load for group in reads for load in group if sum(load in each for each in reads) > 1 and load.pad is None}
+
+
+def kept_column_bytes(form: KernelForm) -> int:
+    """Bytes that a column of a row takes which shared memory keeps: of every tensor that several statements read."""
+    tensors = form.expr.tensor_by_name
+    return sum(tensors[load.tensor].element_bytes for load in _kept_loads(form))
+
+
+def _kept_loads(form: KernelForm) -> set[Load]:
+    """What the threads of a row keep, where there is room."""
+    values = tuple(_reciprocals(statement.value, row_columns(form)) for statement in (*form.reductions, form.final))
+    return _read_again(_reads(form, values))
+
+
+def keeps_in_shared(form: KernelForm, device: DeviceSpec) -> bool:
+    """Whether a device has memory in which threads may keep columns of a row as they are stored: what compilers do not
+    compute with, they keep wider."""
+    tensors = form.expr.tensor_by_name
+    capability = device.compute_capability
+    is_native = capability is not None and tuple(capability) >= BFLOAT16_CAPABILITY
+    kept = {tensors[load.tensor].dtype for load in _kept_loads(form)}
+    return bool(kept) and not device.shared.is_cache and (is_native or "bfloat16" not in kept)
+
+
+def exchange_elements(form: KernelForm, row_threads: Any, column_threads: Any) -> Any:
+    """Elements of shared memory through which the warps of a row exchange their results, numbers or columns of
+    them."""
+    if not form.reduces_contiguously:
+        return row_threads * column_threads
+    return row_threads * (column_threads // WARP + 1)
 
 
 def _remembering(values: tuple[Value, ...], remembered: Value) -> tuple[Value, ...]:

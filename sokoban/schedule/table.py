@@ -85,6 +85,7 @@ class ScheduleTable:
             left out.
         launched: blocks of a launch that compute one tile after another; 0 (one tile each) everywhere where it is left
             out.
+        kept_columns: columns of a row that its threads keep in shared memory; 0 everywhere where it is left out.
     """
 
     form: KernelForm
@@ -106,13 +107,14 @@ class ScheduleTable:
     raster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     cluster: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     launched: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    kept_columns: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def __post_init__(self) -> None:
         if len(self.stages) != self.count:
             object.__setattr__(self, "stages", self.ones)
         if len(self.asynchronous) != self.count:
             object.__setattr__(self, "asynchronous", np.zeros(self.count, dtype=np.bool_))
-        for name in ("instruction", "raster", "cluster", "launched"):
+        for name in ("instruction", "raster", "cluster", "launched", "kept_columns"):
             if len(getattr(self, name)) != self.count:
                 object.__setattr__(self, name, self.zeros)
 
@@ -135,10 +137,11 @@ class ScheduleTable:
                 s.raster,
                 s.cluster,
                 s.launched,
+                s.kept_columns,
             ]
             for s in schedules
         ]
-        width = 3 * len(ones) + len(whole_axes) + 7
+        width = 3 * len(ones) + len(whole_axes) + 8
         lines = iter(np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), width).T))
         return ScheduleTable(
             form=form,
@@ -153,6 +156,7 @@ class ScheduleTable:
             raster=next(lines),
             cluster=next(lines),
             launched=next(lines),
+            kept_columns=next(lines),
             cached=_listed(tensors, [s.cached for s in schedules]),
             padding=_by_tensor(tensors, [s.padding for s in schedules]),
             vector=_by_tensor((*tensors, form.expr.output.name), [s.vector for s in schedules]),

@@ -69,6 +69,8 @@ class TileSchedule:
             Tensor Memory Accelerator copies (:mod:`sokoban.schedule.bulk_copies`); 1 = each block has its own tiles
             copied, 0 = threads copy.
         launched: blocks of the launch, each of which computes one tile after another; 0 = a block for every tile.
+        kept_columns: columns of each row that its threads keep in shared memory, of every tensor that several
+            statements read (:func:`sokoban.schedule.rows.row_plan`); 0 = only registers keep some.
     """
 
     block: Sizes
@@ -87,6 +89,7 @@ class TileSchedule:
     raster: int = 0
     cluster: int = 0
     launched: int = 0
+    kept_columns: int = 0
 
     @cached_property
     def block_of(self) -> Mapping[str, int]:
@@ -179,6 +182,8 @@ class TileSchedule:
             fields["cluster"] = self.cluster
         if self.launched:
             fields["launched"] = self.launched
+        if self.kept_columns:
+            fields["kept_columns"] = self.kept_columns
         return fields
 
     @staticmethod

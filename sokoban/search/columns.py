@@ -147,5 +147,6 @@ def schedule_at(table: ScheduleTable, row: int) -> TileSchedule:
         raster=int(table.raster[row]),
         cluster=int(table.cluster[row]),
         launched=int(table.launched[row]),
+        kept_columns=int(table.kept_columns[row]),
         turned=tuple(name for name in cached if table.turned[name][row]),
     )

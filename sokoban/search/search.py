@@ -355,7 +355,7 @@ def _keys(table: ScheduleTable, *, tiles_only: bool) -> Ints:
     columns += [table.reduce_threads, table.warp_tile, table.wgmma, staged]
     if not tiles_only:
         columns += [*table.thread.values(), *table.step.values(), *table.cached.values(), table.stages]
-        columns += [table.asynchronous, table.raster, table.cluster, table.launched]
+        columns += [table.asynchronous, table.raster, table.cluster, table.launched, table.kept_columns]
     return np.stack([np.asarray(column, dtype=np.int64) for column in columns], axis=1)
 
 

@@ -202,7 +202,7 @@ class _Problem:
         form = self.form
         if form is None or not (table.reduce_threads > 1).any():
             return None
-        rows = row_work(form, table.reduce_threads)
+        rows = row_work(form, table.reduce_threads, table.kept_columns)
         lines: list[Any] = [rows.arithmetic, rows.instructions, rows.kept_registers, rows.batches]
         for load in form.body_loads:
             lines += [rows.loads.get(load, table.zeros), rows.width.get(load, table.ones)]

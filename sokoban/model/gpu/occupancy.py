@@ -15,6 +15,7 @@ from sokoban.kernel.matrix import (
     WGMMA_OTHER_REGISTERS,
 )
 from sokoban.schedule.bulk_copies import BARRIER_BYTES
+from sokoban.schedule.rows import exchange_elements, kept_column_bytes
 from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 
 #: Registers a kernel needs besides accumulators, operands and what is being fetched: addresses, counters; and fetched
@@ -22,6 +23,9 @@ from sokoban.schedule.table import Bools, Ints, ScheduleTable, product
 #: 10.2) speaks for: NVRTC 12.9 grants itself more where it may, without need.
 OVERHEAD_REGISTERS = 20
 FETCHED_REGISTERS = 24
+
+#: Widest result that the warps of a row exchange.
+_EXCHANGED_BYTES = 8
 
 #: Operands of a register tile beyond this many are read when they are needed.
 OPERAND_REGISTERS = 64
@@ -66,8 +70,8 @@ def operand_registers(table: ScheduleTable) -> Ints:
 
 
 def shared_bytes(table: ScheduleTable) -> Ints:
-    """Bytes of shared memory of one block: the staged data tiles with their padding, and the strip in which results
-    leave matrix instructions."""
+    """Bytes of shared memory of one block: the staged data tiles with their padding, the strip in which results leave
+    matrix instructions, and what threads that share rows keep of them."""
     total = table.zeros
     for load in table.form.body_loads:
         extents = table.extents(load)
@@ -92,6 +96,11 @@ def shared_bytes(table: ScheduleTable) -> Ints:
             # Results of what is copied in bulk leave straight from registers.
             together = np.where(table.bulk, total + BARRIER_BYTES * table.stages, together)
             total = np.where(table.warp_tile, together, total)
+    if table.kept_columns.any():
+        rows = product(table.threads.values(), table.count)
+        exchanged = _EXCHANGED_BYTES * exchange_elements(table.form, rows, table.reduce_threads)
+        kept = rows * table.kept_columns * kept_column_bytes(table.form)
+        total = total + np.where(kept > 0, kept + exchanged, 0)
     return total
 
 

@@ -16,7 +16,7 @@ from sokoban.language.expression import Load, Reduction
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import LINE_WAVEFRONTS
 from sokoban.model.gpu.transactions import tile_transaction_bytes
-from sokoban.schedule.rows import LEAST_COLUMNS, LEAST_LOADS, row_columns, row_plan
+from sokoban.schedule.rows import loads_together, row_columns, row_plan
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
 #: Instructions per vector beside its accesses: address, and who still takes part.
@@ -36,7 +36,8 @@ class RowWork:
         arithmetic: instructions that compute, those by which threads combine their results included.
         instructions: all of them.
         loads: accesses of global memory, by load.
-        walks: how often a thread reads along a row, by load.
+        shared_accesses: accesses of what shared memory keeps of a row, by load.
+        walks: how often a thread reads along a row in global memory, by load; what is not read again counts less.
         width: elements per access, by load.
         kept_registers: 32-bit registers that hold the row.
         batches: how often a thread waits for memory.
@@ -45,16 +46,18 @@ class RowWork:
     arithmetic: Floats
     instructions: Floats
     loads: Mapping[Load, Floats]
+    shared_accesses: Mapping[Load, Floats]
     walks: Mapping[Load, Floats]
     width: Mapping[Load, Ints]
     kept_registers: Floats
     batches: Floats
 
 
-def row_work(form: KernelForm, reduce_threads: Ints) -> RowWork:
-    """What each of the threads does that share a row; ``reduce_threads``: how many share one, by schedule."""
-    threads, inverse = np.unique(reduce_threads, return_inverse=True)
-    works = [_work(form, int(count)) for count in threads]
+def row_work(form: KernelForm, reduce_threads: Ints, kept_columns: Ints) -> RowWork:
+    """What each of the threads does that share a row; ``reduce_threads``: how many share one, ``kept_columns``: what
+    shared memory keeps of it, by schedule."""
+    pairs, inverse = np.unique(np.stack([reduce_threads, kept_columns]), axis=1, return_inverse=True)
+    works = [_work(form, int(count), int(kept)) for count, kept in pairs.T]
 
     def column(of: Callable[[_Work], float]) -> Floats:
         return np.array([of(work) for work in works])[inverse]
@@ -66,6 +69,7 @@ def row_work(form: KernelForm, reduce_threads: Ints) -> RowWork:
         arithmetic=column(lambda work: work.arithmetic),
         instructions=column(lambda work: work.instructions),
         loads=columns(lambda work: work.loads),
+        shared_accesses=columns(lambda work: work.shared_accesses),
         walks=columns(lambda work: work.walks),
         width=columns(lambda work: work.width),
         kept_registers=column(lambda work: work.kept_registers),
@@ -80,18 +84,22 @@ class _Work:
     arithmetic: float
     instructions: float
     loads: Mapping[Load, float]
+    shared_accesses: Mapping[Load, float]
     walks: Mapping[Load, float]
     width: Mapping[Load, int]
     kept_registers: float
     batches: float
 
 
-def _work(form: KernelForm, threads: int) -> _Work:
+def _work(form: KernelForm, threads: int, kept_columns: int) -> _Work:
     """What a thread does for one row that ``threads`` threads share."""
-    plan = row_plan(form, threads)
+    plan = row_plan(form, threads, kept_columns)
     columns = plan.turns * plan.vector
+    # Of what is kept, the part that is read again nevertheless, and the part in shared memory.
+    again = 1.0 - (plan.register_turns + plan.shared_turns) / plan.turns
+    in_shared = plan.shared_turns / plan.turns
     loads: dict[Load, float] = dict.fromkeys((load for group in plan.reads for load in group), 0.0)
-    walks = dict(loads)
+    walks, shared = dict(loads), dict(loads)
     width = {load: plan.vector if load in plan.wide else 1 for load in loads}
     tensors, axes = form.expr.tensor_by_name, row_columns(form)
     arithmetic = others = batches = 0.0
@@ -103,13 +111,20 @@ def _work(form: KernelForm, threads: int) -> _Work:
         converted = sum(tensors[load.tensor].element_bytes < 4 for load in reads)
         arithmetic += walked * (varying + converted) + value_instructions(value) - varying
         accesses = 0.0
-        walked_loads = [load for load in reads if not (load in plan.kept and walks[load])]
-        for load in walked_loads:
-            walks[load] += 1.0
-            loads[load] += columns / width[load]
-            accesses += columns / width[load]
+        walked_loads = 0
+        for load in reads:
+            share = again if load in plan.kept and walks[load] else 1.0
+            walks[load] += share
+            loads[load] += share * columns / width[load]
+            accesses += share * columns / width[load]
+            walked_loads += share > 0.0
+            if load in plan.kept:
+                shared[load] += in_shared * plan.turns
+                others += in_shared * plan.turns
         if walked_loads:
-            loads_under_way = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector) * len(walked_loads)
+            in_registers = plan.kept if plan.register_turns == plan.turns else ()
+            operands = sum(load not in in_registers for load in reads)
+            loads_under_way = loads_together(plan, threads, operands) * walked_loads
             batches += max(1.0, accesses / loads_under_way)
             others += accesses + TURN_INSTRUCTIONS * plan.turns
         if is_final:
@@ -117,12 +132,15 @@ def _work(form: KernelForm, threads: int) -> _Work:
             continue
         combining, exchanging = _combining(threads)
         arithmetic, others = arithmetic + combining, others + exchanging
-    registers = sum(columns * max(0.5, tensors[load.tensor].element_bytes / 4) for load in plan.kept)
+    registers = sum(
+        plan.register_turns * plan.vector * max(0.5, tensors[load.tensor].element_bytes / 4) for load in plan.kept
+    )
     registers = max(registers, columns if plan.remembered is not None else 0)
     return _Work(
         arithmetic=arithmetic,
         instructions=arithmetic + others,
         loads=loads,
+        shared_accesses=shared,
         walks=walks,
         width=width,
         kept_registers=registers,
@@ -154,6 +172,10 @@ def row_passes(table: ScheduleTable, device: DeviceSpec, rows: RowWork) -> Float
         access_bytes = device.warp_lanes * width * table.form.expr.tensor_by_name[load.tensor].element_bytes
         lines = np.where(width > 1, access_bytes / 128, cache_lines(table, load, device))
         passes = passes + table.accumulators * accesses * np.maximum(1.0, LINE_WAVEFRONTS * lines)
+        # What shared memory keeps of a row lies vector beside vector: every word passes once.
+        row_bytes = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+        kept = np.maximum(1.0, access_bytes / row_bytes) * rows.shared_accesses[load]
+        passes = passes + table.accumulators * kept
     return passes
 
 

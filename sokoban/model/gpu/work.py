@@ -23,7 +23,7 @@ def row_work_of(table: ScheduleTable) -> RowWork | None:
     """What the threads do of schedules whose threads share rows; None where there are no such schedules."""
     if not shares_rows(table).any():
         return None
-    return row_work(table.form, table.reduce_threads)
+    return row_work(table.form, table.reduce_threads, table.kept_columns)
 
 
 def arithmetic_instructions(table: ScheduleTable, rows: RowWork | None) -> Floats:

@@ -339,6 +339,7 @@ def test_the_schema_accepts_what_schedules_write_and_refuses_unknown_keys() -> N
         "raster",
         "cluster",
         "launched",
+        "kept_columns",
     }
 
 
