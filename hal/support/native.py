@@ -35,7 +35,9 @@ class NativeLibrary:
 
     def library(self) -> ctypes.CDLL | None:
         """The loaded library, None as long as there is none."""
-        if self._library is None and not self._is_hopeless and os.environ.get("ROLLER_CACHE") != "0":
+        if os.environ.get("ROLLER_CACHE") == "0":
+            return None
+        if self._library is None and not self._is_hopeless:
             self._look()
         return self._library
 
