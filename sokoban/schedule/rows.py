@@ -85,7 +85,9 @@ def loads_together(plan: RowPlan, threads: int, operands: int) -> int:
     together = max(LEAST_LOADS, LEAST_COLUMNS // plan.vector)
     if threads <= ROOMY_THREADS and plan.register_turns in (0, plan.turns):
         return together
-    return max(1, together // (max(1, operands) * (2 if plan.register_turns else 1)))
+    # A row in registers, in shared memory and beyond both has a loop for each, with addresses of its own.
+    in_three = plan.register_turns and plan.register_turns + plan.shared_turns < plan.turns
+    return max(1, together // (max(1, operands) * (2 if in_three else 1)))
 
 
 def row_columns(form: KernelForm) -> tuple[str, ...]:

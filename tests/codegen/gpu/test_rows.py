@@ -9,12 +9,15 @@ import pytest
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source, opencl_source, static_shared_bytes
-from codegen.tir.lowered import Lowered
+from codegen.target import Target
+from codegen.tir.lowered import Lowered, LoweringError
 from codegen.verify.gpu import verify
+from hal.catalog import load_device
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.language.operators import operator_from_data
+from sokoban.schedule.rows import keeps_in_shared
 from sokoban.schedule.tile import TileSchedule, sizes
-from tests.codegen.lowering import lower
+from tests.codegen.lowering import CUDA, lower
 
 
 def form_of(**data: Any) -> KernelForm:
@@ -101,3 +104,35 @@ def test_any_share_of_threads_gives_the_same_result(data: dict[str, Any], thread
     form = form_of(**data)
     result = verify(form, rows_schedule(form, 2, threads, each), full_size=True)
     assert result.passed, result.reason
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        # 2500 columns of 64 threads in vectors of four: ten turns, of which shared memory keeps all, or four.
+        ({"op": "softmax", "shape": [3, 2500]}, 2560),
+        ({"op": "layer_norm", "shape": [3, 2500], "dtype": "bfloat16"}, 1024),
+        ({"op": "softmax", "shape": [3, 2501], "dtype": "float16"}, 1024),
+        ({"op": "softmax", "shape": [2, 2100, 64], "axis": 1}, 2112),
+    ],
+    ids=str,
+)
+def test_threads_find_what_they_kept_of_a_row(data: dict[str, Any], kept: int) -> None:
+    """In registers, in shared memory and by reading again: no races, no barrier beyond those of the reductions."""
+    form = form_of(**data)
+    rows = 1 if form.reduces_contiguously else 2
+    schedule = rows_schedule(form, rows, 64).with_(kept_columns=kept)
+    result = verify(form, schedule, full_size=True, engine="emulator", target=CUDA)
+    assert result.passed and not result.needless, result
+    plain = lower(form, schedule.with_(kept_columns=0), entry="plain")
+    element_bytes = form.expr.inputs[0].element_bytes
+    assert lower(form, schedule, entry="kept").shared_bytes == plain.shared_bytes + rows * kept * element_bytes
+
+
+def test_bfloat16_is_kept_where_it_is_computed_with() -> None:
+    """Before compute capability 8.0 TVM keeps what is bfloat16 as float32, twice as wide."""
+    form = form_of(op="softmax", shape=[3, 2500], dtype="bfloat16")
+    schedule = rows_schedule(form, 1, 64).with_(kept_columns=2560)
+    with pytest.raises(LoweringError, match=r"from compute capability 8\.0 on"):
+        lower(form, schedule, entry="kept", target=Target("cuda", "sm_70", 32))
+    assert keeps_in_shared(form, load_device("a100")) and not keeps_in_shared(form, load_device("v100"))
