@@ -305,14 +305,13 @@ def score_command(
 ) -> None:
     """Predict the times of schedules that you made for the operator of FILE, in their order."""
     from hal.catalog import load_device
-    from roller.estimate.schedules import json_lines, one_operator, score, score_table, summary
+    from roller.estimate.schedules import json_lines, one_operator, score_file, score_table, summary
     from sokoban.language.operators import load_operators
-    from sokoban.schedule.files import load_schedules
 
     device = load_device(device_name)
     check_readable(file)
     expr = one_operator(load_operators(file), operator, str(file))
-    scores = score(load_schedules(schedules, expr), device)
+    scores = score_file(schedules, expr, device)
     if as_json:
         click.echo(json_lines(scores), nl=False)
         return

@@ -32,6 +32,7 @@ from sokoban.kernel.problem import Problem
 from sokoban.language.expression import Tensor, TensorExpr
 from sokoban.language.named.attention import Attention
 from sokoban.language.parser import parse_program
+from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
@@ -179,6 +180,15 @@ def _has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
     return is_cuda and dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
 
 
+def has_instruction(dtype: str, schedule: AttentionSchedule, device: DeviceSpec) -> bool:
+    """Whether a device multiplies elements of a type by the instruction of a schedule."""
+    if schedule.instruction is Instruction.FMA:
+        return True
+    if schedule.instruction is Instruction.WGMMA:
+        return device.warp_group_instruction(dtype) is not None
+    return _has_matrix_instructions(dtype, device)
+
+
 def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
     """One kernel, and where the rows leave units idle, slices that give every unit a block or some."""
     attention = form.attention
@@ -196,32 +206,50 @@ def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
 
 def _programs(form: KernelForm, slices: KeySlices, device: DeviceSpec, top_k: int) -> tuple[list[ChainProgram], int]:
     """The best programs of one number of slices, and how many were priced."""
-    problems = slices.problems(form)
-    kernel = problems[0]
-    assert isinstance(kernel, AttentionKernel)
-    second: tuple[ProgramPart, ...] = ()
-    if slices.count > 1:
-        combined = problems[1]
-        assert isinstance(combined, SliceSum)
-        schedule = SliceSumSchedule(SUM_THREADS)
-        estimate = estimate_slice_sum(combined, schedule, device)
-        second = (ProgramPart("brings the slices together", combined, schedule, estimate, NAME),)
+    kernel = _kernel(form, slices)
     priced = [
         (estimate_attention(kernel, schedule, device), schedule) for schedule in _schedules(kernel, slices, device)
     ]
     fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
+    return [_program(form, slices, schedule, estimate, device) for estimate, schedule in fitting[:top_k]], len(priced)
+
+
+def program_of(form: KernelForm, schedule: AttentionSchedule, slices: int, device: DeviceSpec) -> ChainProgram:
+    """The program of a schedule that somebody else made; its estimate is infinite where no block of it fits.
+
+    Raises:
+        InputError: the device or the kernels have nothing for its type, widths or instruction.
+    """
+    _check(form, device)
+    return _program(
+        form,
+        KeySlices(slices),
+        schedule,
+        estimate_attention(_kernel(form, KeySlices(slices)), schedule, device),
+        device,
+    )
+
+
+def _kernel(form: KernelForm, slices: KeySlices) -> AttentionKernel:
+    kernel = slices.problems(form)[0]
+    assert isinstance(kernel, AttentionKernel)
+    return kernel
+
+
+def _program(
+    form: KernelForm, slices: KeySlices, schedule: AttentionSchedule, estimate: Estimate, device: DeviceSpec
+) -> ChainProgram:
+    """A schedule with its estimate, and what brings slices together."""
+    kernel, *rest = slices.problems(form)
     label = f"attention over each of {slices.text}" if slices.count > 1 else ""
-    programs = [
-        ChainProgram(
-            NAME,
-            ", ".join(filter(None, (schedule_text(schedule), slices.text))),
-            form,
-            slices,
-            (ProgramPart(label, kernel, schedule, estimate, NAME), *second),
-        )
-        for estimate, schedule in fitting[:top_k]
-    ]
-    return programs, len(priced)
+    parts = [ProgramPart(label, kernel, schedule, estimate, NAME)]
+    for combined in rest:
+        assert isinstance(combined, SliceSum)
+        sums = SliceSumSchedule(SUM_THREADS)
+        priced = estimate_slice_sum(combined, sums, device)
+        parts.append(ProgramPart("brings the slices together", combined, sums, priced, NAME))
+    variant = ", ".join(filter(None, (schedule_text(schedule), slices.text)))
+    return ChainProgram(NAME, variant, form, slices, tuple(parts))
 
 
 def schedule_text(schedule: AttentionSchedule) -> str:

@@ -52,7 +52,7 @@ def write_bundle(compiled: CompiledOperator, device: DeviceSpec, out: Path) -> B
                 (directory / file.source).write_text(built.source)
                 if file.binary is not None and built.binary is not None:
                     (directory / file.binary).write_bytes(built.binary)
-                (directory / file.schedule).write_bytes(to_json(part.schedule.to_json()))
+                (directory / file.schedule).write_bytes(to_json(part.schedule_json))
         if reference is not None:
             (directory / reference.record.source).write_text(reference.source)
         (directory / MANIFEST).write_bytes(to_json(record))

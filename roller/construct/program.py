@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from codegen.verify.chain import ChainCheck
 from hal.spec.device import DeviceSpec
 from roller.construct.rtile import RTile
+from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
@@ -42,6 +43,12 @@ class ProgramPart:
     schedule: Schedule
     estimate: Estimate
     policy: str
+
+    @property
+    def schedule_json(self) -> dict[str, Any]:
+        """The schedule as files have it, with the slices of attention's keys."""
+        slices = {"slices": self.problem.slices} if isinstance(self.problem, AttentionKernel) else {}
+        return self.schedule.to_json() | slices
 
     @property
     def tiles(self) -> TileSchedule:

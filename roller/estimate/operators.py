@@ -289,7 +289,7 @@ def _part(operator: str, part: ProgramPart, algorithm: str) -> SchedulePart:
         seconds=part.estimate.seconds,
         bound=part.estimate.bound,
         found_by=finder_of(part.policy),
-        schedule=part.schedule.to_json(),
+        schedule=part.schedule_json,
         algorithm=algorithm,
     )
 

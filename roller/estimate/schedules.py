@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -12,13 +14,17 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
+from roller.algorithms import flash
 from roller.text.quantities import count_text, time_text
+from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
+from sokoban.language.named.attention import attention_of
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
+from sokoban.schedule.attention_files import SlicedSchedule, load_attention_schedules
 from sokoban.schedule.bulk_copies import form_problem
-from sokoban.schedule.files import ScheduleGroup
+from sokoban.schedule.files import ScheduleGroup, load_schedules
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
 
@@ -54,13 +60,28 @@ class Scored:
         return record
 
 
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """The schedules of a file on a device, in the file's order.
+class Scores(Protocol):
+    """The schedules of a file on a device, in the file's order."""
 
-    Attributes:
-        seconds: predicted time by schedule; infinite where it cannot run.
-    """
+    @property
+    def device(self) -> DeviceSpec:
+        """Where they would run."""
+
+    @property
+    def seconds(self) -> Floats:
+        """Predicted time by schedule; infinite where it cannot run."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the stages of every estimate."""
+
+    def rows(self, start: int, stop: int) -> list[Scored]:
+        """The schedules ``start`` ... ``stop - 1``."""
+
+
+@dataclass(frozen=True, eq=False)
+class TileScores:
+    """Schedules of tiles on a device, in the file's order; see :class:`Scores`."""
 
     device: DeviceSpec
     seconds: Floats
@@ -85,8 +106,53 @@ class Scores:
         return [scored[position] for position in sorted(scored)] if len(self._parts) > 1 else list(scored.values())
 
 
-def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
-    """Every schedule of a file."""
+@dataclass(frozen=True, eq=False)
+class AttentionScores:
+    """Schedules of attention on a device, in the file's order; see :class:`Scores`."""
+
+    device: DeviceSpec
+    scored: Sequence[Scored]
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """Predicted time by schedule; infinite where it cannot run."""
+        return np.array([np.inf if each.reason else each.estimate.seconds for each in self.scored])
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The names of the stages of every estimate."""
+        return tuple(self.scored[0].estimate.stage_seconds)
+
+    def rows(self, start: int, stop: int) -> list[Scored]:
+        """The schedules ``start`` ... ``stop - 1``."""
+        return list(self.scored[start:stop])
+
+
+def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
+    """Every schedule of a file for one operator.
+
+    Raises:
+        InputError: as :func:`sokoban.schedule.files.load_schedules`, or the device has no kernels of such attention.
+    """
+    if attention_of(expr) is None:
+        return score(load_schedules(path, expr), device)
+    form = kernel_form(expr)
+    return AttentionScores(device, [_attention_score(form, each, device) for each in load_attention_schedules(path)])
+
+
+def _attention_score(form: KernelForm, sliced: SlicedSchedule, device: DeviceSpec) -> Scored:
+    schedule = sliced.schedule
+    estimate = flash.program_of(form, schedule, sliced.slices, device).estimate
+    if not flash.has_instruction(form.attention.dtype, schedule, device):
+        return Scored(estimate, f"{device.name} has no {schedule.instruction} for {form.attention.dtype}")
+    reason = None
+    if not estimate.blocks_per_unit:
+        reason = _limit(device, schedule.threads, estimate.shared_bytes, estimate.registers)
+    return Scored(estimate, reason)
+
+
+def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> TileScores:
+    """Every schedule of groups of tiles."""
     seconds = np.empty(sum(group.table.count for group in groups))
     parts = []
     for group in groups:
@@ -94,7 +160,7 @@ def score(groups: Sequence[ScheduleGroup], device: DeviceSpec) -> Scores:
         estimates = estimate(group.table, placed)
         seconds[group.positions] = np.where(_without_instruction(group.table, placed), np.inf, estimates.seconds)
         parts.append((group, estimates))
-    return Scores(device, seconds, parts)
+    return TileScores(device, seconds, parts)
 
 
 def _without_instruction(table: ScheduleTable, placed: PlacedForm) -> Bools:
@@ -116,12 +182,17 @@ def _without_matrix(table: ScheduleTable, placed: PlacedForm) -> Bools:
 
 def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, row: int) -> str:
     """Why no block of a schedule runs, the limit that it breaks by name."""
-    limits = device.limits
-    threads, shared = int(table.threads_per_block[row]), int(estimates.shared_bytes[row])
     if table.asynchronous[row] and not copies_past_registers(device):
         return f"{device.name} has no asynchronous copies"
     if _without_instruction(table, PlacedForm(table.form, device))[row]:
         return f"{device.name} has no matrix instruction for this operator"
+    threads, shared = int(table.threads_per_block[row]), int(estimates.shared_bytes[row])
+    return _limit(device, threads, shared, int(estimates.registers[row]))
+
+
+def _limit(device: DeviceSpec, threads: int, shared: int, registers: int) -> str:
+    """The limit of a device that a block breaks, with its ``threads``, bytes and the registers of a thread."""
+    limits = device.limits
     if threads > limits.threads_per_block:
         return f"{threads} threads per block, at most {limits.threads_per_block}"
     most = min(
@@ -129,7 +200,6 @@ def _reason(table: ScheduleTable, device: DeviceSpec, estimates: EstimateTable, 
     )
     if shared > most:
         return f"{shared} bytes of shared memory per block, at most {most}"
-    registers = int(estimates.registers[row])
     return f"{threads} threads with {registers} registers each: no block fits on one of the {device.unit_name}s"
 
 

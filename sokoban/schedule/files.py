@@ -16,16 +16,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
+from sokoban.schedule.attention_files import attention_schema
 from sokoban.schedule.bulk_copies import CLUSTERS
-from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader, plain
+from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
+from sokoban.schedule.texts import ScheduleTexts, file_text
 from sokoban.schedule.tile import TileSchedule, sizes
-
-MAX_FILE_BYTES = 512 * 1024 * 1024
 
 #: What the keys mean, for the schema.
 _KEYS: Mapping[str, str] = {
@@ -75,13 +74,7 @@ def load_schedules(path: str | Path, expr: TensorExpr) -> list[ScheduleGroup]:
         InputError: the file cannot be read, or something in it cannot be used; ``field`` has the line, counted from 1
             (``schedules.jsonl[17].block.f``), or for a JSON list the position from 0.
     """
-    source = str(path)
-    try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise InputError(source, f"cannot be read: {getattr(error, 'strerror', None) or error}", "") from None
-    return schedules_from_json(text, expr, source)
+    return schedules_from_json(file_text(path), expr, str(path))
 
 
 def schedules_from_json(text: bytes, expr: TensorExpr, source_name: str = "schedules") -> list[ScheduleGroup]:
@@ -90,14 +83,14 @@ def schedules_from_json(text: bytes, expr: TensorExpr, source_name: str = "sched
     Raises:
         InputError: as :func:`load_schedules`.
     """
-    texts = _Texts.of(text, source_name)
+    texts = ScheduleTexts.of(text, source_name)
     unfused, fused = kernel_form(expr, fuse=False), kernel_form(expr)
     names_fused = _over_fused(text, texts.items, unfused, fused)
     groups = []
     for form, mask in ((unfused, ~names_fused), (fused, names_fused)):
         positions = np.flatnonzero(mask)
         if len(positions):
-            groups.append(ScheduleGroup(positions, texts.picked(positions).table(form)))
+            groups.append(ScheduleGroup(positions, _table(texts.picked(positions), form)))
     return groups
 
 
@@ -124,7 +117,7 @@ def table_from_json(text: bytes, form: KernelForm, source_name: str = "schedules
     Raises:
         InputError: as :func:`load_schedules`.
     """
-    return _Texts.of(text, source_name).table(form)
+    return _table(ScheduleTexts.of(text, source_name), form)
 
 
 def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
@@ -160,60 +153,9 @@ def schedule_from_json(data: object, form: KernelForm) -> TileSchedule:
     )
 
 
-@dataclass(frozen=True)
-class _Texts:
-    """The JSON texts of the schedules of a file, and the place of each: its line, or its position in a list."""
-
-    items: Sequence[bytes]
-    source: str
-    numbers: Sequence[int] | None
-
-    @staticmethod
-    def of(text: bytes, source: str) -> _Texts:
-        """The texts of a file, one per schedule, none of them decoded yet."""
-        if len(text) > MAX_FILE_BYTES:
-            raise InputError(source, f"larger than {MAX_FILE_BYTES // 2**20} MiB", "split it into several files")
-        text = text.removeprefix(b"\xef\xbb\xbf")
-        numbers: Sequence[int] | None
-        if text[:64].lstrip().startswith(b"["):
-            try:
-                items = [bytes(raw) for raw in msgspec.json.decode(text, type=list[msgspec.Raw])]
-            except (msgspec.DecodeError, RecursionError) as error:
-                raise InputError(source, f"broken JSON: {plain(error)}") from None
-            numbers = range(len(items))
-        else:
-            lines = text.split(b"\n")
-            numbers = [number for number, line in enumerate(lines, start=1) if line and not line.isspace()]
-            items = [lines[number - 1] for number in numbers]
-            if len(items) > 1 and not _is_json(items[0]) and _is_json(text):
-                items, numbers = [text], None
-        if not items:
-            raise InputError(source, "holds no schedules", 'write one a line: {"block": {...}, "thread": {...}}')
-        return _Texts(items, source, numbers)
-
-    def picked(self, positions: Ints) -> _Texts:
-        """The texts at some positions."""
-        if len(positions) == len(self.items):
-            return self
-        picked = positions.tolist()
-        numbers = None if self.numbers is None else [self.numbers[i] for i in picked]
-        return _Texts([self.items[i] for i in picked], self.source, numbers)
-
-    def place(self, position: int) -> str:
-        """``schedules.jsonl[17]``; the file alone where it is one schedule."""
-        return self.source if self.numbers is None else f"{self.source}[{self.numbers[position]}]"
-
-    def table(self, form: KernelForm) -> ScheduleTable:
-        """The schedules over the axes of ``form``."""
-        return ScheduleReader(form, self.items, self.place).table()
-
-
-def _is_json(text: bytes) -> bool:
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, RecursionError):
-        return False
-    return True
+def _table(texts: ScheduleTexts, form: KernelForm) -> ScheduleTable:
+    """The schedules of texts over the axes of ``form``."""
+    return ScheduleReader(form, texts.items, texts.place).table()
 
 
 def schedule_schema() -> dict[str, Any]:
@@ -240,10 +182,13 @@ def schedule_schema() -> dict[str, Any]:
     }  # fmt: skip
     kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
     properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
-    item = {"$ref": "#/$defs/Schedule"}
+    item = {"anyOf": [{"$ref": "#/$defs/Schedule"}, {"$ref": "#/$defs/AttentionSchedule"}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Schedules",
         "anyOf": [item, {"type": "array", "items": item, "minItems": 1}],
-        "$defs": {"Schedule": {"type": "object", "properties": properties, "additionalProperties": False}},
+        "$defs": {
+            "Schedule": {"type": "object", "properties": properties, "additionalProperties": False},
+            "AttentionSchedule": attention_schema(),
+        },
     }
