@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algorithms_of, flash
+from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algorithms_of, attention_programs
 from roller.construct.construct import construct
 from roller.construct.program import Construction, Program, Reason, RProgram
 from sokoban.kernel.form import KernelForm
@@ -73,8 +73,8 @@ class Programs:
         direct = _united(construction, searched, top_k)
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
-        if known.placed.form.kind == flash.KIND:
-            considered = (flash.consider(known.placed, top_k),)
+        if known.placed.form.is_attention:
+            considered = (attention_programs(known.placed, top_k),)
         elif direct and not set(algorithms) <= {DIRECT}:
             considered = algorithms_of(known.placed, direct[0], algorithms)
         return Programs(
@@ -133,7 +133,7 @@ class Programs:
             InputError: none of the algorithms applies, and programs of one kernel were not asked for.
         """
         chains = self.chains
-        if self.form.kind == flash.KIND:
+        if self.form.is_attention:
             return list(chains[: top_k + spares])
         if DIRECT not in algorithms:
             if not chains:
@@ -159,9 +159,8 @@ def find_programs(
         InputError: the device has no layer that holds even the smallest tile, or there is no such method.
     """
     constructs, searches = finders(device, method)
-    is_flash = form.kind == flash.KIND
-    construction = construct(form, device, top_k) if constructs or is_flash else None
-    searched = search(form, device, top_k) if searches and not is_flash else None
+    construction = construct(form, device, top_k) if constructs or form.is_attention else None
+    searched = search(form, device, top_k) if searches and not form.is_attention else None
     return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms)
 
 

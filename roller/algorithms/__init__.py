@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from codegen.generators import has_chains
 from hal.support.errors import InputError
-from roller.algorithms import split_k, winograd
+from roller.algorithms import flash, flash_gradient, split_k, winograd
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
@@ -37,6 +37,16 @@ def algorithms_of(
     return tuple(consider(placed, direct) for consider in asked.values())
 
 
+def attention_programs(placed: PlacedForm, top_k: int) -> Considered:
+    """The ``top_k`` best programs of attention or of a gradient of it, which have no others.
+
+    Raises:
+        InputError: the device or the kernels have nothing for its type or widths.
+    """
+    consider = flash.consider if placed.form.kind == "attention" else flash_gradient.consider
+    return consider(placed, top_k)
+
+
 def parse_algorithms(text: str | None) -> tuple[str, ...]:
     """The algorithms of ``direct,split-k``; all of them for None.
 
@@ -59,5 +69,6 @@ __all__ = [
     "ChainProgram",
     "Considered",
     "algorithms_of",
+    "attention_programs",
     "parse_algorithms",
 ]

@@ -18,17 +18,20 @@ from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, flash
+from roller.algorithms import ALGORITHMS
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders
 from sokoban.kernel.attention import AttentionKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
 from sokoban.model.gpu.attention import estimate_attention
+from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.model.rational import estimate_compiled
 from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
@@ -144,7 +147,7 @@ class _Job:
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
         self.form = kernel_form(expr)
         constructs, self.needs_search = finders(device, method)
-        if self.form.kind == flash.KIND:
+        if self.form.is_attention:
             constructs, self.needs_search = True, False
         self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
         self.searched: Future[SearchResult] | None = None
@@ -273,6 +276,8 @@ def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec)
     form, schedule, registers = part.problem, part.schedule, built.registers
     if isinstance(form, AttentionKernel) and isinstance(schedule, AttentionSchedule) and registers is not None:
         return estimate_attention(form, schedule, device, registers).seconds
+    if isinstance(form, AttentionGradientKernel) and isinstance(schedule, GradientSchedule) and registers is not None:
+        return estimate_gradient(form, schedule, device, registers).seconds
     if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
         return part.estimate.seconds
     if registers is None or schedule.instruction is not Instruction.FMA:

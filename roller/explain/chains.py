@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms import flash
 from roller.algorithms.chain import Considered
 from roller.construct.program import Program, ProgramPart
 from roller.explain.attention import flash_page
+from roller.explain.attention_gradient import gradient_page
 from roller.explain.pace import stage_bars
 from roller.programs import Programs
 from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
@@ -26,8 +26,8 @@ _MEANING = {
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
-    if program.algorithm == flash.NAME:
-        yield from flash_page(programs, program, rank)
+    if program.form.is_attention:
+        yield from (flash_page if program.form.kind == "attention" else gradient_page)(programs, program, rank)
         return
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])

@@ -290,7 +290,7 @@ def _view(record: Manifest, schedule_file: Path, hot: HotLoop) -> tuple[ModelVie
     try:
         device = load_device(record.device)
         form = kernel_form(operator_of(record))
-        if form.kind == "attention":
+        if form.is_attention:
             return None, "the model of attention counts steps of a block, not instructions of a loop"
         schedule = schedule_from_json(msgspec.json.decode(schedule_file.read_bytes()), form)
         return model_view(form, device, schedule, hot), ""
