@@ -166,11 +166,11 @@ def has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
     return is_cuda and dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
 
 
-def has_instruction(dtype: str, schedule: AttentionSchedule, device: DeviceSpec) -> bool:
-    """Whether a device multiplies elements of a type by the instruction of a schedule."""
-    if schedule.instruction is Instruction.FMA:
+def has_instruction(dtype: str, instruction: Instruction, device: DeviceSpec) -> bool:
+    """Whether a device multiplies elements of a type by an instruction."""
+    if instruction is Instruction.FMA:
         return True
-    if schedule.instruction is Instruction.WGMMA:
+    if instruction is Instruction.WGMMA:
         return device.warp_group_instruction(dtype) is not None
     return has_matrix_instructions(dtype, device)
 

@@ -342,7 +342,8 @@ def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
         return [part.kernel + slices]
     schedule = part.schedule
     if "rows" in schedule:
-        tiles = f"{schedule['rows']} rows by {schedule['keys']} keys, {count_text(schedule['warps'], 'warp')}"
+        walked = f"{schedule['keys']} keys" if "keys" in schedule else str(schedule["step"])
+        tiles = f"{schedule['rows']} rows by {walked}, {count_text(schedule['warps'], 'warp')}"
         return [f"{tiles}, {schedule['instruction']}", part.found_by]
     if "block" not in schedule and schedule.get("sums"):
         return [f"{schedule['threads']} threads a block, a warp a row", part.found_by]

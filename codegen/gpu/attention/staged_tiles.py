@@ -111,9 +111,11 @@ class StagedTile:
         inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
         place = "place_of(row)" if self.is_grouped else "row"
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
+        # Addresses of a whole tile step by step would take the registers of the loop that they are computed in.
+        unrolled = " 1" if is_rest else " 4" if self.is_swizzled or (self.is_walked and self.is_grouped) else ""
         return f"""\
     constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
-#pragma unroll{" 1" if is_rest else " 4" if self.is_swizzled else ""}
+#pragma unroll{unrolled}
     for (int first = 0; first < COUNT; first += THREADS) {{
       const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {self.first} + tile_row;
       const int to = {self.start} + {self._place};
