@@ -29,7 +29,7 @@ from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
 from sokoban.model.gpu.attention import estimate_attention
 from sokoban.model.gpu.attention_gradient import estimate_gradient
-from sokoban.model.rational import estimate_compiled
+from sokoban.model.rational import estimate_compiled, worthwhile_blocks
 from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.tile import TileSchedule
@@ -201,6 +201,7 @@ class _Job:
             schedule=part.schedule,
             entry=entry,
             target=Target.of(self.device),
+            worthwhile_blocks=_worthwhile_blocks(part, self.device),
         )
         return self.pool.submit(build_kernel, request)
 
@@ -284,6 +285,16 @@ def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec)
         return part.estimate.seconds
     spilled = built.spill_bytes or 0
     return estimate_compiled(form, device, schedule, registers=registers, spill_bytes=spilled).seconds
+
+
+def _worthwhile_blocks(part: ProgramPart, device: DeviceSpec) -> tuple[int, ...] | None:
+    """Numbers of resident blocks that RATIONAL expects something of; None where it does not count on registers."""
+    problem, schedule = part.problem, part.schedule
+    is_scalar = isinstance(schedule, TileSchedule) and schedule.instruction is Instruction.FMA
+    if not is_scalar or not isinstance(problem, KernelForm) or device.teu.lane != "thread":
+        return None
+    assert isinstance(schedule, TileSchedule)
+    return worthwhile_blocks(problem, device, schedule)
 
 
 def _wrong(verification: Verification | None) -> bool:
