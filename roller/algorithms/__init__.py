@@ -37,14 +37,20 @@ def algorithms_of(
     return tuple(consider(placed, direct) for consider in asked.values())
 
 
-def attention_programs(placed: PlacedForm, top_k: int) -> Considered:
+#: What composes operators that no schedule of tiles computes, by the kind of their form.
+_COMPOSE: Mapping[str, Callable[[PlacedForm, int], Considered]] = {
+    "attention": flash.consider,
+    "attention_gradient": flash_gradient.consider,
+}
+
+
+def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
     """The ``top_k`` best programs of attention or of a gradient of it, which have no others.
 
     Raises:
-        InputError: the device or the kernels have nothing for its type or widths.
+        InputError: the device or the kernels have nothing for the operator.
     """
-    consider = flash.consider if placed.form.kind == "attention" else flash_gradient.consider
-    return consider(placed, top_k)
+    return _COMPOSE[placed.form.kind](placed, top_k)
 
 
 def parse_algorithms(text: str | None) -> tuple[str, ...]:
@@ -69,6 +75,6 @@ __all__ = [
     "ChainProgram",
     "Considered",
     "algorithms_of",
-    "attention_programs",
+    "composed_programs",
     "parse_algorithms",
 ]

@@ -24,8 +24,9 @@ from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
 from sokoban.model.gpu.attention import estimate_attention
 from sokoban.model.gpu.attention_gradient import estimate_gradient
@@ -143,11 +144,11 @@ class _Job:
         algorithms: Collection[str],
     ) -> None:
         start = time.perf_counter()
-        self.algorithms = algorithms
+        self.algorithms, self.method = algorithms, method
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
-        self.form = kernel_form(expr)
+        self.form = operator_form(expr)
         constructs, self.needs_search = finders(device, method)
-        if self.form.is_attention:
+        if self.form.is_composed:
             constructs, self.needs_search = True, False
         self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
         self.searched: Future[SearchResult] | None = None
@@ -181,8 +182,9 @@ class _Job:
             return
         self.started = time.perf_counter()
         self.programs = Programs.of(
-            self.constructed, self._search_result(), top_k=self.top_k + SPARES, algorithms=self.algorithms
-        )
+            self.constructed, self._search_result(), top_k=self.top_k + SPARES, algorithms=self.algorithms,
+            method=self.method,
+        )  # fmt: skip
         self.ranked = self.programs.ranked(self.top_k, self.algorithms, SPARES)
         asked = self.ranked[: self.top_k]
         self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(asked)]
@@ -327,7 +329,7 @@ def verify_operators(
     how = (target, engine_for(target.generator, engine), tuple(order_seeds))
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
-        form = kernel_form(expr)
+        form = operator_form(expr)
         programs = find_programs(form, device, top_k, method, algorithms).ranked(top_k, algorithms)
         started.append((expr.name, [_checked(program, how, pool) for program in programs]))
         if len(started) > ahead:

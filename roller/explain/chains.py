@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import Considered
@@ -20,14 +20,21 @@ from sokoban.schedule.patches import PatchSchedule
 
 _MEANING = {
     "winograd": "transforms before and after save multiplications; what they make passes through memory",
+    "sequence": "no single kernel computes it: what one makes passes through memory to the next, each as if alone",
     "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
+}
+
+#: Pages of what is no chain in this sense, by the kind of its form.
+_PAGES: Mapping[str, Callable[[Programs, Program, int], Iterator[str]]] = {
+    "attention": flash_page,
+    "attention_gradient": gradient_page,
 }
 
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
-    if program.form.is_attention:
-        yield from (flash_page if program.form.kind == "attention" else gradient_page)(programs, program, rank)
+    if program.form.kind in _PAGES:
+        yield from _PAGES[program.form.kind](programs, program, rank)
         return
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])
@@ -37,7 +44,8 @@ def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]
         yield clipped(f"  {number}. {time_text(seconds):>8}  {part.label}, bound by {bound}")
     for tensor in program.workspace:
         yield f"  {si_text(tensor.size_bytes, 'B')} of workspace between them: {tensor.name}"
-    yield from wrapped(_verdict(programs, program.estimate.seconds))
+    if programs.direct:
+        yield from wrapped(_verdict(programs, program.estimate.seconds))
 
 
 def considered_lines(programs: Programs) -> Iterator[str]:

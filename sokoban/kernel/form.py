@@ -1,6 +1,6 @@
 """The canonical form in which construction, the cost model and code generation see an operator.
 
-Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of four
+Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of five
 kinds:
 
 ``tile``
@@ -15,6 +15,8 @@ kinds:
 ``attention_gradient``
     its gradient after one side, as :mod:`sokoban.language.named.attention_gradient` writes it; its kernels are in
     :mod:`sokoban.kernel.attention_gradient`.
+``sequence``
+    several of the first two, one after the other, which :mod:`sokoban.kernel.stages` makes of what is none of these.
 """
 
 from __future__ import annotations
@@ -57,10 +59,11 @@ class KernelForm:
         source: the operator as the user wrote it.
         expr: the same operator over fused axes (unless they were asked to stay apart); its tensors are contiguous views
             of the source's.
-        kind: ``"tile"``, ``"rows"``, ``"attention"`` or ``"attention_gradient"``.
+        kind: ``"tile"``, ``"rows"``, ``"attention"``, ``"attention_gradient"`` or ``"sequence"``.
         reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
         fused: pairs of a fused axis and the axes that it stands for.
+        stages: forms of the kernels of a ``sequence``, in order.
     """
 
     source: TensorExpr
@@ -69,6 +72,7 @@ class KernelForm:
     reductions: tuple[Statement, ...]
     final: Statement
     fused: tuple[tuple[str, tuple[str, ...]], ...]
+    stages: tuple[KernelForm, ...] = ()
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -162,9 +166,9 @@ class KernelForm:
         return gradient
 
     @property
-    def is_attention(self) -> bool:
-        """Whether it is attention or a gradient of it, which have kernels of their own and no schedules of tiles."""
-        return self.kind in ("attention", "attention_gradient")
+    def is_composed(self) -> bool:
+        """Whether no schedule of tiles computes it whole: attention, its gradients, a sequence of kernels."""
+        return self.kind in ("attention", "attention_gradient", "sequence")
 
     @cached_property
     def flops(self) -> float:
@@ -173,6 +177,8 @@ class KernelForm:
             return attention_flops(self.attention)
         if self.kind == "attention_gradient":
             return gradient_flops(self.attention_gradient)
+        if self.kind == "sequence":
+            return sum(stage.flops for stage in self.stages)
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
         for statement in self.reductions:

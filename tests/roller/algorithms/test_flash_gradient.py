@@ -12,7 +12,7 @@ from codegen.verify.gpu import verify_chain
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import attention_programs
+from roller.algorithms import composed_programs
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.flash_gradient import program_of
 from roller.explain.page import explain
@@ -35,7 +35,7 @@ def form_of(**changes: Any) -> KernelForm:
 
 
 def programs(form: KernelForm, device: DeviceSpec = A100, top_k: int = 10) -> tuple[ChainProgram, ...]:
-    return attention_programs(PlacedForm(form, device), top_k).programs
+    return composed_programs(PlacedForm(form, device), top_k).programs
 
 
 def best(form: KernelForm, device: DeviceSpec = A100) -> tuple[GradientSchedule, float]:

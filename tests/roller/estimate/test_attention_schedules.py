@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hal.catalog import load_device
-from roller.algorithms import attention_programs
+from roller.algorithms import composed_programs
 from roller.cli import main
 from roller.estimate.schedules import Scores, score_file
 from sokoban.kernel.form import kernel_form
@@ -32,7 +32,7 @@ def scores(tmp_path: Path, operator: dict[str, Any], device: str, *schedules: di
 @pytest.mark.parametrize("operator", [PREFILL, DECODE | {"dtype": "float16"}, DECODE, GRADIENT])
 def test_programs_score_what_construction_says(tmp_path: Path, operator: dict[str, Any], device: str) -> None:
     board = load_device(device)
-    programs = attention_programs(PlacedForm(kernel_form(operator_from_data(operator)), board), 5).programs
+    programs = composed_programs(PlacedForm(kernel_form(operator_from_data(operator)), board), 5).programs
     found = scores(tmp_path, operator, device, *(program.parts[0].schedule_json for program in programs))
     assert found.seconds.tolist() == [program.estimate.seconds for program in programs]
 

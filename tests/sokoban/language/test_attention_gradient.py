@@ -86,7 +86,7 @@ def test_an_expression_is_known_again(changes: dict[str, Any], of: str) -> None:
 
 def test_forms_count_the_products_of_both_kernels() -> None:
     forms = [kernel_form(written(SIZES, of)) for of in ("queries", "keys")]
-    assert all(form.is_attention and form.kind == "attention_gradient" for form in forms)
+    assert all(form.is_composed and form.kind == "attention_gradient" for form in forms)
     pairs = 2 * 4 * 3 * 5
     assert [form.flops for form in forms] == [2 * pairs * (4 + 6 + 4), 2 * pairs * 2 * (4 + 6)]
     assert gradient_flops(forms[0].attention_gradient) == forms[0].flops
