@@ -44,20 +44,27 @@ class Stages:
         """A small operator of the same statements, over which every schedule covers several tiles."""
         tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
         wanted = [(stage, cut_sizes(stage, schedule)) for stage, schedule in zip(form.stages, tiles, strict=True)]
-        needed = needed_sizes(form.sizes, wanted)
-        # Axes of one length stay so: a mask compares them, and a kernel may walk both together.
-        longest = {
-            full: max(needed[axis] for axis, size in form.sizes.items() if size == full) for full in form.sizes.values()
-        }
-        small = {axis: longest[full] for axis, full in form.sizes.items()}
-        attention = attention_of(form.source) or attention_gradient_of(form.source)
-        expr = resize(form, small).expr if attention is None else _cut_attention(attention, small, form.expr.name)
-        return sequence_form(expr), self
+        sizes = needed_sizes(form.sizes, wanted)
+        small = _resized(form, sizes)
+        if [stage.kind for stage in small.stages] != [stage.kind for stage in form.stages]:
+            # A kernel walks axes of one length together, which have to stay so.
+            longest: dict[int, int] = {}
+            for axis, full in form.sizes.items():
+                longest[full] = max(longest.get(full, 0), sizes[axis])
+            small = _resized(form, {axis: longest[full] for axis, full in form.sizes.items()})
+        return small, self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results in 16 bits, since what passes between kernels is rounded, too."""
         halves = HALF_UNITS.get(form.expr.output.dtype)
         return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
+
+
+def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
+    """An operator of several stages on axes of other ``sizes``."""
+    attention = attention_of(form.source) or attention_gradient_of(form.source)
+    expr = resize(form, sizes).expr if attention is None else _cut_attention(attention, sizes, form.expr.name)
+    return sequence_form(expr)
 
 
 def _cut_attention(attention: AttentionSizes, sizes: Mapping[str, int], name: str) -> TensorExpr:
