@@ -31,8 +31,8 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
-from sokoban.schedule.pipelines import BODY_STATEMENTS, fully_staged, pipeline_variants, turned_tensors, with_layouts
-from sokoban.schedule.table import Bools, Ints, ScheduleTable
+from sokoban.schedule.pipelines import BODY_STATEMENTS, pipeline_variants, stages_operands, turned_tensors
+from sokoban.schedule.table import Ints, Rows, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.bands import in_bands
@@ -138,26 +138,31 @@ class _Ranking:
         variants = _Variants.of(placed, [candidate.schedule for candidate in candidates])
         estimates = estimate(variants.padded, placed)
         chosen = self._chosen(candidates, variants.candidate, estimates)
-        bands, predictions = in_bands(variants.padded, chosen, estimates, placed)
+        bands, predictions = in_bands(variants.padded, np.array(chosen, dtype=np.int64), estimates, placed)
         ranked = np.argsort(predictions.seconds, kind="stable").tolist()
         return [
             _program(
                 space,
-                candidates[int(variants.candidate[chosen[place]])],
-                variants.schedule(int(chosen[place]), int(bands[place])),
+                candidates[variants.candidate[chosen[place]]],
+                variants.schedule(chosen[place], int(bands[place])),
                 prediction,
             )
             for place, prediction in zip(ranked, predictions.rows(ranked), strict=True)
         ]
 
-    def _chosen(self, candidates: Sequence[Candidate], candidate_of: Ints, estimates: EstimateTable) -> Ints:
+    def _chosen(
+        self, candidates: Sequence[Candidate], candidate_of: Sequence[int], estimates: EstimateTable
+    ) -> list[int]:
         """Rows of the best variants, one of each candidate and ``top_k`` at most, best first."""
-        order = np.argsort(estimates.seconds, kind="stable")
-        order = order[np.isfinite(estimates.seconds[order])]
-        _, first = np.unique(candidate_of[order], return_index=True)
-        kept = order[np.sort(first)].tolist()
-        kept = with_fall_back(kept, self.top_k, lambda row: candidates[int(candidate_of[row])].schedule.instruction)
-        return np.array(kept[: self.top_k], dtype=np.int64)
+        seconds: list[float] = estimates.seconds.tolist()
+        best: dict[int, int] = {}
+        for row in sorted(range(len(seconds)), key=seconds.__getitem__):
+            if seconds[row] < math.inf:
+                best.setdefault(candidate_of[row], row)
+        kept = list(best.values())
+        return with_fall_back(kept, self.top_k, lambda row: candidates[candidate_of[row]].schedule.instruction)[
+            : self.top_k
+        ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,8 +179,8 @@ class _Variants:
     """
 
     schedules: Sequence[TileSchedule]
-    candidate: Ints
-    is_staged: Bools
+    candidate: Sequence[int]
+    is_staged: Sequence[bool]
     table: ScheduleTable
     padding: Mapping[str, Ints]
     turned: tuple[str, ...]
@@ -183,24 +188,29 @@ class _Variants:
     @staticmethod
     def of(placed: PlacedForm, schedules: Sequence[TileSchedule]) -> _Variants:
         """The variants of ``schedules`` that the device has."""
-        form, device = placed.form, placed.device
-        table = ScheduleTable.of(form, schedules)
+        rows = Rows(placed.form)
+        each = [rows.row(schedule) for schedule in schedules]
         # What a cache holds is not for the program to lay out or to fetch ahead.
-        staged = fully_staged(table) & (not device.shared.is_cache)
-        ahead = np.flatnonzero(staged & (table.step_count > 1))
-        pipelines = pipeline_variants(placed, (CONSTRUCTED_STAGES,))
-        candidate = np.concatenate([np.arange(table.count), *(ahead for _ in pipelines)])
-        if staged.any():
-            stages = np.concatenate([table.stages, *(np.full(len(ahead), count) for count, _ in pipelines)])
-            past = np.concatenate([table.asynchronous, *(np.full(len(ahead), past) for _, past in pipelines)])
-            table = with_layouts(table.candidates(candidate), staged[candidate], stages, past)
+        lays_out = stages_operands(placed.form) and not placed.device.shared.is_cache
+        is_staged = [lays_out and rows.is_fully_staged(row) for row in each]
+        candidate, turned = list(range(len(each))), tuple[str, ...]()
+        if any(is_staged):
+            turned = turned_tensors(placed.form)
+            for number in candidate:
+                if is_staged[number]:
+                    each[number] = rows.laid_out(each[number], turned, BODY_STATEMENTS)
+            ahead = [number for number in candidate if is_staged[number] and rows.has_steps(each[number])]
+            for stages, past in pipeline_variants(placed, (CONSTRUCTED_STAGES,)):
+                each += [rows.fetched_ahead(each[number], stages, past) for number in ahead]
+                candidate += ahead
+        table = rows.table(each, [schedules[number] for number in candidate])
         return _Variants(
             schedules=schedules,
             candidate=candidate,
-            is_staged=staged,
+            is_staged=is_staged,
             table=table,
             padding=bank_padding(table, placed),
-            turned=turned_tensors(form) if staged.any() else (),
+            turned=turned,
         )
 
     @cached_property
@@ -210,7 +220,7 @@ class _Variants:
 
     def schedule(self, row: int, band: int) -> TileSchedule:
         """A row, launched in bands of ``band`` blocks, as a schedule."""
-        schedule = self.schedules[int(self.candidate[row])]
+        schedule = self.schedules[self.candidate[row]]
         padding = tuple([(name, int(amounts[row])) for name, amounts in self.padding.items() if amounts[row]])
         if self.is_staged[self.candidate[row]]:
             pipeline = int(self.table.stages[row]), bool(self.table.asynchronous[row])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,12 @@ Bools = NDArray[np.bool_]
 INSTRUCTIONS = tuple(Instruction)
 #: Number of every instruction in a table.
 INSTRUCTION_NUMBER: Mapping[Instruction, int] = {each: number for number, each in enumerate(INSTRUCTIONS)}
+_FMA = INSTRUCTION_NUMBER[Instruction.FMA]
 _IS_MATRIX = np.array([each.is_matrix for each in INSTRUCTIONS])
 _IS_SWIZZLED = np.array([each.is_swizzled for each in INSTRUCTIONS])
+
+#: Columns of a table that belong to no axis and no tensor, but for bands.
+_SINGLE = ("reduce_threads", "unroll", "stages", "asynchronous", "instruction", "cluster", "launched", "kept_columns")
 
 
 def instruction_numbers(instructions: Iterable[Instruction]) -> Ints:
@@ -121,48 +126,54 @@ class ScheduleTable:
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
         """The table of some schedules; their axes must be those of ``form``, in its order."""
-        tensors = tuple(dict.fromkeys(load.tensor for load in form.body_loads))
-        # Without a step a reduction axis is walked at once.
-        whole_axes, ones = [form.sizes[axis] for axis in form.reduced], [1] * len(form.spatial)
-        rows = [
-            [
-                *[size for _, size in s.block],
-                *[size for _, size in s.thread],
-                *([size for _, size in s.vthreads] or ones),
-                *([size for _, size in s.step] or whole_axes),
-                _count(s.reduce_threads),
-                s.unroll,
-                s.stages,
-                INSTRUCTION_NUMBER[s.instruction],
-                s.raster,
-                s.cluster,
-                s.launched,
-                s.kept_columns,
-            ]
-            for s in schedules
-        ]
-        width = 3 * len(ones) + len(whole_axes) + 8
-        lines = iter(np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), width).T))
-        return ScheduleTable(
+        rows = Rows(form)
+        return rows.table([rows.row(schedule) for schedule in schedules], schedules)
+
+    @staticmethod
+    def of_lines(
+        form: KernelForm, tensors: tuple[str, ...], lines: Ints, padding: Mapping[str, Ints], raster: Ints
+    ) -> ScheduleTable:
+        """The table of some :attr:`lines`, with the other columns that a schedule may have."""
+        rows = iter(lines)
+        flags = 3 * len(form.spatial) + len(form.reduced) + len(_SINGLE)
+        columns: dict[str, Any] = {
+            "block": dict(zip(form.spatial, rows, strict=False)),
+            "thread": dict(zip(form.spatial, rows, strict=False)),
+            "vthreads": dict(zip(form.spatial, rows, strict=False)),
+            "step": dict(zip(form.reduced, rows, strict=False)),
+            **dict(zip(_SINGLE, rows, strict=False)),
+        }
+        columns["asynchronous"] = columns["asynchronous"] != 0
+        are_listed = iter(lines[flags : flags + 2 * len(tensors)] != 0)
+        return quick(
+            ScheduleTable,
             form=form,
-            block=dict(zip(form.spatial, lines, strict=False)),
-            thread=dict(zip(form.spatial, lines, strict=False)),
-            vthreads=dict(zip(form.spatial, lines, strict=False)),
-            step=dict(zip(form.reduced, lines, strict=False)),
-            reduce_threads=next(lines),
-            unroll=next(lines),
-            stages=next(lines),
-            instruction=next(lines),
-            raster=next(lines),
-            cluster=next(lines),
-            launched=next(lines),
-            kept_columns=next(lines),
-            cached=_listed(tensors, [s.cached for s in schedules]),
-            padding=_by_tensor(tensors, [s.padding for s in schedules]),
-            vector=_by_tensor((*tensors, form.expr.output.name), [s.vector for s in schedules]),
-            turned=_listed(tensors, [s.turned for s in schedules]),
-            asynchronous=np.array([s.asynchronous for s in schedules], dtype=np.bool_),
+            lines=lines,
+            cached=dict(zip(tensors, are_listed, strict=False)),
+            turned=dict(zip(tensors, are_listed, strict=False)),
+            vector=dict(zip((*tensors, form.expr.output.name), lines[flags + 2 * len(tensors) :], strict=True)),
+            padding=padding,
+            raster=raster,
+            inner_thread={},
+            inner_step={},
+            **columns,
         )
+
+    @cached_property
+    def lines(self) -> Ints:
+        """The columns as one matrix, in which compiled code reads them: by axis those of ``block``, ``thread``,
+        ``vthreads`` and ``step``, then :data:`_SINGLE`, and by tensor those of ``cached``, ``turned`` and ``vector``,
+        the output's behind them.
+
+        Storage padding and bands are not among them, which change while the rest stays, nor are loops cut twice.
+        """
+        tensors, nothing = tuple(self.cached), self.zeros
+        lines = [line for by in (self.block, self.thread, self.vthreads, self.step) for line in by.values()]
+        lines += [getattr(self, name) for name in _SINGLE]
+        lines += self.cached.values()
+        lines += [self.turned.get(name, nothing) for name in tensors]
+        lines += [self.vector.get(name, nothing) for name in (*tensors, self.form.expr.output.name)]
+        return np.array(lines, dtype=np.int64).reshape(len(lines), self.count)
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
         """The schedules with other storage padding; what was derived from the other columns stays known."""
@@ -176,13 +187,24 @@ class ScheduleTable:
         banded.__dict__.update(self.__dict__, raster=raster)
         return banded
 
-    def with_columns(self, **columns: Any) -> ScheduleTable:
-        """The schedules with other columns; nothing derived is known any more."""
-        own = self.__dict__
-        return quick(ScheduleTable, form=self.form, **{name: columns.get(name, own[name]) for name in _COLUMNS})
+    def with_layout(
+        self, turned: Mapping[str, Bools], unroll: Ints, stages: Ints, asynchronous: Bools
+    ) -> ScheduleTable:
+        """The schedules with other tiles turned, bodies unrolled and steps fetched ahead; their loops not cut twice."""
+        lines, single = self.lines.copy(), 3 * len(self.block) + len(self.step)
+        for name, column in (("unroll", unroll), ("stages", stages), ("asynchronous", asynchronous)):
+            lines[single + _SINGLE.index(name)] = column
+        for number, tensor in enumerate(self.cached, single + len(_SINGLE) + len(self.cached)):
+            lines[number] = turned[tensor]
+        return ScheduleTable.of_lines(self.form, tuple(self.cached), lines, self.padding, self.raster)
 
     def candidates(self, which: slice | Ints) -> ScheduleTable:
         """The schedules at some positions, in the order given."""
+        lines = self.__dict__.get("lines")
+        if lines is not None:
+            padding = {tensor: amounts[which] for tensor, amounts in self.padding.items()}
+            chosen_lines = np.ascontiguousarray(lines[:, which])
+            return ScheduleTable.of_lines(self.form, tuple(self.cached), chosen_lines, padding, self.raster[which])
         chosen: dict[str, Any] = {"form": self.form}
         for name in _COLUMNS:
             column = self.__dict__[name]
@@ -426,9 +448,80 @@ class ScheduleTable:
         return tile
 
 
-def _count(threads: Sizes) -> int:
-    """Threads along all axes together."""
-    return math.prod([count for _, count in threads]) if threads else 1
+class Rows:
+    """Schedules of one operator as rows of integers, in the order of :attr:`ScheduleTable.lines`.
+
+    Attributes:
+        tensors: those that a schedule may stage.
+        step: places of the steps.
+        reduce_threads, unroll, stages, asynchronous, instruction: places of these columns.
+        cached, turned: places of what is said of the tensors.
+    """
+
+    def __init__(self, form: KernelForm) -> None:
+        self.form = form
+        self.tensors = tuple(dict.fromkeys([load.tensor for load in form.body_loads]))
+        self._ones = tuple([(axis, 1) for axis in form.spatial])
+        # Without a step a reduction axis is walked at once.
+        self._whole = tuple([(axis, form.sizes[axis]) for axis in form.reduced])
+        first, single, count = 3 * len(self._ones), 3 * len(self._ones) + len(self._whole), len(self.tensors)
+        self.step = slice(first, single)
+        self.reduce_threads, self.unroll, self.stages, self.asynchronous, self.instruction = range(single, single + 5)
+        listed = single + len(_SINGLE)
+        self.cached, self.turned = slice(listed, listed + count), slice(listed + count, listed + 2 * count)
+        self._by_tensor: dict[tuple[Any, ...], list[int]] = {}
+
+    def row(self, schedule: TileSchedule) -> list[int]:
+        """A schedule, but for its padding and bands."""
+        s = schedule
+        threads = math.prod([count for _, count in s.reduce_threads]) if s.reduce_threads else 1
+        by_axis = (s.block, s.thread, s.vthreads or self._ones, s.step or self._whole)
+        return [
+            *[size for sizes in by_axis for _, size in sizes],
+            threads, s.unroll, s.stages, s.asynchronous, INSTRUCTION_NUMBER[s.instruction], s.cluster, s.launched,
+            s.kept_columns,
+            *self._of_tensors(s.cached, s.turned, s.vector),
+        ]  # fmt: skip
+
+    def _of_tensors(self, cached: tuple[str, ...], turned: tuple[str, ...], vector: Sizes) -> list[int]:
+        """What is said of tensors, which is the same for most schedules."""
+        known = self._by_tensor.get((cached, turned, vector))
+        if known is None:
+            given = dict(vector)
+            known = [name in listed for listed in (cached, turned) for name in self.tensors]
+            known += [given.get(name, 0) for name in (*self.tensors, self.form.expr.output.name)]
+            self._by_tensor[cached, turned, vector] = known
+        return known
+
+    def is_fully_staged(self, row: list[int]) -> bool:
+        """Whether multiply-adds of threads that work alone read all tensors from shared memory."""
+        return row[self.instruction] == _FMA and row[self.reduce_threads] == 1 and all(row[self.cached])
+
+    def has_steps(self, row: list[int]) -> bool:
+        """Whether blocks walk the reduction in several steps."""
+        return any([step < size for step, (_, size) in zip(row[self.step], self._whole, strict=True)])
+
+    def laid_out(self, row: list[int], turned: Sequence[str], unroll: int) -> list[int]:
+        """A row with some tiles turned and its body unrolled."""
+        changed = row.copy()
+        changed[self.unroll] = unroll
+        changed[self.turned] = [name in turned for name in self.tensors]
+        return changed
+
+    def fetched_ahead(self, row: list[int], stages: int, asynchronous: bool) -> list[int]:
+        """A row with more buffers."""
+        changed = row.copy()
+        changed[self.stages], changed[self.asynchronous] = stages, asynchronous
+        return changed
+
+    def table(self, rows: Sequence[Sequence[int]], schedules: Sequence[TileSchedule]) -> ScheduleTable:
+        """Some rows with the padding and the bands of ``schedules``."""
+        count, width = len(rows), self.cached.start + 3 * len(self.tensors) + 1
+        numbers = np.fromiter(chain.from_iterable(rows), np.int64, count * width)
+        lines = np.ascontiguousarray(numbers.reshape(count, width).T)
+        padding = _by_tensor(self.tensors, [schedule.padding for schedule in schedules])
+        raster = np.array([schedule.raster for schedule in schedules], dtype=np.int64)
+        return ScheduleTable.of_lines(self.form, self.tensors, lines, padding, raster)
 
 
 def _by_tensor(tensors: Sequence[str], sizes: Sequence[Sizes]) -> dict[str, Ints]:
@@ -437,13 +530,6 @@ def _by_tensor(tensors: Sequence[str], sizes: Sequence[Sizes]) -> dict[str, Ints
         return dict.fromkeys(tensors, np.zeros(len(sizes), dtype=np.int64))
     given = [dict(pairs) for pairs in sizes]
     return {tensor: np.array([each.get(tensor, 0) for each in given], dtype=np.int64) for tensor in tensors}
-
-
-def _listed(tensors: Sequence[str], lists: Sequence[tuple[str, ...]]) -> dict[str, Bools]:
-    """Whether a schedule lists a tensor, by tensor."""
-    if not any(lists):
-        return dict.fromkeys(tensors, np.zeros(len(lists), dtype=np.bool_))
-    return {tensor: np.array([tensor in names for names in lists], dtype=np.bool_) for tensor in tensors}
 
 
 _COLUMNS = tuple(each.name for each in fields(ScheduleTable) if each.name != "form")

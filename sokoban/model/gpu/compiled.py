@@ -9,8 +9,10 @@ instructions, rows, loops cut twice) and serves where no compiler is.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,8 @@ from sokoban.schedule.table import Floats, Ints, ScheduleTable
 #: The C file.
 SOURCE = Path(__file__).parent / "native" / "stages.c"
 
+_BYTE = ctypes.c_char
+
 #: What the C file has room for.
 _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "terms": 12, "lanes": 64, "banks": 128}
 
@@ -46,8 +50,10 @@ _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "terms": 12, "lanes": 64, "b
 _SECONDS = ("compute", "issue", "shared", "l2", "stored", "waiting", "dram", "power", "hoisting", "rounds", "scheduler")
 _PARTS = ("together", "alone", "unfilled", "stores", "units", "filling", "waiting")
 _WHOLE_STAGES = 7
-#: Those of integers; behind them stand the blocks and the steps of a kernel.
+_SECONDS_LINES = len(_SECONDS) + len(_PARTS) + _WHOLE_STAGES
+#: Those of integers; behind them stand the rounds, the blocks and the steps of a kernel.
 _COUNTS = ("registers", "spilled", "shared", "resident", "running", "warps")
+_COUNT_LINES = len(_COUNTS) + 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,25 +83,24 @@ def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -
     if native is None:
         return None
     library, problem = native
-    sharing = problem.sharing(table)
-    count = table.count
-    seconds, counts = np.empty((len(_SECONDS), count)), np.empty((len(_COUNTS) + 2, count), dtype=np.int64)
-    arrays = (*problem.arrays, *_columns(table), sharing)
-    library.price(*map(_address, arrays), count, _address(seconds), _address(counts))
+    count, sharing = table.count, problem.sharing(table)
+    columns, *rest = _columns(table)
+    seconds, counts = np.empty((_SECONDS_LINES, count)), np.empty((_COUNT_LINES, count), dtype=np.int64)
+    given, results = (*problem.addresses, _address(columns)), (_address(seconds), _address(counts))
+    shared = None if sharing is None else _address(sharing)
+    library.price(*given, *map(_address, rest), shared, count, *results)
     # Powers are NumPy's, so that they have its bits.
-    hiding = seconds[-1] ** exponent
-    parts, waves = np.empty((len(_PARTS) + _WHOLE_STAGES, count)), np.empty(count, dtype=np.int64)
-    ahead = (np.ascontiguousarray(table.stages), np.ascontiguousarray(table.launched))
-    before = (_address(seconds), _address(counts), _address(hiding))
-    library.finish(*map(_address, (*problem.arrays, *ahead)), count, *before, _address(parts), _address(waves))
-    by_name, ints = dict(zip(_SECONDS, seconds, strict=True)), dict(zip(_COUNTS, counts, strict=False))
+    hiding = seconds[_SECONDS.index("scheduler")] ** exponent
+    library.finish(*given, count, _address(hiding), *results)
+    lines, numbers = iter(seconds), iter(counts)
+    by_name = dict(zip(_SECONDS, lines, strict=False))
     return quick(
         CompiledStages,
         seconds=by_name,
-        occupancy=quick(Occupancy, rounds=by_name["rounds"], **ints),
-        parts=dict(zip(_PARTS, parts, strict=False)),
-        whole=parts[len(_PARTS) :],
-        waves=waves,
+        parts=dict(zip(_PARTS, lines, strict=False)),
+        whole=list(lines),
+        occupancy=quick(Occupancy, rounds=by_name["rounds"], **dict(zip(_COUNTS, numbers, strict=False))),
+        waves=next(numbers),
     )
 
 
@@ -107,8 +112,8 @@ def compiled_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints
     library, problem = native
     columns, before, raster = _columns(table)
     padding = before.copy()
-    arrays = (*problem.arrays, columns, before, raster)
-    library.pad(*map(_address, arrays), table.count, _address(padding))
+    arrays = map(_address, (columns, before, raster))
+    library.pad(*problem.addresses, *arrays, table.count, _address(padding))
     return dict(zip(table.padding, padding, strict=True))
 
 
@@ -119,9 +124,8 @@ def compiled_added_bytes(table: ScheduleTable, placed: PlacedForm) -> tuple[Floa
     if native is None:
         return None
     library, problem = native
-    down, across = np.empty(table.count), np.empty(table.count)
-    arrays = (*problem.arrays, *_columns(table))
-    library.added_bytes(*map(_address, arrays), table.count, _address(down), _address(across))
+    down, across, arrays = np.empty(table.count), np.empty(table.count), _columns(table)
+    library.added_bytes(*problem.addresses, *map(_address, arrays), table.count, _address(down), _address(across))
     return down, across
 
 
@@ -132,15 +136,15 @@ def compiled_traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, r
     if native is None:
         return None
     library, problem = native
-    moved = np.empty(table.count)
-    columns, padding, _ = _columns(table)
-    arrays = (*problem.arrays, columns, padding, np.ascontiguousarray(raster), np.ascontiguousarray(resident))
-    library.traffic(*map(_address, arrays), table.count, _address(moved))
+    moved, (columns, padding, _) = np.empty(table.count), _columns(table)
+    arrays = (columns, padding, np.ascontiguousarray(raster), np.ascontiguousarray(resident))
+    library.traffic(*problem.addresses, *map(_address, arrays), table.count, _address(moved))
     return moved
 
 
 def _address(array: Any) -> int:
-    return 0 if array is None else int(array.__array_interface__["data"][0])
+    """Where the entries of an array begin; its own ``ctypes.data`` takes three times as long to say so."""
+    return ctypes.addressof(_BYTE.from_buffer(array))
 
 
 def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
@@ -165,29 +169,15 @@ def _typed(library: ctypes.CDLL) -> Any:
         library.traffic.argtypes = (*[pointer] * 6, number, pointer)
         for function in (library.price, library.pad, library.added_bytes, library.traffic):
             function.restype = None
-        library.finish.argtypes = (*[pointer] * 4, number, *[pointer] * 5)
+        library.finish.argtypes = (*[pointer] * 3, number, *[pointer] * 3)
         library.finish.restype = None
     return library
 
 
 def _columns(table: ScheduleTable) -> tuple[Ints, Ints, Ints]:
     """The columns of a table, line by line; its padding by tensor; and its bands."""
-    known = table.__dict__.get("compiled_columns")
-    if known is None:
-        nothing = table.zeros
-        lines: list[Any] = [
-            *table.block.values(),
-            *table.thread.values(),
-            *table.vthreads.values(),
-            *table.step.values(),
-        ]
-        lines += table.cached.values()
-        lines += [table.turned.get(name, nothing) for name in table.cached]
-        lines += [table.vector.get(name, nothing) for name in (*table.cached, table.form.expr.output.name)]
-        lines += [table.reduce_threads, table.unroll, table.stages, table.asynchronous]
-        known = table.__dict__["compiled_columns"] = np.array(lines, dtype=np.int64)
-    padding = np.array([table.padding[name] for name in table.cached], dtype=np.int64).reshape(-1, table.count)
-    return known, padding, np.ascontiguousarray(table.raster)
+    padding = np.array([table.padding[name] for name in table.cached], dtype=np.int64)
+    return table.lines, padding, np.ascontiguousarray(table.raster)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +185,13 @@ class _Problem:
     """An operator on a device as the C file reads it; ``form`` is None where it has no room for it."""
 
     form: KernelForm | None
-    arrays: tuple[Ints, Floats]
+    ints: array[int]
+    doubles: array[float]
+
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Where both arrays begin."""
+        return self.ints.buffer_info()[0], self.doubles.buffer_info()[0]
 
     def sharing(self, table: ScheduleTable) -> Floats | None:
         """What threads that share rows do, line by line; None where none do."""
@@ -215,14 +211,14 @@ def _problem(placed: PlacedForm) -> _Problem:
     fits = (
         form.kind == "tile"
         and len(axes) <= _MOST["axes"]
-        and len(form.body_loads) <= _MOST["loads"]
+        and 0 < len(form.body_loads) <= _MOST["loads"]
         and max([len(load.indices) for load in form.body_loads], default=0) <= _MOST["dimensions"]
         and max([len(index.terms) for load in form.body_loads for index in load.indices], default=0) <= _MOST["terms"]
         and device.warp_lanes <= _MOST["lanes"]
         and (device.shared.bank_count or 32) <= _MOST["banks"]
     )
     if not fits:
-        return _Problem(None, (np.empty(0, dtype=np.int64), np.empty(0)))
+        return _Problem(None, array("q"), array("d"))
     ints, doubles = _head(placed, axes)
     place = {axis: number for number, axis in enumerate(axes)}
     tensors = list(dict.fromkeys(load.tensor for load in form.body_loads))
@@ -230,7 +226,7 @@ def _problem(placed: PlacedForm) -> _Problem:
         fields, rates = _load(placed, load, place, tensors.index(load.tensor))
         ints += fields
         doubles += rates
-    return _Problem(form, (np.array(ints, dtype=np.int64), np.array(doubles, dtype=np.float64)))
+    return _Problem(form, array("q", ints), array("d", doubles))
 
 
 def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[float]]:
