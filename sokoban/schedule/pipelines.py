@@ -76,10 +76,9 @@ def asynchronous_problem(form: KernelForm) -> str | None:
 
 def turned_tensors(form: KernelForm) -> tuple[str, ...]:
     """Tensors whose staged tiles are better stored turned: the reduction walks their innermost dimension."""
-    outputs = tuple(axis for axis in form.spatial if form.sizes[axis] > 1)
     loads = [load for load in form.body_loads if load.indices]
-    orders = {load: storage_order(load, outputs, form.batch_axes) for load in loads}
-    turned = [load.tensor for load, order in orders.items() if order[-1] != len(load.indices) - 1]
+    orders = [storage_order(load, form.walked, form.batch_axes) for load in loads]
+    turned = [load.tensor for load, order in zip(loads, orders, strict=True) if order[-1] != len(order) - 1]
     return tuple(dict.fromkeys(turned))
 
 

@@ -386,8 +386,7 @@ class ScheduleTable:
             common: tuple[int, ...] | None = order
             other = order
             if turned is not None and turned.any():
-                walked = [axis for axis in self.form.spatial if self.form.sizes[axis] > 1]
-                other = storage_order(load, walked, self.form.batch_axes)
+                other = storage_order(load, self.form.walked, self.form.batch_axes)
                 common = other if other == order or turned.all() else None
             known = self._known_orders[load] = common, (order, other, turned)
         return known

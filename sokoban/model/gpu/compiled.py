@@ -151,13 +151,13 @@ def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | No
     """The library and the problem that it is given; None where it knows no such problem or schedules."""
     if table.has_warp_tiles or table.inner_thread or table.inner_step or not table.count:
         return None
-    library = native_library(SOURCE).library()
-    if library is None:
-        return None
-    problem = placed.remembered.get("compiled")
-    if problem is None:
-        problem = placed.remembered["compiled"] = _problem(placed)
-    return None if problem.form is None else (_typed(library), problem)
+    known: tuple[Any, _Problem] | None = placed.remembered.get("compiled")
+    if known is None:
+        library = native_library(SOURCE).library()
+        if library is None:
+            return None
+        known = placed.remembered["compiled"] = _typed(library), _problem(placed)
+    return None if known[1].form is None else known
 
 
 def _typed(library: ctypes.CDLL) -> Any:
@@ -208,12 +208,13 @@ class _Problem:
 def _problem(placed: PlacedForm) -> _Problem:
     form, device = placed.form, placed.device
     axes = (*form.spatial, *form.reduced)
+    accesses = [load.indices for load in form.body_loads]
     fits = (
         form.kind == "tile"
         and len(axes) <= _MOST["axes"]
-        and 0 < len(form.body_loads) <= _MOST["loads"]
-        and max([len(load.indices) for load in form.body_loads], default=0) <= _MOST["dimensions"]
-        and max([len(index.terms) for load in form.body_loads for index in load.indices], default=0) <= _MOST["terms"]
+        and 0 < len(accesses) <= _MOST["loads"]
+        and max(map(len, accesses)) <= _MOST["dimensions"]
+        and max([len(index.terms) for indices in accesses for index in indices], default=0) <= _MOST["terms"]
         and device.warp_lanes <= _MOST["lanes"]
         and (device.shared.bank_count or 32) <= _MOST["banks"]
     )
@@ -221,7 +222,7 @@ def _problem(placed: PlacedForm) -> _Problem:
         return _Problem(None, array("q"), array("d"))
     ints, doubles = _head(placed, axes)
     place = {axis: number for number, axis in enumerate(axes)}
-    tensors = list(dict.fromkeys(load.tensor for load in form.body_loads))
+    tensors = list(dict.fromkeys([load.tensor for load in form.body_loads]))
     for load in form.body_loads:
         fields, rates = _load(placed, load, place, tensors.index(load.tensor))
         ints += fields
@@ -242,20 +243,20 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         len(form.spatial), len(form.reduced), len({load.tensor for load in form.body_loads}), len(form.body_loads),
         form.reduction is not None, form.reduces_contiguously, form.spatial.index(last) if last in form.spatial else -1,
         2 if form.expr.accumulate == "float64" else 1,
-        sum(len(load.indices) for load in (*form.body_loads, *form.final_loads)), output.element_bytes,
+        sum([len(load.indices) for load in (*form.body_loads, *form.final_loads)]), output.element_bytes,
         output.size_bytes, device.warp_lanes, shared.bank_count or 32, shared.bank_width_bytes or 4,
         device.teu.group_size, device.unit_count, l2.transaction_bytes, dram.scattered_bytes_per_second is not None,
         limits.registers_per_unit, limits.registers_per_thread, limits.register_allocation_granularity,
         uncounted_registers(device), limits.threads_per_unit, limits.shared_bytes_per_unit,
         limits.shared_bytes_reserved_per_block, limits.shared_bytes_per_block_opt_in, limits.threads_per_block,
-        limits.blocks_per_unit, *(form.sizes[axis] for axis in axes),
+        limits.blocks_per_unit, *[form.sizes[axis] for axis in axes],
     ]  # fmt: skip
     doubles = [
         max(1.0, body), final,
         2.0 * device.warp_lanes / (device.peak_flops(placed.arithmetic_dtype) / device.teu_count),
         device.clocks.boost_hz, passes_per_second(device), l2.bandwidth_bytes_per_second / device.unit_count,
         output.element_count, dram.bandwidth_bytes_per_second,
-        sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others), latency_seconds(device),
+        sum([form.expr.tensor_by_name[tensor].size_bytes for tensor in others]), latency_seconds(device),
         opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
     ]  # fmt: skip
     return ints, doubles
@@ -264,18 +265,17 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
 def _load(placed: PlacedForm, load: Load, place: Mapping[str, int], tensor: int) -> tuple[list[int], list[float]]:
     """The numbers of a load: ``place`` numbers the axes, ``tensor`` is the number of its tensor."""
     form, device = placed.form, placed.device
-    shape = form.expr.tensor_by_name[load.tensor].shape
+    read = form.expr.tensor_by_name[load.tensor]
     dimensions = [data_dimension(index) for index in load.indices]
     inner = dimensions[-1] if dimensions else None
-    vectorises = inner is not None and inner.stride == 1 and all(c >= 0 for _, c in inner.terms)
-    walked = [axis for axis in form.spatial if form.sizes[axis] > 1]
-    order = storage_order(load, walked, form.batch_axes)
+    vectorises = inner is not None and inner.stride == 1 and all([c >= 0 for _, c in inner.terms])
+    order = storage_order(load, form.walked, form.batch_axes)
     along_outputs, along_reduction = walks_innermost(form, load)
     ints = [
-        tensor, form.expr.tensor_by_name[load.tensor].element_bytes, load.pad is not None, vectorises,
+        tensor, read.element_bytes, load.pad is not None, vectorises,
         order[-1] if order else -1, keeps_in_l2(form, load, device), along_outputs, along_reduction, len(dimensions),
     ]  # fmt: skip
-    for dimension, size in zip(dimensions, shape, strict=True):
+    for dimension, size in zip(dimensions, read.shape, strict=True):
         ints += [size, abs(dimension.stride), dimension.offset, len(dimension.terms)]
         for axis, coefficient in dimension.terms:
             ints += [place[axis], coefficient]

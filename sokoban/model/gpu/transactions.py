@@ -173,23 +173,24 @@ def keeps_in_l2(form: KernelForm, load: Load, device: DeviceSpec) -> bool:
 
 def touched_elements(form: KernelForm, load: Load) -> int:
     """Elements of the box of a whole tensor that the operator reads from, every dimension by itself."""
+    return math.prod(_touched_extents(form, load))
+
+
+def _touched_extents(form: KernelForm, load: Load) -> list[int]:
+    """Elements along every dimension of a whole tensor that the operator reads from."""
     shape = form.expr.tensor_by_name[load.tensor].shape
-    extents = [data_dimension(index).extent(form.sizes) for index in load.indices]
-    return math.prod(map(min, extents, shape))
+    return [min(data_dimension(i).extent(form.sizes), size) for i, size in zip(load.indices, shape, strict=True)]
 
 
 def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:
     """Bytes of a whole tensor that the operator touches, in transactions: a strided access skips rows."""
     tensor = form.expr.tensor_by_name[load.tensor]
-    elements, rows = 1, 1
-    for position, (index, size) in enumerate(zip(load.indices, tensor.shape, strict=True)):
-        extent = min(data_dimension(index).extent(form.sizes), size)
-        elements *= extent
-        if position < len(tensor.shape) - 1:
-            rows *= extent
     if not load.indices:
         return float(tensor.size_bytes)
-    span = elements // rows * data_dimension(load.indices[-1]).stride * tensor.element_bytes
+    *outer, inner = _touched_extents(form, load)
+    rows = math.prod(outer)
+    elements = rows * inner
+    span = inner * data_dimension(load.indices[-1]).stride * tensor.element_bytes
     return float(min(tensor.size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes))
 
 
