@@ -7,7 +7,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from struct import iter_unpack
 from typing import Any
 
 from hal.support.native import native_library
@@ -34,8 +36,8 @@ class Growth:
     """Walks over the tiles of one operator on one device.
 
     Attributes:
-        blocked: the most rewarding step that did not fit at the end of the last path that ended; None where no growth
-            would have saved traffic.
+        blocked: once a path has ended, the most rewarding step that did not fit at its end; None where no growth would
+            have saved traffic.
     """
 
     def __init__(self, model: MicroModel) -> None:
@@ -50,8 +52,11 @@ class Growth:
         """
         function = self._function
         if function is not None:
-            yield from self._compiled(function, layer, shape, menu, capacity, rank)
-            return
+            return iter(self._compiled(function, layer, shape, menu, capacity, rank))
+        return self._walked(layer, shape, menu, capacity, rank)
+
+    def _walked(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> Iterator[Step]:
+        """:meth:`path` in Python."""
         count = 0
         while True:
             step = self._best_step(layer, shape, menu, capacity, rank if count < 3 else 0)
@@ -102,12 +107,15 @@ class Growth:
 
     def _compiled(
         self, function: Any, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int
-    ) -> Iterator[Step]:
-        axes, known = len(shape), self.model.known
-        start = array("q", shape)
-        sizes = array("q", [number for sizes in menu for number in (len(sizes), *sizes)])
-        most = len(sizes) - axes
-        steps, numbers = array("q", bytes(8 * (axes + 3) * (most + 1))), array("d", bytes(16 * (most + 1)))
+    ) -> list[Step]:
+        """:meth:`path` in C, all of it at once."""
+        known, width = self.model.known, len(shape) + 3
+        start, sizes = array("q", shape), array("q")
+        for each in menu:
+            sizes.append(len(each))
+            sizes.extend(each)
+        most = len(sizes) - len(shape)
+        steps, numbers = array("q", bytes(8 * width * (most + 1))), array("d", bytes(16 * (most + 1)))
         count = function(
             self._space.buffer_info()[0],
             start.buffer_info()[0],
@@ -120,16 +128,15 @@ class Growth:
             steps.buffer_info()[0],
             numbers.buffer_info()[0],
         )
-        width = axes + 3
-        values = steps[: width * (count + 1)].tolist()
-        for number in range(count):
-            line = width * number
-            reached = tuple(values[line + 3 : line + width])
-            known[reached] = values[line + 1], values[line + 2], numbers[2 * number + 1]
-            yield numbers[2 * number], values[line], reached
-        line = width * count
-        axis = values[line]
-        self.blocked = None if axis < 0 else (numbers[2 * count], axis, tuple(values[line + 3 : line + width]))
+        path: list[Step] = []
+        values, results = iter_unpack(f"{width}q", steps), iter_unpack("2d", numbers)
+        for line, (score, traffic) in islice(zip(values, results, strict=True), count):
+            reached = line[3:]
+            known[reached] = line[1], line[2], traffic
+            path.append((score, line[0], reached))
+        line = next(values)
+        self.blocked = None if line[0] < 0 else (numbers[2 * count], line[0], line[3:])
+        return path
 
     @cached_property
     def _space(self) -> array[int]:

@@ -83,7 +83,7 @@ class MicroModel:
     def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
         """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
         and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
-        return not self._in_every_input[axis] or any(self.space.sizes[axis] % size for size in menu)
+        return not self._in_every_input[axis] or any([self.space.sizes[axis] % size for size in menu])
 
     def footprint(self, layer: str, shape: Shape) -> int:
         """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""

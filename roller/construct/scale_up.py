@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import cached_property
 from operator import floordiv
+from typing import Any
 
 from roller.construct.alignment import aligned_axis_sizes, default_rules
-from roller.construct.growth import Growth
+from roller.construct.growth import Growth, Step
 from roller.construct.performance import Costs, MicroModel, Shape, data_reuse_score
 from roller.construct.program import Candidate, Reason
 from roller.construct.rtile import TileSpace
@@ -84,7 +86,15 @@ class ScaleUp:
             assert rates is not None
             rate = rates.sustained_flops
         self.model = MicroModel(space, device, rate, float(space.form.body_operations), costs)
-        self.staged = tuple(dict.fromkeys(space.input_names))
+        staged = tuple(dict.fromkeys(space.input_names))
+        is_padded = self.instruction == Instruction.WMMA
+        #: What all schedules have in common.
+        self._common: dict[str, Any] = {
+            "cached": staged,
+            "padding": tuple([(name, OPERAND_PADDING) for name in staged]) if is_padded else (),
+            "instruction": self.instruction,
+        }
+        self._stepped = [axis for axis in range(space.spatial_count, len(space.axes)) if not self.single[axis]]
         self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
         self._growth = Growth(self.model)
         self._grow = tuple(f"grow {axis}" for axis in space.axes)
@@ -92,10 +102,11 @@ class ScaleUp:
 
     def candidates(self) -> Iterator[Candidate]:
         """Every register tile kept, under it every shared tile kept, with its variants."""
-        if any(not self._sizes("registers", axis, self.start[axis]) for axis in range(len(self.start))):
+        menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
+        if not all(menu):
             return  # no fragment within epsilon of an axis
         seen: set[tuple[Shape, Shape]] = set()
-        for register_shape, register_reasons in self._register_tiles():
+        for register_shape, register_reasons in self._register_tiles(menu):
             for shared_shape, shared_reasons in self._shared_tiles(register_shape):
                 for shape, more in self._fit_device(register_shape, shared_shape):
                     if (register_shape, shape) not in seen:
@@ -120,27 +131,29 @@ class ScaleUp:
 
     # ---- the register layer
 
-    def _register_tiles(self) -> list[Explained]:
+    def _register_tiles(self, menu: Menu) -> list[Explained]:
         """Two paths, by the best and by the second best axis at first; the last tiles of each, largest first."""
-        menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
         kept: dict[Shape, tuple[Reason, ...]] = {}
         outputs = math.prod(self.space.sizes[: self.space.spatial_count])
         small = outputs < self.device.unit_count * self.limits.threads_per_unit
         tails = SMALL_REGISTER_TAILS if small else REGISTER_TAILS
         for turn in (0, 1):
-            path, stop = self._register_path(menu, turn)
-            tail = path[-tails[turn] :]
-            for shape, reasons in reversed(tail):
-                if shape == path[-1][0]:
+            path = list(self._growth.path("registers", self.start, menu, self._register_capacity, turn))
+            shapes = [self.start, *[shape for _, _, shape in path]]
+            stop = self._stop("registers", shapes[-1], self._register_capacity)
+            reasons = [self._grown("registers", step) for step in path]
+            for number in reversed(range(len(shapes))[-tails[turn] :]):
+                shape = shapes[number]
+                if number == len(path):
                     why = stop
                 elif self.model.mem_perf("registers", shape) >= self.model.max_compute_perf():
                     why = Reason("registers", "stop: shared memory can feed the arithmetic units", shape)
                 else:
                     why = Reason("registers", "keep too: fewer registers, more resident warps", shape)
-                kept.setdefault(shape, (*reasons, why))
+                kept.setdefault(shape, (*reasons[:number], why))
         return list(kept.items())
 
-    @property
+    @cached_property
     def _register_capacity(self) -> int:
         """Elements; the accumulators of a warp's fragments are spread over its lanes."""
         if self.roles is None:
@@ -150,15 +163,10 @@ class ScaleUp:
             return (self.limits.registers_per_thread - other) * self.lanes
         return self.limits.registers_per_thread_usable * self.lanes
 
-    def _register_path(self, menu: Menu, turn: int) -> tuple[list[Explained], Reason]:
-        capacity = self._register_capacity
-        shape, reasons = self.start, list[Reason]()
-        path: list[Explained] = [(shape, ())]
-        for score, axis, grown in self._growth.path("registers", shape, menu, capacity, turn):
-            shape = grown
-            reasons.append(Reason("registers", self._grow[axis], shape, (("score", score),)))
-            path.append((shape, tuple(reasons)))
-        return path, self._stop("registers", shape, capacity)
+    def _grown(self, layer: str, step: Step) -> Reason:
+        """Why a path takes a step."""
+        score, axis, shape = step
+        return Reason(layer, self._grow[axis], shape, (("score", score),))
 
     def _stop(self, layer: str, shape: Shape, capacity: int) -> Reason:
         """Why the last search for a step found none: what the most rewarding one would have needed."""
@@ -205,8 +213,8 @@ class ScaleUp:
             if step is None:
                 self._close(kept, self._stop("shared", shape, capacity))
                 break
-            score, axis, shape = step
-            reasons.append(Reason("shared", self._grow[axis], shape, (("score", score),)))
+            shape = step[2]
+            reasons.append(self._grown("shared", step))
         return kept[-SHARED_TAIL:] or [(largest[0], tuple(reasons[: largest[1]]))]
 
     @staticmethod
@@ -261,8 +269,8 @@ class ScaleUp:
         return (*shape[:axis], size, *shape[axis + 1 :])
 
     def _threads(self, register_shape: Shape, shared_shape: Shape) -> int:
-        count = self.space.spatial_count
-        tiles = math.prod(map(floordiv, shared_shape[:count], register_shape[:count]))
+        # Of the longer shape only as many axes count as there are spatial ones.
+        tiles = math.prod(map(floordiv, shared_shape, register_shape[: self.space.spatial_count]))
         return tiles * self.lanes if self.roles else tiles
 
     # ---- scale out
@@ -308,15 +316,17 @@ class ScaleUp:
     def _longer_step(self, shape: Shape) -> Shape:
         """Twice the step along the reduction axis with the most steps, if half of a unit's shared memory holds it."""
         space = self.space
-        axes = [
-            a for a in range(space.spatial_count, len(shape)) if shape[a] * 2 <= space.sizes[a] and not self.single[a]
-        ]
+        axes = [axis for axis in self._stepped if shape[axis] * 2 <= space.sizes[axis]]
         if not axes:
             return shape
         axis = max(axes, key=lambda a: space.sizes[a] // shape[a])
         grown = (*shape[:axis], shape[axis] * 2, *shape[axis + 1 :])
-        room = min(self.limits.shared_bytes_per_unit // 2, self.limits.shared_bytes_per_block)
-        return grown if self.model.footprint("shared", grown) <= room else shape
+        return grown if self.model.footprint("shared", grown) <= self._longer_step_bytes else shape
+
+    @cached_property
+    def _longer_step_bytes(self) -> int:
+        """Bytes that longer steps may take: two blocks of a unit have room for them."""
+        return min(self.limits.shared_bytes_per_unit // 2, self.limits.shared_bytes_per_block)
 
     def _shrink(self, register_shape: Shape, shape: Shape) -> Shape | None:
         """Halve the spatial axis whose reuse is worth least: the smallest score of growing it back."""
@@ -337,7 +347,7 @@ class ScaleUp:
     ) -> Iterator[Candidate]:
         """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
         candidate = self._candidate(register_shape, shared_shape, reasons)
-        if not candidate.schedule.instruction.is_mma:
+        if not self.instruction.is_mma:
             yield candidate
             return
         for stages in MMA_STAGES:
@@ -346,7 +356,7 @@ class ScaleUp:
             yield candidate._replace(schedule=schedule, reasons=(*reasons, why))
 
     def _candidate(self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]) -> Candidate:
-        space, instruction = self.space, self.instruction
+        space = self.space
         thread, virtual = self._threading(register_shape)
         pairs = tuple(zip(space.axes, shared_shape, strict=True))
         schedule = TileSchedule.quickly(
@@ -354,13 +364,11 @@ class ScaleUp:
             thread=thread,
             vthreads=virtual,
             step=pairs[space.spatial_count :],
-            cached=self.staged,
-            padding=tuple((name, OPERAND_PADDING) for name in self.staged) if instruction == Instruction.WMMA else (),
-            instruction=instruction,
+            **self._common,
         )
         return Candidate(
             schedule,
-            "scale up" if instruction == Instruction.FMA else "scale up, Tensor Core",
+            "scale up" if self.roles is None else "scale up, Tensor Core",
             self.epsilon,
             reasons,
             (register_shape, shared_shape),
