@@ -304,17 +304,20 @@ static void lane_parts(const Form *form, const Load *load, const Row *row, const
 
 /* Different words in the bank that has most of them, where lanes read `size` adjacent words at once. */
 static i64 busiest_bank(const Form *form, const Load *load, const Parts *parts, i64 pitch, i64 size) {
-  i64 words[LANES], used[BANKS], busiest = 0, banks = form->banks / size;
+  i64 words[LANES], used[BANKS], latest[BANKS], before[LANES], busiest = 0, banks = form->banks / size;
+  memset(used, 0, sizeof(i64) * banks);
   for (i64 lane = 0; lane < form->lanes; lane++) {
     i64 word = parts->place[lane] + parts->row[lane] * pitch;
     if (load->element_bytes != form->bank_bytes) word = quotient(word * load->element_bytes, form->bank_bytes);
-    words[lane] = size == 1 ? word : quotient(word, size);
-  }
-  sort(words, form->lanes);
-  memset(used, 0, sizeof(i64) * banks);
-  for (i64 lane = 0; lane < form->lanes; lane++) {
-    if (lane && words[lane] == words[lane - 1]) continue;
-    i64 bank = words[lane] - quotient(words[lane], banks) * banks;
+    if (size != 1) word = quotient(word, size);
+    words[lane] = word;
+    if (lane && word == words[lane - 1]) continue;
+    /* The words of a bank so far: `latest` leads to the lane that came last, `before` from a lane to the one before. */
+    i64 bank = word - quotient(word, banks) * banks, known = latest[bank], left = used[bank];
+    for (; left > 0 && words[known] != word; left--) known = before[known];
+    if (left > 0) continue;
+    before[lane] = latest[bank];
+    latest[bank] = lane;
     busiest = most(busiest, ++used[bank]);
   }
   return busiest;
