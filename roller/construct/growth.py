@@ -50,9 +50,8 @@ class Growth:
 
         Equal scores go to the innermost axis: it is the one that memory is contiguous along.
         """
-        function = self._function
-        if function is not None:
-            return iter(self._compiled(function, layer, shape, menu, capacity, rank))
+        if self.library is not None:
+            return iter(self._compiled(self.library, layer, shape, menu, capacity, rank))
         return self._walked(layer, shape, menu, capacity, rank)
 
     def _walked(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> Iterator[Step]:
@@ -89,8 +88,8 @@ class Growth:
     # ---- in C
 
     @cached_property
-    def _function(self) -> Any:
-        """The walk in C; None where there is none, or numbers are too large for it."""
+    def library(self) -> Any:
+        """The walks in C; None where there are none, or numbers are too large for them."""
         space = self.model.space
         # No tile moves more than an element of every input for every point, each at most doubled along every axis.
         most_moved = (space.points << len(space.axes)) * sum(access.element_bytes for access in space.inputs)
@@ -102,22 +101,18 @@ class Growth:
         if library.grow.argtypes is None:
             pointer, number = ctypes.c_void_p, ctypes.c_int64
             library.grow.argtypes = (*[pointer] * 3, *[number] * 5, pointer, pointer)
-            library.grow.restype = number
-        return library.grow
+            library.shared_tiles.argtypes = (*[pointer] * 7, number, *[pointer] * 3)
+            library.grow.restype = library.shared_tiles.restype = number
+        return library
 
-    def _compiled(
-        self, function: Any, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int
-    ) -> list[Step]:
+    def _compiled(self, library: Any, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> list[Step]:
         """:meth:`path` in C, all of it at once."""
         known, width = self.model.known, len(shape) + 3
-        start, sizes = array("q", shape), array("q")
-        for each in menu:
-            sizes.append(len(each))
-            sizes.extend(each)
+        start, sizes = array("q", shape), flat_menu(menu)
         most = len(sizes) - len(shape)
         steps, numbers = array("q", bytes(8 * width * (most + 1))), array("d", bytes(16 * (most + 1)))
-        count = function(
-            self._space.buffer_info()[0],
+        count = library.grow(
+            self.described.buffer_info()[0],
             start.buffer_info()[0],
             sizes.buffer_info()[0],
             layer != "registers",
@@ -139,9 +134,18 @@ class Growth:
         return path
 
     @cached_property
-    def _space(self) -> array[int]:
+    def described(self) -> array[int]:
         """The operator as the C file reads it."""
         return _described(self.model.space)
+
+
+def flat_menu(menu: Menu) -> array[int]:
+    """A menu as the C file reads it: of every axis how many sizes there are, and the sizes."""
+    flat: list[int] = []
+    for sizes in menu:
+        flat.append(len(sizes))
+        flat += sizes
+    return array("q", flat)
 
 
 def _described(space: TileSpace) -> array[int]:

@@ -71,15 +71,6 @@ class MicroModel:
         """Whether every input has an axis as a dimension of its own, by axis."""
         return tuple(all(axis in access.plain for access in self.space.inputs) for axis in range(len(self.space.axes)))
 
-    @cached_property
-    def _bandwidths(self) -> dict[str, float]:
-        """Bytes per second of the layer below, by layer."""
-        device = self.device
-        return {
-            "registers": device.shared.bandwidth_bytes_per_second,
-            "shared": device.dram.bandwidth_bytes_per_second,
-        }
-
     def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
         """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
         and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
@@ -97,13 +88,18 @@ class MicroModel:
         """
         return self.costs(shape)[2]
 
+    def bandwidth(self, layer: str) -> float:
+        """Bytes per second of the layer below."""
+        below = self.device.shared if layer == "registers" else self.device.dram
+        return below.bandwidth_bytes_per_second
+
     def max_compute_perf(self) -> float:
         """MaxComputePerf: FLOP/s of the device for this operator with nothing else in the way."""
         return self.compute_flops
 
     def mem_perf(self, layer: str, shape: Shape) -> float:
         """MemPerf: FLOP/s at which the layer below can feed ``layer``: work over the time of the tile's traffic."""
-        seconds = self.traffic(shape) / self._bandwidths[layer]
+        seconds = self.traffic(shape) / self.bandwidth(layer)
         return self.space.points * self.operations / seconds if seconds else float("inf")
 
 
