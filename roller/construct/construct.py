@@ -172,6 +172,7 @@ class _Variants:
     Attributes:
         schedules: as candidates propose them.
         candidate: row -> the position of its schedule.
+        fetched: row -> its buffers, and whether copies pass by the registers.
         is_staged: position of a schedule -> whether all its operands are staged, so that it is laid out here.
         table: the rows before padding against bank conflicts.
         padding: tensor -> elements that each row adds to the innermost dimension of its staged tile.
@@ -180,6 +181,7 @@ class _Variants:
 
     schedules: Sequence[TileSchedule]
     candidate: Sequence[int]
+    fetched: Sequence[tuple[int, bool]]
     is_staged: Sequence[bool]
     table: ScheduleTable
     padding: Mapping[str, Ints]
@@ -193,6 +195,7 @@ class _Variants:
         # What a cache holds is not for the program to lay out or to fetch ahead.
         lays_out = stages_operands(placed.form) and not placed.device.shared.is_cache
         is_staged = [lays_out and rows.is_fully_staged(row) for row in each]
+        fetched = [(schedule.stages, schedule.asynchronous) for schedule in schedules]
         candidate, turned = list(range(len(each))), tuple[str, ...]()
         if any(is_staged):
             turned = turned_tensors(placed.form)
@@ -203,10 +206,12 @@ class _Variants:
             for stages, past in pipeline_variants(placed, (CONSTRUCTED_STAGES,)):
                 each += [rows.fetched_ahead(each[number], stages, past) for number in ahead]
                 candidate += ahead
+                fetched += [(stages, past)] * len(ahead)
         table = rows.table(each, [schedules[number] for number in candidate])
         return _Variants(
             schedules=schedules,
             candidate=candidate,
+            fetched=fetched,
             is_staged=is_staged,
             table=table,
             padding=bank_padding(table, placed),
@@ -218,13 +223,17 @@ class _Variants:
         """The rows as they are estimated."""
         return self.table.with_padding(self.padding)
 
+    @cached_property
+    def _amounts(self) -> Mapping[str, list[int]]:
+        """The padding as Python's integers."""
+        return {name: amounts.tolist() for name, amounts in self.padding.items()}
+
     def schedule(self, row: int, band: int) -> TileSchedule:
         """A row, launched in bands of ``band`` blocks, as a schedule."""
         schedule = self.schedules[self.candidate[row]]
-        padding = tuple([(name, int(amounts[row])) for name, amounts in self.padding.items() if amounts[row]])
+        padding = tuple([(name, amounts[row]) for name, amounts in self._amounts.items() if amounts[row]])
         if self.is_staged[self.candidate[row]]:
-            pipeline = int(self.table.stages[row]), bool(self.table.asynchronous[row])
-            return schedule.laid_out(padding, self.turned, BODY_STATEMENTS, *pipeline, band)
+            return schedule.laid_out(padding, self.turned, BODY_STATEMENTS, *self.fetched[row], band)
         if padding or band:
             return schedule.with_(padding=padding or schedule.padding, raster=band)
         return schedule
@@ -238,8 +247,8 @@ def _program(space: TileSpace, candidate: Candidate, schedule: TileSchedule, pre
         form=space.form,
         schedule=schedule,
         estimate=prediction,
-        register_tile=None if register_shape is None else RTile(space, register_shape),
-        shared_tile=None if block_shape is None else RTile(space, block_shape),
+        register_tile=None if register_shape is None else quick(RTile, space=space, shape=register_shape),
+        shared_tile=None if block_shape is None else quick(RTile, space=space, shape=block_shape),
         policy=candidate.policy,
         epsilon=candidate.epsilon,
         reasons=candidate.reasons,
@@ -302,8 +311,8 @@ def has_reuse(space: TileSpace) -> bool:
     spatial = [i for i in range(space.spatial_count) if space.sizes[i] > 1]
     for access in space.inputs:
         used = {axis for terms in access.dimensions for axis, _ in terms}
-        if any(axis not in used for axis in spatial):
+        if not used.issuperset(spatial):
             return True
-        if any(sum(space.sizes[axis] > 1 for axis, _ in terms) > 1 for terms in access.dimensions):
+        if any([sum([space.sizes[axis] > 1 for axis, _ in terms]) > 1 for _, terms in access.windows]):
             return True
     return False

@@ -152,6 +152,6 @@ def _described(space: TileSpace) -> array[int]:
     numbers = [len(space.axes), space.spatial_count, len(space.inputs), *space.sizes]
     for access in space.inputs:
         numbers += (access.element_bytes, len(access.plain), *access.plain, len(access.windows))
-        for extent, terms in access.affine_windows:
+        for extent, terms in access.windows:
             numbers += (extent, len(terms), *(number for term in terms for number in term))
     return array("q", numbers)

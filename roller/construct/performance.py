@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import floordiv
 
 from hal.spec.device import DeviceSpec
-from roller.construct.rtile import TileSpace, Window
+from roller.construct.rtile import TileSpace
 
 #: Sizes of a tile over the axes of a :class:`TileSpace`.
 Shape = tuple[int, ...]
@@ -36,6 +35,11 @@ class MicroModel:
     operations: float
     known: dict[Shape, Costs] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self._negative_sizes = tuple([-size for size in self.space.sizes])
+        # Element size, axes that are a dimension by themselves, and the other dimensions of every input.
+        self._reads = [(access.element_bytes, access.pick_plain, access.windows) for access in self.space.inputs]
+
     def costs(self, shape: Shape) -> Costs:
         """Elements held in registers, bytes held in shared memory, and bytes the operator moves tile by tile."""
         known = self.known.get(shape)
@@ -56,15 +60,6 @@ class MicroModel:
             tiles = abs(math.prod(map(floordiv, self._negative_sizes, shape)))
             known = self.known[shape] = (elements, held_bytes, float(tiles * held_bytes))
         return known
-
-    @cached_property
-    def _negative_sizes(self) -> Shape:
-        return tuple(-size for size in self.space.sizes)
-
-    @cached_property
-    def _reads(self) -> tuple[tuple[int, Callable[[Shape], Shape], tuple[Window, ...]], ...]:
-        """Element size, axes that are a dimension by themselves, and the other dimensions of every input."""
-        return tuple((access.element_bytes, access.pick_plain, access.affine_windows) for access in self.space.inputs)
 
     @cached_property
     def _in_every_input(self) -> tuple[bool, ...]:

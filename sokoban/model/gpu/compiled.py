@@ -34,7 +34,7 @@ from sokoban.model.gpu.stages import (
     walks_innermost,
 )
 from sokoban.model.gpu.step import Occupancy
-from sokoban.model.gpu.transactions import keeps_in_l2, touched_bytes, touched_elements
+from sokoban.model.gpu.transactions import keeps_in_l2, touched_parts
 from sokoban.model.gpu.work import body_instructions
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
@@ -279,5 +279,5 @@ def _load(placed: PlacedForm, load: Load, place: Mapping[str, int], tensor: int)
         ints += [size, abs(dimension.stride), dimension.offset, len(dimension.terms)]
         for axis, coefficient in dimension.terms:
             ints += [place[axis], coefficient]
-    compulsory = touched_bytes(form, load, device.dram.transaction_bytes)
-    return ints, [compulsory, float(touched_elements(form, load))]
+    touched, compulsory = touched_parts(form, load, device.dram.transaction_bytes)
+    return ints, [compulsory, float(touched)]
