@@ -32,7 +32,7 @@ from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.pipelines import BODY_STATEMENTS, pipeline_variants, stages_operands, turned_tensors
-from sokoban.schedule.table import Ints, Rows, ScheduleTable
+from sokoban.schedule.table import Ints, Lines, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.bands import in_bands
@@ -172,7 +172,6 @@ class _Variants:
     Attributes:
         schedules: as candidates propose them.
         candidate: row -> the position of its schedule.
-        fetched: row -> its buffers, and whether copies pass by the registers.
         is_staged: position of a schedule -> whether all its operands are staged, so that it is laid out here.
         table: the rows before padding against bank conflicts.
         padding: tensor -> elements that each row adds to the innermost dimension of its staged tile.
@@ -181,7 +180,6 @@ class _Variants:
 
     schedules: Sequence[TileSchedule]
     candidate: Sequence[int]
-    fetched: Sequence[tuple[int, bool]]
     is_staged: Sequence[bool]
     table: ScheduleTable
     padding: Mapping[str, Ints]
@@ -190,29 +188,30 @@ class _Variants:
     @staticmethod
     def of(placed: PlacedForm, schedules: Sequence[TileSchedule]) -> _Variants:
         """The variants of ``schedules`` that the device has."""
-        rows = Rows(placed.form)
-        each = [rows.row(schedule) for schedule in schedules]
+        lines = Lines(placed.form)
+        matrix = lines.of(schedules)
         # What a cache holds is not for the program to lay out or to fetch ahead.
         lays_out = stages_operands(placed.form) and not placed.device.shared.is_cache
-        is_staged = [lays_out and rows.is_fully_staged(row) for row in each]
-        fetched = [(schedule.stages, schedule.asynchronous) for schedule in schedules]
-        candidate, turned = list(range(len(each))), tuple[str, ...]()
-        if any(is_staged):
+        staged = lines.fully_staged(matrix) & lays_out
+        candidate, turned = np.arange(len(schedules)), tuple[str, ...]()
+        if staged.any():
             turned = turned_tensors(placed.form)
-            for number in candidate:
-                if is_staged[number]:
-                    each[number] = rows.laid_out(each[number], turned, BODY_STATEMENTS)
-            ahead = [number for number in candidate if is_staged[number] and rows.has_steps(each[number])]
+            matrix[lines.unroll, staged] = BODY_STATEMENTS
+            for tensor in turned:
+                matrix[lines.turned(tensor), staged] = 1
+            ahead = np.flatnonzero(staged & lines.has_steps(matrix))
+            variants = [matrix]
             for stages, past in pipeline_variants(placed, (CONSTRUCTED_STAGES,)):
-                each += [rows.fetched_ahead(each[number], stages, past) for number in ahead]
-                candidate += ahead
-                fetched += [(stages, past)] * len(ahead)
-        table = rows.table(each, [schedules[number] for number in candidate])
+                fetched = matrix[:, ahead]
+                fetched[lines.stages], fetched[lines.asynchronous] = stages, past
+                variants.append(fetched)
+            matrix = np.concatenate(variants, axis=1)
+            candidate = np.concatenate([candidate, *[ahead] * (len(variants) - 1)])
+        table = lines.table(matrix, schedules, candidate)
         return _Variants(
             schedules=schedules,
-            candidate=candidate,
-            fetched=fetched,
-            is_staged=is_staged,
+            candidate=candidate.tolist(),
+            is_staged=staged.tolist(),
             table=table,
             padding=bank_padding(table, placed),
             turned=turned,
@@ -233,7 +232,8 @@ class _Variants:
         schedule = self.schedules[self.candidate[row]]
         padding = tuple([(name, amounts[row]) for name, amounts in self._amounts.items() if amounts[row]])
         if self.is_staged[self.candidate[row]]:
-            return schedule.laid_out(padding, self.turned, BODY_STATEMENTS, *self.fetched[row], band)
+            pipeline = int(self.table.stages[row]), bool(self.table.asynchronous[row])
+            return schedule.laid_out(padding, self.turned, BODY_STATEMENTS, *pipeline, band)
         if padding or band:
             return schedule.with_(padding=padding or schedule.padding, raster=band)
         return schedule

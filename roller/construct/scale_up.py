@@ -8,7 +8,7 @@ not the very last one alone: what the greedy step cannot see (occupancy, waves, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -82,7 +82,6 @@ class ScaleUp:
             "padding": tuple([(name, OPERAND_PADDING) for name in staged]) if is_padded else (),
             "instruction": self.instruction,
         }
-        self._threadings: dict[Shape, tuple[Sizes, Sizes]] = {}
         self._growth = Growth(self.model)
         self._shared = SharedLayer(
             self.model, self._growth, self.rules[0], epsilon,
@@ -96,12 +95,13 @@ class ScaleUp:
         menu = [self._sizes("registers", axis, size) for axis, size in enumerate(self.start)]
         if not all(menu):
             return  # no fragment within epsilon of an axis
-        seen: set[tuple[Shape, Shape]] = set()
         for register_shape, register_reasons in self._register_tiles(menu):
+            threading, seen = self._threading(register_shape), set[Shape]()
             for shape, reasons in self._shared.tiles(register_shape, self._shared_menu(register_shape)):
-                if (register_shape, shape) not in seen:
-                    seen.add((register_shape, shape))
-                    yield from self._candidates(register_shape, shape, (*register_reasons, *reasons))
+                if shape not in seen:
+                    seen.add(shape)
+                    reasons = (*register_reasons, *reasons)
+                    yield from self._candidates(register_shape, threading, shape, reasons)
 
     def _sizes(self, layer: str, axis: int, base: int) -> tuple[int, ...]:
         """Aligned sizes of an axis at a layer: multiples of ``base``."""
@@ -179,36 +179,25 @@ class ScaleUp:
     # ---- candidates
 
     def _candidates(
-        self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]
-    ) -> Iterator[Candidate]:
+        self, register_shape: Shape, threading: tuple[Sizes, Sizes], shape: Shape, reasons: tuple[Reason, ...]
+    ) -> Sequence[Candidate]:
         """The tiles as a schedule; with ``mma.sync`` as one for every number of pipeline stages."""
-        candidate = self._candidate(register_shape, shared_shape, reasons)
-        if not self.instruction.is_mma:
-            yield candidate
-            return
-        for stages in MMA_STAGES:
-            why = Reason("shared", f"variant: {stages} buffers, so that copies run ahead", shared_shape)
-            schedule = candidate.schedule.with_(stages=stages)
-            yield candidate._replace(schedule=schedule, reasons=(*reasons, why))
-
-    def _candidate(self, register_shape: Shape, shared_shape: Shape, reasons: tuple[Reason, ...]) -> Candidate:
-        space = self.space
-        thread, virtual = self._threading(register_shape)
-        pairs = tuple(zip(space.axes, shared_shape, strict=True))
+        pairs, spatial = tuple(zip(self.space.axes, shape, strict=True)), self.space.spatial_count
+        thread, virtual = threading
         schedule = TileSchedule.quickly(
-            block=pairs[: space.spatial_count],
-            thread=thread,
-            vthreads=virtual,
-            step=pairs[space.spatial_count :],
-            **self._common,
+            block=pairs[:spatial], thread=thread, vthreads=virtual, step=pairs[spatial:], **self._common
         )
-        return Candidate(
-            schedule,
-            "scale up" if self.roles is None else "scale up, Tensor Core",
-            self.epsilon,
-            reasons,
-            (register_shape, shared_shape),
-        )
+        policy = "scale up" if self.roles is None else "scale up, Tensor Core"
+        candidate = Candidate(schedule, policy, self.epsilon, reasons, (register_shape, shape))
+        if not self.instruction.is_mma:
+            return (candidate,)
+        candidates = []
+        for stages in MMA_STAGES:
+            why = Reason("shared", f"variant: {stages} buffers, so that copies run ahead", shape)
+            candidates.append(
+                candidate._replace(schedule=schedule.with_(stages=stages), reasons=(*reasons, why)),
+            )
+        return candidates
 
     def _threading(self, register_shape: Shape) -> tuple[Sizes, Sizes]:
         """A register tile as adjacent elements per thread and strided copies of them.
@@ -216,13 +205,7 @@ class ScaleUp:
         Four adjacent elements make a 16-byte access; further ones are strided, so that lanes stay adjacent on the last
         axis and rows that lanes read together lie few enough apart to fall into different banks.
         """
-        known = self._threadings.get(register_shape)
-        if known is None:
-            inner = [4 if size % 4 == 0 and self.roles is None else size for size in register_shape]
-            axes = self.space.axes[: self.space.spatial_count]
-            thread = tuple(zip(axes, inner, strict=False))
-            virtual = tuple(
-                (axis, size // adjacent) for axis, size, adjacent in zip(axes, register_shape, inner, strict=False)
-            )
-            known = self._threadings[register_shape] = (thread, virtual)
-        return known
+        axes = self.space.axes[: self.space.spatial_count]
+        inner = [4 if size % 4 == 0 and self.roles is None else size for size in register_shape]
+        copies = [size // adjacent for size, adjacent in zip(register_shape, inner, strict=True)]
+        return tuple(zip(axes, inner, strict=False)), tuple(zip(axes, copies, strict=False))

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -126,8 +125,8 @@ class ScheduleTable:
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
         """The table of some schedules; their axes must be those of ``form``, in its order."""
-        rows = Rows(form)
-        return rows.table([rows.row(schedule) for schedule in schedules], schedules)
+        lines = Lines(form)
+        return lines.table(lines.of(schedules), schedules)
 
     @staticmethod
     def of_lines(
@@ -447,14 +446,12 @@ class ScheduleTable:
         return tile
 
 
-class Rows:
-    """Schedules of one operator as rows of integers, in the order of :attr:`ScheduleTable.lines`.
+class Lines:
+    """:attr:`ScheduleTable.lines` of schedules of one operator, to be changed before they become a table.
 
     Attributes:
         tensors: those that a schedule may stage.
-        step: places of the steps.
-        reduce_threads, unroll, stages, asynchronous, instruction: places of these columns.
-        cached, turned: places of what is said of the tensors.
+        unroll, stages, asynchronous: numbers of these lines.
     """
 
     def __init__(self, form: KernelForm) -> None:
@@ -463,63 +460,58 @@ class Rows:
         self._ones = tuple([(axis, 1) for axis in form.spatial])
         # Without a step a reduction axis is walked at once.
         self._whole = tuple([(axis, form.sizes[axis]) for axis in form.reduced])
-        first, single, count = 3 * len(self._ones), 3 * len(self._ones) + len(self._whole), len(self.tensors)
-        self.step = slice(first, single)
-        self.reduce_threads, self.unroll, self.stages, self.asynchronous, self.instruction = range(single, single + 5)
-        listed = single + len(_SINGLE)
-        self.cached, self.turned = slice(listed, listed + count), slice(listed + count, listed + 2 * count)
-        self._by_tensor: dict[tuple[Any, ...], list[int]] = {}
+        step, single, tensors = 3 * len(self._ones), 3 * len(self._ones) + len(self._whole), len(self.tensors)
+        self._step = slice(step, single)
+        self._reduce_threads, self.unroll, self.stages, self.asynchronous, self._instruction = range(single, single + 5)
+        self._cached = slice(single + len(_SINGLE), single + len(_SINGLE) + tensors)
+        self._width = self._cached.stop + 2 * tensors + 1
 
-    def row(self, schedule: TileSchedule) -> list[int]:
-        """A schedule, but for its padding and bands."""
-        s = schedule
-        threads = math.prod([count for _, count in s.reduce_threads]) if s.reduce_threads else 1
-        by_axis = (s.block, s.thread, s.vthreads or self._ones, s.step or self._whole)
-        return [
-            *[size for sizes in by_axis for _, size in sizes],
-            threads, s.unroll, s.stages, s.asynchronous, INSTRUCTION_NUMBER[s.instruction], s.cluster, s.launched,
-            s.kept_columns,
-            *self._of_tensors(s.cached, s.turned, s.vector),
-        ]  # fmt: skip
+    def of(self, schedules: Sequence[TileSchedule]) -> Ints:
+        """The lines of some schedules; their axes must be those of the operator, in its order."""
+        # What is said of tensors is the same for most schedules.
+        by_tensor: dict[tuple[Any, ...], list[int]] = {}
+        numbers: list[int] = []
+        for s in schedules:
+            by_axis = (s.block, s.thread, s.vthreads or self._ones, s.step or self._whole)
+            numbers += [size for sizes in by_axis for _, size in sizes]
+            threads = math.prod([count for _, count in s.reduce_threads]) if s.reduce_threads else 1
+            instruction = INSTRUCTION_NUMBER[s.instruction]
+            numbers += (threads, s.unroll, s.stages, s.asynchronous, instruction, s.cluster, s.launched, s.kept_columns)
+            of_tensors = s.cached, s.turned, s.vector
+            if of_tensors not in by_tensor:
+                by_tensor[of_tensors] = self._of_tensors(*of_tensors)
+            numbers += by_tensor[of_tensors]
+        matrix = np.fromiter(numbers, np.int64, len(numbers)).reshape(len(schedules), self._width)
+        return np.ascontiguousarray(matrix.T)
 
     def _of_tensors(self, cached: tuple[str, ...], turned: tuple[str, ...], vector: Sizes) -> list[int]:
-        """What is said of tensors, which is the same for most schedules."""
-        known = self._by_tensor.get((cached, turned, vector))
-        if known is None:
-            given = dict(vector)
-            known = [name in listed for listed in (cached, turned) for name in self.tensors]
-            known += [given.get(name, 0) for name in (*self.tensors, self.form.expr.output.name)]
-            self._by_tensor[cached, turned, vector] = known
-        return known
+        given = dict(vector)
+        listed = [name in names for names in (cached, turned) for name in self.tensors]
+        return listed + [given.get(name, 0) for name in (*self.tensors, self.form.expr.output.name)]
 
-    def is_fully_staged(self, row: list[int]) -> bool:
-        """Whether multiply-adds of threads that work alone read all tensors from shared memory."""
-        return row[self.instruction] == _FMA and row[self.reduce_threads] == 1 and all(row[self.cached])
+    def fully_staged(self, lines: Ints) -> Bools:
+        """Schedules whose multiply-adds, of threads that work alone, read all tensors from shared memory."""
+        staged = (lines[self._instruction] == _FMA) & (lines[self._reduce_threads] == 1)
+        for cached in lines[self._cached]:
+            staged &= cached != 0
+        return staged
 
-    def has_steps(self, row: list[int]) -> bool:
-        """Whether blocks walk the reduction in several steps."""
-        return any([step < size for step, (_, size) in zip(row[self.step], self._whole, strict=True)])
+    def has_steps(self, lines: Ints) -> Bools:
+        """Schedules whose blocks walk the reduction in several steps."""
+        several = np.zeros(lines.shape[1], dtype=np.bool_)
+        for step, (_, size) in zip(lines[self._step], self._whole, strict=True):
+            several |= step < size
+        return several
 
-    def laid_out(self, row: list[int], turned: Sequence[str], unroll: int) -> list[int]:
-        """A row with some tiles turned and its body unrolled."""
-        changed = row.copy()
-        changed[self.unroll] = unroll
-        changed[self.turned] = [name in turned for name in self.tensors]
-        return changed
+    def turned(self, tensor: str) -> int:
+        """The number of the line that says whether tiles of ``tensor`` are stored turned."""
+        return self._cached.stop + self.tensors.index(tensor)
 
-    def fetched_ahead(self, row: list[int], stages: int, asynchronous: bool) -> list[int]:
-        """A row with more buffers."""
-        changed = row.copy()
-        changed[self.stages], changed[self.asynchronous] = stages, asynchronous
-        return changed
-
-    def table(self, rows: Sequence[Sequence[int]], schedules: Sequence[TileSchedule]) -> ScheduleTable:
-        """Some rows with the padding and the bands of ``schedules``."""
-        count, width = len(rows), self.cached.start + 3 * len(self.tensors) + 1
-        numbers = np.fromiter(chain.from_iterable(rows), np.int64, count * width)
-        lines = np.ascontiguousarray(numbers.reshape(count, width).T)
+    def table(self, lines: Ints, schedules: Sequence[TileSchedule], which: Ints | slice = slice(None)) -> ScheduleTable:
+        """The table of some lines, with the padding and the bands of ``schedules`` at the positions ``which``."""
         padding = _by_tensor(self.tensors, [schedule.padding for schedule in schedules])
-        raster = np.array([schedule.raster for schedule in schedules], dtype=np.int64)
+        padding = {tensor: amounts[which] for tensor, amounts in padding.items()}
+        raster = np.array([schedule.raster for schedule in schedules], dtype=np.int64)[which]
         return ScheduleTable.of_lines(self.form, self.tensors, lines, padding, raster)
 
 
