@@ -54,6 +54,8 @@ class Said(IntEnum):
     SHRINK = auto()
 
 
+_GROW = int(Said.GROW)
+
 #: What lines say in the same words of every tile: the layer, and the words.
 _WORDS: Mapping[int, tuple[str, str]] = {
     Said.START: ("shared", "start from the register tile and one aligned reduction step"),
@@ -115,16 +117,20 @@ class SharedLayer:
         """The tiles over a register tile that grow through the aligned sizes of ``menu``."""
         walk = self.compiled(register_shape, menu) or self.walked(register_shape, menu)
         reasons: list[tuple[Reason, ...]] = []
+        grow = self._grow
         for line, score in zip(walk.lines, walk.scores, strict=True):
-            before = reasons[line[1]] if line[1] >= 0 else ()
-            reasons.append((*before, self._reason(line, score)))
+            said, before, number = line[:3]
+            if said == _GROW:
+                reason = Reason("shared", grow[number], line[4:], (("score", score),))
+            else:
+                reason = self._reason(line, score)
+            reasons.append((*reasons[before], reason) if before >= 0 else (reason,))
         return [(walk.shape(line), reasons[line]) for line in walk.tiles]
 
     def _reason(self, line: Line, score: float) -> Reason:
+        """What a line says that is no step of growth."""
         said, _, number, other = line[:4]
         shape = line[4:]
-        if said == Said.GROW:
-            return Reason("shared", self._grow[number], shape, (("score", score),))
         if said == Said.BLOCKED:
             action = f"stop: {self.space.axes[number]}={other} would not fit"
             return Reason("shared", action, shape, (("bytes", score), ("limit", float(self.capacity))))

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,9 @@ INSTRUCTION_NUMBER: Mapping[Instruction, int] = {each: number for number, each i
 _FMA = INSTRUCTION_NUMBER[Instruction.FMA]
 _IS_MATRIX = np.array([each.is_matrix for each in INSTRUCTIONS])
 _IS_SWIZZLED = np.array([each.is_swizzled for each in INSTRUCTIONS])
+
+#: The size of a pair of axis and size.
+_SIZE = itemgetter(1)
 
 #: Columns of a table that belong to no axis and no tensor, but for bands.
 _SINGLE = ("reduce_threads", "unroll", "stages", "asynchronous", "instruction", "cluster", "launched", "kept_columns")
@@ -472,8 +477,7 @@ class Lines:
         by_tensor: dict[tuple[Any, ...], list[int]] = {}
         numbers: list[int] = []
         for s in schedules:
-            by_axis = (s.block, s.thread, s.vthreads or self._ones, s.step or self._whole)
-            numbers += [size for sizes in by_axis for _, size in sizes]
+            numbers += map(_SIZE, chain(s.block, s.thread, s.vthreads or self._ones, s.step or self._whole))
             threads = math.prod([count for _, count in s.reduce_threads]) if s.reduce_threads else 1
             instruction = INSTRUCTION_NUMBER[s.instruction]
             numbers += (threads, s.unroll, s.stages, s.asynchronous, instruction, s.cluster, s.launched, s.kept_columns)
