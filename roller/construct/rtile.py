@@ -19,7 +19,7 @@ from sokoban.kernel.regions import data_dimension
 Window = tuple[int, tuple[tuple[int, int], ...]]
 
 
-@dataclass(eq=False)
+@dataclass
 class AccessMap:
     """How one operand is indexed, over axis positions.
 
@@ -34,9 +34,9 @@ class AccessMap:
 
     element_bytes: int
     dimensions: tuple[tuple[tuple[int, int], ...], ...]
-    plain: tuple[int, ...] = field(init=False)
-    pick_plain: Callable[[tuple[int, ...]], tuple[int, ...]] = field(init=False)
-    windows: tuple[Window, ...] = field(init=False)
+    plain: tuple[int, ...] = field(init=False, compare=False)
+    pick_plain: Callable[[tuple[int, ...]], tuple[int, ...]] = field(init=False, compare=False)
+    windows: tuple[Window, ...] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         windows = [terms for terms in self.dimensions if len(terms) != 1 or terms[0][1] != 1]

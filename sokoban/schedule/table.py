@@ -172,7 +172,7 @@ class ScheduleTable:
         Storage padding and bands are not among them, which change while the rest stays, nor are loops cut twice.
         """
         tensors, nothing = tuple(self.cached), self.zeros
-        lines = [line for by in (self.block, self.thread, self.vthreads, self.step) for line in by.values()]
+        lines: list[Any] = [line for by in (self.block, self.thread, self.vthreads, self.step) for line in by.values()]
         lines += [getattr(self, name) for name in _SINGLE]
         lines += self.cached.values()
         lines += [self.turned.get(name, nothing) for name in tensors]
