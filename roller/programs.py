@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, DIRECT, ChainProgram, Considered, algorithms_of, flash
+from roller.algorithms import (
+    ALGORITHMS,
+    DIRECT,
+    ChainProgram,
+    Considered,
+    algorithms_of,
+    composed_programs,
+    sequence,
+)
 from roller.construct.construct import construct
 from roller.construct.program import Construction, Program, Reason, RProgram
 from sokoban.kernel.form import KernelForm
@@ -63,8 +71,10 @@ class Programs:
         *,
         top_k: int,
         algorithms: Collection[str] = (DIRECT,),
+        method: str = "both",
     ) -> Programs:
-        """What construction and search found, the ``top_k`` best of both, and what ``algorithms`` make of the operator.
+        """What construction and search found, the ``top_k`` best of both, and what ``algorithms`` make of the operator;
+        ``method`` says who looks for programs of the kernels of a sequence.
 
         Of equal times constructed programs come before searched ones. At least one of the two has to have looked.
         """
@@ -73,8 +83,8 @@ class Programs:
         direct = _united(construction, searched, top_k)
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
-        if known.placed.form.kind == flash.KIND:
-            considered = (flash.consider(known.placed, top_k),)
+        if known.placed.form.is_composed:
+            considered = (_composed(known.placed, top_k, method),)
         elif direct and not set(algorithms) <= {DIRECT}:
             considered = algorithms_of(known.placed, direct[0], algorithms)
         return Programs(
@@ -133,7 +143,7 @@ class Programs:
             InputError: none of the algorithms applies, and programs of one kernel were not asked for.
         """
         chains = self.chains
-        if self.form.kind == flash.KIND:
+        if self.form.is_composed:
             return list(chains[: top_k + spares])
         if DIRECT not in algorithms:
             if not chains:
@@ -159,10 +169,18 @@ def find_programs(
         InputError: the device has no layer that holds even the smallest tile, or there is no such method.
     """
     constructs, searches = finders(device, method)
-    is_flash = form.kind == flash.KIND
-    construction = construct(form, device, top_k) if constructs or is_flash else None
-    searched = search(form, device, top_k) if searches and not is_flash else None
-    return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms)
+    construction = construct(form, device, top_k) if constructs or form.is_composed else None
+    searched = search(form, device, top_k) if searches and not form.is_composed else None
+    return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms, method=method)
+
+
+def _composed(placed: PlacedForm, top_k: int, method: str) -> Considered:
+    """What becomes of an operator that no schedule of tiles computes."""
+    if placed.form.kind != "sequence":
+        return composed_programs(placed, top_k)
+    sequence.check_sequence(placed)
+    stages = [find_programs(stage, placed.device, top_k, method, (DIRECT,)).direct for stage in placed.form.stages]
+    return sequence.combined(placed.form, stages, top_k)
 
 
 def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:

@@ -1,4 +1,4 @@
-"""``python -m bench.suites.attention FILE``: attention operators drawn by a seed, as ``roller`` reads them.
+"""``python -m bench.suites.attention FILE``: attention operators drawn by a seed, or gradients of such ones.
 
 Heads from 1 to 64, fewer heads of keys, widths from 64 to 256, odd lengths, causal masks, windows, decoding, keys of
 another length than the queries.
@@ -18,14 +18,21 @@ HEAD_DIMS = (64, 80, 96, 128, 192, 256)
 MASKS = ("none", "causal", "window", "decode", "other keys")
 
 
-def drawn(count: int, seed: int, dtypes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """``count`` operators as ``roller compile`` reads them.
+def drawn(count: int, seed: int, dtypes: tuple[str, ...], gradients: bool = False) -> list[dict[str, Any]]:
+    """``count`` operators as ``roller compile`` reads them; ``gradients`` of queries and of keys in turns.
 
     >>> [each["head_dim"] in HEAD_DIMS for each in drawn(2, 0, ("float16",))]
     [True, True]
     """
     source = random.Random(seed)
-    return [_operator(source, dtypes[number % len(dtypes)]) for number in range(count)]
+    operators = [_operator(source, dtypes[number % len(dtypes)]) for number in range(count)]
+    if not gradients:
+        return operators
+    subjects = ("queries", "keys")
+    return [
+        operator | {"op": "attention_gradient", "of": subjects[number // len(dtypes) % 2]}
+        for number, operator in enumerate(operators)
+    ]
 
 
 def _operator(source: random.Random, dtype: str) -> dict[str, Any]:
@@ -54,9 +61,11 @@ def _operator(source: random.Random, dtype: str) -> dict[str, Any]:
     "--dtype", type=click.Choice(["float32", "float16", "bfloat16"]), multiple=True, default=("float16", "bfloat16"),
     show_default=True, help="Element types, in turns.",
 )  # fmt: skip
-def main(file: Path, count: int, seed: int, dtype: tuple[str, ...]) -> None:
+@click.option("--gradients", is_flag=True, help="Gradients of queries and of keys in turns.")
+def main(file: Path, count: int, seed: int, dtype: tuple[str, ...], gradients: bool) -> None:
     """Write COUNT attention operators to FILE."""
-    file.write_text("[\n" + ",\n".join(json.dumps(each) for each in drawn(count, seed, dtype)) + "\n]\n")
+    operators = drawn(count, seed, dtype, gradients)
+    file.write_text("[\n" + ",\n".join(json.dumps(each) for each in operators) + "\n]\n")
 
 
 if __name__ == "__main__":

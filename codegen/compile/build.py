@@ -60,7 +60,9 @@ def _build_cuda(request: BuildRequest) -> BuiltKernel:
     if lowered.has_barriers:
         # Other kernels are bound by memory, or their registers are no matter of choice.
         threads, shared = math.prod(lowered.block), compiled.shared_bytes + lowered.dynamic_shared_bytes
-        source, compiled = squeezed(source, compiled, threads, shared, architecture, name=request.entry)
+        source, compiled = squeezed(
+            source, compiled, threads, shared, architecture, name=request.entry, worthwhile=request.worthwhile_blocks
+        )
     kernel = _source_kernel(request, lowered, source, own)
     return replace(
         kernel,

@@ -20,12 +20,14 @@ class BuildRequest:
         schedule: the schedule to lower.
         entry: name of the kernel function.
         target: what the kernel is for.
+        worthwhile_blocks: numbers of resident blocks of a unit that registers are squeezed for; None for any.
     """
 
     form: Problem
     schedule: Schedule
     entry: str
     target: Target
+    worthwhile_blocks: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from codegen.generators import has_chains
 from hal.support.errors import InputError
-from roller.algorithms import split_k, winograd
+from roller.algorithms import flash, flash_gradient, split_k, winograd
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
@@ -37,6 +37,22 @@ def algorithms_of(
     return tuple(consider(placed, direct) for consider in asked.values())
 
 
+#: What composes operators that no schedule of tiles computes, by the kind of their form.
+_COMPOSE: Mapping[str, Callable[[PlacedForm, int], Considered]] = {
+    "attention": flash.consider,
+    "attention_gradient": flash_gradient.consider,
+}
+
+
+def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
+    """The ``top_k`` best programs of attention or of a gradient of it, which have no others.
+
+    Raises:
+        InputError: the device or the kernels have nothing for the operator.
+    """
+    return _COMPOSE[placed.form.kind](placed, top_k)
+
+
 def parse_algorithms(text: str | None) -> tuple[str, ...]:
     """The algorithms of ``direct,split-k``; all of them for None.
 
@@ -59,5 +75,6 @@ __all__ = [
     "ChainProgram",
     "Considered",
     "algorithms_of",
+    "composed_programs",
     "parse_algorithms",
 ]

@@ -29,9 +29,8 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
-from sokoban.language.expression import Tensor, TensorExpr
-from sokoban.language.named.attention import Attention
-from sokoban.language.parser import parse_program
+from sokoban.language.expression import Tensor
+from sokoban.language.named.attention import AttentionSizes, program_expression
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
 from sokoban.schedule.attention import (
@@ -46,9 +45,8 @@ from sokoban.schedule.cutting import cut
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
-#: The name of the algorithm, and the kind of form that it is for.
+#: The name of the algorithm.
 NAME = "flash"
-KIND = "attention"
 
 #: Fragments of rows of a warp, warps of a block, and keys of a step that are tried.
 FRAGMENTS = (1, 2)
@@ -108,9 +106,9 @@ class KeySlices:
         window = attention.window_size and min(attention.window_size, max(1, keys // 2))
         small = msgspec.structs.replace(
             attention, b=min(2, attention.b), heads=group * key_heads, kv_heads=key_heads, queries=queries, keys=keys,
-            window=window, scale=self._scale(attention),
+            window=window,
         )  # fmt: skip
-        return kernel_form(_expression(small, form.expr.name)), self
+        return kernel_form(program_expression(small, form.expr.name)), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results, since exponentials are rounded, too, before they multiply values."""
@@ -122,19 +120,6 @@ class KeySlices:
         """In words: ``4 slices of the keys``; empty for one kernel."""
         return "" if self.count == 1 else f"{self.count} slices of the keys"
 
-    @staticmethod
-    def _scale(attention: Attention) -> float | None:
-        return attention.scale
-
-
-def _expression(attention: Attention, name: str) -> TensorExpr:
-    """An attention as its expression."""
-    program = attention.program()
-    return parse_program(
-        program.text, program.sizes, program.dtypes, name=name, shapes=program.shapes,
-        default_dtype=attention.output_dtype, external_shapes=program.external_shapes,
-    )  # fmt: skip
-
 
 def consider(placed: PlacedForm, top_k: int) -> Considered:
     """The ``top_k`` best programs of attention.
@@ -143,7 +128,7 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
         InputError: the device or the kernels have nothing for its type or widths.
     """
     form, device = placed.form, placed.device
-    _check(form, device)
+    check_attention(form, form.attention, device)
     proposed = [_programs(form, slices, device, top_k) for slices in _slices(form, device)]
     programs = [program for some, _ in proposed for program in some]
     if not programs:
@@ -152,15 +137,21 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
     return Considered(NAME, tuple(programs[:top_k]), scored=sum(count for _, count in proposed))
 
 
-def _check(form: KernelForm, device: DeviceSpec) -> None:
-    attention, where = form.attention, form.expr.name
+def check_attention(form: KernelForm, attention: AttentionSizes, device: DeviceSpec) -> None:
+    """Raise what the kernels of attention and its gradients have nothing for.
+
+    Raises:
+        InputError: the device is no GPU, or the element type or a width is none of theirs.
+    """
+    where = form.expr.name
     if device.code_generator is not None and not has_chains(device.code_generator):
         problem = f"attention has no kernels of ours for {device.name}"
         raise InputError(where, problem, "name a GPU, or use roller estimate --implementation library")
     if attention.dtype not in ELEMENT_BYTES:
         problem = f"attention has no kernels of ours for {attention.dtype}"
         raise InputError(where, problem, f"use one of {', '.join(sorted(ELEMENT_BYTES))}")
-    grain = _grain(form, device)
+    # Elements that are copied at once: rows consist of so many.
+    grain = 8 if has_matrix_instructions(attention.dtype, device) else 4
     for name, width in (("head_dim", attention.head_dim), ("value_dim", attention.value_size)):
         if width % grain:
             bytes_each = grain * ELEMENT_BYTES[attention.dtype]
@@ -168,25 +159,20 @@ def _check(form: KernelForm, device: DeviceSpec) -> None:
             raise InputError(f"{where}: {name}", problem, f"use a multiple of {grain}")
 
 
-def _grain(form: KernelForm, device: DeviceSpec) -> int:
-    """Elements that are copied at once: rows consist of so many."""
-    return 8 if _has_matrix_instructions(form.attention.dtype, device) else 4
-
-
-def _has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
+def has_matrix_instructions(dtype: str, device: DeviceSpec) -> bool:
     """Whether ``mma.sync`` multiplies such elements on a device."""
     capability = device.compute_capability
     is_cuda = device.code_generator != "opencl-source" and capability is not None
     return is_cuda and dtype != "float32" and tuple(capability or ()) >= MMA_CAPABILITY
 
 
-def has_instruction(dtype: str, schedule: AttentionSchedule, device: DeviceSpec) -> bool:
-    """Whether a device multiplies elements of a type by the instruction of a schedule."""
-    if schedule.instruction is Instruction.FMA:
+def has_instruction(dtype: str, instruction: Instruction, device: DeviceSpec) -> bool:
+    """Whether a device multiplies elements of a type by an instruction."""
+    if instruction is Instruction.FMA:
         return True
-    if schedule.instruction is Instruction.WGMMA:
+    if instruction is Instruction.WGMMA:
         return device.warp_group_instruction(dtype) is not None
-    return _has_matrix_instructions(dtype, device)
+    return has_matrix_instructions(dtype, device)
 
 
 def _slices(form: KernelForm, device: DeviceSpec) -> list[KeySlices]:
@@ -220,7 +206,7 @@ def program_of(form: KernelForm, schedule: AttentionSchedule, slices: int, devic
     Raises:
         InputError: the device or the kernels have nothing for its type, widths or instruction.
     """
-    _check(form, device)
+    check_attention(form, form.attention, device)
     return _program(
         form,
         KeySlices(slices),
@@ -269,7 +255,7 @@ def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -
     """Tiles that are not mostly beyond the rows or the keys that there are."""
     rows_all, keys_all = padded(kernel.rows), padded(kernel.attention.key_count)
     dtype = kernel.attention.dtype
-    if not _has_matrix_instructions(dtype, device):
+    if not has_matrix_instructions(dtype, device):
         candidates = _multiply_add_schedules()
     elif device.warp_group_instruction(dtype) is None:
         candidates = _matrix_schedules()

@@ -24,6 +24,7 @@ from roller.construct.program import Program
 from roller.programs import finder_of
 from roller.text.quantities import sizes_text
 from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.patches import PatchSchedule, Schedule
 
 #: Columns that a narrow terminal does without, the least important first.
@@ -204,6 +205,8 @@ def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
         return f"{schedule.threads} patches", "a patch", ""
     if isinstance(schedule, AttentionSchedule):
         return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"key={schedule.keys}"
+    if isinstance(schedule, GradientSchedule):
+        return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"walked={schedule.step}"
     if isinstance(schedule, SliceSumSchedule):
         return f"row={schedule.threads // LANES}", "row=1 of a warp", ""
     return (

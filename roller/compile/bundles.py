@@ -30,6 +30,7 @@ from roller.construct.program import Program
 from sokoban.kernel.problem import tensors_of
 from sokoban.language.expression import statement_text
 from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
@@ -191,6 +192,11 @@ def _tiles(schedule: Schedule, device: DeviceSpec) -> dict[str, dict[str, int]]:
         return {
             device.registers.name: {"row": schedule.rows // schedule.warps, "key": schedule.keys},
             device.shared.name: {"row": schedule.rows, "key": schedule.keys},
+        }
+    if isinstance(schedule, GradientSchedule):
+        return {
+            device.registers.name: {"row": schedule.rows // schedule.warps, "walked": schedule.step},
+            device.shared.name: {"row": schedule.rows, "walked": schedule.step},
         }
     if not isinstance(schedule, TileSchedule):
         return {}

@@ -18,17 +18,21 @@ from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ALGORITHMS, flash
+from roller.algorithms import ALGORITHMS
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
 from roller.programs import Programs, find_programs, finders
 from sokoban.kernel.attention import AttentionKernel
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
 from sokoban.model.gpu.attention import estimate_attention
-from sokoban.model.rational import estimate_compiled
+from sokoban.model.gpu.attention_gradient import estimate_gradient
+from sokoban.model.rational import estimate_compiled, worthwhile_blocks
 from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
@@ -140,11 +144,11 @@ class _Job:
         algorithms: Collection[str],
     ) -> None:
         start = time.perf_counter()
-        self.algorithms = algorithms
+        self.algorithms, self.method = algorithms, method
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
-        self.form = kernel_form(expr)
+        self.form = operator_form(expr)
         constructs, self.needs_search = finders(device, method)
-        if self.form.kind == flash.KIND:
+        if self.form.is_composed:
             constructs, self.needs_search = True, False
         self.constructed = construct(self.form, device, top_k + SPARES) if constructs else None
         self.searched: Future[SearchResult] | None = None
@@ -178,8 +182,9 @@ class _Job:
             return
         self.started = time.perf_counter()
         self.programs = Programs.of(
-            self.constructed, self._search_result(), top_k=self.top_k + SPARES, algorithms=self.algorithms
-        )
+            self.constructed, self._search_result(), top_k=self.top_k + SPARES, algorithms=self.algorithms,
+            method=self.method,
+        )  # fmt: skip
         self.ranked = self.programs.ranked(self.top_k, self.algorithms, SPARES)
         asked = self.ranked[: self.top_k]
         self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(asked)]
@@ -198,6 +203,7 @@ class _Job:
             schedule=part.schedule,
             entry=entry,
             target=Target.of(self.device),
+            worthwhile_blocks=_worthwhile_blocks(part, self.device),
         )
         return self.pool.submit(build_kernel, request)
 
@@ -273,12 +279,24 @@ def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec)
     form, schedule, registers = part.problem, part.schedule, built.registers
     if isinstance(form, AttentionKernel) and isinstance(schedule, AttentionSchedule) and registers is not None:
         return estimate_attention(form, schedule, device, registers).seconds
+    if isinstance(form, AttentionGradientKernel) and isinstance(schedule, GradientSchedule) and registers is not None:
+        return estimate_gradient(form, schedule, device, registers).seconds
     if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
         return part.estimate.seconds
     if registers is None or schedule.instruction is not Instruction.FMA:
         return part.estimate.seconds
     spilled = built.spill_bytes or 0
     return estimate_compiled(form, device, schedule, registers=registers, spill_bytes=spilled).seconds
+
+
+def _worthwhile_blocks(part: ProgramPart, device: DeviceSpec) -> tuple[int, ...] | None:
+    """Numbers of resident blocks that RATIONAL expects something of; None where it does not count on registers."""
+    problem, schedule = part.problem, part.schedule
+    is_scalar = isinstance(schedule, TileSchedule) and schedule.instruction is Instruction.FMA
+    if not is_scalar or not isinstance(problem, KernelForm) or device.teu.lane != "thread":
+        return None
+    assert isinstance(schedule, TileSchedule)
+    return worthwhile_blocks(problem, device, schedule)
 
 
 def _wrong(verification: Verification | None) -> bool:
@@ -311,7 +329,7 @@ def verify_operators(
     how = (target, engine_for(target.generator, engine), tuple(order_seeds))
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
-        form = kernel_form(expr)
+        form = operator_form(expr)
         programs = find_programs(form, device, top_k, method, algorithms).ranked(top_k, algorithms)
         started.append((expr.name, [_checked(program, how, pool) for program in programs]))
         if len(started) > ahead:

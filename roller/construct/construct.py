@@ -66,8 +66,8 @@ def construct(form: KernelForm, device: DeviceSpec, top_k: int = 10) -> Construc
             element types.
     """
     placed = PlacedForm(form, device)
-    if form.kind == "attention":
-        # Its programs are those of roller.algorithms.flash, whatever became of one kernel of tiles.
+    if form.is_composed:
+        # Its programs are those of roller.algorithms.composed_programs, whatever became of one kernel of tiles.
         return Construction(placed=placed, programs=(), considered=0, epsilon=0.0, seconds=0.0)
     placed.check()
     start = time.perf_counter()

@@ -4,7 +4,7 @@ The gradient of an operand of ``Y[s] = sum([r], A * B)`` is again such a sum, of
 Y, over the axes that the operand lacks. Where an operand is read through a window, its element h belongs to the output
 ``h - k``; with a stride of s only every s-th element meets a given tap, so that the gradient falls apart into s kernels
 per dimension, one for each phase of h. Point-wise values have the derivatives of :mod:`roller.estimate.derivative`;
-softmax and layer norm theirs in closed form, from what the forward pass saved.
+softmax, layer norm and attention theirs in closed form, from what the forward pass saved.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import msgspec
+
 from hal.support.errors import InputError
 from roller.estimate.derivative import ONE, ZERO, derivative
 from roller.library.recognise import recognise
@@ -22,6 +24,9 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import product_factors
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.language.expression import FLOAT_DTYPES, AffineIndex, Call, Load, TensorExpr, Value, loads, value_text
+from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
+from sokoban.language.named.attention import Attention, AttentionSizes, attention_of, program_expression
+from sokoban.language.named.attention_gradient import AttentionGradient, Subject
 from sokoban.language.names import unused_name
 from sokoban.language.operators import operator_from_data
 
@@ -43,13 +48,38 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     Raises:
         InputError: the gradient is no operator that we can build (of a maximum over many, for instance).
     """
-    form = kernel_form(expr, fuse=False)
     narrow = next((tensor for tensor in expr.inputs if tensor.dtype not in FLOAT_DTYPES), None)
     if narrow is not None:
-        raise _refused(form, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
+        raise _refused(expr, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
+    attention = attention_of(expr)
+    if attention is not None and len(expr.statements) == ATTENTION_STATEMENTS:
+        return _of_attention(attention)
+    form = kernel_form(expr, fuse=False)
     if form.kind == "rows":
         return _of_rows(form)
     return [*_of_final(form), *(_of_sum(form) if form.reductions else [])]
+
+
+def _of_attention(attention: Attention) -> list[Gradient]:
+    """The row sums of results and their gradients, which both gradients take; then these. The forward pass saved the
+    logarithms of its sums of exponentials."""
+    rows, sizes = attention.b * attention.heads * attention.queries, msgspec.structs.asdict(attention)
+    dots = operator_from_data(
+        {
+            "expr": "D[r] = sum(e, dY[r,e] * Y[r,e])", "sizes": {"r": rows, "e": attention.value_size},
+            "dtype": attention.dtype, "dtypes": {"D": "float32"},
+        }
+    )  # fmt: skip
+    common = {key: sizes[key] for key in AttentionSizes.__struct_fields__ if key not in ("name", "epilogue")}
+    subjects: tuple[tuple[str, Subject], ...] = (("Q", "queries"), ("K and V", "keys"))
+    return [
+        Gradient("gradient of P, summed over keys", dots),
+        *(
+            Gradient(f"gradient of {label}", program_expression(gradient, gradient.program().stem))
+            for label, of in subjects
+            for gradient in [AttentionGradient(of=of, **common)]
+        ),
+    ]
 
 
 def _of_rows(form: KernelForm) -> list[Gradient]:
@@ -259,5 +289,6 @@ def _incoming(form: KernelForm) -> str:
     return unused_name("grad", {tensor.name for tensor in form.source.tensors})
 
 
-def _refused(form: KernelForm, why: str) -> InputError:
-    return InputError(form.source.name, f"has no backward pass of ours: {why}", "use --implementation library")
+def _refused(operator: KernelForm | TensorExpr, why: str) -> InputError:
+    name = operator.name if isinstance(operator, TensorExpr) else operator.source.name
+    return InputError(name, f"has no backward pass of ours: {why}", "use --implementation library")

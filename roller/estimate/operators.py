@@ -30,8 +30,8 @@ from roller.library.operators import DIRECTIONS
 from roller.programs import find_programs, finder_of
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
-from sokoban.kernel.form import kernel_form
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.stages import operator_form
 from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
@@ -276,7 +276,7 @@ def _best_parts(
     kernels = [Gradient(expr.name, expr)] if direction == "forward" else gradients(expr)
     parts = []
     for kernel in kernels:
-        programs = find_programs(kernel_form(kernel.expr), device, 1, method, algorithms)
+        programs = find_programs(operator_form(kernel.expr), device, 1, method, algorithms)
         program = programs.ranked(1, algorithms)[0]
         parts += [_part(kernel.label, part, program.composition) for part in program.parts]
     return expr.name, tuple(parts)
@@ -342,7 +342,8 @@ def _assumed(part: SchedulePart | PricedCall, lane: str) -> list[str]:
         return [part.kernel + slices]
     schedule = part.schedule
     if "rows" in schedule:
-        tiles = f"{schedule['rows']} rows by {schedule['keys']} keys, {count_text(schedule['warps'], 'warp')}"
+        walked = f"{schedule['keys']} keys" if "keys" in schedule else str(schedule["step"])
+        tiles = f"{schedule['rows']} rows by {walked}, {count_text(schedule['warps'], 'warp')}"
         return [f"{tiles}, {schedule['instruction']}", part.found_by]
     if "block" not in schedule and schedule.get("sums"):
         return [f"{schedule['threads']} threads a block, a warp a row", part.found_by]

@@ -14,15 +14,18 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import flash
+from roller.algorithms import ChainProgram, flash, flash_gradient
 from roller.text.quantities import count_text, time_text
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import TensorExpr
 from sokoban.language.named.attention import attention_of
+from sokoban.language.named.attention_gradient import attention_gradient_of
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
-from sokoban.schedule.attention_files import SlicedSchedule, load_attention_schedules
+from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.attention_files import load_attention_schedules, load_gradient_schedules
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.bulk_copies import form_problem
 from sokoban.schedule.files import ScheduleGroup, load_schedules
 from sokoban.schedule.pipelines import copies_past_registers
@@ -134,17 +137,24 @@ def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
     Raises:
         InputError: as :func:`sokoban.schedule.files.load_schedules`, or the device has no kernels of such attention.
     """
-    if attention_of(expr) is None:
+    if attention_of(expr) is not None:
+        form = kernel_form(expr)
+        programs = [
+            flash.program_of(form, each.schedule, each.slices, device) for each in load_attention_schedules(path)
+        ]
+    elif attention_gradient_of(expr) is not None:
+        form = kernel_form(expr)
+        programs = [flash_gradient.program_of(form, schedule, device) for schedule in load_gradient_schedules(path)]
+    else:
         return score(load_schedules(path, expr), device)
-    form = kernel_form(expr)
-    return AttentionScores(device, [_attention_score(form, each, device) for each in load_attention_schedules(path)])
+    return AttentionScores(device, [_attention_score(program, device) for program in programs])
 
 
-def _attention_score(form: KernelForm, sliced: SlicedSchedule, device: DeviceSpec) -> Scored:
-    schedule = sliced.schedule
-    estimate = flash.program_of(form, schedule, sliced.slices, device).estimate
-    if not flash.has_instruction(form.attention.dtype, schedule, device):
-        return Scored(estimate, f"{device.name} has no {schedule.instruction} for {form.attention.dtype}")
+def _attention_score(program: ChainProgram, device: DeviceSpec) -> Scored:
+    schedule, estimate, dtype = program.parts[0].schedule, program.estimate, program.form.expr.inputs[0].dtype
+    assert isinstance(schedule, AttentionSchedule | GradientSchedule)
+    if not flash.has_instruction(dtype, schedule.instruction, device):
+        return Scored(estimate, f"{device.name} has no {schedule.instruction} for {dtype}")
     reason = None
     if not estimate.blocks_per_unit:
         reason = _limit(device, schedule.threads, estimate.shared_bytes, estimate.registers)

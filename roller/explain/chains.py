@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from hal.spec.device import DeviceSpec
-from roller.algorithms import flash
 from roller.algorithms.chain import Considered
 from roller.construct.program import Program, ProgramPart
 from roller.explain.attention import flash_page
+from roller.explain.attention_gradient import gradient_page
 from roller.explain.pace import stage_bars
 from roller.programs import Programs
 from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
@@ -20,14 +20,21 @@ from sokoban.schedule.patches import PatchSchedule
 
 _MEANING = {
     "winograd": "transforms before and after save multiplications; what they make passes through memory",
+    "sequence": "no single kernel computes it: what one makes passes through memory to the next, each as if alone",
     "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
+}
+
+#: Pages of what is no chain in this sense, by the kind of its form.
+_PAGES: Mapping[str, Callable[[Programs, Program, int], Iterator[str]]] = {
+    "attention": flash_page,
+    "attention_gradient": gradient_page,
 }
 
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
-    if program.algorithm == flash.NAME:
-        yield from flash_page(programs, program, rank)
+    if program.form.kind in _PAGES:
+        yield from _PAGES[program.form.kind](programs, program, rank)
         return
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])
@@ -37,7 +44,8 @@ def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]
         yield clipped(f"  {number}. {time_text(seconds):>8}  {part.label}, bound by {bound}")
     for tensor in program.workspace:
         yield f"  {si_text(tensor.size_bytes, 'B')} of workspace between them: {tensor.name}"
-    yield from wrapped(_verdict(programs, program.estimate.seconds))
+    if programs.direct:
+        yield from wrapped(_verdict(programs, program.estimate.seconds))
 
 
 def considered_lines(programs: Programs) -> Iterator[str]:

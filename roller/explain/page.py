@@ -19,6 +19,7 @@ from roller.construct.scale_up import LARGEST_BLOCK_AXIS, LARGEST_THREAD_AXIS, L
 from roller.construct.warp_groups import WARP_GROUPS_POLICY
 from roller.construct.warp_tiles import WARP_TILES_POLICY
 from roller.explain.attention import attention_lines, slice_lines
+from roller.explain.attention_gradient import gradient_lines
 from roller.explain.chains import chain_page, considered_lines, patch_lines, problem_text
 from roller.explain.cpu_pace import cpu_reasons
 from roller.explain.cpu_page import cpu_program, cpu_story
@@ -37,6 +38,7 @@ from roller.text.quantities import (
     wrapped,
 )
 from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
@@ -121,6 +123,9 @@ def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
         return
     if isinstance(part.problem, AttentionKernel):
         yield from attention_lines(part.problem, part, device)
+        return
+    if isinstance(part.problem, AttentionGradientKernel):
+        yield from gradient_lines(part.problem, part, device)
         return
     if isinstance(part.problem, SliceSum):
         yield from slice_lines(part.problem, part, device)

@@ -284,14 +284,14 @@ def _read(
 def _view(record: Manifest, schedule_file: Path, hot: HotLoop) -> tuple[ModelView | None, str]:
     """The model's view of a bundle's kernel, or why there is none."""
     from hal.catalog import load_device
-    from sokoban.kernel.form import kernel_form
+    from sokoban.kernel.stages import operator_form
     from sokoban.schedule.files import schedule_from_json
 
     try:
         device = load_device(record.device)
-        form = kernel_form(operator_of(record))
-        if form.kind == "attention":
-            return None, "the model of attention counts steps of a block, not instructions of a loop"
+        form = operator_form(operator_of(record))
+        if form.is_composed:
+            return None, "the model of what several products make counts steps of a block, not instructions of a loop"
         schedule = schedule_from_json(msgspec.json.decode(schedule_file.read_bytes()), form)
         return model_view(form, device, schedule, hot), ""
     except InputError as error:

@@ -29,6 +29,7 @@ from sokoban.language.expression import (
 )
 from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
 from sokoban.language.named.attention import attention_of
+from sokoban.language.named.attention_gradient import attention_gradient_of
 
 #: How many times smaller than the result a tensor may be and still count as read for every element.
 BROADCAST = 4
@@ -38,11 +39,14 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
     """The forward calls for an operator, in order; a single roofline call where it fits no library operator.
 
     Raises:
-        InputError: the operator is attention in a type that the library has no kernel for.
+        InputError: the operator is attention in a type that the library has no kernel for, or one of its gradients.
     """
     fused = attention_of(expr)
     if fused is not None:
         return [*attention(fused), *_epilogue_after(expr, ATTENTION_STATEMENTS)]
+    if attention_gradient_of(expr) is not None:
+        problem = "libraries compute all gradients of attention in one call"
+        raise InputError(expr.name, problem, 'ask for "op": "attention" with "direction": "backward"')
     try:
         form = kernel_form(expr, fuse=False)
     except InputError:

@@ -7,12 +7,11 @@ several blocks share the keys of the same rows; what each of them makes is broug
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sokoban.language.expression import Tensor
-from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention import Attention, AttentionSizes
 
 #: Numbers of a partial result behind the sums of its values: the largest logit in powers of two, and the sum of
 #: exponentials.
@@ -62,8 +61,7 @@ class AttentionKernel:
     @property
     def scale(self) -> float:
         """What products are multiplied by."""
-        attention = self.attention
-        return 1 / math.sqrt(attention.head_dim) if attention.scale is None else attention.scale
+        return self.attention.factor
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -131,7 +129,7 @@ class SliceSum:
         )
 
 
-def seen_pairs(attention: Attention) -> int:
+def seen_pairs(attention: AttentionSizes) -> int:
     """Pairs of a query and a key that it sees, of one head of one sequence.
 
     >>> seen_pairs(Attention(b=1, heads=1, queries=3, keys=4, head_dim=8, causal=True))

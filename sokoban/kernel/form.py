@@ -1,6 +1,6 @@
 """The canonical form in which construction, the cost model and code generation see an operator.
 
-Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of three
+Whatever statements an operator was written with, after inlining and axis fusion (thesis 6.3.2) it is one of five
 kinds:
 
 ``tile``
@@ -12,6 +12,11 @@ kinds:
 ``attention``
     two products with a softmax between them, as :mod:`sokoban.language.named.attention` writes it. Its axes stay as
     they are; what its kernels compute is in :mod:`sokoban.kernel.attention`.
+``attention_gradient``
+    its gradient after one side, as :mod:`sokoban.language.named.attention_gradient` writes it; its kernels are in
+    :mod:`sokoban.kernel.attention_gradient`.
+``sequence``
+    several of the first two, one after the other, which :mod:`sokoban.kernel.stages` makes of what is none of these.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from functools import cached_property
 
 from hal.support.errors import InputError
 from sokoban.kernel.attention import attention_flops
+from sokoban.kernel.attention_gradient import gradient_flops
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.rows import as_rows
@@ -42,6 +48,7 @@ from sokoban.language.expression import (
     walk,
 )
 from sokoban.language.named.attention import STATEMENTS, Attention, attention_of
+from sokoban.language.named.attention_gradient import AttentionGradient, attention_gradient_of, statement_count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +59,11 @@ class KernelForm:
         source: the operator as the user wrote it.
         expr: the same operator over fused axes (unless they were asked to stay apart); its tensors are contiguous views
             of the source's.
-        kind: ``"tile"``, ``"rows"`` or ``"attention"``.
+        kind: ``"tile"``, ``"rows"``, ``"attention"``, ``"attention_gradient"`` or ``"sequence"``.
         reductions: the reduction statements in order; in a ``tile`` at most one, over the axes of ``final``.
         final: the point-wise statement that defines the output (the identity where the operator has no epilogue).
         fused: pairs of a fused axis and the axes that it stands for.
+        stages: forms of the kernels of a ``sequence``, in order.
     """
 
     source: TensorExpr
@@ -64,6 +72,7 @@ class KernelForm:
     reductions: tuple[Statement, ...]
     final: Statement
     fused: tuple[tuple[str, tuple[str, ...]], ...]
+    stages: tuple[KernelForm, ...] = ()
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
@@ -155,10 +164,26 @@ class KernelForm:
         return attention
 
     @cached_property
+    def attention_gradient(self) -> AttentionGradient:
+        """The operator that an ``attention_gradient`` is."""
+        gradient = attention_gradient_of(self.source)
+        assert gradient is not None
+        return gradient
+
+    @property
+    def is_composed(self) -> bool:
+        """Whether no schedule of tiles computes it whole: attention, its gradients, a sequence of kernels."""
+        return self.kind in ("attention", "attention_gradient", "sequence")
+
+    @cached_property
     def flops(self) -> float:
         """Arithmetic operations of the whole operator: a multiply-add counts two, the softmax of attention none."""
         if self.kind == "attention":
             return attention_flops(self.attention)
+        if self.kind == "attention_gradient":
+            return gradient_flops(self.attention_gradient)
+        if self.kind == "sequence":
+            return sum(stage.flops for stage in self.stages)
         outputs = math.prod(self.sizes[axis] for axis in self.final.axes)
         total = float(outputs * operation_count(self.final.value))
         for statement in self.reductions:
@@ -218,7 +243,9 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
     if attention_of(source) is not None:
-        return _attention_form(source, fuse)
+        return _attention_form(source, "attention", STATEMENTS, fuse)
+    if (gradient := attention_gradient_of(source)) is not None:
+        return _attention_form(source, "attention_gradient", statement_count(gradient.of), fuse)
     if fuse:
         # In this order: a reduction over one element becomes point-wise when its axis goes, and is then inlined.
         expr, fused = fuse_axes(inline_pointwise(drop_unit_axes(source)))
@@ -270,23 +297,19 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     )
 
 
-def _attention_form(source: TensorExpr, fuse: bool) -> KernelForm:
-    """Attention as it stands.
+def _attention_form(source: TensorExpr, kind: str, statements: int, fuse: bool) -> KernelForm:
+    """Attention or a gradient of it as it stands, of so many ``statements``.
 
     Raises:
         InputError: more statements follow it, or it was to keep axes for a schedule of tiles or for a gradient.
     """
     if not fuse:
-        problem = (
-            "attention is no product over its own axes: its kernels take no schedules of tiles and have no gradients"
-        )
+        problem = "attention is no product over its own axes: its kernels take no schedules of tiles"
         raise InputError(source.name, problem, "use roller estimate --implementation library")
-    if len(source.statements) > STATEMENTS:
+    if len(source.statements) > statements:
         problem = "kernels of attention have no epilogue"
         raise InputError(source.name, problem, "make the epilogue an operator of its own")
-    return KernelForm(
-        source=source, expr=source, kind="attention", reductions=(), final=source.statements[-1], fused=()
-    )
+    return KernelForm(source=source, expr=source, kind=kind, reductions=(), final=source.statements[-1], fused=())
 
 
 def _still_named(fused: Mapping[str, tuple[str, ...]], expr: TensorExpr) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -169,8 +169,11 @@ class PlacedForm:
     @cached_property
     def rate(self) -> Rate:
         """FLOP/s by the fastest instructions that can compute the operator."""
-        if self.form.kind == "attention":
-            matrix = self.device.best_matrix_instruction(self.form.attention.dtype)
+        if self.form.kind == "sequence":
+            most = max(self.form.stages, key=lambda stage: stage.flops)
+            return PlacedForm(most, self.device).rate
+        if self.form.is_composed:
+            matrix = self.device.best_matrix_instruction(self.form.expr.tensor_by_name["Q"].dtype)
             if matrix is not None:
                 return Rate(matrix.sustained_flops, f"{matrix.input_dtype} by matrix instructions")
             return self.ordinary_rate

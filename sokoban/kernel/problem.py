@@ -1,14 +1,16 @@
-"""What one kernel of a program computes: a tensor expression in canonical form, a patch transform, attention."""
+"""What one kernel of a program computes: a tensor expression in canonical form, a patch transform, attention,
+its gradients."""
 
 from __future__ import annotations
 
 from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.patches import PatchTransform
 from sokoban.language.expression import Tensor
 
 #: What one kernel of a program computes.
-Problem = KernelForm | PatchTransform | AttentionKernel | SliceSum
+Problem = KernelForm | PatchTransform | AttentionKernel | SliceSum | AttentionGradientKernel
 
 
 def tensors_of(problem: Problem) -> tuple[Tensor, ...]:

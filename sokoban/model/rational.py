@@ -61,6 +61,36 @@ def estimate_compiled(
     return gpu.estimate(ScheduleTable.of(form, [schedule]), PlacedForm(form, device), report).row(0)
 
 
+#: Resident blocks of a unit that are looked at, and the share of its time that a kernel has to gain by one more of
+#: them. Whether a compiler finds fewer registers costs a compilation.
+MOST_BLOCKS, LEAST_GAIN = 16, 0.005
+
+
+def worthwhile_blocks(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> tuple[int, ...]:
+    """Numbers of resident blocks that make a kernel of multiply-adds faster than one block fewer would, by at least
+    :data:`LEAST_GAIN`, were registers all that decides how many there are.
+
+    >>> from hal.catalog import load_device
+    >>> from sokoban.kernel.form import kernel_form
+    >>> from sokoban.language.operators import operator_from_data
+    >>> product = kernel_form(operator_from_data({"op": "matmul", "m": 1024, "n": 1024, "k": 1024}))
+    >>> tile = TileSchedule(
+    ...     block=(("m", 64), ("n", 64)), thread=(("m", 4), ("n", 4)), step=(("k", 16),), cached=("A", "B"))
+    >>> worthwhile_blocks(product, load_device("v100"), tile)  # 256 blocks on 80 units: four at a time are all
+    (2, 3, 4)
+    """
+    limits, warps = device.limits, -(-schedule.threads_per_block // device.warp_lanes)
+    grain = limits.register_allocation_granularity // device.warp_lanes
+    most = [limits.registers_per_unit // (blocks * warps * device.warp_lanes) for blocks in range(1, MOST_BLOCKS + 1)]
+    registers = np.array([min(limits.registers_per_thread, each // grain * grain) for each in most if each >= grain])
+    report = CompilerReport(registers, np.zeros_like(registers))
+    seconds = gpu.estimate(
+        ScheduleTable.of(form, [schedule] * len(registers)), PlacedForm(form, device), report
+    ).seconds
+    gains = seconds[1:] < (1.0 - LEAST_GAIN) * seconds[:-1]
+    return tuple((np.flatnonzero(gains) + 2).tolist())
+
+
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
 _MODELS: Mapping[str, Callable[[ScheduleTable, PlacedForm], EstimateTable]] = {
     "thread": gpu.estimate,

@@ -1,7 +1,8 @@
-"""Schedules of attention that somebody else made: JSON -> :class:`AttentionSchedule`, checked one by one.
+"""Schedules of attention and of its gradients that somebody else made, from JSON, checked one by one.
 
-A file holds them as one of tiles does (:mod:`sokoban.schedule.files`), in the form that ``AttentionSchedule.to_json``
-writes, with ``slices`` where several blocks share the keys of the same rows.
+A file holds them as one of tiles does (:mod:`sokoban.schedule.files`), in the forms that ``AttentionSchedule.to_json``
+and ``GradientSchedule.to_json`` write; attention has ``slices``, too, where several blocks share the keys of the same
+rows.
 """
 
 from __future__ import annotations
@@ -9,54 +10,62 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from hal.support.errors import InputError
+from hal.support.errors import InputError, listed
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import FRAGMENT_LANES, FRAGMENT_ROWS, GROUP_WARPS, LANES, AttentionSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.columns import MAX_COUNT, plain
 from sokoban.schedule.texts import ScheduleTexts, file_text
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: Keys of a step that one instruction of warp groups multiplies at most.
 MOST_GROUP_KEYS = 256
-#: What multiplies the tiles of attention.
-_INSTRUCTIONS = (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA)
-#: What the keys mean, for the schema.
-_KEYS = {
-    "rows": "queries of a block, of all heads that share keys",
-    "keys": "keys of a step",
-    "warps": "warps of a block, each with as many rows as any other",
-    "stages": "buffers of keys and values; 1 where left out",
-    "held": "whether queries stay in registers between steps (mma_16x8x16); they do not where left out",
-    "instruction": "what multiplies",
-    "lanes": "threads that share a row of multiply-adds; 8 where left out",
-    "threads": "of a block: 32 times its warps, as bundles tell",
-    "slices": "blocks that share the keys of the same rows; 1 where left out",
-}
+#: Threads that share a row of multiply-adds where a file does not say.
+DEFAULT_LANES = 8
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=MAX_COUNT)]
+_Warps = Annotated[int, msgspec.Meta(ge=1, le=32)]
 
 
-class _Text(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A schedule as a file has it; 0 stands for what was not given."""
+class _Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What both kinds of schedule have in a file; 0 stands for what was not given."""
 
     rows: _Count
-    keys: _Count
-    warps: Annotated[int, msgspec.Meta(ge=1, le=32)]
+    warps: _Warps
     stages: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
-    held: bool = False
     instruction: Instruction = Instruction.MMA_16X8X16
     lanes: Annotated[int, msgspec.Meta(ge=0, le=LANES)] = 0
     threads: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
+
+    @property
+    def row_lanes(self) -> int:
+        """Threads that share a row."""
+        return self.lanes or (DEFAULT_LANES if self.instruction is Instruction.FMA else FRAGMENT_LANES)
+
+
+class _Attention(_Common, frozen=True, kw_only=True):
+    keys: _Count
+    held: bool = False
     slices: _Count = 1
+
+
+class _Gradient(_Common, frozen=True, kw_only=True):
+    step: _Count
+    shares: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
+
+
+_Kind = TypeVar("_Kind", bound=_Common)
+#: What contradicts itself: the field, the problem, a remedy.
+_Problem = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class SlicedSchedule:
-    """A schedule, and the ``slices`` of the keys that blocks share the same rows of."""
+    """A schedule of attention, and the ``slices`` of the keys that blocks share the same rows of."""
 
     schedule: AttentionSchedule
     slices: int
@@ -69,102 +78,176 @@ def load_attention_schedules(path: str | Path) -> list[SlicedSchedule]:
         InputError: the file cannot be read, or something in it contradicts itself; ``field`` has the line, counted from
             1 (``schedules.jsonl[17].keys``), or for a JSON list the position from 0.
     """
-    texts = ScheduleTexts.of(file_text(path), str(path))
-    return [_schedule(item, texts.place(position)) for position, item in enumerate(texts.items)]
+    return [_attention(text, place) for text, place in _texts(path, _Attention)]
 
 
-def _schedule(item: bytes, place: str) -> SlicedSchedule:
-    """One schedule, with what was left out.
+def load_gradient_schedules(path: str | Path) -> list[GradientSchedule]:
+    """The schedules of a file for a gradient of attention.
 
-    >>> _schedule(b'{"rows": 64, "keys": 64, "warps": 4}', "here").schedule.threads
-    128
-    >>> _schedule(b'{"rows": 60, "keys": 64, "warps": 4}', "here")
-    Traceback (most recent call last):
-    hal.support.errors.InputError: here.rows: 60 is not 4 warps with a multiple of 16 rows each; use 64
+    Raises:
+        InputError: as :func:`load_attention_schedules`.
     """
-    try:
-        text = msgspec.json.decode(item, type=_Text)
-    except (msgspec.DecodeError, RecursionError) as error:
-        problem, _, where = plain(error).partition(" - at `$")
-        raise InputError(place + where.rstrip("`"), problem, "see roller schema schedule") from None
-    is_scalar = text.instruction is Instruction.FMA
+    return [_gradient(text, place) for text, place in _texts(path, _Gradient)]
+
+
+def _texts(path: str | Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
+    """The schedules of a file as they stand, and the place of each."""
+    texts = ScheduleTexts.of(file_text(path), str(path))
+    for position, item in enumerate(texts.items):
+        place = texts.place(position)
+        try:
+            text = msgspec.json.decode(item, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            problem, _, where = plain(error).partition(" - at `$")
+            raise InputError(place + where.rstrip("`"), problem, "see roller schema schedule") from None
+        yield text, place
+
+
+def _attention(text: _Attention, place: str) -> SlicedSchedule:
+    instruction = text.instruction
+    stages = {Instruction.FMA: (1,), Instruction.WGMMA: (2,)}.get(instruction, (1, 2))
+    tiles = _Tiles(text, "keys", text.keys, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
+    _refuse(tiles.problems(), place)
+    if text.held and instruction is not Instruction.MMA_16X8X16:
+        raise InputError(f"{place}.held", f"{instruction} reads queries from shared memory", "leave it out")
     schedule = AttentionSchedule(
-        rows=text.rows, keys=text.keys, warps=text.warps,
-        stages=text.stages or (2 if text.instruction is Instruction.WGMMA else 1), held=text.held,
-        instruction=text.instruction, lanes=text.lanes or (8 if is_scalar else FRAGMENT_LANES),
+        rows=text.rows, keys=text.keys, warps=text.warps, stages=text.stages or stages[0], held=text.held,
+        instruction=instruction, lanes=text.row_lanes,
     )  # fmt: skip
-    for field, problem, remedy in _problems(schedule, text.threads):
-        raise InputError(f"{place}.{field}", problem, remedy)
     return SlicedSchedule(schedule, text.slices)
 
 
-#: What contradicts itself: the field, the problem, a remedy.
-_Problem = tuple[str, str, str]
+def _gradient(text: _Gradient, place: str) -> GradientSchedule:
+    stages = (1,) if text.instruction is Instruction.FMA else (1, 2)
+    tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16), stages)
+    _refuse(tiles.problems(), place)
+    if text.shares > 1 and text.instruction is Instruction.FMA:
+        raise InputError(f"{place}.shares", "blocks that multiply and add make all of their results", "leave it out")
+    if text.step > text.warps * LANES:
+        problem = f"{text.step} rows, but {text.warps * LANES} threads that fetch a row's numbers each"
+        raise InputError(f"{place}.step", problem, f"use {text.warps * LANES} at most")
+    return GradientSchedule(
+        rows=text.rows, step=text.step, warps=text.warps, stages=text.stages or stages[0], shares=text.shares,
+        instruction=text.instruction, lanes=text.row_lanes,
+    )  # fmt: skip
 
 
-def _problems(schedule: AttentionSchedule, threads: int) -> Iterator[_Problem]:
-    """What of a schedule contradicts itself."""
-    instruction = schedule.instruction
-    if instruction not in _INSTRUCTIONS:
-        names = ", ".join(map(str, _INSTRUCTIONS))
-        yield "instruction", f"attention has no kernels by {instruction}", f"use one of {names}"
-        return
-    yield from {Instruction.FMA: _of_lanes, Instruction.WGMMA: _of_groups}.get(instruction, _of_fragments)(schedule)
-    if instruction is not Instruction.FMA and schedule.lanes != FRAGMENT_LANES:
-        yield "lanes", f"{FRAGMENT_LANES} threads hold a row of a fragment, not {schedule.lanes}", "leave it out"
-    stages = {Instruction.FMA: (1,), Instruction.WGMMA: (2,)}.get(instruction, (1, 2))
-    if schedule.stages not in stages:
-        yield "stages", f"{instruction} has {' or '.join(map(str, stages))} of them", f"use {stages[0]}"
-    if schedule.held and instruction is not Instruction.MMA_16X8X16:
-        yield "held", f"{instruction} reads queries from shared memory", "leave it out"
-    if threads and threads != schedule.threads:
-        yield "threads", f"{schedule.warps} warps are {schedule.threads} threads, not {threads}", "leave it out"
+def _refuse(problems: Iterator[_Problem], place: str) -> None:
+    for field, problem, remedy in problems:
+        raise InputError(f"{place}.{field}", problem, remedy)
 
 
-def _of_lanes(schedule: AttentionSchedule) -> Iterator[_Problem]:
-    """Multiply-adds: a grid of threads that all have as many logits."""
-    rows, keys, lanes = schedule.rows, schedule.keys, schedule.lanes
-    each = schedule.threads // lanes
-    if lanes & lanes - 1:
-        yield "lanes", f"{lanes} is no power of two", "use 8 or 16"
-    if rows % each:
-        problem = f"{rows} is no multiple of the {each} rows that {schedule.warps} warps have at a time"
-        yield "rows", problem, f"use {-(-rows // each) * each}"
-    if keys % max(4, lanes):
-        yield "keys", f"{keys} is no multiple of {max(4, lanes)}", "give every thread of a row as many"
+@dataclass(frozen=True)
+class _Tiles:
+    """Rows of a block and of a step, and what divides them.
+
+    Attributes:
+        text: the schedule as it stands in a file.
+        step_name, step: what rows of a step are called, and how many there are.
+        instructions: those that there are kernels by.
+        stages: those that the schedule's instruction has.
+    """
+
+    text: _Common
+    step_name: str
+    step: int
+    instructions: tuple[Instruction, ...]
+    stages: tuple[int, ...]
+
+    def problems(self) -> Iterator[_Problem]:
+        """What contradicts itself."""
+        text, instruction = self.text, self.text.instruction
+        if instruction not in self.instructions:
+            remedy = f"use one of {', '.join(map(str, self.instructions))}"
+            yield "instruction", f"there are no such kernels by {instruction}", remedy
+            return
+        yield from {Instruction.FMA: self._of_lanes, Instruction.WGMMA: self._of_groups}.get(
+            instruction, self._of_fragments
+        )()
+        if instruction is not Instruction.FMA and text.row_lanes != FRAGMENT_LANES:
+            yield "lanes", f"{FRAGMENT_LANES} threads hold a row of a fragment, not {text.lanes}", "leave it out"
+        if text.stages and text.stages not in self.stages:
+            yield "stages", f"{instruction} has {listed([str(each) for each in self.stages])}", f"use {self.stages[0]}"
+        threads = text.warps * LANES
+        if text.threads and text.threads != threads:
+            yield "threads", f"{text.warps} warps are {threads} threads, not {text.threads}", "leave it out"
+
+    def _of_lanes(self) -> Iterator[_Problem]:
+        """Multiply-adds: a grid of threads that all have as many logits."""
+        text, lanes = self.text, self.text.row_lanes
+        each = text.warps * LANES // lanes
+        if lanes & lanes - 1:
+            yield "lanes", f"{lanes} is no power of two", "use 8 or 16"
+        if text.rows % each:
+            problem = f"{text.rows} is no multiple of the {each} rows that {text.warps} warps have at a time"
+            yield "rows", problem, f"use {-(-text.rows // each) * each}"
+        if self.step % max(4, lanes):
+            remedy = "give every thread of a row as many"
+            yield self.step_name, f"{self.step} is no multiple of {max(4, lanes)}", remedy
+
+    def _of_groups(self) -> Iterator[_Problem]:
+        """Warp groups: whole ones, and keys that one instruction multiplies."""
+        rows, warps = self.text.rows, self.text.warps
+        if warps % GROUP_WARPS or rows != warps // GROUP_WARPS * GROUP_ROWS:
+            problem = f"{rows} are not {GROUP_ROWS} rows of every {GROUP_WARPS} of {warps} warps"
+            yield "rows", problem, f"use {max(1, warps // GROUP_WARPS) * GROUP_ROWS}"
+        if self.step % FRAGMENT_ROWS or self.step > MOST_GROUP_KEYS:
+            problem = f"{self.step} is no multiple of {FRAGMENT_ROWS} up to {MOST_GROUP_KEYS}"
+            yield self.step_name, problem, "use 128"
+
+    def _of_fragments(self) -> Iterator[_Problem]:
+        """Single warps: whole fragments of rows and of a step."""
+        rows, each = self.text.rows, self.text.warps * FRAGMENT_ROWS
+        if rows % each:
+            problem = f"{rows} is not {self.text.warps} warps with a multiple of {FRAGMENT_ROWS} rows each"
+            yield "rows", problem, f"use {-(-rows // each) * each}"
+        if self.step % FRAGMENT_ROWS:
+            whole = -(-self.step // FRAGMENT_ROWS) * FRAGMENT_ROWS
+            yield self.step_name, f"{self.step} is no multiple of {FRAGMENT_ROWS}", f"use {whole}"
 
 
-def _of_groups(schedule: AttentionSchedule) -> Iterator[_Problem]:
-    """Warp groups: whole ones, and keys that one instruction multiplies."""
-    rows, keys, warps = schedule.rows, schedule.keys, schedule.warps
-    if warps % GROUP_WARPS or rows != warps // GROUP_WARPS * GROUP_ROWS:
-        problem = f"{rows} are not {GROUP_ROWS} rows of every {GROUP_WARPS} of {warps} warps"
-        yield "rows", problem, f"use {max(1, warps // GROUP_WARPS) * GROUP_ROWS}"
-    if keys % FRAGMENT_ROWS or keys > MOST_GROUP_KEYS:
-        yield "keys", f"{keys} is no multiple of {FRAGMENT_ROWS} up to {MOST_GROUP_KEYS}", "use 128"
+# The schema
 
-
-def _of_fragments(schedule: AttentionSchedule) -> Iterator[_Problem]:
-    """Single warps: whole fragments of rows and of keys."""
-    rows, keys, each = schedule.rows, schedule.keys, schedule.warps * FRAGMENT_ROWS
-    if rows % each:
-        problem = f"{rows} is not {schedule.warps} warps with a multiple of {FRAGMENT_ROWS} rows each"
-        yield "rows", problem, f"use {-(-rows // each) * each}"
-    if keys % FRAGMENT_ROWS:
-        most = -(-keys // FRAGMENT_ROWS) * FRAGMENT_ROWS
-        yield "keys", f"{keys} is no multiple of {FRAGMENT_ROWS}", f"use {most}"
+#: What the keys mean that both kinds have.
+_COMMON_KEYS = {
+    "rows": "rows of a block: queries of all heads that share keys, or keys of a gradient",
+    "warps": "warps of a block, each with as many rows as any other",
+    "stages": "buffers of what is walked; the fewest where left out",
+    "instruction": "what multiplies",
+    "lanes": f"threads that share a row of multiply-adds; {DEFAULT_LANES} where left out",
+    "threads": "of a block: 32 times its warps, as bundles tell",
+}
+_KEYS = {
+    "attention": {
+        "keys": "keys of a step",
+        "held": "whether queries stay in registers between steps (mma_16x8x16); they do not where left out",
+        "slices": "blocks that share the keys of the same rows; 1 where left out",
+    },
+    "gradient": {
+        "step": "rows of the other side at a step",
+        "shares": "blocks that divide the results of the same rows: with 2 one makes dK, the other dV",
+    },
+}
 
 
 def attention_schema() -> dict[str, Any]:
     """The JSON Schema of one schedule of attention."""
+    return _schema("attention", (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), "keys")
+
+
+def gradient_schema() -> dict[str, Any]:
+    """The JSON Schema of one schedule of a gradient of attention."""
+    return _schema("gradient", (Instruction.FMA, Instruction.MMA_16X8X16), "step")
+
+
+def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict[str, Any]:
+    texts = _COMMON_KEYS | _KEYS[kind]
+    most = {"warps": 32, "stages": 2, "lanes": LANES, "shares": 2}
     kinds: dict[str, dict[str, Any]] = {
-        name: {"type": "integer", "minimum": 1, "maximum": MAX_COUNT} for name in ("rows", "keys", "threads", "slices")
+        name: {"type": "integer", "minimum": 1, "maximum": most.get(name, MAX_COUNT)} for name in texts
     }
-    kinds["warps"] = {"type": "integer", "minimum": 1, "maximum": 32}
-    kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": 2}
-    kinds["held"] = {"type": "boolean", "default": False}
-    kinds["instruction"] = {"enum": [str(each) for each in _INSTRUCTIONS], "default": str(Instruction.MMA_16X8X16)}
-    kinds["lanes"] = {"type": "integer", "minimum": 1, "maximum": LANES}
-    properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
-    required = ["rows", "keys", "warps"]
+    kinds["instruction"] = {"enum": [str(each) for each in instructions], "default": str(Instruction.MMA_16X8X16)}
+    kinds |= {"held": {"type": "boolean", "default": False}} if kind == "attention" else {}
+    properties = {key: {"description": text, **kinds[key]} for key, text in texts.items()}
+    required = ["rows", step, "warps"]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

@@ -7,6 +7,7 @@ from typing import Any
 
 from sokoban.kernel.patches import PatchTransform
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.tile import TileSchedule
 
 
@@ -26,4 +27,4 @@ class PatchSchedule:
 
 
 #: How one kernel of a program runs, whatever kind of problem it solves.
-Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule
+Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule

@@ -88,7 +88,7 @@ def _place_of(kernel: AttentionKernel, row: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tile:
+class FloatTile:
     """A tile on its way to shared memory.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Tile:
     bound: str
     place: str
 
-    def copy(self, first_row: str, problem_rows: int, schedule: AttentionSchedule, ending: str) -> str:
+    def copy(self, first_row: str, problem_rows: int, threads: int, ending: str) -> str:
         """The loop that copies it, four elements a thread at a time, zeros where there are none."""
         pieces = self.full // 4
         count = self.rows * pieces
@@ -121,10 +121,10 @@ class _Tile:
             value = f"{' && '.join(inside)} ? {value} : zeros"
         return f"""\
 #pragma unroll
-    for (int i = 0; i < {-(-count // schedule.threads)}; ++i) {{
-      const int at = i * {schedule.threads} + thread;
+    for (int i = 0; i < {-(-count // threads)}; ++i) {{
+      const int at = i * {threads} + thread;
       const int tile_row = at / {pieces}, piece = at % {pieces}, row = {first_row} + tile_row;
-      {f"if (at < {count}) " if count % schedule.threads else ""}\
+      {f"if (at < {count}) " if count % threads else ""}\
 *(LOCAL float4*)(shared + {self.start} + tile_row * {self.pitch} + piece * 4) = {value};
     }}"""
 
@@ -139,17 +139,17 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         floats.width // schedule.lanes,
     )
     apart, keys_all = schedule.threads // schedule.lanes, attention.key_count
-    query_tile = _Tile(
+    query_tile = FloatTile(
         tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
         rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
         place=_place_of(kernel, "row"),
     )  # fmt: skip
     bound = f"row < {keys_all}" if keys_all % schedule.keys else ""
-    key_tile = _Tile(
+    key_tile = FloatTile(
         tensor=kernel.inputs[1].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch,
         start=floats.step, rows=schedule.keys, bound=bound, place="row",
     )  # fmt: skip
-    value_tile = _Tile(
+    value_tile = FloatTile(
         tensor=kernel.inputs[2].name, width=attention.value_size, full=floats.width, pitch=floats.width,
         start=floats.step, rows=schedule.keys, bound=bound, place="row",
     )  # fmt: skip
@@ -166,11 +166,11 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     for (int c = 0; c < {columns}; ++c) sums[i][c] = 0.0f;
   }}
   if (steps > 0) {{
-{query_tile.copy("first_row", kernel.rows, schedule, ending)}
+{query_tile.copy("first_row", kernel.rows, schedule.threads, ending)}
   }}
   for (int number = 0; number < steps; ++number) {{
     const int first_key = (first_step + number) * {schedule.keys};
-{key_tile.copy("first_key", keys_all, schedule, ending)}
+{key_tile.copy("first_key", keys_all, schedule.threads, ending)}
     BARRIER;
     float logits[{rows_each}][{keys_each}];
 #pragma unroll
@@ -228,7 +228,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         shared[{floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + lane + j * {schedule.lanes}] = weight;
       }}
     }}
-{value_tile.copy("first_key", keys_all, schedule, ending)}
+{value_tile.copy("first_key", keys_all, schedule.threads, ending)}
     BARRIER;
 #pragma unroll 2
     for (int key = 0; key < {schedule.keys}; key += 4) {{

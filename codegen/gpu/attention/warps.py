@@ -9,21 +9,19 @@ that the next one takes, so that exponentials go from product to product without
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+from codegen.gpu.attention.staged_tiles import StagedTile
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
-    PANEL_PIECES,
     PIECE_BYTES,
     AttentionSchedule,
     padded,
     shared_bytes,
 )
-from sokoban.schedule.warp_groups import PANEL_BYTES
 
 #: By element type: what multiplies fragments, and what makes a pair of elements of two sums.
 PRODUCTS = {"float16": ("mma_16x8x16_f16", "pair_f16"), "bfloat16": ("mma_16x8x16_bf16", "pair_bf16")}
@@ -125,130 +123,25 @@ PLACE = """\
 
 
 def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
-    """How tiles come to shared memory: 16 bytes a lane, zeros where there is nothing."""
+    """How tiles come to shared memory."""
     attention, swizzled = kernel.attention, schedule.instruction.is_by_groups
-    keys, values = attention.head_dim, attention.value_size
-    tiles = [
-        _Tile("queries", "DEPTH", keys, schedule.rows, "KEY_PITCH", kernel.rows % schedule.rows != 0, swizzled),
-        _Tile("keys", "DEPTH", keys, schedule.keys, "KEY_PITCH", attention.key_count % schedule.keys != 0, swizzled),
-        _Tile(
-            "values", "WIDTH", values, schedule.keys, "VALUE_PITCH", attention.key_count % schedule.keys != 0, swizzled
-        ),
-    ]
-    return "\n".join(tile.copy(schedule.threads) for tile in tiles)
-
-
-@dataclass(frozen=True)
-class _Tile:
-    """A tile that is copied to shared memory.
-
-    Attributes:
-        tensor: where it comes from; queries are copied once, keys and values step by step.
-        full: name of its width in shared memory.
-        width: elements of a row in memory.
-        rows: rows of the tile.
-        pitch: name of the bytes from row to row in shared memory.
-        is_bounded: whether the last tile reaches beyond the rows that there are.
-        is_swizzled: whether it lies in panels of 128 bytes, whose pieces are permuted in every eight rows.
-    """
-
-    tensor: str
-    full: str
-    width: int
-    rows: int
-    pitch: str
-    is_bounded: bool
-    is_swizzled: bool = False
-
-    def copy(self, threads: int) -> str:
-        """A lambda that copies the tile: ``copy_keys(step, buffer)``, ``copy_queries()``."""
-        arguments = "" if self.tensor == "queries" else "int step, int buffer"
-        always = self.tensor == "queries" or self.is_bounded
-        paced = self.tensor != "queries" and self._pieces_paced(threads)
-        body = self._guarded(paced) if always or not paced else ""
-        if paced:
-            body = f"{self._plain(threads)}{body}"
-        return f"  auto copy_{self.tensor} = [&]({arguments}) {{\n{body}  }};"
-
-    def _pieces_paced(self, threads: int) -> bool:
-        """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
-        apart = threads // self._pieces_beside(threads)
-        return self.width == padded(self.width) and (self.is_swizzled or self.rows % apart == 0)
-
-    def _pieces_beside(self, threads: int) -> int:
-        """Pieces of a row that as many threads copy at once. Panel by panel a thread meets the same permutation in all
-        of its rows, which are a multiple of eight apart."""
-        return PANEL_PIECES if self.is_swizzled else math.gcd(self.width // 8, threads)
-
-    def _copied(self, row: int, piece: int, threads: int) -> str:
-        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first, where the tile has them."""
-        beside = self._pieces_beside(threads)
-        rows, pieces = self.rows - row, self.width // 8 - piece
-        inside = [f"tile_row < {rows}"] * (rows < threads // beside) + [f"piece < {pieces}"] * (pieces < beside)
-        condition = f"if ({' && '.join(inside)}) " if inside else ""
-        more = f"{row * 2 * self.width + 16 * piece}"
-        return f"  {condition}copy_async_16_apart(shared, to, {self._offset(row, piece)}, from, {more});"
-
-    def _offset(self, row: int, piece: int) -> str:
-        """Bytes from a thread's first piece to that of ``row`` rows and ``piece`` pieces further."""
-        if self.is_swizzled:
-            return str(row * PANEL_BYTES + piece // PANEL_PIECES * self.rows * PANEL_BYTES)
-        return f"{row} * {self.pitch} + {16 * piece}"
-
-    @property
-    def _place(self) -> str:
-        """Bytes from the start of the tile to ``piece`` of ``tile_row``."""
-        if self.is_swizzled:
-            panel = f"piece / {PANEL_PIECES} * {self.rows * PANEL_BYTES} + tile_row * {PANEL_BYTES}"
-            return f"{panel} + (piece % {PANEL_PIECES} ^ tile_row % 8) * {PIECE_BYTES}"
-        return f"tile_row * {self.pitch} + piece * {PIECE_BYTES}"
-
-    @property
-    def _start(self) -> str:
-        """Where the tile begins in shared memory."""
-        base = {"queries": "0", "keys": "key_buffers + ", "values": "value_buffers + "}[self.tensor]
-        return base if self.tensor == "queries" else f"{base}buffer * KEYS * {self.pitch}"
-
-    def _plain(self, threads: int) -> str:
-        """Copies of a whole tile: one address, and constants from there."""
-        pieces = self.width // 8
-        beside = self._pieces_beside(threads)
-        lines = [
-            self._copied(row, piece, threads)
-            for row in range(0, self.rows, threads // beside)
-            for piece in range(0, pieces, beside)
-        ]
-        place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
-        pad = "  " * (2 + self.is_bounded)
-        body = "".join(f"{pad[2:]}{line}\n" for line in lines)
-        opening, closing = (
-            ("    if ((step + 1) * KEYS <= KEYS_ALL) {\n", "      return;\n    }\n") if self.is_bounded else ("", "")
+    keys, values, bounded = attention.head_dim, attention.value_size, attention.key_count % schedule.keys != 0
+    queries = StagedTile(
+        tensor="queries", width=keys, full="DEPTH", rows=schedule.rows, pitch="KEY_PITCH", start="0",
+        first="first_row", bound="ROWS_ALL", is_bounded=kernel.rows % schedule.rows != 0, is_walked=False,
+        is_grouped=True, is_swizzled=swizzled,
+    )  # fmt: skip
+    walked = [
+        StagedTile(
+            tensor=tensor, width=width, full=full, rows=schedule.keys, pitch=pitch,
+            start=f"{tensor[:-1]}_buffers + buffer * KEYS * {pitch}", first="step * KEYS", bound="KEYS_ALL",
+            is_bounded=bounded, is_walked=True, is_grouped=False, is_swizzled=swizzled,
         )
-        return (
-            f"{opening}{pad}{place}\n"
-            f"{pad}const int to = {self._start} + {self._place};\n"
-            f"{pad}const unsigned short* from =\n"
-            f"{pad}    {self.tensor} + (long long)(step * KEYS + tile_row) * {self.width} + piece * 8;\n"
-            f"{body}{closing}"
+        for tensor, width, full, pitch in (
+            ("keys", keys, "DEPTH", "KEY_PITCH"), ("values", values, "WIDTH", "VALUE_PITCH"),
         )
-
-    def _guarded(self, is_rest: bool) -> str:
-        """Copies piece by piece, zeros beyond the rows and the columns that there are."""
-        bound, first = ("ROWS_ALL", "first_row") if self.tensor == "queries" else ("KEYS_ALL", "step * KEYS")
-        inside = [f"row < {bound}"] * self.is_bounded
-        inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
-        place = "place_of(row)" if self.tensor == "queries" else "row"
-        copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
-        return f"""\
-    constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
-#pragma unroll{" 1" if is_rest else " 4" if self.is_swizzled else ""}
-    for (int first = 0; first < COUNT; first += THREADS) {{
-      const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {first} + tile_row;
-      const int to = {self._start} + {self._place};
-      if (COUNT % THREADS == 0 || at < COUNT)
-        {copied}(shared, to, {self.tensor} + (long long){place} * {self.width} + piece * 8{condition});
-    }}
-"""
+    ]  # fmt: skip
+    return "\n".join(tile.copy(schedule.threads) for tile in (queries, *walked))
 
 
 def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float) -> str:

@@ -7,6 +7,7 @@ for another block to fit beside it. RATIONAL counts on what the tile needs; this
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from codegen.gpu.source.nvrtc import CompiledKernel, CompileError, compile_cuda
 
@@ -34,7 +35,14 @@ def resident_blocks(registers: int, threads: int) -> int:
 
 
 def squeezed(
-    source: str, compiled: CompiledKernel, threads: int, shared_bytes: int, architecture: str, *, name: str
+    source: str,
+    compiled: CompiledKernel,
+    threads: int,
+    shared_bytes: int,
+    architecture: str,
+    *,
+    name: str,
+    worthwhile: Collection[int] | None = None,
 ) -> tuple[str, CompiledKernel]:
     """Source and kernel, recompiled where another number of resident blocks suits them better.
 
@@ -48,13 +56,15 @@ def squeezed(
         shared_bytes: shared memory of a block.
         architecture: ``"sm_70"``.
         name: stands in messages only.
+        worthwhile: numbers of resident blocks that are worth asking for; None for any.
     """
     if compiled.spill_bytes:
         return _relaxed(source, compiled, threads, architecture, name=name)
     blocks = resident_blocks(compiled.registers, threads) + 1
     allowed = UNIT_REGISTERS // (blocks * -(-threads // WARP_LANES) * WARP_LANES)
     fits = blocks * shared_bytes <= UNIT_SHARED_BYTES
-    if blocks < 2 or not fits or allowed < LEAST_LEFT * compiled.registers:
+    is_wanted = worthwhile is None or blocks in worthwhile
+    if blocks < 2 or not is_wanted or not fits or allowed < LEAST_LEFT * compiled.registers:
         return source, compiled
     bounded = _bounded(source, threads, blocks)
     try:

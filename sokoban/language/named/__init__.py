@@ -9,6 +9,7 @@ import typing
 from collections.abc import Mapping
 
 from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.named.base import tag_of
 from sokoban.language.named.products import BatchMatMul, MatMul
 from sokoban.language.named.shapes import Elementwise, LayerNorm, Reduce, Softmax, Transpose
@@ -16,7 +17,7 @@ from sokoban.language.named.windows import AvgPool2d, Conv2d, DepthwiseConv2d, M
 
 NamedOperator = (
     MatMul | BatchMatMul | Conv2d | DepthwiseConv2d | AvgPool2d | MaxPool2d
-    | Reduce | Elementwise | Softmax | LayerNorm | Transpose | Attention
+    | Reduce | Elementwise | Softmax | LayerNorm | Transpose | Attention | AttentionGradient
 )  # fmt: skip
 
 NAMED_OPERATORS: Mapping[str, type[NamedOperator]] = {tag_of(cls): cls for cls in typing.get_args(NamedOperator)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -22,8 +22,8 @@ SERVED_PAGE = 64
 AttentionDType = Literal["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 
 
-class Attention(Operator, tag="attention", kw_only=True, frozen=True):
-    """``softmax(Q * K^T * scale) * V`` for every head, of tensors ``[b, heads, queries or keys, head_dim]``.
+class AttentionSizes(Operator, kw_only=True, frozen=True):
+    """What attention and its gradients have in common: tensors ``[b, heads, queries or keys, head_dim]`` and a mask.
 
     Attributes:
         b: sequences.
@@ -36,11 +36,6 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         causal: query i sees the keys up to ``i + keys - queries``: the last one sees all.
         window: query i sees the last ``window`` of those keys alone; 0 for all of them.
         scale: what products are multiplied by; None for ``1 / sqrt(head_dim)``.
-        page: tokens of a page where keys and values lie in pages, 0 where they are contiguous. It changes the time of
-            a call, not its value. None is what servers do: pages of :data:`SERVED_PAGE` tokens where attention is
-            causal or a sequence has a single query, contiguous keys elsewhere and in ``eager`` attention.
-        algorithm: ``flash``, one kernel that keeps the products on chip, or ``eager``, which writes them out.
-        dtype: of queries, keys and values, and of the result, which is bfloat16 where those have eight bits.
     """
 
     b: Size
@@ -53,9 +48,6 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
     causal: bool = False
     window: Count = 0
     scale: float | None = None
-    page: Count | None = None
-    algorithm: Literal["flash", "eager"] = "flash"
-    dtype: AttentionDType = "float32"  # type: ignore[assignment]
 
     @property
     def key_heads(self) -> int:
@@ -78,6 +70,89 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         return self.window if self.window < self.key_count else 0
 
     @property
+    def factor(self) -> float:
+        """What products are multiplied by."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether several heads of queries read the same keys."""
+        return self.key_heads != self.heads
+
+    @property
+    def axis_sizes(self) -> dict[str, int]:
+        """Elements along every axis of the text."""
+        group = self.heads // self.key_heads
+        heads = {"g": self.key_heads, "h": group} if self.shares_keys else {"h": self.heads}
+        lengths = {"i": self.queries, "j": self.key_count, "d": self.head_dim, "e": self.value_size}
+        return {"b": self.b, **heads, **lengths}
+
+    @property
+    def axes(self) -> tuple[str, str]:
+        """Axes of a query with its head, and of the head of keys: ``b,g,h,i`` and ``g``."""
+        return ("b,g,h,i", "g") if self.shares_keys else ("b,h,i", "h")
+
+    def logits(self) -> str:
+        """The statements of the scaled and masked products of queries and keys."""
+        row, key_head = self.axes
+        cell, scaled = f"{row},j", f"Scores[{row},j] * {self.factor!r}"
+        return (
+            f"Scores[{cell}] = sum(d, Q[{row},d] * K[b,{key_head},j,d])\n"
+            f"Logits[{cell}] = {f'select({self._seen()}, {scaled}, -inf)' if self.causal else scaled}\n"
+        )
+
+    def program(self) -> Program:
+        """The operator in the expression language."""
+        raise NotImplementedError
+
+    def check_sizes(self) -> None:
+        """Raise what keys contradict each other."""
+        if self.heads % self.key_heads:
+            raise InputError(
+                "kv_heads", f"{self.heads} heads are no multiple of {self.key_heads}", "use a divisor of heads"
+            )
+        if self.causal and self.queries > self.key_count:
+            raise InputError(
+                "causal", f"{self.queries} queries, but only {self.key_count} keys: the first would see none",
+                "use at least as many keys as queries",
+            )  # fmt: skip
+        if self.window and not self.causal:
+            raise InputError("window", "ends at a query's own key, which causal alone tells", 'add "causal": true')
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise InputError("scale", f"{self.scale} is no finite number")
+
+    def stem(self, operator: str) -> list[str]:
+        """Parts of a derived name, that of the operator first."""
+        parts = [f"{operator}_{self.b}x{self.heads}x{self.queries}x{self.key_count}x{self.head_dim}"]
+        parts += [f"kv{self.key_heads}"] if self.shares_keys else []
+        parts += [f"v{self.value_size}"] if self.value_size != self.head_dim else []
+        parts += ["causal"] if self.causal else []
+        parts += [f"w{self.window}"] if self.window else []
+        return parts + ([f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else [])
+
+    def _seen(self) -> str:
+        """Whether query i sees key j, both counted from 0."""
+        last = self.key_count - self.queries
+        end = f"j <= i + {last}"
+        return f"{end} and j > i + {last - self.window_size}" if self.window_size else end
+
+
+class Attention(AttentionSizes, tag="attention", kw_only=True, frozen=True):
+    """``softmax(Q * K^T * scale) * V`` for every head, of tensors ``[b, heads, queries or keys, head_dim]``.
+
+    Attributes:
+        page: tokens of a page where keys and values lie in pages, 0 where they are contiguous. It changes the time of
+            a call, not its value. None is what servers do: pages of :data:`SERVED_PAGE` tokens where attention is
+            causal or a sequence has a single query, contiguous keys elsewhere and in ``eager`` attention.
+        algorithm: ``flash``, one kernel that keeps the products on chip, or ``eager``, which writes them out.
+        dtype: of queries, keys and values, and of the result, which is bfloat16 where those have eight bits.
+    """
+
+    page: Count | None = None
+    algorithm: Literal["flash", "eager"] = "flash"
+    dtype: AttentionDType = "float32"  # type: ignore[assignment]
+
+    @property
     def page_tokens(self) -> int:
         """Tokens of a page, 0 where keys and values are contiguous."""
         if self.page is not None:
@@ -90,75 +165,39 @@ class Attention(Operator, tag="attention", kw_only=True, frozen=True):
         return "bfloat16" if self.dtype in FLOAT8_DTYPES else self.dtype
 
     def program(self) -> Program:
-        self._check()
-        group, shared = self.heads // self.key_heads, self.key_heads != self.heads
-        head = "g,h" if shared else "h"
-        key_head = "g" if shared else "h"
-        row, cell = f"b,{head},i", f"b,{head},i,j"
-        scale = 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
-        scaled = f"Scores[{cell}] * {scale!r}"
+        self.check_sizes()
+        if self.algorithm == "eager" and self.page:
+            raise InputError("page", "eager attention reads contiguous keys", 'remove it, or "algorithm"')
+        if self.algorithm == "eager" and self.dtype in FLOAT8_DTYPES:
+            raise InputError("dtype", f"eager attention has no products of {self.dtype}", "use bfloat16")
+        row, key_head = self.axes
+        cell = f"{row},j"
         text = (
-            f"Scores[{cell}] = sum(d, Q[{row},d] * K[b,{key_head},j,d])\n"
-            f"Logits[{cell}] = {f'select({self._seen()}, {scaled}, -inf)' if self.causal else scaled}\n"
+            f"{self.logits()}"
             f"Peak[{row}] = max([j], Logits[{cell}])\n"
             f"E[{cell}] = exp(Logits[{cell}] - Peak[{row}])\n"
             f"Total[{row}] = sum([j], E[{cell}])\n"
             f"P[{cell}] = E[{cell}] / Total[{row}]\n"
             f"Y[{row},e] = sum([j], P[{cell}] * V[b,{key_head},j,e])"
         )
-        sizes = {"b": self.b, "g": self.key_heads, "h": group} if shared else {"b": self.b, "h": self.heads}
-        sizes |= {"i": self.queries, "j": self.key_count, "d": self.head_dim, "e": self.value_size}
         external = {
             "Q": (self.b, self.heads, self.queries, self.head_dim),
             "Y": (self.b, self.heads, self.queries, self.value_size),
         }
+        stem = self.stem("attention")
+        stem += [f"page{self.page}"] if self.page is not None else []
+        stem += ["eager"] if self.algorithm == "eager" else []
         return Program(
             text=text,
-            sizes=sizes,
+            sizes=self.axis_sizes,
             output="Y",
             axes=tuple(f"{row},e".split(",")),
-            stem=self._stem(),
-            external_shapes=external if shared else {},
-            bias_axes={"h": ("g", "h"), "g": ()} if shared else {},
+            stem="_".join(stem),
+            external_shapes=external if self.shares_keys else {},
+            bias_axes={"h": ("g", "h"), "g": ()} if self.shares_keys else {},
             dtypes=dict.fromkeys(("Q", "K", "V"), self.dtype),
             default_dtype=self.output_dtype,
         )
-
-    def _check(self) -> None:
-        if self.heads % self.key_heads:
-            raise InputError(
-                "kv_heads", f"{self.heads} heads are no multiple of {self.key_heads}", "use a divisor of heads"
-            )
-        if self.causal and self.queries > self.key_count:
-            raise InputError(
-                "causal", f"{self.queries} queries, but only {self.key_count} keys: the first would see none",
-                "use at least as many keys as queries",
-            )  # fmt: skip
-        if self.window and not self.causal:
-            raise InputError("window", "ends at a query's own key, which causal alone tells", 'add "causal": true')
-        if self.algorithm == "eager" and self.page:
-            raise InputError("page", "eager attention reads contiguous keys", 'remove it, or "algorithm"')
-        if self.algorithm == "eager" and self.dtype in FLOAT8_DTYPES:
-            raise InputError("dtype", f"eager attention has no products of {self.dtype}", "use bfloat16")
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise InputError("scale", f"{self.scale} is no finite number")
-
-    def _seen(self) -> str:
-        """Whether query i sees key j, both counted from 0."""
-        last = self.key_count - self.queries
-        end = f"j <= i + {last}"
-        return f"{end} and j > i + {last - self.window_size}" if self.window_size else end
-
-    def _stem(self) -> str:
-        parts = [f"attention_{self.b}x{self.heads}x{self.queries}x{self.key_count}x{self.head_dim}"]
-        parts += [f"kv{self.key_heads}"] if self.key_heads != self.heads else []
-        parts += [f"v{self.value_size}"] if self.value_size != self.head_dim else []
-        parts += ["causal"] if self.causal else []
-        parts += [f"w{self.window}"] if self.window else []
-        parts += [f"scale{self.scale:g}".replace("+", "")] if self.scale is not None else []
-        parts += [f"page{self.page}"] if self.page is not None else []
-        parts += ["eager"] if self.algorithm == "eager" else []
-        return "_".join(parts)
 
 
 #: Statements of the program, before those of an epilogue.
@@ -177,14 +216,33 @@ def attention_of(expr: TensorExpr) -> Attention | None:
     (4, 8, True, 3, 'float32')
     """
     names = [statement.tensor for statement in expr.statements[:STATEMENTS]]
-    if names != ["Scores", "Logits", "Peak", "E", "Total", "P", "Y"] or not {"Q", "K", "V"} <= set(expr.tensor_by_name):
+    if names != ["Scores", "Logits", "Peak", "E", "Total", "P", "Y"]:
         return None
-    sizes, dtype = expr.sizes, expr.tensor_by_name["Q"].dtype
-    if not {"b", "h", "i", "j", "d", "e"} <= set(sizes):
+    return operator_written(Attention, expr, STATEMENTS)
+
+
+def program_expression(operator: AttentionSizes, name: str) -> TensorExpr:
+    """The expression of an operator, by a name."""
+    program = operator.program()
+    return parse_program(
+        program.text, program.sizes, program.dtypes, name=name, shapes=program.shapes,
+        default_dtype=program.default_dtype or operator.dtype, external_shapes=program.external_shapes,
+    )  # fmt: skip
+
+
+_Written = TypeVar("_Written", bound=AttentionSizes)
+
+
+def operator_written(kind: type[_Written], expr: TensorExpr, statements: int, **keys: str) -> _Written | None:
+    """The operator of a ``kind`` with ``keys`` of its own that writes the first ``statements`` of an expression, or
+    None where there is no such one. The second of them has the scale and the mask."""
+    sizes, tensors = expr.sizes, expr.tensor_by_name
+    if not {"Q", "K", "V"} <= set(tensors) or not {"b", "h", "i", "j", "d", "e"} <= set(sizes):
         return None
     data: dict[str, Any] = {
         "b": sizes["b"], "heads": sizes.get("g", 1) * sizes["h"], "kv_heads": sizes.get("g", sizes["h"]),
-        "queries": sizes["i"], "keys": sizes["j"], "head_dim": sizes["d"], "value_dim": sizes["e"], "dtype": dtype,
+        "queries": sizes["i"], "keys": sizes["j"], "head_dim": sizes["d"], "value_dim": sizes["e"],
+        "dtype": tensors["Q"].dtype, **keys,
     }  # fmt: skip
     nodes = list(walk(expr.statements[1].value))
     data["scale"] = next((node.value for node in nodes if isinstance(node, Constant) and node.value != -math.inf), 1.0)
@@ -193,9 +251,8 @@ def attention_of(expr: TensorExpr) -> Attention | None:
     if "gt" in calls and isinstance(calls["gt"][1], AxisValue):
         data["window"] = sizes["j"] - sizes["i"] - calls["gt"][1].index.offset
     try:
-        operator = msgspec.convert(data, Attention)
-        program = operator.program()
-        written = parse_program(program.text, program.sizes, program.dtypes, default_dtype=operator.output_dtype)
+        operator = msgspec.convert(data, kind)
+        written = program_expression(operator, expr.name)
     except (InputError, msgspec.ValidationError):
         return None
-    return operator if written.statements == expr.statements[:STATEMENTS] else None
+    return operator if written.statements == expr.statements[:statements] else None

@@ -101,112 +101,6 @@ def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -
     return fragments * (sums + queries + 4) + OTHER_REGISTERS
 
 
-def estimate_attention(
-    kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, registers: int | None = None
-) -> Estimate:
-    """The predicted time of an attention kernel; it takes infinite time where no block fits.
-
-    ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has told them.
-    """
-    registers, shared = registers or registers_per_thread(kernel, schedule), shared_bytes(kernel, schedule)
-    resident = _resident(schedule.threads, registers, shared, device)
-    blocks = schedule.blocks(kernel)
-    if not resident:
-        return _estimate(math.inf, {"compute": math.inf}, registers, shared, 0, 0)
-    rates = matrix_rates(kernel, schedule, device)
-    times = _times(kernel, schedule, device, rates, resident)
-    seconds = _with_memory(times, kernel, schedule, device)
-    if rates is not None and rates.power_limited_flops is not None:
-        # Long kernels run at the clock that the power limit leaves.
-        seconds = max(seconds, times.products * rates.peak_flops / rates.power_limited_flops)
-    starting = blocks * device.block_launch_seconds
-    stages = {
-        "compute": times.products, "issue": times.exponentials, "shared": times.shared, "l2": times.l2,
-        "dram": times.dram, "latency": times.units, "block_launch": starting,
-    }  # fmt: skip
-    waves = -(-blocks // (resident * device.unit_count))
-    return _estimate(
-        max(seconds, starting) + device.launch_overhead_seconds, stages, registers, shared, resident, waves
-    )
-
-
-def matrix_rates(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> MatrixInstruction | None:
-    """How fast the device multiplies by the schedule's instruction; None for multiply-adds."""
-    if schedule.instruction is Instruction.FMA:
-        return None
-    if schedule.instruction is Instruction.WGMMA:
-        return device.warp_group_instruction(kernel.attention.dtype)
-    return device.matrix_instruction(kernel.attention.dtype)
-
-
-def _times(
-    kernel: AttentionKernel,
-    schedule: AttentionSchedule,
-    device: DeviceSpec,
-    rates: MatrixInstruction | None,
-    resident: int,
-) -> AttentionTimes:
-    _attention, units, cycle = kernel.attention, device.unit_count, 1 / device.clocks.boost_hz
-    depth, width = _widths(kernel, schedule)
-    logits = schedule.rows * schedule.keys
-    flops = rates.peak_flops if rates is not None else device.peak_flops("float32")
-    lanes = device.peak_flops("float32") / 2 / units
-    products = 2.0 * logits * (depth + width) / (flops / units)
-    if rates is None:
-        products *= 1.0 + _loads_per_product(schedule, width)
-    by_groups = schedule.instruction.is_by_groups
-    instructions = LOGIT_INSTRUCTIONS + width / schedule.keys
-    if by_groups:
-        # A thread has half as many logits as the step has keys, and a product for every 16 of the depth and the keys.
-        products_each = (depth + schedule.keys) / FRAGMENT_DEPTH / (schedule.keys / 2)
-        instructions = GROUP_LOGIT_INSTRUCTIONS + GROUP_PRODUCT_INSTRUCTIONS * products_each + width / schedule.keys
-    exponentials = logits * (cycle / EXPONENTIALS + instructions / lanes)
-    masks = logits * MASK_INSTRUCTIONS / lanes
-    port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
-    shared = _fragment_bytes(kernel, schedule) / port * cycle
-
-    walk = walks(kernel, schedule)
-    warps = max(1.0, schedule.warps * resident / device.teu.group_size)
-    # Several groups take turns at the tensor cores no better than the two or three of FlashAttention 3.
-    exposed = GROUP_EXPOSED ** min(1.0, math.log2(warps)) if by_groups else EXPOSED ** math.log2(warps)
-    if rates is None:
-        exposed = 1.0  # Products and exponentials are issued by the same schedulers.
-    longer, shorter = max(products, exponentials), min(products, exponentials)
-    step = max(longer + exposed * shorter, shared)
-    # With two buffers copies have a whole step of their block to arrive, with one about half of it.
-    arriving = _copy_seconds(kernel, schedule, device) - resident * step * (0.5 if schedule.stages == 1 else 1.0)
-    waiting = max(STEP_CYCLES / schedule.stages * cycle, arriving)
-    if rates is None:
-        # Keys and values come through registers, with nothing of their block beside them.
-        waiting = max(waiting, 2.0 * _copy_seconds(kernel, schedule, device))
-    # Queries in and results out pass the unit's share of L2 with no step of their block beside them.
-    ends = _end_bytes(kernel, schedule) / ((device.l2 or device.dram).bandwidth_bytes_per_second / units)
-    around = BLOCK_BUSY_CYCLES * cycle + ends
-
-    def unit_seconds(steps: float, edges: float, running: float) -> float:
-        busy = steps * step + edges * masks
-        return max(BLOCK_CYCLES * cycle + busy + steps * waiting, running * (around + busy))
-
-    blocks = schedule.blocks(kernel)
-    whole = unit_seconds(walk.mean, walk.edges, resident)
-    if walk.longest <= walk.mean * 1.001:
-        per_unit = -(-blocks // units)
-        rounds, rest = divmod(per_unit, resident)
-        on_units = rounds * whole + (unit_seconds(walk.mean, walk.edges, rest) if rest else 0.0)
-    else:
-        longest = unit_seconds(walk.longest, walk.edges, min(resident, -(-blocks // units)))
-        on_units = max(longest, blocks / (units * resident) * whole + TAIL * longest)
-    steps = blocks * walk.mean
-    return AttentionTimes(
-        products=steps * products / units,
-        exponentials=(steps * exponentials + blocks * walk.edges * masks) / units,
-        shared=steps * shared / units,
-        l2=_l2_bytes(kernel, schedule, steps) / (device.l2 or device.dram).bandwidth_bytes_per_second,
-        dram=_dram_bytes(kernel, schedule, device, resident) / device.dram.bandwidth_bytes_per_second,
-        units=on_units,
-    )
-
-
 @dataclass(frozen=True)
 class Walks:
     """Steps of the blocks of a kernel: in the mean, of the longest, and how many of a block's are masked."""
@@ -214,6 +108,191 @@ class Walks:
     mean: float
     longest: float
     edges: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockWork:
+    """What the blocks of an attention kernel or of a gradient of it do.
+
+    Attributes:
+        dtype, instruction: what multiplies.
+        blocks: of the launch; ``row_blocks`` of them along the rows of one of ``problems``, in ``slices``.
+        warps: of a block.
+        stages: buffers of what is walked.
+        logits: of a step.
+        products: elements that every logit is multiplied by or made of.
+        loads_per_product: loads that threads issue per multiply-add.
+        exponentials: instructions per logit beside its exponential and the mask.
+        port_bytes: of shared memory's port, a step.
+        step_bytes: of a step from L2.
+        once_bytes: of a block's own rows and of its results, all blocks together.
+        walked_bytes: of the tensors that blocks walk.
+        own_bytes: of the other tensors.
+        walk: steps of the blocks.
+    """
+
+    dtype: str
+    instruction: Instruction
+    blocks: int
+    row_blocks: int
+    problems: int
+    slices: int
+    warps: int
+    stages: int
+    logits: int
+    products: float
+    loads_per_product: float
+    exponentials: float
+    port_bytes: float
+    step_bytes: float
+    once_bytes: float
+    walked_bytes: float
+    own_bytes: float
+    walk: Walks
+
+
+def estimate_attention(
+    kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, registers: int | None = None
+) -> Estimate:
+    """The predicted time of an attention kernel; it takes infinite time where no block fits.
+
+    ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has told them.
+    """
+    registers = registers or registers_per_thread(kernel, schedule)
+    resources = Resources(schedule.threads, registers, shared_bytes(kernel, schedule))
+    return estimate_blocks(_work(kernel, schedule), resources, device)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a block takes of its unit: threads, registers of each, bytes of shared memory."""
+
+    threads: int
+    registers: int
+    shared_bytes: int
+
+
+def estimate_blocks(work: BlockWork, resources: Resources, device: DeviceSpec) -> Estimate:
+    """The predicted time of blocks that walk tiles; infinite where none fits."""
+    registers, shared = resources.registers, resources.shared_bytes
+    resident = _resident(resources.threads, registers, shared, device)
+    if not resident:
+        return _estimate(math.inf, {"compute": math.inf}, registers, shared, 0, 0)
+    rates = _rates(work.instruction, work.dtype, device)
+    times = _times(work, device, rates, resident)
+    seconds = _with_memory(times, work, device)
+    if rates is not None and rates.power_limited_flops is not None:
+        # Long kernels run at the clock that the power limit leaves.
+        seconds = max(seconds, times.products * rates.peak_flops / rates.power_limited_flops)
+    starting = work.blocks * device.block_launch_seconds
+    stages = {
+        "compute": times.products, "issue": times.exponentials, "shared": times.shared, "l2": times.l2,
+        "dram": times.dram, "latency": times.units, "block_launch": starting,
+    }  # fmt: skip
+    waves = -(-work.blocks // (resident * device.unit_count))
+    return _estimate(
+        max(seconds, starting) + device.launch_overhead_seconds, stages, registers, shared, resident, waves
+    )
+
+
+def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
+    """What the blocks of an attention kernel do."""
+    (depth, width), attention = _widths(kernel, schedule), kernel.attention
+    instructions = LOGIT_INSTRUCTIONS
+    if schedule.instruction.is_by_groups:
+        # A thread has half as many logits as the step has keys, and a product for every 16 of the depth and the keys.
+        products_each = (depth + schedule.keys) / FRAGMENT_DEPTH / (schedule.keys / 2)
+        instructions = GROUP_LOGIT_INSTRUCTIONS + GROUP_PRODUCT_INSTRUCTIONS * products_each
+    is_scalar = schedule.instruction is Instruction.FMA
+    row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
+    queries, *walked = kernel.inputs
+    return BlockWork(
+        dtype=attention.dtype,
+        instruction=schedule.instruction,
+        blocks=schedule.blocks(kernel),
+        row_blocks=schedule.row_blocks(kernel),
+        problems=kernel.problems,
+        slices=kernel.slices,
+        warps=schedule.warps,
+        stages=schedule.stages,
+        logits=schedule.rows * schedule.keys,
+        products=depth + width,
+        loads_per_product=_loads_per_product(schedule, width) if is_scalar else 0.0,
+        # Sums shrink where a step brings a larger logit.
+        exponentials=instructions + width / schedule.keys,
+        port_bytes=_fragment_bytes(kernel, schedule),
+        step_bytes=schedule.keys * row,
+        once_bytes=float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes),
+        walked_bytes=float(sum(tensor.size_bytes for tensor in walked)),
+        own_bytes=float(queries.size_bytes + kernel.output.size_bytes),
+        walk=walks(kernel, schedule),
+    )
+
+
+def matrix_rates(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> MatrixInstruction | None:
+    """How fast the device multiplies by the schedule's instruction; None for multiply-adds."""
+    return _rates(schedule.instruction, kernel.attention.dtype, device)
+
+
+def _rates(instruction: Instruction, dtype: str, device: DeviceSpec) -> MatrixInstruction | None:
+    if instruction is Instruction.FMA:
+        return None
+    return device.warp_group_instruction(dtype) if instruction.is_by_groups else device.matrix_instruction(dtype)
+
+
+def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None, resident: int) -> AttentionTimes:
+    units, cycle = device.unit_count, 1 / device.clocks.boost_hz
+    flops = rates.peak_flops if rates is not None else device.peak_flops("float32")
+    lanes = device.peak_flops("float32") / 2 / units
+    products = 2.0 * work.logits * work.products / (flops / units)
+    if rates is None:
+        products *= 1.0 + work.loads_per_product
+    exponentials = work.logits * (cycle / EXPONENTIALS + work.exponentials / lanes)
+    masks = work.logits * MASK_INSTRUCTIONS / lanes
+    port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
+    shared = work.port_bytes / port * cycle
+
+    walk = work.walk
+    warps = max(1.0, work.warps * resident / device.teu.group_size)
+    # Several groups take turns at the tensor cores no better than the two or three of FlashAttention 3.
+    by_groups = work.instruction.is_by_groups
+    exposed = GROUP_EXPOSED ** min(1.0, math.log2(warps)) if by_groups else EXPOSED ** math.log2(warps)
+    if rates is None:
+        exposed = 1.0  # Products and exponentials are issued by the same schedulers.
+    longer, shorter = max(products, exponentials), min(products, exponentials)
+    step = max(longer + exposed * shorter, shared)
+    # With two buffers copies have a whole step of their block to arrive, with one about half of it.
+    arriving = _copy_seconds(work, device) - resident * step * (0.5 if work.stages == 1 else 1.0)
+    waiting = max(STEP_CYCLES / work.stages * cycle, arriving)
+    if rates is None:
+        # Keys and values come through registers, with nothing of their block beside them.
+        waiting = max(waiting, 2.0 * _copy_seconds(work, device))
+    # Queries in and results out pass the unit's share of L2 with no step of their block beside them.
+    ends = work.once_bytes / work.blocks / ((device.l2 or device.dram).bandwidth_bytes_per_second / units)
+    around = BLOCK_BUSY_CYCLES * cycle + ends
+
+    def unit_seconds(steps: float, edges: float, running: float) -> float:
+        busy = steps * step + edges * masks
+        return max(BLOCK_CYCLES * cycle + busy + steps * waiting, running * (around + busy))
+
+    whole = unit_seconds(walk.mean, walk.edges, resident)
+    if walk.longest <= walk.mean * 1.001:
+        per_unit = -(-work.blocks // units)
+        rounds, rest = divmod(per_unit, resident)
+        on_units = rounds * whole + (unit_seconds(walk.mean, walk.edges, rest) if rest else 0.0)
+    else:
+        longest = unit_seconds(walk.longest, walk.edges, min(resident, -(-work.blocks // units)))
+        on_units = max(longest, work.blocks / (units * resident) * whole + TAIL * longest)
+    steps = work.blocks * walk.mean
+    l2_bytes = steps * work.step_bytes + work.once_bytes
+    return AttentionTimes(
+        products=steps * products / units,
+        exponentials=(steps * exponentials + work.blocks * walk.edges * masks) / units,
+        shared=steps * shared / units,
+        l2=l2_bytes / (device.l2 or device.dram).bandwidth_bytes_per_second,
+        dram=_dram_bytes(work, device, resident) / device.dram.bandwidth_bytes_per_second,
+        units=on_units,
+    )
 
 
 def walks(kernel: AttentionKernel, schedule: AttentionSchedule) -> Walks:
@@ -245,10 +324,10 @@ def _walks(kernel: AttentionKernel, rows: int, step: int) -> Walks:
     return Walks(mean, float(-(-counts.max() // kernel.slices)), min(edges / kernel.slices, mean))
 
 
-def _copy_seconds(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> float:
+def _copy_seconds(work: BlockWork, device: DeviceSpec) -> float:
     """Seconds after which a copy has arrived: from DRAM where no other block brought the same keys to L2 before."""
     l2 = device.l2 or device.dram
-    layer = l2 if schedule.row_blocks(kernel) > 1 else device.dram
+    layer = l2 if work.row_blocks > 1 else device.dram
     return (layer.latency_seconds or device.dram.latency_seconds or DEFAULT_LATENCY_SECONDS) * LOADED_LATENCY
 
 
@@ -291,45 +370,22 @@ def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> flo
     return DTYPE_BYTES[kernel.attention.dtype] * (readers * tile + queries + tile)
 
 
-def _l2_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, steps: float) -> float:
-    """Bytes between L2 and the units: keys and values of every step, queries and results once."""
-    attention = kernel.attention
-    width = attention.head_dim + attention.value_size
-    return steps * schedule.keys * width * DTYPE_BYTES[attention.dtype] + _once_bytes(kernel)
-
-
-def _end_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
-    """Bytes of a block's queries and of its results, in the types of their tensors."""
-    return _once_bytes(kernel) / schedule.blocks(kernel)
-
-
-def _once_bytes(kernel: AttentionKernel) -> float:
-    """Bytes of the queries, and of the results or parts of them."""
-    queries = kernel.inputs[0]
-    return float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes)
-
-
-def _dram_bytes(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec, resident: int) -> float:
-    """Bytes of DRAM: everything once; keys and values again for every round of blocks of their rows where L2 does not
-    keep them so long."""
-    keys_bytes = float(sum(tensor.size_bytes for tensor in kernel.inputs[1:]))
-    once = float(kernel.inputs[0].size_bytes + kernel.output.size_bytes)
+def _dram_bytes(work: BlockWork, device: DeviceSpec, resident: int) -> float:
+    """Bytes of DRAM: everything once; what is walked again for every round of blocks of its rows where L2 does not
+    keep it so long."""
     if device.l2 is None:
-        return once + keys_bytes * schedule.row_blocks(kernel)
+        return work.own_bytes + work.walked_bytes * work.row_blocks
     running = device.unit_count * resident
-    blocks = schedule.row_blocks(kernel) * kernel.slices
-    together = min(kernel.problems, running / blocks + 1)
-    footprint = keys_bytes / kernel.problems * together
+    together = min(work.problems, running / (work.row_blocks * work.slices) + 1)
+    footprint = work.walked_bytes / work.problems * together
     lost = (footprint / device.l2.capacity_bytes - L2_FULL) / (L2_NONE - L2_FULL)
-    again = max(0.0, schedule.row_blocks(kernel) / max(1.0, running / kernel.slices) - 1.0)
-    return once + keys_bytes * (1.0 + min(1.0, max(0.0, lost)) * again)
+    again = max(0.0, work.row_blocks / max(1.0, running / work.slices) - 1.0)
+    return work.own_bytes + work.walked_bytes * (1.0 + min(1.0, max(0.0, lost)) * again)
 
 
-def _with_memory(
-    times: AttentionTimes, kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec
-) -> float:
+def _with_memory(times: AttentionTimes, work: BlockWork, device: DeviceSpec) -> float:
     """Units and memory side by side: the first copies and the last results have nothing beside them."""
-    steps = schedule.blocks(kernel) * walks(kernel, schedule).mean / device.unit_count
+    steps = work.blocks * work.walk.mean / device.unit_count
     exposed = min(times.units, times.dram) / (1.0 + steps / HIDDEN_STEPS)
     return max(max(times.units, times.dram) + exposed, times.l2)
 

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from hal.catalog import load_device
-from roller.algorithms.flash import consider
+from roller.algorithms import composed_programs
 from roller.cli import main
 from roller.estimate.schedules import Scores, score_file
 from sokoban.kernel.form import kernel_form
@@ -19,6 +19,7 @@ from sokoban.language.operators import operator_from_data
 
 PREFILL = {"op": "attention", "b": 1, "heads": 8, "queries": 1024, "head_dim": 64, "causal": True, "dtype": "float16"}
 DECODE = {"op": "attention", "b": 1, "heads": 32, "kv_heads": 8, "queries": 1, "keys": 8192, "head_dim": 128}
+GRADIENT = PREFILL | {"op": "attention_gradient", "of": "keys"}
 
 
 def scores(tmp_path: Path, operator: dict[str, Any], device: str, *schedules: dict[str, Any]) -> Scores:
@@ -28,10 +29,10 @@ def scores(tmp_path: Path, operator: dict[str, Any], device: str, *schedules: di
 
 
 @pytest.mark.parametrize("device", ["a100", "h100", "v100"])
-@pytest.mark.parametrize("operator", [PREFILL, DECODE | {"dtype": "float16"}, DECODE])
+@pytest.mark.parametrize("operator", [PREFILL, DECODE | {"dtype": "float16"}, DECODE, GRADIENT])
 def test_programs_score_what_construction_says(tmp_path: Path, operator: dict[str, Any], device: str) -> None:
     board = load_device(device)
-    programs = consider(PlacedForm(kernel_form(operator_from_data(operator)), board), 5).programs
+    programs = composed_programs(PlacedForm(kernel_form(operator_from_data(operator)), board), 5).programs
     found = scores(tmp_path, operator, device, *(program.parts[0].schedule_json for program in programs))
     assert found.seconds.tolist() == [program.estimate.seconds for program in programs]
 

@@ -12,7 +12,14 @@ import pytest
 from hal.support.errors import InputError
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import AttentionSchedule
-from sokoban.schedule.attention_files import SlicedSchedule, attention_schema, load_attention_schedules
+from sokoban.schedule.attention_files import (
+    SlicedSchedule,
+    attention_schema,
+    gradient_schema,
+    load_attention_schedules,
+    load_gradient_schedules,
+)
+from sokoban.schedule.attention_gradient import GradientSchedule
 
 FRAGMENTS: dict[str, Any] = {"rows": 64, "keys": 64, "warps": 4}
 GROUPS = {"rows": 128, "keys": 128, "warps": 8, "instruction": "wgmma_64xNx16"}
@@ -46,11 +53,11 @@ def test_a_schedule_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (FRAGMENTS | {"keys": 24}, "keys: 24 is no multiple of 16; use 32"),
         (FRAGMENTS | {"lanes": 8}, "lanes: 4 threads hold a row of a fragment, not 8; leave it out"),
         (FRAGMENTS | {"threads": 64}, "threads: 4 warps are 128 threads, not 64; leave it out"),
-        (FRAGMENTS | {"instruction": "wmma_16x16x16"}, "instruction: attention has no kernels by wmma_16x16x16"),
+        (FRAGMENTS | {"instruction": "wmma_16x16x16"}, "instruction: there are no such kernels by wmma_16x16x16"),
         (FRAGMENTS | {"key": 3}, "Object contains unknown field `key`"),
         (GROUPS | {"rows": 64}, "rows: 64 are not 64 rows of every 4 of 8 warps; use 128"),
         (GROUPS | {"keys": 512}, "keys: 512 is no multiple of 16 up to 256; use 128"),
-        (GROUPS | {"stages": 1}, "stages: wgmma_64xNx16 has 2 of them; use 2"),
+        (GROUPS | {"stages": 1}, "stages: wgmma_64xNx16 has 2; use 2"),
         (GROUPS | {"held": True}, "held: wgmma_64xNx16 reads queries from shared memory; leave it out"),
         (MULTIPLY_ADDS | {"rows": 24}, "rows: 24 is no multiple of the 16 rows that 4 warps have at a time; use 32"),
         (MULTIPLY_ADDS | {"keys": 12}, "keys: 12 is no multiple of 8; give every thread of a row as many"),
@@ -63,3 +70,35 @@ def test_contradictions_name_line_field_and_remedy(tmp_path: Path, schedule: dic
         loaded(path, FRAGMENTS, schedule)
     place = f"{path}[2]"
     assert str(error.value).startswith((f"{place}.{refused}", f"{place}: {refused}"))
+
+
+def test_a_schedule_of_a_gradient_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    schedule = GradientSchedule(rows=64, step=32, warps=4, stages=2, shares=2, instruction=Instruction.MMA_16X8X16)
+    scalar = GradientSchedule(rows=16, step=32, warps=2, stages=1, instruction=Instruction.FMA, lanes=8)
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps([schedule.to_json(), {"rows": 16, "step": 32, "warps": 2, "instruction": "fma"}]))
+    assert load_gradient_schedules(path) == [schedule, scalar]
+    assert jsonschema.Draft202012Validator(gradient_schema()).is_valid(schedule.to_json())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "refused"),
+    [
+        ({"rows": 16, "step": 64, "warps": 1}, "step: 64 rows, but 32 threads that fetch a row's numbers each"),
+        ({"rows": 64, "step": 8, "warps": 4}, "step: 8 is no multiple of 16; use 16"),
+        (
+            {"rows": 64, "step": 32, "warps": 4, "instruction": "wgmma_64xNx16"},
+            "instruction: there are no such kernels",
+        ),
+        (
+            {"rows": 32, "step": 32, "warps": 4, "instruction": "fma", "shares": 2},
+            "shares: blocks that multiply and add",
+        ),
+    ],
+)
+def test_contradictions_of_a_gradient_name_the_field(tmp_path: Path, schedule: dict[str, Any], refused: str) -> None:
+    path = tmp_path / "s.jsonl"
+    path.write_text(json.dumps(schedule))
+    with pytest.raises(InputError) as error:
+        load_gradient_schedules(path)
+    assert str(error.value).startswith(f"{path}[1].{refused}")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.gpu.source.nvrtc import compile_cuda
+import pytest
+
+from codegen.gpu.source import residency
+from codegen.gpu.source.nvrtc import CompiledKernel, compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.residency import resident_blocks, squeezed
 from codegen.gpu.source.text import cuda_source
@@ -56,3 +59,19 @@ def test_a_kernel_that_spills_is_compiled_for_fewer_blocks() -> None:
     spilled = compiled if compiled.spill_bytes else replace(compiled, spill_bytes=8)
     text, relaxed = squeezed(source, spilled, 64, compiled.shared_bytes, "sm_80", name="full")
     assert relaxed.spill_bytes == 0 and "__launch_bounds__(64, " in text
+
+
+def test_blocks_that_are_worth_nothing_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def compiled_again(source: str, architecture: str, *, name: str) -> CompiledKernel:
+        asked.append(source)
+        return replace(compiled, registers=64)
+
+    monkeypatch.setattr(residency, "compile_cuda", compiled_again)
+    compiled = CompiledKernel(cubin=b"", registers=66, spill_bytes=0, stack_bytes=0, shared_bytes=0, log="")
+    source = "__launch_bounds__(256)"
+    kept = squeezed(source, compiled, 256, 0, "sm_70", name="kernel", worthwhile=(2, 5))
+    assert kept == (source, compiled) and not asked
+    text, tight = squeezed(source, compiled, 256, 0, "sm_70", name="kernel", worthwhile=(4,))
+    assert asked == [text] == ["__launch_bounds__(256, 4)"] and tight.registers == 64

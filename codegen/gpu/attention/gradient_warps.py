@@ -1,0 +1,442 @@
+"""Gradients of attention by ``mma.sync``: every warp multiplies rows of its own by all rows of a step.
+
+A step computes the logits of the block's rows and of those it walks, and what the gradient of the results would make of
+them, both in fragments of sums. Probabilities and gradients of logits leave those fragments as factors of the products
+that follow, without shared memory, since the layouts are the same (T. Dao, "FlashAttention-2", 2023, algorithm 2; its
+columns of keys are the gradient of keys here, and the gradient of queries has a kernel of its own in place of atomic
+additions).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from codegen.gpu.attention.staged_tiles import StagedTile
+from codegen.gpu.attention.warps import PRODUCTS
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
+from codegen.tir.lowering import LoweringRequest
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.attention import FRAGMENT_ROWS, PIECE_BYTES, padded, pitch_bytes
+from sokoban.schedule.attention_gradient import GradientSchedule, gradient_shared_bytes, number_place
+
+
+def takes(request: LoweringRequest) -> bool:
+    """Gradients of attention by the matrix instructions of single warps."""
+    return isinstance(request.schedule, GradientSchedule) and request.schedule.instruction is Instruction.MMA_16X8X16
+
+
+def lower(request: LoweringRequest) -> Lowered:
+    """The kernel of a gradient."""
+    kernel, schedule = request.problem, request.schedule
+    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
+    shared = gradient_shared_bytes(kernel, schedule)
+    return Lowered(
+        module=None,
+        entry=request.entry,
+        grid=(schedule.blocks(kernel), 1, 1),
+        block=(schedule.threads, 1, 1),
+        shared_bytes=shared,
+        dynamic_shared_bytes=shared,
+        text=_text(kernel, schedule, request.entry),
+    )
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A result of a block: rows of it are sums of ``factor`` times rows of a tile that the block walks.
+
+    Attributes:
+        sums: name of the fragments.
+        width: name of the elements of its rows, padded.
+        factor: ``slopes`` or ``weights``.
+        tile, pitch: names of where the tile begins, and of the bytes from row to row of it.
+        size, column: elements of a row, and where they begin in the output's.
+        scale: what sums are multiplied by at the end; empty for nothing.
+    """
+
+    sums: str
+    width: str
+    factor: str
+    tile: str
+    pitch: str
+    size: int
+    column: int
+    scale: str
+
+    @property
+    def place(self) -> str:
+        """Name of where a lane finds columns of the tile's fragments."""
+        return "key_columns" if self.pitch == "KEY_PITCH" else "value_columns"
+
+
+def _results(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> list[_Result]:
+    """What a block makes; with two shares either the first or the second, in the same registers."""
+    depth, width = kernel.attention.head_dim, kernel.attention.value_size
+    first = _Result("key_sums", "DEPTH", "slopes", "keys_now", "KEY_PITCH", depth, 0, " * FACTOR")
+    if not kernel.is_of_keys:
+        return [first]
+    second = _Result("value_sums", "WIDTH", "weights", "values_now", "VALUE_PITCH", width, depth, "")
+    return [first, second]
+
+
+def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: str) -> str:
+    product, pair = PRODUCTS[kernel.attention.dtype]
+    types = {"L": "float", "D": "float"}
+    names = [
+        f"const {types.get(tensor.name, 'unsigned short')}* __restrict__ {tensor.name}_ptr" for tensor in kernel.inputs
+    ]
+    parameters = ", ".join([*names, f"unsigned short* __restrict__ {kernel.output.name}_ptr"])
+    of_keys = kernel.is_of_keys
+    queries, keys = ("(long long)problem * QUERY_ROWS * {}", "(long long)problem * KEYS_ALL * {}")
+    pointers = {"Q": queries, "dY": queries, "K": keys, "V": keys}
+    # A block's own rows and those it walks: one tile of the width of keys each, and one of that of values.
+    roles = {
+        "own_keys": "K" if of_keys else "Q", "own_values": "V" if of_keys else "dY",
+        "walked_keys": "Q" if of_keys else "K", "walked_values": "dY" if of_keys else "V",
+    }  # fmt: skip
+    declared = "\n".join(
+        f"  const unsigned short* {role} = "
+        f"{tensor}_ptr + {pointers[tensor].format('VALUE_DIM' if role.endswith('values') else 'HEAD_DIM')};"
+        for role, tensor in roles.items()
+    )
+    return f"""\
+extern "C" __global__ void __launch_bounds__({schedule.threads}) {entry}{KERNEL_SUFFIX}({parameters}) {{
+{_constants(kernel, schedule)}
+{_PLACE_OF_KEYS if of_keys else _PLACE_OF_QUERIES}
+  // Rows of queries are those of all heads of a group one beside the other; each head lies by itself.
+  auto place_of = [](int row) {{ return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; }};
+{declared}
+  extern __shared__ __align__({PIECE_BYTES}) char shared[];
+  const int value_rows = ROWS * KEY_PITCH, key_buffers = value_rows + ROWS * VALUE_PITCH;
+  const int value_buffers = key_buffers + STAGES * STEP * KEY_PITCH;
+{_copies(kernel, schedule)}
+{_numbers(kernel)}
+{_walk(kernel, schedule, product, pair)}
+{_stores(kernel, schedule, pair)}
+}}
+"""
+
+
+def _constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
+    """Sizes of the problem and of its tiles as names of the text."""
+    attention, warp_rows = kernel.attention, schedule.rows // schedule.warps
+    sizes = {
+        "ROWS": schedule.rows, "STEP": schedule.step, "STAGES": schedule.stages, "THREADS": schedule.threads,
+        "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "WALKED_ALL": kernel.walked_rows,
+        "KEYS_ALL": attention.key_count, "QUERY_ROWS": kernel.query_rows, "QUERIES_ALL": attention.queries,
+        "GROUP": kernel.group, "HEAD_DIM": attention.head_dim, "VALUE_DIM": attention.value_size,
+        "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
+        "KEY_PITCH": pitch_bytes(attention.head_dim, attention.dtype),
+        "VALUE_PITCH": pitch_bytes(attention.value_size, attention.dtype),
+        "ROW_BLOCKS": schedule.row_blocks(kernel), "SHARES": schedule.shares, "AHEAD": kernel.ahead,
+        "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
+    }  # fmt: skip
+    lines, line = [], "  constexpr int"
+    for name, size in sizes.items():
+        item = f" {name} = {size},"
+        if len(line) + len(item) > 118:
+            lines.append(line)
+            line = "   "
+        line += item
+    # Logits are taken as powers of two, whose exponentials take one instruction.
+    twos = 1 / math.log(2)
+    factors = f"FACTOR = {kernel.scale!r}f, SCALE = {kernel.scale * twos!r}f, TWOS = {twos!r}f"
+    return "\n".join([*lines, line.rstrip(",") + ";", f"  constexpr float {factors};"])
+
+
+#: Which queries a block has, and which keys they see. The longest walks start first.
+_PLACE_OF_QUERIES = """\
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int row_block = ROW_BLOCKS - 1 - blockIdx.x % ROW_BLOCKS, problem = blockIdx.x / ROW_BLOCKS;
+  const int first_row = row_block * ROWS, first_query = first_row / GROUP;
+  const int last_query = min((first_row + ROWS - 1) / GROUP, QUERIES_ALL - 1);
+  const int end = CAUSAL ? min(last_query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
+  const int first_step = WINDOW ? max(first_query + AHEAD - WINDOW + 1, 0) / STEP : 0;
+  const int steps = (end + STEP - 1) / STEP - first_step;"""
+
+#: Which keys a block has, and which queries see them. The first keys are seen by most, and start first.
+_PLACE_OF_KEYS = """\
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int share = blockIdx.x / ROW_BLOCKS % SHARES, problem = blockIdx.x / (ROW_BLOCKS * SHARES);
+  const int first_row = blockIdx.x % ROW_BLOCKS * ROWS, last_row = min(first_row + ROWS, ROWS_ALL) - 1;
+  const int begin = CAUSAL ? max(first_row - AHEAD, 0) * GROUP : 0;
+  const int end = WINDOW ? min(last_row - AHEAD + WINDOW, QUERIES_ALL) * GROUP : WALKED_ALL;
+  const int first_step = begin / STEP, steps = (end + STEP - 1) / STEP - first_step;"""
+
+
+def _copies(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> str:
+    """How tiles come to shared memory."""
+    attention = kernel.attention
+    tiles = []
+    for is_walked in (False, True):
+        rows = schedule.step if is_walked else schedule.rows
+        all_rows = kernel.walked_rows if is_walked else kernel.rows
+        for kind, width, full, pitch in (
+            ("keys", attention.head_dim, "DEPTH", "KEY_PITCH"), ("values", attention.value_size, "WIDTH", "VALUE_PITCH")
+        ):  # fmt: skip
+            start = f"{kind[:-1]}_buffers + buffer * STEP * {pitch}" if is_walked else (
+                "0" if kind == "keys" else "value_rows"
+            )  # fmt: skip
+            tiles.append(
+                StagedTile(
+                    tensor=f"{'walked' if is_walked else 'own'}_{kind}", width=width, full=full, rows=rows, pitch=pitch,
+                    start=start, first="step * STEP" if is_walked else "first_row",
+                    bound="WALKED_ALL" if is_walked else "ROWS_ALL", is_bounded=all_rows % rows != 0,
+                    is_walked=is_walked, is_grouped=kernel.group > 1 and is_walked == kernel.is_of_keys,
+                )
+            )  # fmt: skip
+    return "\n".join(tile.copy(schedule.threads) for tile in tiles)
+
+
+def _numbers(kernel: AttentionGradientKernel) -> str:
+    """The two numbers of every query: of a block's own in registers, of those it walks a step ahead of their use."""
+    if kernel.is_of_keys:
+        return """\
+  const float *sums_ptr = L_ptr + (long long)problem * QUERY_ROWS, *dots_ptr = D_ptr + (long long)problem * QUERY_ROWS;
+  float next_sum = 0.0f, next_dot = 0.0f;
+  auto fetch_numbers = [&](int step) {
+    const int row = step * STEP + thread;
+    if (thread < STEP && row < WALKED_ALL) {
+      next_sum = sums_ptr[place_of(row)] * TWOS;
+      next_dot = dots_ptr[place_of(row)];
+    }
+  };"""
+    return """\
+  float exponents[FRAGMENTS][2], dots[FRAGMENTS][2];
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+      const long long place = (long long)problem * QUERY_ROWS + place_of(row);
+      exponents[m][i] = row < ROWS_ALL ? L_ptr[place] * TWOS : 0.0f;
+      dots[m][i] = row < ROWS_ALL ? D_ptr[place] : 0.0f;
+    }"""
+
+
+def _cleared(name: str, width: str) -> str:
+    return f"""\
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int n = 0; n < {width} / 8; ++n)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {name}[m][n][c] = 0.0f;"""
+
+
+def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: str, pair: str) -> str:
+    """The steps of a block."""
+    of_keys, results = kernel.is_of_keys, _results(kernel, schedule)
+    if schedule.shares > 1:
+        declared = (
+            "  constexpr int LARGEST = DEPTH > WIDTH ? DEPTH : WIDTH;\n  float sums[FRAGMENTS][LARGEST / 8][4];\n"
+        )
+        declared += _cleared("sums", "LARGEST")
+    else:
+        declared = "\n".join(
+            f"  float {each.sums}[FRAGMENTS][{each.width} / 8][4];\n{_cleared(each.sums, each.width)}"
+            for each in results
+        )
+    fetched = "\n    fetch_numbers(first_step);" if of_keys else ""
+    arrived = """
+    float* numbers = (float*)(shared + NUMBERS) + number % 2 * 2 * STEP;
+    if (thread < STEP) {
+      numbers[thread] = next_sum;
+      numbers[STEP + thread] = next_dot;
+    }"""
+    arrived = arrived.replace("NUMBERS", str(number_place(kernel, schedule))) if of_keys else ""
+    next_copies = f"""\
+    if (number + 1 < steps) {{{"@"}
+      copy_walked_keys(step + 1, {"1 - buffer" if schedule.stages > 1 else "0"});
+      copy_walked_values(step + 1, {"1 - buffer" if schedule.stages > 1 else "0"});
+      copy_async_commit();
+    }}"""
+    next_numbers = "\n    if (number + 1 < steps) fetch_numbers(step + 1);" if of_keys else ""
+    early = next_copies.replace("@", "") + "\n" if schedule.stages > 1 else ""
+    late = "" if schedule.stages > 1 else next_copies.replace("@", "\n      __syncthreads();") + "\n"
+    wanted = _logits("wanted", "own_value_place", "VALUE_PITCH", "values_now + value_rows_place", "WIDTH", product)
+    slopes = f"""\
+    float wanted[FRAGMENTS][STEP / 8][4];
+{wanted}
+{_SLOPES.replace("DOT", "numbers[STEP + n * 8 + lane % 4 * 2 + j]" if of_keys else "dots[m][i]")}"""
+    return f"""\
+  // Where this lane finds rows of fragments: of the block's own tiles, of two tiles of eight walked rows, of columns.
+  const int own_key_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
+  const int own_value_place = value_rows + (warp * FRAGMENTS * 16 + lane % 16) * VALUE_PITCH + lane / 16 * 16;
+  const int key_rows_place = (lane / 16 * 8 + lane % 8) * KEY_PITCH + lane / 8 % 2 * 16;
+  const int value_rows_place = (lane / 16 * 8 + lane % 8) * VALUE_PITCH + lane / 8 % 2 * 16;
+  const int key_columns = lane % 16 * KEY_PITCH + lane / 16 * 16;
+  const int value_columns = lane % 16 * VALUE_PITCH + lane / 16 * 16;
+{declared}
+  if (steps > 0) {{
+    copy_own_keys();
+    copy_own_values();
+    copy_walked_keys(first_step, 0);
+    copy_walked_values(first_step, 0);
+    copy_async_commit();{fetched}
+  }}
+  for (int number = 0; number < steps; ++number) {{
+    const int step = first_step + number, first_walked = step * STEP, buffer = number % STAGES;
+    const int keys_now = key_buffers + buffer * STEP * KEY_PITCH;
+    const int values_now = value_buffers + buffer * STEP * VALUE_PITCH;{arrived}
+    copy_async_wait_0();
+    __syncthreads();
+{early}{next_numbers}
+    float logits[FRAGMENTS][STEP / 8][4];
+{_logits("logits", "own_key_place", "KEY_PITCH", "keys_now + key_rows_place", "DEPTH", product)}
+{_PROBABILITIES.replace("EXPONENT", "numbers[n * 8 + lane % 4 * 2 + j]" if of_keys else "exponents[m][i]")}
+{_MASK_OF_KEYS if of_keys else _MASK_OF_QUERIES}
+{_sums(results, schedule, slopes, product, pair)}
+{late}  }}"""
+
+
+def _logits(sums: str, own: str, pitch: str, walked: str, depth: str, product: str) -> str:
+    """The product of the block's own rows and those of a step, along the rows of both."""
+    return f"""\
+{_cleared(sums, "STEP").replace(chr(10) + "  ", chr(10) + "    ")}
+#pragma unroll
+    for (int d = 0; d < {depth} / 16; ++d) {{
+      unsigned own_fragment[FRAGMENTS][4];
+#pragma unroll
+      for (int m = 0; m < FRAGMENTS; ++m)
+        load_matrix_x4(own_fragment[m], 0, shared, {own} + m * 16 * {pitch} + d * 32);
+#pragma unroll
+      for (int n = 0; n < STEP / 16; ++n) {{
+        unsigned walked_fragment[4];
+        load_matrix_x4(walked_fragment, 0, shared, {walked} + n * 16 * {pitch} + d * 32);
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; ++m) {{
+          {product}({sums}[m][2 * n], 0, own_fragment[m], 0, walked_fragment, 0);
+          {product}({sums}[m][2 * n + 1], 0, own_fragment[m], 0, walked_fragment, 2);
+        }}
+      }}
+    }}"""
+
+
+def _each_logit(statement: str) -> str:
+    """A statement for every logit of a thread: of fragment ``m``, row ``i``, columns ``n`` and ``j``."""
+    return f"""\
+#pragma unroll
+    for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+#pragma unroll
+        for (int n = 0; n < STEP / 8; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {statement}"""
+
+
+#: Probabilities, of which the forward pass kept the sum.
+_PROBABILITIES = _each_logit("logits[m][n][2 * i + j] = power_of_two(fmaf(logits[m][n][2 * i + j], SCALE, -EXPONENT));")
+#: Gradients of the logits.
+_SLOPES = _each_logit("wanted[m][n][2 * i + j] = logits[m][n][2 * i + j] * (wanted[m][n][2 * i + j] - DOT);")
+
+#: Pairs that are not seen have no probability, where a step has any. A row of fragments is its lane's fourth, or eight
+#: more; a column its lane's place among four.
+_MASK_OF_QUERIES = """\
+    if (first_walked + STEP > KEYS_ALL || (CAUSAL && first_walked + STEP > first_query + AHEAD + 1) ||
+        (WINDOW && first_walked <= last_query + AHEAD - WINDOW)) {
+#pragma unroll
+      for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int query = (first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i) / GROUP;
+          const int keys_end = CAUSAL ? min(query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
+          const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
+#pragma unroll
+          for (int n = 0; n < STEP / 8; ++n)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+              const int key = first_walked + n * 8 + lane % 4 * 2 + j;
+              if (key >= keys_end || key < keys_begin) logits[m][n][2 * i + j] = 0.0f;
+            }
+        }
+    }"""
+_MASK_OF_KEYS = """\
+    if (first_walked + STEP > WALKED_ALL || (CAUSAL && first_walked / GROUP + AHEAD < last_row) ||
+        (WINDOW && first_row <= (first_walked + STEP - 1) / GROUP + AHEAD - WINDOW)) {
+#pragma unroll
+      for (int n = 0; n < STEP / 8; ++n)
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int row = first_walked + n * 8 + lane % 4 * 2 + j, query = row / GROUP;
+          const int keys_end = row >= WALKED_ALL ? 0 : CAUSAL ? query + AHEAD + 1 : KEYS_ALL;
+          const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
+#pragma unroll
+          for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const int key = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+              if (key >= keys_end || key < keys_begin) logits[m][n][2 * i + j] = 0.0f;
+            }
+        }
+    }"""
+
+
+def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, product: str, pair: str) -> str:
+    """The products that results are sums of; probabilities come before gradients of logits, which take their place."""
+    ordered = sorted(results, key=lambda each: each.factor, reverse=True)
+    if schedule.shares == 1:
+        texts = [_sum(each, each.sums, product, pair) for each in ordered]
+        return "\n".join([*texts[:-1], slopes, texts[-1]])
+    weights, gradients = (_sum(each, "sums", product, pair) for each in ordered)
+    return f"    if (share) {{\n{weights}\n    }} else {{\n{slopes}\n{gradients}\n    }}"
+
+
+def _sum(result: _Result, sums: str, product: str, pair: str) -> str:
+    """The product of factors out of registers and the columns of a walked tile."""
+    factor = "wanted" if result.factor == "slopes" else "logits"
+    return f"""\
+#pragma unroll
+    for (int n = 0; n < STEP / 16; ++n) {{
+      unsigned factors[FRAGMENTS][4];
+#pragma unroll
+      for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+          factors[m][c] = {pair}({factor}[m][2 * n + c / 2][c % 2 * 2], {factor}[m][2 * n + c / 2][c % 2 * 2 + 1]);
+#pragma unroll
+      for (int e = 0; e < {result.width} / 16; ++e) {{
+        unsigned column_fragment[4];
+        load_matrix_x4_trans(column_fragment, 0, shared,
+                             {result.tile} + {result.place} + n * 16 * {result.pitch} + e * 32);
+#pragma unroll
+        for (int m = 0; m < FRAGMENTS; ++m) {{
+          {product}({sums}[m][2 * e], 0, factors[m], 0, column_fragment, 0);
+          {product}({sums}[m][2 * e + 1], 0, factors[m], 0, column_fragment, 2);
+        }}
+      }}
+    }}"""
+
+
+def _stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
+    """What leaves: a pair of elements a lane."""
+    results = _results(kernel, schedule)
+    total = sum(result.size for result in results)
+    place = "row" if kernel.is_of_keys else "place_of(row)"
+    stores: list[str] = []
+    for result in results:
+        sums = "sums" if schedule.shares > 1 else result.sums
+        low, high = (f"{sums}[m][n][2 * i{more}]{result.scale}" for more in ("", " + 1"))
+        at = f"result + {result.column} + n * 8 + lane % 4 * 2" if result.column else "result + n * 8 + lane % 4 * 2"
+        opening = f"        if (share == {len(stores)}) {{\n" if schedule.shares > 1 else ""
+        closing = "\n        }" if schedule.shares > 1 else ""
+        stores.append(f"""\
+{opening}#pragma unroll
+        for (int n = 0; n < {result.size} / 8; ++n)
+          *(unsigned*)({at}) = {pair}({low}, {high});{closing}""")
+    body = "\n".join(stores)
+    return f"""\
+#pragma unroll
+  for (int m = 0; m < FRAGMENTS; ++m)
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {{
+      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
+      if (row < ROWS_ALL) {{
+        unsigned short* result =
+            {kernel.output.name}_ptr + ((long long)problem * ROWS_ALL + {place}) * {total};
+{body}
+      }}
+    }}"""

@@ -1,0 +1,125 @@
+"""Tiles on their way to shared memory past the registers, for attention by matrix instructions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sokoban.schedule.attention import PANEL_PIECES, PIECE_BYTES, padded
+from sokoban.schedule.warp_groups import PANEL_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedTile:
+    """A tile that is copied to shared memory, 16 bytes a lane, zeros where there is nothing.
+
+    Attributes:
+        tensor: name of the pointer to its problem, and of what copies it.
+        width: elements of a row in memory.
+        full: name of its width in shared memory.
+        rows: rows of the tile.
+        pitch: name of the bytes from row to row in shared memory.
+        start: where it begins in shared memory, in bytes.
+        first: its first row in memory.
+        bound: name of the rows that there are.
+        is_bounded: whether the last tile reaches beyond them.
+        is_walked: whether it is copied step by step, into buffers: ``copy_keys(step, buffer)``, not ``copy_queries()``.
+        is_grouped: whether its rows are queries of all heads of a group, which lie where ``place_of`` says.
+        is_swizzled: whether it lies in panels of 128 bytes, whose pieces are permuted in every eight rows.
+    """
+
+    tensor: str
+    width: int
+    full: str
+    rows: int
+    pitch: str
+    start: str
+    first: str
+    bound: str
+    is_bounded: bool
+    is_walked: bool
+    is_grouped: bool
+    is_swizzled: bool = False
+
+    def copy(self, threads: int) -> str:
+        """A lambda that copies the tile."""
+        arguments = "int step, int buffer" if self.is_walked else ""
+        paced = self.is_walked and not self.is_grouped and self._pieces_paced(threads)
+        body = self._guarded(paced) if self.is_bounded or not paced else ""
+        if paced:
+            body = f"{self._plain(threads)}{body}"
+        return f"  auto copy_{self.tensor} = [&]({arguments}) {{\n{body}  }};"
+
+    def _pieces_paced(self, threads: int) -> bool:
+        """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
+        apart = threads // self._pieces_beside(threads)
+        return self.width == padded(self.width) and (self.is_swizzled or self.rows % apart == 0)
+
+    def _pieces_beside(self, threads: int) -> int:
+        """Pieces of a row that as many threads copy at once. Panel by panel a thread meets the same permutation in all
+        of its rows, which are a multiple of eight apart."""
+        return PANEL_PIECES if self.is_swizzled else math.gcd(self.width // 8, threads)
+
+    def _copied(self, row: int, piece: int, threads: int) -> str:
+        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first, where the tile has them."""
+        beside = self._pieces_beside(threads)
+        rows, pieces = self.rows - row, self.width // 8 - piece
+        inside = [f"tile_row < {rows}"] * (rows < threads // beside) + [f"piece < {pieces}"] * (pieces < beside)
+        condition = f"if ({' && '.join(inside)}) " if inside else ""
+        more = f"{row * 2 * self.width + 16 * piece}"
+        return f"  {condition}copy_async_16_apart(shared, to, {self._offset(row, piece)}, from, {more});"
+
+    def _offset(self, row: int, piece: int) -> str:
+        """Bytes from a thread's first piece to that of ``row`` rows and ``piece`` pieces further."""
+        if self.is_swizzled:
+            return str(row * PANEL_BYTES + piece // PANEL_PIECES * self.rows * PANEL_BYTES)
+        return f"{row} * {self.pitch} + {16 * piece}"
+
+    @property
+    def _place(self) -> str:
+        """Bytes from the start of the tile to ``piece`` of ``tile_row``."""
+        if self.is_swizzled:
+            panel = f"piece / {PANEL_PIECES} * {self.rows * PANEL_BYTES} + tile_row * {PANEL_BYTES}"
+            return f"{panel} + (piece % {PANEL_PIECES} ^ tile_row % 8) * {PIECE_BYTES}"
+        return f"tile_row * {self.pitch} + piece * {PIECE_BYTES}"
+
+    def _plain(self, threads: int) -> str:
+        """Copies of a whole tile: one address, and constants from there."""
+        pieces = self.width // 8
+        beside = self._pieces_beside(threads)
+        lines = [
+            self._copied(row, piece, threads)
+            for row in range(0, self.rows, threads // beside)
+            for piece in range(0, pieces, beside)
+        ]
+        place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
+        pad = "  " * (2 + self.is_bounded)
+        body = "".join(f"{pad[2:]}{line}\n" for line in lines)
+        opening = f"    if ({self.first} + {self.rows} <= {self.bound}) {{\n" if self.is_bounded else ""
+        closing = "      return;\n    }\n" if self.is_bounded else ""
+        return (
+            f"{opening}{pad}{place}\n"
+            f"{pad}const int to = {self.start} + {self._place};\n"
+            f"{pad}const unsigned short* from =\n"
+            f"{pad}    {self.tensor} + (long long)({self.first} + tile_row) * {self.width} + piece * 8;\n"
+            f"{body}{closing}"
+        )
+
+    def _guarded(self, is_rest: bool) -> str:
+        """Copies piece by piece, zeros beyond the rows and the columns that there are."""
+        inside = [f"row < {self.bound}"] * self.is_bounded
+        inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
+        place = "place_of(row)" if self.is_grouped else "row"
+        copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
+        # Addresses of a whole tile step by step would take the registers of the loop that they are computed in.
+        unrolled = " 1" if is_rest else " 4" if self.is_swizzled or (self.is_walked and self.is_grouped) else ""
+        return f"""\
+    constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
+#pragma unroll{unrolled}
+    for (int first = 0; first < COUNT; first += THREADS) {{
+      const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {self.first} + tile_row;
+      const int to = {self.start} + {self._place};
+      if (COUNT % THREADS == 0 || at < COUNT)
+        {copied}(shared, to, {self.tensor} + (long long){place} * {self.width} + piece * 8{condition});
+    }}
+"""

@@ -1,0 +1,160 @@
+"""Gradients of attention in one kernel each: no table of logits passes through memory, and nobody adds in disorder.
+
+FlashAttention 2 walks the keys in one kernel and adds to the gradient of the queries atomically: five products, and
+results that differ from run to run. Two kernels that each compute logits and their gradients anew take seven, need no
+memory between them and give the same bits every time (its ``deterministic`` mode buys that with a copy of dQ for every
+block of keys). Tiles grow as those of :mod:`roller.algorithms.flash` do, under the same rules, and RATIONAL decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import msgspec
+
+from codegen.verify.result import HALF_UNITS, tolerance_of
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.algorithms.chain import ChainProgram, Considered
+from roller.algorithms.flash import (
+    FRAGMENTS,
+    KEYS,
+    LANES_OF_ROWS,
+    NAME,
+    ROUNDINGS,
+    THREAD_ROWS,
+    WARPS,
+    check_attention,
+    has_matrix_instructions,
+)
+from roller.construct.program import ProgramPart
+from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.problem import Problem
+from sokoban.language.named.attention import program_expression
+from sokoban.model.estimates import Estimate
+from sokoban.model.gpu.attention_gradient import estimate_gradient
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
+from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.cutting import cut
+from sokoban.schedule.patches import Schedule
+
+
+@dataclass(frozen=True)
+class WholeGradient:
+    """A gradient of attention as one kernel; see :class:`roller.algorithms.chain.Split`."""
+
+    def problems(self, form: KernelForm) -> tuple[Problem, ...]:
+        """The kernel."""
+        return (gradient_kernel(form),)
+
+    def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, WholeGradient]:
+        """A gradient of a few heads, over which both sides still make several tiles."""
+        schedule = schedules[0]
+        assert isinstance(schedule, GradientSchedule)
+        gradient = form.attention_gradient
+        group = gradient.heads // gradient.key_heads
+        key_heads, of_keys = min(2, gradient.key_heads), gradient.of == "keys"
+        steps = schedule.stages + 1
+        key_tile, query_tile = (schedule.rows, schedule.step) if of_keys else (schedule.step, schedule.rows)
+        keys = cut(gradient.key_count, key_tile, 1 if of_keys else steps)
+        queries = cut(gradient.queries, -(-query_tile // group), steps if of_keys else 1)
+        if gradient.causal:
+            queries = min(queries, keys)
+        window = gradient.window_size and min(gradient.window_size, max(1, keys // 2))
+        small = msgspec.structs.replace(
+            gradient, b=min(2, gradient.b), heads=group * key_heads, kv_heads=key_heads, queries=queries, keys=keys,
+            window=window,
+        )  # fmt: skip
+        return kernel_form(program_expression(small, form.expr.name)), self
+
+    def tolerance(self, form: KernelForm) -> float | None:
+        """More than the rounding of results, since probabilities and gradients of logits are rounded, too, before they
+        are multiplied."""
+        halves = HALF_UNITS.get(form.attention_gradient.dtype)
+        return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
+
+
+def gradient_kernel(form: KernelForm) -> AttentionGradientKernel:
+    """The kernel of a gradient of attention."""
+    expr = form.expr
+    inputs = tuple(expr.tensor_by_name[name] for name in GRADIENT_INPUTS)
+    return AttentionGradientKernel(
+        name=expr.name, attention=form.attention_gradient, inputs=inputs, output=expr.output
+    )  # fmt: skip
+
+
+def consider(placed: PlacedForm, top_k: int) -> Considered:
+    """The ``top_k`` best programs of a gradient of attention.
+
+    Raises:
+        InputError: the device or the kernels have nothing for its type or widths.
+    """
+    form, device = placed.form, placed.device
+    check_attention(form, form.attention_gradient, device)
+    kernel = gradient_kernel(form)
+    priced = [(estimate_gradient(kernel, schedule, device), schedule) for schedule in _schedules(kernel, device)]
+    fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
+    if not fitting:
+        raise InputError(form.expr.name, f"no tile fits the memory of {device.name}", "use smaller heads")
+    programs = tuple(_program(form, schedule, estimate) for estimate, schedule in fitting[:top_k])
+    return Considered(NAME, programs, scored=len(priced))
+
+
+def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec) -> ChainProgram:
+    """The program of a schedule that somebody else made; its estimate is infinite where no block of it fits.
+
+    Raises:
+        InputError: the device or the kernels have nothing for its type or widths.
+    """
+    check_attention(form, form.attention_gradient, device)
+    return _program(form, schedule, estimate_gradient(gradient_kernel(form), schedule, device))
+
+
+def _program(form: KernelForm, schedule: GradientSchedule, estimate: Estimate) -> ChainProgram:
+    part = ProgramPart("", gradient_kernel(form), schedule, estimate, NAME)
+    return ChainProgram(NAME, _schedule_text(schedule), form, WholeGradient(), (part,))
+
+
+def _schedule_text(schedule: GradientSchedule) -> str:
+    """``64 rows by 64, 4 warps, 2 stages``."""
+    warps = "1 warp" if schedule.warps == 1 else f"{schedule.warps} warps"
+    text = f"{schedule.rows} rows by {schedule.step}, {warps}"
+    if schedule.instruction is Instruction.FMA:
+        return f"{text}, {schedule.lanes} threads a row"
+    stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
+    return f"{text}, {stages}" + (", dK and dV by different blocks" if schedule.shares > 1 else "")
+
+
+def _schedules(kernel: AttentionGradientKernel, device: DeviceSpec) -> Iterator[GradientSchedule]:
+    """Tiles that are not mostly beyond the rows that there are."""
+    rows_all, walked_all = padded(kernel.rows), padded(kernel.walked_rows)
+    by_matrices = has_matrix_instructions(kernel.attention.dtype, device)
+    for schedule in _matrix_schedules(kernel.is_of_keys) if by_matrices else _multiply_add_schedules():
+        if schedule.rows < 2 * rows_all and schedule.step < 2 * walked_all:
+            yield schedule
+
+
+def _matrix_schedules(is_of_keys: bool) -> Iterator[GradientSchedule]:
+    """Tiles of whole fragments; the numbers of a step's queries are fetched by a thread each."""
+    shares = (1, 2) if is_of_keys else (1,)
+    for fragments, warps, step, stages, share in product(FRAGMENTS, WARPS, KEYS, (1, 2), shares):
+        if step <= warps * LANES:
+            yield GradientSchedule(
+                rows=FRAGMENT_ROWS * fragments * warps, step=step, warps=warps, stages=stages, shares=share,
+                instruction=Instruction.MMA_16X8X16,
+            )  # fmt: skip
+
+
+def _multiply_add_schedules() -> Iterator[GradientSchedule]:
+    """Tiles of logits that a grid of threads divides."""
+    for rows, lanes, warps, step in product(THREAD_ROWS, LANES_OF_ROWS, WARPS[1:], KEYS):
+        if step <= warps * LANES:
+            yield GradientSchedule(
+                rows=rows * warps * LANES // lanes, step=step, warps=warps, stages=1, lanes=lanes,
+                instruction=Instruction.FMA,
+            )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Gradients of attention told in words: why there are two kernels, what a step of theirs does and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hal.spec.device import DeviceSpec
+from roller.construct.program import Program, ProgramPart
+from roller.explain.pace import stage_bars
+from roller.programs import Programs
+from roller.text.quantities import count_text, si_text, time_text, wrapped
+from sokoban.kernel.attention import seen_pairs
+from sokoban.kernel.attention_gradient import AttentionGradientKernel, gradient_flops
+from sokoban.kernel.instructions import Instruction
+from sokoban.model.gpu.attention_gradient import gradient_registers, gradient_walks
+from sokoban.schedule.attention import LANES
+from sokoban.schedule.attention_gradient import GradientSchedule
+
+#: What the stages of a gradient are.
+MEANINGS = {
+    "compute": "all products, what multiplies busy with nothing else",
+    "issue": "exponentials and the arithmetic of the softmax's gradient",
+    "shared": "a block's own tiles and what it walks out of shared memory, every warp by itself",
+    "l2": "tiles that are walked, to every block",
+    "dram": "queries, keys, values, gradients through DRAM",
+    "latency": "the units with all that their blocks do, were memory infinitely fast",
+    "block_launch": "starting every block",
+}
+
+
+def _of(part: ProgramPart) -> tuple[AttentionGradientKernel, GradientSchedule]:
+    kernel, schedule = part.problem, part.schedule
+    assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
+    return kernel, schedule
+
+
+def gradient_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
+    """How a program of a gradient came about."""
+    yield f"How rank {rank} was constructed: {program.policy}"
+    kernel, schedule = _of(program.parts[0])
+    attention = kernel.attention
+    own, walked = ("keys", "queries") if kernel.is_of_keys else ("queries", "keys")
+    pairs = attention.b * attention.heads * attention.queries * attention.key_count
+    table = si_text(float(pairs * kernel.output.element_bytes), "B")
+    yield from wrapped(
+        f"no table passes through memory: logits and their gradients, {table} each, are computed anew from {own} of a "
+        f"block's own and {walked} that it walks"
+    )
+    yield from wrapped(
+        "blocks add to nothing that others write: the gradients of queries, and of keys and values, have a kernel each "
+        "(seven products where atomic additions need five), and two runs agree to the bit"
+    )
+    yield from wrapped(
+        f"tiles: {schedule.rows} {own} meet every tile of {schedule.step} {walked}, so that a byte from L2 serves "
+        f"{schedule.rows} rows; larger tiles save more, until registers or shared memory are full"
+    )
+    if schedule.shares > 1:
+        yield from wrapped(
+            "dK and dV of so many elements do not fit the registers of a block: different blocks make them"
+        )
+    if kernel.group > 1:
+        yield from wrapped(f"the {kernel.group} heads that share keys are rows of one product")
+    if attention.causal:
+        seen = seen_pairs(attention) / (attention.queries * attention.key_count)
+        yield from wrapped(f"the mask leaves {100 * seen:.0f} % of all pairs; tiles that nobody sees are not walked")
+
+
+def gradient_lines(kernel: AttentionGradientKernel, part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
+    """The kernel of a gradient: its launch, what a step does and holds, its stages."""
+    (_, schedule), estimate = _of(part), part.estimate
+    walk, warp_rows = gradient_walks(kernel, schedule), schedule.rows // schedule.warps
+    yield (
+        f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
+        f"{estimate.blocks_per_unit} at a time on a unit; a warp has {warp_rows} rows, and all of a step"
+    )
+    yield from wrapped(
+        f"a block walks {walk.mean:.3g} tiles in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} of them masked "
+        "element by element"
+    )
+    logits = schedule.step * warp_rows // LANES
+    yield from wrapped(
+        f"registers of a thread, about {estimate.registers} of {device.limits.registers_per_thread}: results, "
+        f"{logits} logits and as many gradients of them, addresses ({gradient_registers(kernel, schedule)} by count)"
+    )
+    is_scalar = schedule.instruction is Instruction.FMA
+    buffers = (
+        "what is walked arrives during a whole step" if schedule.stages > 1 else "what is walked arrives between steps"
+    )
+    if is_scalar:
+        buffers = "a block's own tiles, those it walks, and the factors of the last products, all in float32"
+    yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
+    unit = "multiply-adds" if is_scalar else str(Instruction(schedule.instruction))
+    yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
+    yield from stage_bars(estimate, MEANINGS)
+    rates = None if is_scalar else device.matrix_instruction(kernel.attention.dtype)
+    peak = rates.peak_flops if rates is not None else device.peak_flops("float32")
+    reached = gradient_flops(kernel.attention) / estimate.seconds
+    yield from wrapped(f"{si_text(reached, 'FLOP/s')}, {100 * reached / peak:.0f} % of the peak of {unit}")

@@ -1,0 +1,110 @@
+"""Gradients of attention as kernels see them: rows of a block's own, and rows of the other side that it walks.
+
+The gradient of the queries has queries of its own and walks keys; that of keys and values has keys of its own and walks
+the queries of all heads that share them. Either computes the logits and their gradients anew from tiles that it holds,
+so that no table of them passes through memory, and nobody adds to what another block writes: two runs agree to the bit.
+Queries are numbered as :mod:`sokoban.kernel.attention` numbers rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sokoban.kernel.attention import seen_pairs
+from sokoban.language.expression import Tensor
+from sokoban.language.named.attention_gradient import AttentionGradient
+
+#: The inputs of a kernel in the order of its parameters.
+GRADIENT_INPUTS = ("Q", "K", "V", "dY", "L", "D")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionGradientKernel:
+    """The gradient of attention after its queries, or after its keys and values.
+
+    Attributes:
+        name: of the operator.
+        attention: its sizes, mask, scale, and what the gradient is of.
+        inputs: tensors of the names :data:`GRADIENT_INPUTS`.
+        output: dQ ``[b, heads, queries, head_dim]``, or dK and dV side by side, ``[b, kv_heads, keys, head_dim +
+            value_dim]``.
+    """
+
+    name: str
+    attention: AttentionGradient
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+    @property
+    def is_of_keys(self) -> bool:
+        """Whether it is the gradient of keys and values."""
+        return self.attention.of == "keys"
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share a head of keys."""
+        return self.attention.heads // self.attention.key_heads
+
+    @property
+    def query_rows(self) -> int:
+        """Queries of all heads of a group."""
+        return self.attention.queries * self.group
+
+    @property
+    def rows(self) -> int:
+        """Rows of one problem that blocks have for their own."""
+        return self.attention.key_count if self.is_of_keys else self.query_rows
+
+    @property
+    def walked_rows(self) -> int:
+        """Rows of one problem that blocks walk."""
+        return self.query_rows if self.is_of_keys else self.attention.key_count
+
+    @property
+    def problems(self) -> int:
+        """Heads of keys of all sequences, each with products of its own."""
+        return self.attention.b * self.attention.key_heads
+
+    @property
+    def ahead(self) -> int:
+        """Keys before those of the first query."""
+        return self.attention.key_count - self.attention.queries
+
+    @property
+    def scale(self) -> float:
+        """What products are multiplied by."""
+        return self.attention.factor
+
+    @property
+    def sizes(self) -> Mapping[str, int]:
+        """Elements along every axis."""
+        attention = self.attention
+        return {
+            "problem": self.problems, "row": self.rows, "walked": self.walked_rows,
+            "width": attention.head_dim + attention.value_size,
+        }  # fmt: skip
+
+    def statement_text(self) -> str:
+        """What the kernel computes, as text."""
+        attention = self.attention
+        names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
+        mask = f", the last {attention.window_size} keys" if attention.window_size else ""
+        mask = f", causal{mask}" if attention.causal else ""
+        result = "dS^T Q and P^T dY side by side" if self.is_of_keys else "dS K"
+        return (
+            f"{self.output.name} = {result}, dS = P (dY V^T - D) * {self.scale:.4g}, "
+            f"P = exp(Q K^T * {self.scale:.4g} - L), of {names}{mask}"
+        )
+
+
+def gradient_flops(attention: AttentionGradient) -> float:
+    """Operations of the products of one gradient: logits and their gradients are computed by both.
+
+    >>> sizes = {"b": 1, "heads": 1, "queries": 4, "head_dim": 8}
+    >>> [gradient_flops(AttentionGradient(**sizes, of=of)) / (2 * 16 * 8) for of in ("queries", "keys")]
+    [3.0, 4.0]
+    """
+    depth, width = attention.head_dim, attention.value_size
+    widths = 2 * (depth + width) if attention.of == "keys" else 2 * depth + width
+    return 2.0 * attention.b * attention.heads * seen_pairs(attention) * widths

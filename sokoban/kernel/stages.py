@@ -1,0 +1,113 @@
+"""An operator that no single kernel computes, as kernels one after the other: products of products, written-out steps.
+
+Statements are taken as far as one kernel takes them, the longest run of them first; what it computes is stored, and the
+next kernel reads it. Factors of products have the type of the operator's result where that is narrower than what sums
+are kept in, so that matrix instructions multiply them; whatever else passes between kernels keeps the type of sums,
+since an exponential of a rounded number is far from that of the number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hal.spec.parts import DTYPE_BYTES
+from hal.support.errors import InputError
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import product_factors
+from sokoban.kernel.statements import axes_of
+from sokoban.language.expression import Statement, Tensor, TensorExpr, loads, used_axes
+
+#: Statements that one kernel is tried with: softmax and layer norm have six.
+MOST_STATEMENTS = 12
+
+
+def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelForm:
+    """An operator in canonical form: as one kernel, or as a ``sequence`` of them where it needs several.
+
+    ``with_attention``: whether attention and its gradients are kernels of their own; they are written out otherwise.
+
+    >>> from sokoban.language.parser import parse_program
+    >>> layers = "H[m,n] = sum(k, X[m,k] * A[k,n]); G[m,n] = gelu(H[m,n]); Y[m,p] = sum(n, G[m,n] * B[n,p])"
+    >>> form = operator_form(parse_program(layers, {"m": 64, "n": 256, "k": 32, "p": 32}, {}))
+    >>> form.kind, [stage.expr.output.name for stage in form.stages]
+    ('sequence', ['G', 'Y'])
+
+    Raises:
+        InputError: a statement alone is no kernel.
+    """
+    try:
+        form = kernel_form(expr)
+        if with_attention or not form.is_composed:
+            return form
+    except InputError:
+        if len(expr.statements) < 2:
+            raise
+    stages = tuple(_stages(expr))
+    return KernelForm(
+        source=expr, expr=expr, kind="sequence", reductions=(), final=expr.statements[-1], fused=(), stages=stages
+    )
+
+
+def _stages(expr: TensorExpr) -> list[KernelForm]:
+    """The kernels of an operator, in order."""
+    stages, first = [], 0
+    while first < len(expr.statements):
+        for last in range(min(len(expr.statements), first + MOST_STATEMENTS), first, -1):
+            group = expr.statements[first:last]
+            if _read_later(expr, group[:-1], last):
+                continue
+            form = _kernel_of(_part(expr, group), is_alone=last == first + 1)
+            if form is not None:
+                stages.append(form)
+                first = last
+                break
+    return stages
+
+
+def _kernel_of(part: TensorExpr, *, is_alone: bool) -> KernelForm | None:
+    """The kernel of tiles that computes statements, or None; a statement alone says why it is none."""
+    try:
+        form = kernel_form(part)
+    except InputError:
+        if is_alone:
+            raise
+        return None
+    return None if form.is_composed else form
+
+
+def _read_later(expr: TensorExpr, inner: Sequence[Statement], last: int) -> bool:
+    """Whether a statement from ``last`` on reads what ``inner`` statements define."""
+    written = {statement.tensor for statement in inner}
+    return any(load.tensor in written for later in expr.statements[last:] for load in loads(later.value))
+
+
+def _part(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
+    """Statements as an operator of their own."""
+    written = {statement.tensor for statement in group}
+    read = dict.fromkeys(load.tensor for statement in group for load in loads(statement.value))
+    tensors, inputs = expr.tensor_by_name, {tensor.name for tensor in expr.inputs}
+    inner = [tensors[statement.tensor] for statement in group[:-1]]
+    outer = [tensors[name] if name in inputs else _stored(expr, tensors[name]) for name in read if name not in written]
+    axes = axes_of(expr, tuple(group))
+    named = {axis.name for axis in axes}
+    more = [name for name in used_axes([statement.value for statement in group]) if name not in named]
+    assert not more, "statements use the axes that they define or sum over"
+    name = f"{expr.name}_{group[-1].tensor}"
+    output = _stored(expr, tensors[group[-1].tensor])
+    return replace(expr, name=name, axes=axes, tensors=(*outer, *inner, output), statements=tuple(group))
+
+
+def _stored(expr: TensorExpr, tensor: Tensor) -> Tensor:
+    """A tensor that one kernel writes and another reads, or the operator's result."""
+    dtype = expr.output.dtype
+    if tensor.name == expr.output.name or DTYPE_BYTES[dtype] >= DTYPE_BYTES[tensor.dtype]:
+        return tensor
+    readers = [each for each in expr.statements if any(load.tensor == tensor.name for load in loads(each.value))]
+    return replace(tensor, dtype=dtype) if all(map(_is_product, readers)) else tensor
+
+
+def _is_product(statement: Statement) -> bool:
+    """Whether a statement sums products of elements."""
+    factors = None if statement.reduction is None else product_factors(statement.reduction.body)
+    return factors is not None and len(factors) > 1

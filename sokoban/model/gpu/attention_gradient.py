@@ -1,0 +1,168 @@
+"""RATIONAL for gradients of attention: the steps of :mod:`sokoban.model.gpu.attention` with more products in each.
+
+A step computes logits and their gradients, and adds their products with rows that were walked to what the block makes;
+everything else, the constants too, is that of the forward pass. No constant was chosen on a gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+
+from hal.spec.device import DeviceSpec
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.instructions import Instruction
+from sokoban.model.estimates import Estimate
+from sokoban.model.gpu.attention import (
+    LOGIT_INSTRUCTIONS,
+    OTHER_REGISTERS,
+    PORT_BYTES,
+    BlockWork,
+    Resources,
+    Walks,
+    estimate_blocks,
+)
+from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, PIECE_BYTES, padded
+from sokoban.schedule.attention_gradient import QUERY_NUMBERS, GradientFloats, GradientSchedule, gradient_shared_bytes
+
+#: Floats of a piece.
+_PIECE = PIECE_BYTES // 4
+
+
+def estimate_gradient(
+    kernel: AttentionGradientKernel, schedule: GradientSchedule, device: DeviceSpec, registers: int | None = None
+) -> Estimate:
+    """The predicted time of a gradient of attention; it takes infinite time where no block fits.
+
+    ``registers`` of a thread are those of :func:`gradient_registers` until the compiler has told them.
+    """
+    registers = registers or gradient_registers(kernel, schedule)
+    resources = Resources(schedule.threads, registers, gradient_shared_bytes(kernel, schedule))
+    return estimate_blocks(_work(kernel, schedule), resources, device)
+
+
+def gradient_registers(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
+    """Registers that a thread needs: sums of results, logits, their gradients, fragments."""
+    results = _result_widths(kernel, schedule)
+    columns = max(results) if schedule.shares > 1 else sum(results)
+    if schedule.instruction is Instruction.FMA:
+        # Four elements of every row's own tile, and of four walked rows.
+        factors = _PIECE * schedule.thread_rows + 4 * _PIECE
+        logits = 2 * schedule.step // schedule.lanes
+        return schedule.thread_rows * (columns // schedule.lanes + logits + 2) + factors + OTHER_REGISTERS
+    fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
+    return fragments * (columns // 2 + schedule.step + 8) + OTHER_REGISTERS
+
+
+def gradient_walks(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> Walks:
+    """How many tiles of the other side the blocks walk.
+
+    >>> from sokoban.language.named.attention_gradient import AttentionGradient
+    >>> causal = AttentionGradient(of="keys", b=1, heads=1, queries=256, head_dim=64, causal=True)
+    >>> kernel = AttentionGradientKernel(name="", attention=causal, inputs=(), output=None)
+    >>> gradient_walks(kernel, GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.FMA))
+    Walks(mean=2.5, longest=4.0, edges=1.0)
+    """
+    return _walks(kernel, schedule.rows, schedule.step)
+
+
+@lru_cache(maxsize=4096)
+def _walks(kernel: AttentionGradientKernel, rows: int, step: int) -> Walks:
+    attention, group = kernel.attention, kernel.group
+    first = np.arange(0, kernel.rows, rows)
+    last = np.minimum(first + rows, kernel.rows) - 1
+    begin, end = np.zeros_like(first), np.full_like(first, kernel.walked_rows)
+    if kernel.is_of_keys:
+        side = rows * group
+        if attention.causal:
+            begin = np.maximum(first - kernel.ahead, 0) * group
+        if attention.window_size:
+            end = np.minimum(last - kernel.ahead + attention.window_size, attention.queries) * group
+    else:
+        side = -(-rows // group)
+        if attention.causal:
+            end = np.minimum(last // group + kernel.ahead + 1, attention.key_count)
+        if attention.window_size:
+            begin = np.maximum(0, first // group + kernel.ahead - attention.window_size + 1)
+    counts = np.maximum(0, -(-end // step) - begin // step)
+    edges = math.ceil(side / step) if attention.causal else int(kernel.walked_rows % step != 0)
+    edges += math.ceil((side + 1) / step) if attention.window_size else 0
+    mean = float(counts.mean())
+    return Walks(mean, float(counts.max()), min(float(edges), mean))
+
+
+def _widths(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> tuple[int, int]:
+    """Elements of a row of keys and of values as products take them."""
+    attention = kernel.attention
+    multiple = _PIECE if schedule.instruction is Instruction.FMA else FRAGMENT_ROWS
+    return padded(attention.head_dim, multiple), padded(attention.value_size, multiple)
+
+
+def _result_widths(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> tuple[int, ...]:
+    """Elements of a row of every result."""
+    depth, width = _widths(kernel, schedule)
+    if schedule.instruction is Instruction.FMA:
+        floats = GradientFloats.of(kernel, schedule)
+        depth, width = floats.depth, floats.width
+    return (depth, width) if kernel.is_of_keys else (depth,)
+
+
+def _work(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> BlockWork:
+    """What the blocks of a gradient do."""
+    attention, (depth, width) = kernel.attention, _widths(kernel, schedule)
+    results, shares = sum(_result_widths(kernel, schedule)), schedule.shares
+    # Of two shares one computes logits alone, the other their gradients, too; the mean of both.
+    dots = depth + width / shares
+    by_name = {tensor.name: float(tensor.size_bytes) for tensor in kernel.inputs}
+    keys, queries = by_name["K"] + by_name["V"], sum(by_name[name] for name in ("Q", "dY", "L", "D"))
+    own, walked = (keys, queries) if kernel.is_of_keys else (queries, keys)
+    row = (attention.head_dim + attention.value_size) * DTYPE_BYTES[attention.dtype]
+    row += kernel.is_of_keys * QUERY_NUMBERS * DTYPE_BYTES["float32"]
+    output = float(kernel.output.size_bytes)
+    return BlockWork(
+        dtype=attention.dtype,
+        instruction=schedule.instruction,
+        blocks=schedule.blocks(kernel),
+        row_blocks=schedule.row_blocks(kernel) * shares,
+        problems=kernel.problems,
+        slices=1,
+        warps=schedule.warps,
+        stages=schedule.stages,
+        logits=schedule.rows * schedule.step,
+        products=dots + results / shares,
+        loads_per_product=_loads_per_product(schedule, dots, results),
+        exponentials=LOGIT_INSTRUCTIONS,
+        port_bytes=_port_bytes(kernel, schedule, dots, results / shares),
+        step_bytes=schedule.step * row,
+        once_bytes=own * shares + output,
+        walked_bytes=walked,
+        own_bytes=own + output,
+        walk=gradient_walks(kernel, schedule),
+    )
+
+
+def _loads_per_product(schedule: GradientSchedule, dots: float, results: float) -> float:
+    """Loads of four elements that threads issue per multiply-add; none that count beside matrix instructions."""
+    if schedule.instruction is not Instruction.FMA:
+        return 0.0
+    rows, logits, columns = schedule.thread_rows, schedule.step // schedule.lanes, results / schedule.lanes
+    of_dots, of_results = (rows + logits) / (4 * rows * logits), (rows + columns) / (4 * rows * columns)
+    return (dots * of_dots + results * of_results) / (dots + results)
+
+
+def _port_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule, dots: float, results: float) -> float:
+    """Bytes of shared memory's port that a step takes: every warp reads all that is walked, rows of it for logits and
+    their gradients and columns for results, and its own rows; copies write."""
+    depth, width = _widths(kernel, schedule)
+    if schedule.instruction is Instruction.FMA:
+        rows_at_once = LANES // schedule.lanes
+        weights = schedule.step * (1 + kernel.is_of_keys)
+        # A broadcast takes the port as long as 128 bytes do.
+        broadcast = schedule.rows / rows_at_once * (dots + weights) / 4 * PORT_BYTES
+        read = schedule.warps * schedule.step * (dots + results)
+        return broadcast + 4.0 * (read + schedule.step * (depth + width) + 2 * schedule.rows * weights)
+    read = schedule.warps * schedule.step * (dots + results) + schedule.rows * dots
+    return DTYPE_BYTES[kernel.attention.dtype] * (read + schedule.step * (depth + width))

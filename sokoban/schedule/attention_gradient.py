@@ -1,0 +1,140 @@
+"""Schedules of gradients of attention: rows of a block's own that meet rows it walks, and how warps divide them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from hal.spec.parts import DTYPE_BYTES
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
+from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.attention import FRAGMENT_LANES, LANES, PIECE_BYTES, padded, pitch_bytes
+
+#: Numbers of every query beside its row: the logarithm of the sum of its exponentials, and D.
+QUERY_NUMBERS = 2
+#: Buffers of the numbers of queries that are walked: those of the next step are written while this one's are read.
+NUMBER_BUFFERS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSchedule:
+    """How the gradient of attention runs: a block holds ``rows`` rows of its own and walks others, ``step`` at a time.
+
+    Attributes:
+        rows: a block's own rows: queries of all heads of a group, or keys.
+        step: rows of the other side at a step.
+        warps: warps of a block; each has as many rows as any other, and all of a step.
+        stages: buffers of what is walked: with two, a step arrives during the one before it.
+        shares: blocks that divide the results of the same rows: with two, one makes dK and the other dV.
+        instruction: what multiplies.
+        lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
+    """
+
+    rows: int
+    step: int
+    warps: int
+    stages: int
+    instruction: Instruction
+    shares: int = 1
+    lanes: int = FRAGMENT_LANES
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * LANES
+
+    @property
+    def thread_rows(self) -> int:
+        """Rows that a thread has a part of."""
+        return self.rows * self.lanes // self.threads
+
+    def row_blocks(self, kernel: AttentionGradientKernel) -> int:
+        """Blocks along the rows of one problem, each of them with all results or a share."""
+        return -(-kernel.rows // self.rows)
+
+    def blocks(self, kernel: AttentionGradientKernel) -> int:
+        """Blocks of the launch."""
+        return self.row_blocks(kernel) * kernel.problems * self.shares
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON form of the schedule."""
+        return {
+            "rows": self.rows, "step": self.step, "warps": self.warps, "stages": self.stages, "shares": self.shares,
+            "instruction": str(self.instruction), "lanes": self.lanes, "threads": self.threads,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientFloats:
+    """How a block that multiplies and adds lays out shared memory, in floats.
+
+    Attributes:
+        depth, width: elements of a row of queries and keys, and of values and results, with zeros behind.
+        own_values: where the block's own values, or gradients of results, begin, behind its queries or keys.
+        step: where what is walked begins.
+        step_values: where the values, or gradients of results, of a step begin.
+        slopes, weights: where gradients of the logits and the probabilities of a step begin.
+        numbers: where the numbers of the queries that are walked begin.
+        total: all of it.
+    """
+
+    depth: int
+    width: int
+    own_values: int
+    step: int
+    step_values: int
+    slopes: int
+    weights: int
+    numbers: int
+    total: int
+
+    @staticmethod
+    def of(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> GradientFloats:
+        """The layout of a schedule. Rows lie a piece more than their elements apart, in different banks."""
+        piece = PIECE_BYTES // 4
+        depth = padded(kernel.attention.head_dim, piece * schedule.lanes)
+        width = padded(kernel.attention.value_size, piece * schedule.lanes)
+        own_values = schedule.rows * (depth + piece)
+        step = own_values + schedule.rows * (width + piece)
+        step_values = step + schedule.step * (depth + piece)
+        slopes = step_values + schedule.step * (width + piece)
+        weights = slopes + schedule.rows * (schedule.step + piece)
+        numbers = weights + kernel.is_of_keys * schedule.rows * (schedule.step + piece)
+        return GradientFloats(
+            depth=depth, width=width, own_values=own_values, step=step, step_values=step_values, slopes=slopes,
+            weights=weights, numbers=numbers, total=numbers + kernel.is_of_keys * QUERY_NUMBERS * schedule.step,
+        )  # fmt: skip
+
+    @property
+    def key_pitch(self) -> int:
+        """From row to row of queries and keys."""
+        return self.depth + PIECE_BYTES // 4
+
+    @property
+    def value_pitch(self) -> int:
+        """From row to row of values and gradients of results."""
+        return self.width + PIECE_BYTES // 4
+
+
+def weight_pitch(schedule: GradientSchedule) -> int:
+    """Floats from row to row of the probabilities of a step."""
+    return schedule.step + PIECE_BYTES // 4
+
+
+def gradient_shared_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
+    """Shared memory of a block: its own two tiles, ``stages`` of what it walks, numbers of queries that it walks."""
+    if schedule.instruction is Instruction.FMA:
+        return 4 * GradientFloats.of(kernel, schedule).total
+    return number_bytes(kernel, schedule) + number_place(kernel, schedule)
+
+
+def number_place(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
+    """Bytes in front of the numbers of queries, where matrix instructions multiply."""
+    attention = kernel.attention
+    row = sum(pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size))
+    return (schedule.rows + schedule.stages * schedule.step) * row
+
+
+def number_bytes(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> int:
+    """Bytes of the numbers of queries that are walked, where matrix instructions multiply."""
+    return kernel.is_of_keys * NUMBER_BUFFERS * QUERY_NUMBERS * schedule.step * DTYPE_BYTES["float32"]

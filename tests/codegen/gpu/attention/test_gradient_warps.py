@@ -1,0 +1,75 @@
+"""Gradients of attention by ``mma.sync``: executed by the CUDA emulator against float64, compiled by NVRTC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from codegen.gpu.lower import lower
+from codegen.gpu.source.nvrtc import compile_cuda
+from codegen.gpu.source.prelude import strip_prelude
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest
+from sokoban.model.gpu.attention_gradient import gradient_registers
+from sokoban.schedule.attention_gradient import GradientSchedule
+from tests.codegen.gradient_kernels import by_matrices, checked, kernel_of
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("of", ["queries", "keys"])
+@pytest.mark.parametrize(
+    ("schedule", "changes"),
+    [
+        (by_matrices(), {}),
+        (by_matrices(stages=2), {"causal": True, "queries": 33, "keys": 50}),
+        (by_matrices(rows=64, step=32, warps=2, stages=2), {"causal": True, "window": 9, "dtype": "bfloat16"}),
+        (by_matrices(rows=16, warps=1), {"heads": 6, "kv_heads": 2, "queries": 7, "keys": 40, "causal": True}),
+        (by_matrices(), {"head_dim": 24, "value_dim": 40, "b": 2, "scale": -0.3}),
+        (by_matrices(), {"scale": 0.0, "queries": 17, "keys": 5}),
+        (by_matrices(step=32, stages=2), {"heads": 4, "kv_heads": 1, "window": 3, "keys": 90, "causal": True}),
+    ],
+    ids=["plain", "causal", "window", "groups", "negative scale", "no scale", "window of groups"],
+)
+def test_results_are_those_of_float64(schedule: GradientSchedule, changes: dict[str, Any], of: str) -> None:
+    result = checked(schedule, of=of, **changes)
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("stages", [1, 2])
+def test_different_blocks_make_keys_and_values(stages: int) -> None:
+    result = checked(
+        by_matrices(shares=2, stages=stages), of="keys", head_dim=24, value_dim=40, heads=4, kv_heads=2, causal=True
+    )
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+@pytest.mark.usefixtures("emulator")
+def test_numbers_that_are_not_waited_for_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from codegen.gpu.attention import gradient_warps
+
+    written = gradient_warps._walk
+    monkeypatch.setattr(gradient_warps, "_walk", lambda *a: written(*a).replace("    __syncthreads();\n", "", 1))
+    assert not checked(by_matrices(stages=2), of="keys", queries=64).passed
+
+
+@pytest.mark.usefixtures("device_compiler")
+@pytest.mark.parametrize(
+    ("of", "head_dim", "schedule"),
+    [
+        ("queries", 128, by_matrices(rows=64, step=64, warps=4)),
+        ("keys", 64, by_matrices(rows=64, step=64, warps=4)),
+        ("keys", 128, by_matrices(rows=64, step=64, warps=4)),
+        ("keys", 256, by_matrices(rows=64, step=32, warps=4, shares=2)),
+    ],
+)
+def test_kernels_compile_without_spills(of: str, head_dim: int, schedule: GradientSchedule) -> None:
+    kernel = kernel_of(of=of, head_dim=head_dim, queries=4096, causal=True)
+    request = LoweringRequest(kernel, schedule, "gradient", Target("cuda", "sm_80", 32))
+    compiled = compile_cuda(strip_prelude(lower(request).text), "sm_80", name="gradient")
+    counted = gradient_registers(kernel, schedule)
+    assert compiled.spill_bytes == 0
+    assert abs(compiled.registers - counted) < 24

@@ -1,0 +1,112 @@
+"""Gradients of attention from tiles: what is proposed on which board, and that what is ranked first is right."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from codegen.target import Target
+from codegen.verify.gpu import verify_chain
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.algorithms import composed_programs
+from roller.algorithms.chain import ChainProgram
+from roller.algorithms.flash_gradient import program_of
+from roller.explain.page import explain
+from roller.programs import find_programs
+from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.placed import PlacedForm
+from sokoban.language.operators import operator_from_data
+from sokoban.schedule.attention_gradient import GradientSchedule
+
+A100, V100, H100 = (load_device(name) for name in ("a100", "v100", "h100"))
+TRAINING = {
+    "op": "attention_gradient", "of": "keys", "b": 4, "heads": 16, "queries": 2048, "head_dim": 128, "causal": True,
+    "dtype": "float16",
+}  # fmt: skip
+
+
+def form_of(**changes: Any) -> KernelForm:
+    return kernel_form(operator_from_data(TRAINING | changes))
+
+
+def programs(form: KernelForm, device: DeviceSpec = A100, top_k: int = 10) -> tuple[ChainProgram, ...]:
+    return composed_programs(PlacedForm(form, device), top_k).programs
+
+
+def best(form: KernelForm, device: DeviceSpec = A100) -> tuple[GradientSchedule, float]:
+    program = programs(form, device, 1)[0]
+    schedule = program.parts[0].schedule
+    assert isinstance(schedule, GradientSchedule)
+    return schedule, program.estimate.seconds
+
+
+def test_programs_are_ranked_and_fit() -> None:
+    found = programs(form_of())
+    assert len(found) == 10
+    assert all(one.estimate.seconds <= other.estimate.seconds for one, other in pairwise(found))
+    for program in found:
+        assert program.estimate.shared_bytes <= A100.limits.shared_bytes_per_block_opt_in
+        assert program.estimate.registers <= A100.limits.registers_per_thread
+        assert len(program.parts) == 1 and not program.workspace
+
+
+def test_each_board_multiplies_by_what_it_has() -> None:
+    found = {
+        (device.name, dtype): best(form_of(dtype=dtype, head_dim=64), device)[0].instruction
+        for device in (V100, A100, H100)
+        for dtype in ("float16", "float32")
+    }
+    matrix = [key for key, instruction in found.items() if instruction is Instruction.MMA_16X8X16]
+    assert matrix == [(A100.name, "float16"), (H100.name, "float16")]
+
+
+def test_masks_save_what_they_leave_out_and_wide_heads_are_shared() -> None:
+    whole, causal = (best(form_of(causal=flag))[1] for flag in (False, True))
+    assert 1.6 < whole / causal < 2.1
+    assert best(form_of(window=256))[1] < 0.5 * causal
+    assert best(form_of(head_dim=256))[0].shares == 2 and best(form_of())[0].shares == 1
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize(
+    ("changes", "device"),
+    [
+        ({"queries": 333}, A100),
+        ({"queries": 333, "of": "queries", "head_dim": 256}, A100),
+        ({"dtype": "bfloat16", "head_dim": 80, "kv_heads": 4, "window": 50}, H100),
+        ({"dtype": "float32", "head_dim": 64, "keys": 2500}, V100),
+    ],
+    ids=["odd length", "wide heads", "window", "float32"],
+)
+def test_the_first_is_right(changes: dict[str, Any], device: DeviceSpec) -> None:
+    check = programs(form_of(**changes), device, 1)[0].check()
+    assert check is not None
+    result = verify_chain(check, engine="emulator", target=Target.of(device))
+    assert result.passed, result.reason
+    assert not result.needless
+
+
+def test_a_page_tells_why() -> None:
+    form = form_of(kv_heads=4, head_dim=256)
+    programs = find_programs(form, A100, 3)
+    page = explain(programs, 1, programs.ranked(3))
+    for told in (
+        "two runs agree to the bit", "different blocks make them", "heads that share keys are rows of one product",
+        "the mask leaves 50 % of all pairs", "as many gradients of them", "% of the peak of mma_16x8x16",
+    ):  # fmt: skip
+        assert told in " ".join(page.split())
+
+
+def test_what_no_kernel_takes_is_refused() -> None:
+    with pytest.raises(InputError, match="no kernels of ours for float64"):
+        programs(form_of(dtype="float64"))
+    with pytest.raises(InputError, match="rows of 36 elements are no multiple of 16 bytes"):
+        programs(form_of(head_dim=36))
+    schedule = GradientSchedule(rows=64, step=64, warps=4, stages=1, instruction=Instruction.MMA_16X8X16)
+    with pytest.raises(InputError, match="no kernels of ours for epyc-7763"):
+        program_of(form_of(), schedule, load_device("epyc-7763"))
