@@ -1,6 +1,6 @@
 """The shared layer of scale-up: all blocks' tiles over a register tile, and why each of them is proposed (6.3.2).
 
-The walk is written twice, here and in C, where it takes a tenth of the time. Both write down the same lines: of every
+The walk is written twice, here and in C, where it takes a sixth of the time. Both write down the same lines: of every
 tile on the way its shape, what is said of it and the line before it. The reasons of a tile are read off them.
 """
 
@@ -54,6 +54,7 @@ class Said(IntEnum):
     SHRINK = auto()
 
 
+#: What most lines say, as the C file writes it.
 _GROW = int(Said.GROW)
 
 #: What lines say in the same words of every tile: the layer, and the words.

@@ -41,8 +41,6 @@ from sokoban.schedule.table import Floats, Ints, ScheduleTable
 #: The C file.
 SOURCE = Path(__file__).parent / "native" / "stages.c"
 
-_BYTE = ctypes.c_char
-
 #: What the C file has room for.
 _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "terms": 12, "lanes": 64, "banks": 128}
 
@@ -137,14 +135,14 @@ def compiled_traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, r
         return None
     library, problem = native
     moved, (columns, padding, _) = np.empty(table.count), _columns(table)
-    arrays = (columns, padding, np.ascontiguousarray(raster), np.ascontiguousarray(resident))
+    arrays = (columns, padding, np.array(raster, dtype=np.int64), np.array(resident, dtype=np.int64))
     library.traffic(*problem.addresses, *map(_address, arrays), table.count, _address(moved))
     return moved
 
 
 def _address(array: Any) -> int:
-    """Where the entries of an array begin; its own ``ctypes.data`` takes three times as long to say so."""
-    return ctypes.addressof(_BYTE.from_buffer(array))
+    """Where the entries of an array of our own begin; its ``ctypes.data`` takes three times as long to say so."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))
 
 
 def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
@@ -177,7 +175,7 @@ def _typed(library: ctypes.CDLL) -> Any:
 def _columns(table: ScheduleTable) -> tuple[Ints, Ints, Ints]:
     """The columns of a table, line by line; its padding by tensor; and its bands."""
     padding = np.array([table.padding[name] for name in table.cached], dtype=np.int64)
-    return table.lines, padding, np.ascontiguousarray(table.raster)
+    return table.lines, padding, np.array(table.raster, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
