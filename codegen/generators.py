@@ -18,7 +18,6 @@ class Generator:
         source_suffix: ending of its source files.
         binary_suffix: ending of its binaries; empty where it stops at source text.
         engines: what runs its kernels to verify them (:mod:`codegen.verify.engines`); the first one by default.
-        has_chains: whether its kernels can be launched one after the other, with tensors between them.
         has_reference: whether the operator is also written in its language, to check kernels on the device.
         needs_linker: whether its kernels are linked by the system's C compiler.
         has_dynamic_shared: whether shared memory can be sized at launch, beyond the 48 KiB that a kernel may declare.
@@ -28,7 +27,6 @@ class Generator:
     source_suffix: str
     binary_suffix: str
     engines: tuple[str, ...]
-    has_chains: bool
     has_reference: bool
     needs_linker: bool = False
     has_dynamic_shared: bool = False
@@ -41,7 +39,6 @@ GENERATORS: Mapping[str, Generator] = {
         source_suffix="cu",
         binary_suffix="cubin",
         engines=("emulator", "opencl"),
-        has_chains=True,
         has_reference=True,
         has_dynamic_shared=True,
     ),
@@ -50,7 +47,6 @@ GENERATORS: Mapping[str, Generator] = {
         source_suffix="cu",
         binary_suffix="",
         engines=("emulator", "opencl"),
-        has_chains=True,
         has_reference=True,
         has_dynamic_shared=True,
     ),
@@ -59,7 +55,6 @@ GENERATORS: Mapping[str, Generator] = {
         source_suffix="cl",
         binary_suffix="",
         engines=("opencl", "emulator"),
-        has_chains=True,
         has_reference=False,
     ),
     "llvm": Generator(
@@ -67,7 +62,6 @@ GENERATORS: Mapping[str, Generator] = {
         source_suffix="s",
         binary_suffix="so",
         engines=("native",),
-        has_chains=False,
         has_reference=False,
         needs_linker=True,
     ),
@@ -85,12 +79,3 @@ def check_tools(name: str) -> None:
         raise InputError(
             "--device", "its kernels are linked by a C compiler, and there is none", "install gcc or clang"
         )
-
-
-def has_chains(name: str | None) -> bool:
-    """Whether devices of a code generator run several kernels one after the other; False without a generator.
-
-    >>> has_chains("cuda"), has_chains("llvm"), has_chains(None)
-    (True, False, False)
-    """
-    return name is not None and GENERATORS[name].has_chains

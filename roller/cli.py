@@ -256,8 +256,7 @@ def explain_command(
     from hal.support.tables import print_line
     from roller.algorithms import DIRECT, parse_algorithms
     from roller.explain.page import explain
-    from roller.programs import find_programs
-    from sokoban.kernel.stages import operator_form
+    from roller.programs import find_programs, form_on
     from sokoban.language.operators import load_operators
 
     device, kinds = load_device(device_name), parse_algorithms(algorithms)
@@ -275,7 +274,7 @@ def explain_command(
         if len(expressions) > 1:
             raise InputError("--plot", f"draws one operator, {file} has {len(expressions)}", "pick one with --name")
     for expr in expressions:
-        programs = find_programs(operator_form(expr), device, max(top_k, rank), method, kinds)
+        programs = find_programs(form_on(expr, device), device, max(top_k, rank), method, kinds)
         ranked = programs.ranked(max(top_k, rank), kinds)
         if rank > len(ranked):
             raise InputError("--rank", f"{expr.name} has {len(ranked)} programs", "ask for one of those")

@@ -16,10 +16,12 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import (
     ALGORITHMS,
+    ATTENTIONS,
     DIRECT,
     ChainProgram,
     Considered,
     algorithms_of,
+    check_attention,
     composed_programs,
     sequence,
 )
@@ -27,6 +29,8 @@ from roller.construct.construct import construct
 from roller.construct.program import Construction, Program, Reason, RProgram
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.stages import operator_form
+from sokoban.language.expression import TensorExpr
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.search import SearchResult, search
@@ -155,6 +159,23 @@ class Programs:
         return _best(programs, top_k)[: top_k + spares]
 
 
+def form_on(expr: TensorExpr, device: DeviceSpec) -> KernelForm:
+    """An operator in the form in which a device has kernels for it: attention and its gradients are written out, as
+    products with a softmax between them, where they have none of their own.
+
+    Raises:
+        InputError: a statement alone is no kernel.
+    """
+    form = operator_form(expr)
+    if form.kind not in ATTENTIONS:
+        return form
+    try:
+        check_attention(form, device)
+    except InputError:
+        return operator_form(expr, with_attention=False)
+    return form
+
+
 def find_programs(
     form: KernelForm,
     device: DeviceSpec,
@@ -178,7 +199,6 @@ def _composed(placed: PlacedForm, top_k: int, method: str) -> Considered:
     """What becomes of an operator that no schedule of tiles computes."""
     if placed.form.kind != "sequence":
         return composed_programs(placed, top_k)
-    sequence.check_sequence(placed)
     stages = [find_programs(stage, placed.device, top_k, method, (DIRECT,)).direct for stage in placed.form.stages]
     return sequence.combined(placed.form, stages, top_k)
 

@@ -177,7 +177,11 @@ def verify_chain(
     check: ChainCheck, target: Target, engine: str | None = None, order_seeds: Sequence[int] = ORDER_SEEDS
 ) -> Verification:
     """Run the kernels of a chain against the reference; arguments as for :func:`verify_schedule`."""
+    engine = engine or engine_for(target.generator)
+    if engine == "native":
+        from codegen.verify.cpu import verify_cpu_chain
+
+        return verify_cpu_chain(check, target)
     from codegen.verify.gpu import verify_chain
 
-    engine = engine or engine_for(target.generator)
     return verify_chain(check, engine=engine, target=target, order_seeds=order_seeds)

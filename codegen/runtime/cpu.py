@@ -9,14 +9,15 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.bundle.records import SHARED_OBJECT_SUFFIX, Argument, Bundle, KernelRecord
+from codegen.bundle.records import SHARED_OBJECT_SUFFIX, Argument, Bundle, KernelRecord, LaunchRecord
 from codegen.runtime.operator import BundleOperator, mismatch
 from hal.support.errors import InputError
 
@@ -28,6 +29,36 @@ _ALIGNMENT_BYTES = 4096
 _lock = threading.Lock()
 #: ``roller_parallel`` and ``roller_threads`` of the first shared object, once there is one.
 _pool: list[tuple[int, int]] = []
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A kernel of an operator.
+
+    Attributes:
+        function: its entry in the shared object.
+        places: its tensors' places among the arguments of the operator and the workspace.
+        pointers: the type of its table of addresses.
+    """
+
+    function: Any
+    places: tuple[int, ...]
+    pointers: Any
+
+    @staticmethod
+    def of(shared_object: ctypes.CDLL, launch: LaunchRecord, places: Mapping[str, int]) -> _Step:
+        """A kernel by its record.
+
+        Raises:
+            InputError: the shared object has no such function.
+        """
+        try:
+            function: Any = shared_object[launch.entry]
+        except AttributeError:
+            raise InputError(launch.file, f"has no function {launch.entry}", "compile the operator again") from None
+        function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
+        found = tuple(places[name] for name in launch.tensors)
+        return _Step(function, found, ctypes.c_void_p * (len(found) + 1))
 
 
 class CpuOperator(BundleOperator):
@@ -44,19 +75,20 @@ class CpuOperator(BundleOperator):
         super().__init__(bundle, kernel)
         if kernel.binary is None or not kernel.binary.endswith(SHARED_OBJECT_SUFFIX):
             raise InputError(kernel.source, "is no shared library", "give a bundle compiled for a CPU")
-        shared_object = _loaded(bundle.directory / kernel.binary)
-        try:
-            self._function: Any = shared_object[kernel.entry]
-        except AttributeError:
-            raise InputError(kernel.binary, f"has no function {kernel.entry}", "compile the operator again") from None
-        self._function.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-        self._function.restype = ctypes.c_int32
-        self._parallel, self.threads = _shared_pool(shared_object)
-        self._scratch = _aligned(self.threads * kernel.dynamic_shared_bytes)
+        launches = kernel.parts(bundle.arguments)
+        objects = [_loaded(bundle.directory / launch.file) for launch in launches]
+        self._parallel, self.threads = _shared_pool(objects[0])
+        self._scratch = _aligned(self.threads * max(launch.dynamic_shared_bytes for launch in launches))
+        self._workspace = {name: _aligned(size) for name, size in kernel.workspace.items()}
+        names = [*(argument.name for argument in bundle.arguments), *self._workspace]
+        places = {name: place for place, name in enumerate(names)}
+        self._steps = [
+            _Step.of(shared_object, launch, places) for shared_object, launch in zip(objects, launches, strict=True)
+        ]
+        self._own_addresses = [array.ctypes.data for array in self._workspace.values()]
         self._scratch_address = self._scratch.ctypes.data
         # The name of an array's dtype takes longer to make than to compare the dtype.
         self._dtypes = {argument.dtype: np.dtype(argument.dtype) for argument in bundle.arguments}
-        self._pointers: Any = ctypes.c_void_p * (len(bundle.arguments) + 1)
 
     def __call__(self, *arrays: Array, out: Array | None = None) -> Array:
         """Run the kernel.
@@ -80,24 +112,35 @@ class CpuOperator(BundleOperator):
             InputError: an array is not what the kernel takes.
         """
         result = self._checked(arrays, out)
-        addresses = self._pointers(*(array.ctypes.data for array in (*arrays, result)), self._scratch_address)
-        function, parallel, pointers = self._function, self._parallel, ctypes.cast(addresses, ctypes.c_void_p)
+        addresses = [array.ctypes.data for array in (*arrays, result)]
+        tables = [(step.function, self._table(step, addresses)) for step in self._steps]
+        parallel, calls = (
+            self._parallel,
+            [(function, ctypes.cast(table, ctypes.c_void_p)) for function, table in tables],
+        )
 
-        def run(held: object = (arrays, addresses)) -> Array:  # what the pointers point to lives as long as this does
-            if function(parallel, pointers):
-                self._refuse()
+        def run(held: object = (arrays, tables)) -> Array:  # what the pointers point to lives as long as this does
+            for function, pointers in calls:
+                if function(parallel, pointers):
+                    self._refuse()
             return result
 
         return run
 
     def run(self, *addresses: int) -> None:
-        """Run the kernel over tensors that lie at these addresses, the output's last. Nothing of them is checked.
+        """Run the kernels over tensors that lie at these addresses, the output's last. Nothing of them is checked.
 
         Raises:
             InputError: this processor lacks the kernel's instructions.
         """
-        if self._function(self._parallel, self._pointers(*addresses, self._scratch_address)):
-            self._refuse()
+        for step in self._steps:
+            if step.function(self._parallel, self._table(step, addresses)):
+                self._refuse()
+
+    def _table(self, step: _Step, addresses: Sequence[int]) -> Any:
+        """What a kernel takes: its tensors, and scratch memory."""
+        everything = (*addresses, *self._own_addresses)
+        return step.pointers(*(everything[place] for place in step.places), self._scratch_address)
 
     def _refuse(self) -> None:
         problem = f"was compiled for {self.bundle.architecture}, whose vectors this processor does not have"

@@ -10,6 +10,7 @@ import _ctypes
 import ctypes
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from codegen.generators import linker
 from codegen.target import Target
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
+from codegen.verify.chain import ChainCheck
 from codegen.verify.engines import CHECKS
 from codegen.verify.guards import guarded
 from codegen.verify.result import Verification, judge, tolerance_of
@@ -60,7 +62,24 @@ def verify_cpu(
     """
     whole = full_size or math.prod(form.sizes.values()) <= WHOLE_POINTS
     small = form if whole else cut_down(form, schedule, vector=target.lanes)
-    accepted, sizes = tolerance_of(form.expr), dict(small.sizes)
+    return _verified(small, [(small, schedule)], target, seed, tolerance_of(form.expr))
+
+
+def verify_cpu_chain(check: ChainCheck, target: Target, *, seed: int = 0) -> Verification:
+    """Run the kernels of a chain one after the other on this processor and compare what the last one writes with the
+    reference. What one writes the next one reads: an element that was not written poisons the result."""
+    steps = []
+    for step in check.steps:
+        assert isinstance(step.problem, KernelForm) and isinstance(step.schedule, TileSchedule)
+        steps.append((step.problem, step.schedule))
+    return _verified(check.form, steps, target, seed, max(tolerance_of(check.form.expr), check.tolerance or 0.0))
+
+
+def _verified(
+    form: KernelForm, steps: Sequence[tuple[KernelForm, TileSchedule]], target: Target, seed: int, accepted: float
+) -> Verification:
+    """What became of kernels that compute ``form``, by the largest relative error that is ``accepted``."""
+    sizes = dict(form.sizes)
     if linker() is None:
         reason = "not run: there is no C compiler to link with; install gcc or clang"
         return Verification(
@@ -76,18 +95,21 @@ def verify_cpu(
         engine="native",
         checks=CHECKS["native"],
     )
-    inputs = random_inputs(small.expr, seed)
-    try:
-        library = _built(small, schedule, replace(target, architecture=here))
-        flat, problem = _run(small, library, inputs)
-    except LoweringError as refused:
-        return verdict(passed=False, relative_error=None, reason=str(refused))
-    output = small.expr.output
-    if not problem and not np.isnan(flat[output.element_count :]).all():
-        problem = "written behind the end of the output"
-    if problem:
-        return verdict(passed=False, relative_error=math.inf, reason=problem)
-    error, reason = judge(flat[: output.element_count], evaluate(small.expr, inputs), accepted)
+    inputs = random_inputs(form.expr, seed)
+    values = dict(inputs)
+    for kernel, schedule in steps:
+        output = kernel.expr.output
+        try:
+            library = _built(kernel, schedule, replace(target, architecture=here))
+            flat, problem = _run(kernel, library, values)
+        except LoweringError as refused:
+            return verdict(passed=False, relative_error=None, reason=str(refused))
+        if not problem and not np.isnan(flat[output.element_count :]).all():
+            problem = "written behind the end of the output"
+        if problem:
+            return verdict(passed=False, relative_error=math.inf, reason=problem)
+        values[output.name] = flat[: output.element_count].reshape(output.shape)
+    error, reason = judge(values[form.expr.output.name].ravel(), evaluate(form.expr, inputs), accepted)
     return verdict(passed=not reason, relative_error=error, reason=reason)
 
 

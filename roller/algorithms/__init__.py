@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from codegen.generators import has_chains
 from hal.support.errors import InputError
 from roller.algorithms import flash, flash_gradient, split_k, winograd
 from roller.algorithms.chain import ChainProgram, Considered
+from roller.algorithms.flash import check_attention
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
 
@@ -31,8 +31,11 @@ def algorithms_of(
 ) -> tuple[Considered, ...]:
     """What the ``algorithms`` make of an operator, whose best program of one kernel is ``direct``."""
     asked = {name: consider for name, consider in _CONSIDER.items() if name in algorithms}
-    if not has_chains(placed.device.code_generator):
-        reason = f"kernels of {placed.device.name} are not launched one after the other"
+    device = placed.device
+    if device.code_generator is None or device.teu.lane != "thread":
+        reason = f"kernels of {device.name} are not launched one after the other"
+        if device.code_generator is not None:
+            reason = f"it is for lanes that are threads; those of {device.name} are elements of vectors"
         return tuple(Considered(name, declined=reason) for name in asked)
     return tuple(consider(placed, direct) for consider in asked.values())
 
@@ -42,6 +45,10 @@ _COMPOSE: Mapping[str, Callable[[PlacedForm, int], Considered]] = {
     "attention": flash.consider,
     "attention_gradient": flash_gradient.consider,
 }
+
+
+#: The kinds of forms that they are for.
+ATTENTIONS = tuple(_COMPOSE)
 
 
 def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
@@ -71,10 +78,12 @@ def parse_algorithms(text: str | None) -> tuple[str, ...]:
 
 __all__ = [
     "ALGORITHMS",
+    "ATTENTIONS",
     "DIRECT",
     "ChainProgram",
     "Considered",
     "algorithms_of",
+    "check_attention",
     "composed_programs",
     "parse_algorithms",
 ]

@@ -17,7 +17,6 @@ from itertools import chain, product
 
 import msgspec
 
-from codegen.generators import has_chains
 from codegen.verify.result import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
@@ -128,7 +127,7 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
         InputError: the device or the kernels have nothing for its type or widths.
     """
     form, device = placed.form, placed.device
-    check_attention(form, form.attention, device)
+    check_attention(form, device)
     proposed = [_programs(form, slices, device, top_k) for slices in _slices(form, device)]
     programs = [program for some, _ in proposed for program in some]
     if not programs:
@@ -137,14 +136,15 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
     return Considered(NAME, tuple(programs[:top_k]), scored=sum(count for _, count in proposed))
 
 
-def check_attention(form: KernelForm, attention: AttentionSizes, device: DeviceSpec) -> None:
+def check_attention(form: KernelForm, device: DeviceSpec) -> None:
     """Raise what the kernels of attention and its gradients have nothing for.
 
     Raises:
         InputError: the device is no GPU, or the element type or a width is none of theirs.
     """
+    attention: AttentionSizes = form.attention if form.kind == "attention" else form.attention_gradient
     where = form.expr.name
-    if device.code_generator is not None and not has_chains(device.code_generator):
+    if device.teu.lane != "thread":
         problem = f"attention has no kernels of ours for {device.name}"
         raise InputError(where, problem, "name a GPU, or use roller estimate --implementation library")
     if attention.dtype not in ELEMENT_BYTES:
@@ -206,7 +206,7 @@ def program_of(form: KernelForm, schedule: AttentionSchedule, slices: int, devic
     Raises:
         InputError: the device or the kernels have nothing for its type, widths or instruction.
     """
-    check_attention(form, form.attention, device)
+    check_attention(form, device)
     return _program(
         form,
         KeySlices(slices),

@@ -95,7 +95,7 @@ def consider(placed: PlacedForm, top_k: int) -> Considered:
         InputError: the device or the kernels have nothing for its type or widths.
     """
     form, device = placed.form, placed.device
-    check_attention(form, form.attention_gradient, device)
+    check_attention(form, device)
     kernel = gradient_kernel(form)
     priced = [(estimate_gradient(kernel, schedule, device), schedule) for schedule in _schedules(kernel, device)]
     fitting = sorted((pair for pair in priced if pair[0].blocks_per_unit), key=lambda pair: pair[0].seconds)
@@ -111,7 +111,7 @@ def program_of(form: KernelForm, schedule: GradientSchedule, device: DeviceSpec)
     Raises:
         InputError: the device or the kernels have nothing for its type or widths.
     """
-    check_attention(form, form.attention_gradient, device)
+    check_attention(form, device)
     return _program(form, schedule, estimate_gradient(gradient_kernel(form), schedule, device))
 
 

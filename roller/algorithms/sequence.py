@@ -8,19 +8,22 @@ tell which of them matters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.generators import has_chains
+import msgspec
+
 from codegen.verify.result import HALF_UNITS, tolerance_of
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
 from roller.algorithms.flash import ROUNDINGS
 from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
-from sokoban.kernel.stages import operator_form
+from sokoban.kernel.stages import sequence_form
+from sokoban.language.expression import TensorExpr
+from sokoban.language.named.attention import AttentionSizes, attention_of, program_expression
+from sokoban.language.named.attention_gradient import attention_gradient_of
 from sokoban.schedule.cutting import cut_sizes, resize
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
@@ -41,7 +44,15 @@ class Stages:
         """A small operator of the same statements, over which every schedule covers several tiles."""
         tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
         wanted = [(stage, cut_sizes(stage, schedule)) for stage, schedule in zip(form.stages, tiles, strict=True)]
-        return operator_form(resize(form, needed_sizes(form.sizes, wanted)).expr), self
+        needed = needed_sizes(form.sizes, wanted)
+        # Axes of one length stay so: a mask compares them, and a kernel may walk both together.
+        longest = {
+            full: max(needed[axis] for axis, size in form.sizes.items() if size == full) for full in form.sizes.values()
+        }
+        small = {axis: longest[full] for axis, full in form.sizes.items()}
+        attention = attention_of(form.source) or attention_gradient_of(form.source)
+        expr = resize(form, small).expr if attention is None else _cut_attention(attention, small, form.expr.name)
+        return sequence_form(expr), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results in 16 bits, since what passes between kernels is rounded, too."""
@@ -49,16 +60,18 @@ class Stages:
         return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
 
 
-def check_sequence(placed: PlacedForm) -> None:
-    """Raise that kernels of the device are not launched one after the other.
-
-    Raises:
-        InputError: they are not.
-    """
-    form, device = placed.form, placed.device
-    if device.code_generator is not None and not has_chains(device.code_generator):
-        problem = f"takes {len(form.stages)} kernels, and those of {device.name} are not launched one after the other"
-        raise InputError(form.expr.name, problem, "write each as an operator of its own, or name a GPU")
+def _cut_attention(attention: AttentionSizes, sizes: Mapping[str, int], name: str) -> TensorExpr:
+    """Attention written out, or a gradient of it, of other ``sizes``: its mask is counted from the last key and query,
+    and a window is to leave some keys out."""
+    queries, keys = sizes["i"], sizes["j"]
+    group = attention.heads // attention.key_heads
+    key_heads = sizes["g"] if attention.shares_keys else sizes["h"]
+    small = msgspec.structs.replace(
+        attention, b=sizes["b"], heads=group * key_heads, kv_heads=key_heads, queries=queries,
+        keys=max(queries, keys) if attention.causal else keys, head_dim=sizes["d"], value_dim=sizes["e"],
+        window=attention.window_size and min(attention.window_size, max(1, keys // 2)), scale=attention.factor,
+    )  # fmt: skip
+    return program_expression(small, name)
 
 
 def combined(form: KernelForm, ranked: Sequence[Sequence[RProgram]], top_k: int) -> Considered:

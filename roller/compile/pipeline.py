@@ -21,12 +21,11 @@ from hal.support.errors import InputError
 from roller.algorithms import ALGORITHMS
 from roller.construct.construct import construct
 from roller.construct.program import Program, ProgramPart
-from roller.programs import Programs, find_programs, finders
+from roller.programs import Programs, find_programs, finders, form_on
 from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
 from sokoban.model.gpu.attention import estimate_attention
 from sokoban.model.gpu.attention_gradient import estimate_gradient
@@ -146,7 +145,7 @@ class _Job:
         start = time.perf_counter()
         self.algorithms, self.method = algorithms, method
         self.expr, self.device, self.top_k, self.verify, self.pool = expr, device, top_k, verify, pool
-        self.form = operator_form(expr)
+        self.form = form_on(expr, device)
         constructs, self.needs_search = finders(device, method)
         if self.form.is_composed:
             constructs, self.needs_search = True, False
@@ -329,7 +328,7 @@ def verify_operators(
     how = (target, engine_for(target.generator, engine), tuple(order_seeds))
     started: list[tuple[str, list[Future[Verification]]]] = []
     for expr in expressions:
-        form = operator_form(expr)
+        form = form_on(expr, device)
         programs = find_programs(form, device, top_k, method, algorithms).ranked(top_k, algorithms)
         started.append((expr.name, [_checked(program, how, pool) for program in programs]))
         if len(started) > ahead:

@@ -27,11 +27,10 @@ from roller.library.collectives import check_ranks, node_for
 from roller.library.elementwise import Direction
 from roller.library.named_calls import named_stem
 from roller.library.operators import DIRECTIONS
-from roller.programs import find_programs, finder_of
+from roller.programs import find_programs, finder_of, form_on
 from roller.text.quantities import count_text, sizes_text, time_text
 from roller.text.schedules import packed_text
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.stages import operator_form
 from sokoban.language.collectives import collective_from_data, is_collective
 from sokoban.language.operators import MAX_FILE_BYTES, MAX_NAME_LENGTH, operator_from_data, operators_from_json
 
@@ -276,7 +275,7 @@ def _best_parts(
     kernels = [Gradient(expr.name, expr)] if direction == "forward" else gradients(expr)
     parts = []
     for kernel in kernels:
-        programs = find_programs(operator_form(kernel.expr), device, 1, method, algorithms)
+        programs = find_programs(form_on(kernel.expr, device), device, 1, method, algorithms)
         program = programs.ranked(1, algorithms)[0]
         parts += [_part(kernel.label, part, program.composition) for part in program.parts]
     return expr.name, tuple(parts)

@@ -284,12 +284,12 @@ def _read(
 def _view(record: Manifest, schedule_file: Path, hot: HotLoop) -> tuple[ModelView | None, str]:
     """The model's view of a bundle's kernel, or why there is none."""
     from hal.catalog import load_device
-    from sokoban.kernel.stages import operator_form
+    from roller.programs import form_on
     from sokoban.schedule.files import schedule_from_json
 
     try:
         device = load_device(record.device)
-        form = operator_form(operator_of(record))
+        form = form_on(operator_of(record), device)
         if form.is_composed:
             return None, "the model of what several products make counts steps of a block, not instructions of a loop"
         schedule = schedule_from_json(msgspec.json.decode(schedule_file.read_bytes()), form)

@@ -43,6 +43,15 @@ def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelFor
     except InputError:
         if len(expr.statements) < 2:
             raise
+    return sequence_form(expr)
+
+
+def sequence_form(expr: TensorExpr) -> KernelForm:
+    """An operator as a ``sequence`` of kernels, of one where that is enough.
+
+    Raises:
+        InputError: a statement alone is no kernel.
+    """
     stages = tuple(_stages(expr))
     return KernelForm(
         source=expr, expr=expr, kind="sequence", reductions=(), final=expr.statements[-1], fused=(), stages=stages

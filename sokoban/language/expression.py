@@ -307,11 +307,11 @@ _INFIX = {
 def value_text(value: Value) -> str:
     """A value in the expression language, fully bracketed: ``(A[m, k] * B[k, n])``."""
     if isinstance(value, Constant):
-        return f"{value.value:g}"
+        return _number_text(value.value)
     if isinstance(value, AxisValue):
         return f"({value.index})"
     if isinstance(value, Load):
-        pad = "" if value.pad is None else f" | pad={value.pad:g}"
+        pad = "" if value.pad is None else f" | pad={_number_text(value.pad)}"
         return f"{value.tensor}[{', '.join(map(str, value.indices))}{pad}]"
     if isinstance(value, Reduction):
         return f"{value.function}([{', '.join(value.axes)}], {value_text(value.body)})"
@@ -321,6 +321,12 @@ def value_text(value: Value) -> str:
     if value.function == "neg":
         return f"(-{arguments[0]})"
     return f"{value.function}({', '.join(arguments)})"
+
+
+def _number_text(number: float) -> str:
+    """The shortest text that reads back as the same number."""
+    short = f"{number:g}"
+    return short if float(short) == number else repr(number)
 
 
 def statement_text(statement: Statement) -> str:

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from codegen.compile.build import _BUILDERS
-from codegen.generators import GENERATORS, has_chains
+from codegen.generators import GENERATORS
 from codegen.verify import engines
 from codegen.verify.engines import CHECKS, engine_for, fallback_reason
 from hal.catalog import all_devices
@@ -21,11 +21,6 @@ def test_every_generator_of_a_device_has_a_row_and_a_builder() -> None:
     for device in all_devices():
         if device.code_generator is not None:
             assert GENERATORS[device.code_generator].lane == device.teu.lane
-
-
-def test_chains_are_for_generators_that_launch_several_kernels() -> None:
-    assert has_chains("cuda") and has_chains("opencl-source")
-    assert not has_chains("llvm") and not has_chains(None)
 
 
 def test_an_engine_runs_kernels_of_its_own_generators(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_the_right_profiler_is_told_by_the_files(place: Path, tmp_path: Path) ->
         ),
         (
             ("compile", "ops.json", "--device", "mine.toml", "--algorithms", "split-k"),
-            "roller: --algorithms: none applies to product (split-k: kernels of mine are not launched one after the ",
+            "roller: --algorithms: none applies to product (split-k: it is for lanes that are threads; those of mine ",
         ),
     ],
 )
@@ -213,6 +213,27 @@ def test_search_and_chains_are_for_lanes_that_are_threads() -> None:
     assert finders(device, "both") == finders(device, "roller") == (True, False)
     form = kernel_form(operator_from_data({"op": "matmul", "m": 8, "n": 8, "k": 4096}))
     best = construct(form, device, 1).programs[0]
-    assert all(
-        "not launched one after the other" in one.declined for one in algorithms_of(PlacedForm(form, device), best)
-    )
+    considered = algorithms_of(PlacedForm(form, device), best)
+    assert all("it is for lanes that are threads" in one.declined for one in considered)
+
+
+def test_attention_is_kernels_one_after_the_other(tmp_path: Path, place: Path, quick: None) -> None:
+    sizes = {"b": 2, "heads": 4, "kv_heads": 2, "queries": 9, "keys": 40, "head_dim": 8, "causal": True, "window": 30}
+    (tmp_path / "op.json").write_text(json.dumps({"name": "attention", "op": "attention", **sizes}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "kernel_pool", here_pool)
+        options = ("--device", place / "mine.toml", "--out", tmp_path / "out", "--top-k", 2)
+        result = run("compile", tmp_path / "op.json", *options)
+    assert result.exit_code == 0, result.output
+    first = read_manifest(tmp_path / "out" / "attention").kernels[0]
+    assert [launch.tensors[-1] for launch in first.launches] == ["Logits", "P", "Y"] and first.verified is True
+    operator = roller.load(tmp_path / "out" / "attention")
+    generator = np.random.default_rng(0)
+    q, k, v = arrays = [generator.standard_normal(argument.shape, np.float32) for argument in operator.inputs]
+    logits = q @ np.repeat(k, 2, axis=1).swapaxes(2, 3) / np.sqrt(8)
+    i, j = np.ogrid[:9, :40]
+    powers = np.exp(np.where((j <= i + 31) & (j > i + 1), logits, -np.inf))
+    expected = powers / powers.sum(-1, keepdims=True) @ np.repeat(v, 2, axis=1)
+    np.testing.assert_allclose(operator(*arrays), expected, atol=1e-5)
+    np.testing.assert_allclose(operator.bound(*arrays)(), expected, atol=1e-5)
+    assert run("profile", tmp_path / "out").exit_code == 0

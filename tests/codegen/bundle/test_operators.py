@@ -18,6 +18,8 @@ PADDED = {
     "shapes": {"A": [9], "B": [2, 3]}, "name": "padded",
 }  # fmt: skip
 
+ATTENTION = {"op": "attention", "b": 2, "heads": 4, "kv_heads": 2, "queries": 5, "head_dim": 8, "causal": True}
+
 
 def manifest_of(expr: TensorExpr) -> Manifest:
     """The manifest of an operator, without kernels."""
@@ -34,12 +36,15 @@ def manifest_of(expr: TensorExpr) -> Manifest:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("data", [MATMUL, DEPTHWISE, PADDED], ids=["matmul", "depthwise", "padded"])
+@pytest.mark.parametrize(
+    "data", [MATMUL, DEPTHWISE, PADDED, ATTENTION], ids=["matmul", "depthwise", "padded", "shared heads"]
+)
 def test_an_operator_reads_back_as_it_was_written(data: dict[str, Any]) -> None:
     expr = operator_from_data(data)
     again = operator_of(manifest_of(expr))
     assert again.statements == expr.statements and again.sizes == expr.sizes
     assert [tensor.shape for tensor in again.tensors] == [tensor.shape for tensor in expr.tensors]
+    assert [tensor.caller_shape for tensor in again.inputs] == [tensor.caller_shape for tensor in expr.inputs]
 
 
 def test_filters_lose_the_dimension_that_only_callers_know() -> None:
