@@ -1,7 +1,7 @@
 """The alignment rules of an rTile (thesis 6.3.1), each a rule of its own.
 
-A rule says of one axis and one size whether a tile may have it at a memory layer, or adds storage padding. Another
-rule is another class in the tuple that :func:`default_rules` returns.
+A rule says which sizes of an axis a tile may have at a memory layer, or adds storage padding. Another rule is another
+class in the tuple that :func:`default_rules` returns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,8 @@ class AlignmentRule(Protocol):
         """What the rule aligns with, for people."""
         ...
 
-    def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
-        """Whether a tile at ``layer`` ("registers" or "shared") may have ``size`` on axis number ``axis``."""
-        ...
-
-    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
-        """Whether there may be a size that is not allowed: where there is none, nobody has to ask."""
+    def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
+        """Those of ``sizes`` that a tile at ``layer`` ("registers" or "shared") may have on axis number ``axis``."""
         ...
 
 
@@ -47,11 +43,11 @@ class ExecutionUnitRule:
     multiples: tuple[tuple[int, int], ...] = ()
     name: str = "execution unit"
 
-    def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
-        return all(size % multiple == 0 for position, multiple in self.multiples if position == axis)
-
-    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
-        return any(position == axis for position, _ in self.multiples)
+    def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
+        for position, multiple in self.multiples:
+            if position == axis:
+                sizes = [size for size in sizes if size % multiple == 0]
+        return sizes
 
     def fills(self, threads: int, epsilon: float) -> bool:
         """``threads`` are whole warps, or waste at most ``epsilon`` of the last one's lanes."""
@@ -70,15 +66,12 @@ class TransactionRule:
     transaction_bytes: int
     name: str = "memory transaction"
 
-    def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
-        if layer != "shared" or size >= space.sizes[axis]:
-            return True
-        return all(
-            size * element_bytes % self.transaction_bytes == 0 for element_bytes in space.innermost.get(axis, ())
-        )
-
-    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
-        return layer == "shared" and axis in space.innermost
+    def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
+        if layer == "shared":
+            whole, transaction = space.sizes[axis], self.transaction_bytes
+            for element_bytes in space.innermost.get(axis, ()):
+                sizes = [size for size in sizes if size >= whole or size * element_bytes % transaction == 0]
+        return sizes
 
 
 @dataclass(frozen=True)
@@ -93,11 +86,8 @@ class BankRule:
     bank_width_bytes: int
     name: str = "memory bank"
 
-    def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
-        return True
-
-    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
-        return False
+    def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
+        return sizes
 
     def padding(self, stored: int, read: int, element_bytes: int) -> int:
         """Elements to add to a leading dimension of ``stored`` elements that is read ``read`` elements at a time.
@@ -120,11 +110,10 @@ class TensorShapeRule:
     epsilon: float
     name: str = "tensor shape"
 
-    def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
-        return -space.sizes[axis] % size <= self.epsilon * space.sizes[axis]
-
-    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
-        return True
+    def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
+        whole = space.sizes[axis]
+        most_padding = self.epsilon * whole
+        return [size for size in sizes if -whole % size <= most_padding]
 
 
 def default_rules(
@@ -151,8 +140,7 @@ def aligned_axis_sizes(
     """
     sizes: Sequence[int] = _multiples(space.sizes[axis], base, largest)
     for rule in rules:
-        if rule.binds(space, layer, axis):
-            sizes = [size for size in sizes if rule.allows(space, layer, axis, size)]
+        sizes = rule.allowed(space, layer, axis, sizes)
     return tuple(sizes)
 
 

@@ -31,8 +31,8 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.placed import PlacedForm
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
-from sokoban.schedule.pipelines import BODY_STATEMENTS, fully_staged, pipeline_variants, turned_tensors, with_layouts
-from sokoban.schedule.table import Bools, Ints, ScheduleTable
+from sokoban.schedule.pipelines import BODY_STATEMENTS, pipeline_variants, stages_operands, turned_tensors
+from sokoban.schedule.table import Ints, Lines, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import with_fall_back
 from sokoban.search.bands import in_bands
@@ -138,26 +138,31 @@ class _Ranking:
         variants = _Variants.of(placed, [candidate.schedule for candidate in candidates])
         estimates = estimate(variants.padded, placed)
         chosen = self._chosen(candidates, variants.candidate, estimates)
-        bands, predictions = in_bands(variants.padded, chosen, estimates, placed)
+        bands, predictions = in_bands(variants.padded, np.array(chosen, dtype=np.int64), estimates, placed)
         ranked = np.argsort(predictions.seconds, kind="stable").tolist()
         return [
             _program(
                 space,
-                candidates[int(variants.candidate[chosen[place]])],
-                variants.schedule(int(chosen[place]), int(bands[place])),
+                candidates[variants.candidate[chosen[place]]],
+                variants.schedule(chosen[place], int(bands[place])),
                 prediction,
             )
             for place, prediction in zip(ranked, predictions.rows(ranked), strict=True)
         ]
 
-    def _chosen(self, candidates: Sequence[Candidate], candidate_of: Ints, estimates: EstimateTable) -> Ints:
+    def _chosen(
+        self, candidates: Sequence[Candidate], candidate_of: Sequence[int], estimates: EstimateTable
+    ) -> list[int]:
         """Rows of the best variants, one of each candidate and ``top_k`` at most, best first."""
-        order = np.argsort(estimates.seconds, kind="stable")
-        order = order[np.isfinite(estimates.seconds[order])]
-        _, first = np.unique(candidate_of[order], return_index=True)
-        kept = order[np.sort(first)].tolist()
-        kept = with_fall_back(kept, self.top_k, lambda row: candidates[int(candidate_of[row])].schedule.instruction)
-        return np.array(kept[: self.top_k], dtype=np.int64)
+        seconds: list[float] = estimates.seconds.tolist()
+        best: dict[int, int] = {}
+        for row in sorted(range(len(seconds)), key=seconds.__getitem__):
+            if seconds[row] < math.inf:
+                best.setdefault(candidate_of[row], row)
+        kept = list(best.values())
+        return with_fall_back(kept, self.top_k, lambda row: candidates[candidate_of[row]].schedule.instruction)[
+            : self.top_k
+        ]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -174,8 +179,8 @@ class _Variants:
     """
 
     schedules: Sequence[TileSchedule]
-    candidate: Ints
-    is_staged: Bools
+    candidate: Sequence[int]
+    is_staged: Sequence[bool]
     table: ScheduleTable
     padding: Mapping[str, Ints]
     turned: tuple[str, ...]
@@ -183,24 +188,33 @@ class _Variants:
     @staticmethod
     def of(placed: PlacedForm, schedules: Sequence[TileSchedule]) -> _Variants:
         """The variants of ``schedules`` that the device has."""
-        form, device = placed.form, placed.device
-        table = ScheduleTable.of(form, schedules)
+        lines = Lines(placed.form)
+        matrix = lines.of(schedules)
         # What a cache holds is not for the program to lay out or to fetch ahead.
-        staged = fully_staged(table) & (not device.shared.is_cache)
-        ahead = np.flatnonzero(staged & (table.step_count > 1))
-        pipelines = pipeline_variants(placed, (CONSTRUCTED_STAGES,))
-        candidate = np.concatenate([np.arange(table.count), *(ahead for _ in pipelines)])
+        lays_out = stages_operands(placed.form) and not placed.device.shared.is_cache
+        staged = lines.fully_staged(matrix) & lays_out
+        candidate, turned = np.arange(len(schedules)), tuple[str, ...]()
         if staged.any():
-            stages = np.concatenate([table.stages, *(np.full(len(ahead), count) for count, _ in pipelines)])
-            past = np.concatenate([table.asynchronous, *(np.full(len(ahead), past) for _, past in pipelines)])
-            table = with_layouts(table.candidates(candidate), staged[candidate], stages, past)
+            turned = turned_tensors(placed.form)
+            matrix[lines.unroll, staged] = BODY_STATEMENTS
+            for tensor in turned:
+                matrix[lines.turned(tensor), staged] = 1
+            ahead = np.flatnonzero(staged & lines.has_steps(matrix))
+            variants = [matrix]
+            for stages, past in pipeline_variants(placed, (CONSTRUCTED_STAGES,)):
+                fetched = matrix[:, ahead]
+                fetched[lines.stages], fetched[lines.asynchronous] = stages, past
+                variants.append(fetched)
+            matrix = np.concatenate(variants, axis=1)
+            candidate = np.concatenate([candidate, *[ahead] * (len(variants) - 1)])
+        table = lines.table(matrix, schedules, candidate)
         return _Variants(
             schedules=schedules,
-            candidate=candidate,
-            is_staged=staged,
+            candidate=candidate.tolist(),
+            is_staged=staged.tolist(),
             table=table,
             padding=bank_padding(table, placed),
-            turned=turned_tensors(form) if staged.any() else (),
+            turned=turned,
         )
 
     @cached_property
@@ -208,10 +222,15 @@ class _Variants:
         """The rows as they are estimated."""
         return self.table.with_padding(self.padding)
 
+    @cached_property
+    def _amounts(self) -> Mapping[str, list[int]]:
+        """The padding as Python's integers."""
+        return {name: amounts.tolist() for name, amounts in self.padding.items()}
+
     def schedule(self, row: int, band: int) -> TileSchedule:
         """A row, launched in bands of ``band`` blocks, as a schedule."""
-        schedule = self.schedules[int(self.candidate[row])]
-        padding = tuple([(name, int(amounts[row])) for name, amounts in self.padding.items() if amounts[row]])
+        schedule = self.schedules[self.candidate[row]]
+        padding = tuple([(name, amounts[row]) for name, amounts in self._amounts.items() if amounts[row]])
         if self.is_staged[self.candidate[row]]:
             pipeline = int(self.table.stages[row]), bool(self.table.asynchronous[row])
             return schedule.laid_out(padding, self.turned, BODY_STATEMENTS, *pipeline, band)
@@ -228,8 +247,8 @@ def _program(space: TileSpace, candidate: Candidate, schedule: TileSchedule, pre
         form=space.form,
         schedule=schedule,
         estimate=prediction,
-        register_tile=None if register_shape is None else RTile(space, register_shape),
-        shared_tile=None if block_shape is None else RTile(space, block_shape),
+        register_tile=None if register_shape is None else quick(RTile, space=space, shape=register_shape),
+        shared_tile=None if block_shape is None else quick(RTile, space=space, shape=block_shape),
         policy=candidate.policy,
         epsilon=candidate.epsilon,
         reasons=candidate.reasons,
@@ -292,8 +311,8 @@ def has_reuse(space: TileSpace) -> bool:
     spatial = [i for i in range(space.spatial_count) if space.sizes[i] > 1]
     for access in space.inputs:
         used = {axis for terms in access.dimensions for axis, _ in terms}
-        if any(axis not in used for axis in spatial):
+        if not used.issuperset(spatial):
             return True
-        if any(sum(space.sizes[axis] > 1 for axis, _ in terms) > 1 for terms in access.dimensions):
+        if any([sum([space.sizes[axis] > 1 for axis, _ in terms]) > 1 for _, terms in access.windows]):
             return True
     return False

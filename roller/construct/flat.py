@@ -114,7 +114,7 @@ class Flat:
             thread[axis] = count = min(count, sizes[axis])
             outputs *= count
         copies = 1 if last in kept else copies
-        block: dict[str, int] = {**self._ones}
+        block = self._ones.copy()
         unused, points = threads, 1
         for axis in reversed(axes):
             elements = thread[axis] * copies if axis == last else thread[axis]
@@ -134,12 +134,13 @@ class Flat:
             " ".join([f"{axis}={size}" for axis, size in pairs]),
         )
         # All of a thread's work in one body: what its windows share is then read once.
-        statements = math.prod(thread.values()) * copies * self._reduced_points
-        in_registers = not staged and self._window_axis is not None and statements <= PATCH_STATEMENTS
+        in_registers = not staged and self._window_axis is not None
+        if in_registers:
+            in_registers = math.prod(thread.values()) * copies * self._reduced_points <= PATCH_STATEMENTS
         schedule = TileSchedule.quickly(
             block=pairs,
             thread=tuple(thread.items()),
-            vthreads=tuple({**self._ones, last: copies}.items()),
+            vthreads=tuple([(axis, copies if axis == last else 1) for axis in axes]),
             step=self._whole_step,
             cached=self.staged if staged else (),
             vector=((self.form.expr.output.name, vector),),
@@ -150,7 +151,7 @@ class Flat:
         yield Candidate(schedule, policy, self.epsilon, (reason,))
 
     @cached_property
-    def _ones(self) -> Mapping[str, int]:
+    def _ones(self) -> dict[str, int]:
         """One element along every spatial axis."""
         return dict.fromkeys(self.form.spatial, 1)
 

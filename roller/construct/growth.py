@@ -7,7 +7,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
+from struct import iter_unpack
 from typing import Any
 
 from hal.support.native import native_library
@@ -34,8 +36,8 @@ class Growth:
     """Walks over the tiles of one operator on one device.
 
     Attributes:
-        blocked: the most rewarding step that did not fit at the end of the last path that ended; None where no growth
-            would have saved traffic.
+        blocked: once a path has ended, the most rewarding step that did not fit at its end; None where no growth would
+            have saved traffic.
     """
 
     def __init__(self, model: MicroModel) -> None:
@@ -48,10 +50,12 @@ class Growth:
 
         Equal scores go to the innermost axis: it is the one that memory is contiguous along.
         """
-        function = self._function
-        if function is not None:
-            yield from self._compiled(function, layer, shape, menu, capacity, rank)
-            return
+        if self.library is not None:
+            return iter(self._compiled(self.library, layer, shape, menu, capacity, rank))
+        return self._walked(layer, shape, menu, capacity, rank)
+
+    def _walked(self, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> Iterator[Step]:
+        """:meth:`path` in Python."""
         count = 0
         while True:
             step = self._best_step(layer, shape, menu, capacity, rank if count < 3 else 0)
@@ -84,8 +88,8 @@ class Growth:
     # ---- in C
 
     @cached_property
-    def _function(self) -> Any:
-        """The walk in C; None where there is none, or numbers are too large for it."""
+    def library(self) -> Any:
+        """The walks in C; None where there are none, or numbers are too large for them."""
         space = self.model.space
         # No tile moves more than an element of every input for every point, each at most doubled along every axis.
         most_moved = (space.points << len(space.axes)) * sum(access.element_bytes for access in space.inputs)
@@ -97,19 +101,18 @@ class Growth:
         if library.grow.argtypes is None:
             pointer, number = ctypes.c_void_p, ctypes.c_int64
             library.grow.argtypes = (*[pointer] * 3, *[number] * 5, pointer, pointer)
-            library.grow.restype = number
-        return library.grow
+            library.shared_tiles.argtypes = (*[pointer] * 7, number, *[pointer] * 3)
+            library.grow.restype = library.shared_tiles.restype = number
+        return library
 
-    def _compiled(
-        self, function: Any, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int
-    ) -> Iterator[Step]:
-        axes, known = len(shape), self.model.known
-        start = array("q", shape)
-        sizes = array("q", [number for sizes in menu for number in (len(sizes), *sizes)])
-        most = len(sizes) - axes
-        steps, numbers = array("q", bytes(8 * (axes + 3) * (most + 1))), array("d", bytes(16 * (most + 1)))
-        count = function(
-            self._space.buffer_info()[0],
+    def _compiled(self, library: Any, layer: str, shape: Shape, menu: Menu, capacity: int, rank: int) -> list[Step]:
+        """:meth:`path` in C, all of it at once."""
+        known, width = self.model.known, len(shape) + 3
+        start, sizes = array("q", shape), flat_menu(menu)
+        most = len(sizes) - len(shape)
+        steps, numbers = array("q", bytes(8 * width * (most + 1))), array("d", bytes(16 * (most + 1)))
+        count = library.grow(
+            self.described.buffer_info()[0],
             start.buffer_info()[0],
             sizes.buffer_info()[0],
             layer != "registers",
@@ -120,27 +123,35 @@ class Growth:
             steps.buffer_info()[0],
             numbers.buffer_info()[0],
         )
-        width = axes + 3
-        values = steps[: width * (count + 1)].tolist()
-        for number in range(count):
-            line = width * number
-            reached = tuple(values[line + 3 : line + width])
-            known[reached] = values[line + 1], values[line + 2], numbers[2 * number + 1]
-            yield numbers[2 * number], values[line], reached
-        line = width * count
-        axis = values[line]
-        self.blocked = None if axis < 0 else (numbers[2 * count], axis, tuple(values[line + 3 : line + width]))
+        path: list[Step] = []
+        values, results = iter_unpack(f"{width}q", steps), iter_unpack("2d", numbers)
+        for line, (score, traffic) in islice(zip(values, results, strict=True), count):
+            reached = line[3:]
+            known[reached] = line[1], line[2], traffic
+            path.append((score, line[0], reached))
+        line = next(values)
+        self.blocked = None if line[0] < 0 else (numbers[2 * count], line[0], line[3:])
+        return path
 
     @cached_property
-    def _space(self) -> array[int]:
+    def described(self) -> array[int]:
         """The operator as the C file reads it."""
         return _described(self.model.space)
+
+
+def flat_menu(menu: Menu) -> array[int]:
+    """A menu as the C file reads it: of every axis how many sizes there are, and the sizes."""
+    flat: list[int] = []
+    for sizes in menu:
+        flat.append(len(sizes))
+        flat += sizes
+    return array("q", flat)
 
 
 def _described(space: TileSpace) -> array[int]:
     numbers = [len(space.axes), space.spatial_count, len(space.inputs), *space.sizes]
     for access in space.inputs:
         numbers += (access.element_bytes, len(access.plain), *access.plain, len(access.windows))
-        for extent, terms in access.affine_windows:
+        for extent, terms in access.windows:
             numbers += (extent, len(terms), *(number for term in terms for number in term))
     return array("q", numbers)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import floordiv
 
 from hal.spec.device import DeviceSpec
-from roller.construct.rtile import TileSpace, Window
+from roller.construct.rtile import TileSpace
 
 #: Sizes of a tile over the axes of a :class:`TileSpace`.
 Shape = tuple[int, ...]
@@ -36,6 +35,11 @@ class MicroModel:
     operations: float
     known: dict[Shape, Costs] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        self._negative_sizes = tuple([-size for size in self.space.sizes])
+        # Element size, axes that are a dimension by themselves, and the other dimensions of every input.
+        self._reads = [(access.element_bytes, access.pick_plain, access.windows) for access in self.space.inputs]
+
     def costs(self, shape: Shape) -> Costs:
         """Elements held in registers, bytes held in shared memory, and bytes the operator moves tile by tile."""
         known = self.known.get(shape)
@@ -58,32 +62,14 @@ class MicroModel:
         return known
 
     @cached_property
-    def _negative_sizes(self) -> Shape:
-        return tuple(-size for size in self.space.sizes)
-
-    @cached_property
-    def _reads(self) -> tuple[tuple[int, Callable[[Shape], Shape], tuple[Window, ...]], ...]:
-        """Element size, axes that are a dimension by themselves, and the other dimensions of every input."""
-        return tuple((access.element_bytes, access.pick_plain, access.affine_windows) for access in self.space.inputs)
-
-    @cached_property
     def _in_every_input(self) -> tuple[bool, ...]:
         """Whether every input has an axis as a dimension of its own, by axis."""
         return tuple(all(axis in access.plain for access in self.space.inputs) for axis in range(len(self.space.axes)))
 
-    @cached_property
-    def _bandwidths(self) -> dict[str, float]:
-        """Bytes per second of the layer below, by layer."""
-        device = self.device
-        return {
-            "registers": device.shared.bandwidth_bytes_per_second,
-            "shared": device.dram.bandwidth_bytes_per_second,
-        }
-
     def can_save(self, axis: int, menu: tuple[int, ...]) -> bool:
         """Whether growing an axis through ``menu`` may save traffic. Where every input has it as a dimension of its own
         and every size divides it, tiles grow and get fewer in exact proportion: reuse never changes."""
-        return not self._in_every_input[axis] or any(self.space.sizes[axis] % size for size in menu)
+        return not self._in_every_input[axis] or any([self.space.sizes[axis] % size for size in menu])
 
     def footprint(self, layer: str, shape: Shape) -> int:
         """MemFootprint: elements in registers (accumulators and one fragment per operand) or bytes in shared memory."""
@@ -97,13 +83,18 @@ class MicroModel:
         """
         return self.costs(shape)[2]
 
+    def bandwidth(self, layer: str) -> float:
+        """Bytes per second of the layer below."""
+        below = self.device.shared if layer == "registers" else self.device.dram
+        return below.bandwidth_bytes_per_second
+
     def max_compute_perf(self) -> float:
         """MaxComputePerf: FLOP/s of the device for this operator with nothing else in the way."""
         return self.compute_flops
 
     def mem_perf(self, layer: str, shape: Shape) -> float:
         """MemPerf: FLOP/s at which the layer below can feed ``layer``: work over the time of the tile's traffic."""
-        seconds = self.traffic(shape) / self._bandwidths[layer]
+        seconds = self.traffic(shape) / self.bandwidth(layer)
         return self.space.points * self.operations / seconds if seconds else float("inf")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 
@@ -19,40 +19,31 @@ from sokoban.kernel.regions import data_dimension
 Window = tuple[int, tuple[tuple[int, int], ...]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class AccessMap:
     """How one operand is indexed, over axis positions.
 
     Attributes:
         element_bytes: bytes of one element.
         dimensions: per dimension of the data tile its (axis position, coefficient) pairs.
+        plain: axes that are a dimension by themselves; their product needs no arithmetic on the way.
+        pick_plain: the sizes of the plain axes of a tile shape.
+        windows: the other dimensions, sliding windows and strides that do not vanish, each with what its extent is
+            beside ``sum(c * size)``.
     """
 
     element_bytes: int
     dimensions: tuple[tuple[tuple[int, int], ...], ...]
+    plain: tuple[int, ...] = field(init=False, compare=False)
+    pick_plain: Callable[[tuple[int, ...]], tuple[int, ...]] = field(init=False, compare=False)
+    windows: tuple[Window, ...] = field(init=False, compare=False)
 
-    @cached_property
-    def plain(self) -> tuple[int, ...]:
-        """Axes that are a dimension by themselves; their product needs no arithmetic on the way."""
-        return tuple(d[0][0] for d in self.dimensions if len(d) == 1 and d[0][1] == 1)
-
-    @cached_property
-    def pick_plain(self) -> Callable[[tuple[int, ...]], tuple[int, ...]]:
-        """The sizes of the plain axes of a tile shape."""
-        if len(self.plain) > 1:
-            return itemgetter(*self.plain)
-        axes = self.plain
-        return lambda shape: tuple(shape[axis] for axis in axes)
-
-    @cached_property
-    def windows(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Dimensions that are no axis by themselves: sliding windows, strides that do not vanish."""
-        return tuple(d for d in self.dimensions if not (len(d) == 1 and d[0][1] == 1))
-
-    @cached_property
-    def affine_windows(self) -> tuple[Window, ...]:
-        """:attr:`windows`, each with what its extent is beside ``sum(c * size)``."""
-        return tuple((1 - sum(c for _, c in terms), terms) for terms in self.windows)
+    def __post_init__(self) -> None:
+        windows = [terms for terms in self.dimensions if len(terms) != 1 or terms[0][1] != 1]
+        self.windows = tuple([(1 - sum([c for _, c in terms]), terms) for terms in windows])
+        axes = tuple([terms[0][0] for terms in self.dimensions if len(terms) == 1 and terms[0][1] == 1])
+        self.plain = axes
+        self.pick_plain = itemgetter(*axes) if len(axes) > 1 else lambda shape: tuple([shape[axis] for axis in axes])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +74,16 @@ class TileSpace:
         inputs = []
         for load in form.body_loads:
             dimensions = tuple(
-                tuple((position[axis], abs(c)) for axis, c in data_dimension(index).terms) for index in load.indices
+                [tuple([(position[axis], abs(c)) for axis, c in data_dimension(i).terms]) for i in load.indices]
             )
             inputs.append(AccessMap(form.expr.tensor_by_name[load.tensor].element_bytes, dimensions))
         return TileSpace(
             form=form,
             axes=axes,
-            sizes=tuple(form.sizes[axis] for axis in axes),
+            sizes=tuple([form.sizes[axis] for axis in axes]),
             spatial_count=len(form.spatial),
             inputs=tuple(inputs),
-            input_names=tuple(load.tensor for load in form.body_loads),
+            input_names=tuple([load.tensor for load in form.body_loads]),
             output_bytes=form.expr.output.element_bytes,
         )
 
@@ -168,7 +159,7 @@ def data_tile_elements(access: AccessMap, shape: tuple[int, ...]) -> int:
     240
     """
     total = math.prod(access.pick_plain(shape))
-    for extent, terms in access.affine_windows:
+    for extent, terms in access.windows:
         for axis, coefficient in terms:
             extent += coefficient * shape[axis]
         total *= extent

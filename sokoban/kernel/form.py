@@ -90,6 +90,11 @@ class KernelForm:
         return self.reductions[0].axes if self.kind == "rows" else self.final.axes
 
     @cached_property
+    def walked(self) -> tuple[str, ...]:
+        """Spatial axes of more than one element."""
+        return tuple([axis for axis in self.spatial if self.sizes[axis] > 1])
+
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         """The output axes of a ``rows`` kernel that its reductions run over; empty in a ``tile``."""
         return tuple(axis for axis in self.final.axes if axis not in self.spatial)

@@ -71,11 +71,17 @@ def storage_order(load: Load, outputs: Collection[str], batch: Collection[str] =
         batch: output axes that every operand has, along which no tile grows; they count only where no other does.
     """
     order = tuple(range(len(load.indices)))
-    walked = [p for p, index in enumerate(load.indices) if any(axis in outputs for axis, _ in index.terms)]
-    walked = [p for p in walked if any(a in outputs and a not in batch for a, _ in load.indices[p].terms)] or walked
-    if not walked or walked[-1] == order[-1]:
+    last = last_of_batch = None
+    for position, index in enumerate(load.indices):
+        for axis, _ in index.terms:
+            if axis in outputs and axis in batch:
+                last_of_batch = position
+            elif axis in outputs:
+                last = position
+    innermost = last_of_batch if last is None else last
+    if innermost is None or innermost == order[-1]:
         return order
-    return (*(position for position in order if position != walked[-1]), walked[-1])
+    return (*order[:innermost], *order[innermost + 1 :], innermost)
 
 
 def data_tile_shape(load: Load, tile: Mapping[str, Size]) -> tuple[Size, ...]:

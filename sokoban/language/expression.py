@@ -75,7 +75,7 @@ class AffineIndex:
     @property
     def axes(self) -> tuple[str, ...]:
         """Names of the axes that the index depends on."""
-        return tuple(axis for axis, _ in self.terms)
+        return tuple([axis for axis, _ in self.terms])
 
     @property
     def is_plain_axis(self) -> bool:
@@ -84,7 +84,10 @@ class AffineIndex:
 
     def coefficient(self, axis: str) -> int:
         """By how much the index grows along ``axis``; 0 where it does not depend on it."""
-        return next((c for a, c in self.terms if a == axis), 0)
+        for own, coefficient in self.terms:
+            if own == axis:
+                return coefficient
+        return 0
 
     def bounds(self, sizes: Mapping[str, int]) -> tuple[int, int]:
         """Smallest and largest value over the box 0 <= axis < sizes[axis], both inclusive (interval algebra)."""

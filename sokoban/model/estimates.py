@@ -78,10 +78,9 @@ class EstimateTable:
         """The estimates of some schedules."""
         pick = np.asarray(positions, dtype=np.int64)
         names = list(self.stage_seconds)
-        stages = np.array([self.stage_seconds[name] for name in names])[:, pick]
+        stages = np.array(list(self.stage_seconds.values()))[:, pick]
         columns = zip(
             self.seconds[pick].tolist(),
-            stages.argmax(axis=0).tolist(),
             stages.T.tolist(),
             self.registers[pick].tolist(),
             self.shared_bytes[pick].tolist(),
@@ -93,12 +92,12 @@ class EstimateTable:
             quick(
                 Estimate,
                 seconds=seconds,
-                bound=names[bound],
+                bound=names[times.index(max(times))],
                 stage_seconds=dict(zip(names, times, strict=True)),
                 registers=registers,
                 shared_bytes=shared,
                 blocks_per_unit=resident,
                 wave_count=waves,
             )
-            for seconds, bound, times, registers, shared, resident, waves in columns
+            for seconds, times, registers, shared, resident, waves in columns
         ]

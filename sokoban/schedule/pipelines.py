@@ -32,13 +32,22 @@ ASYNCHRONOUS_STAGES = (2, 3, 4)
 SHORTEST_STEP = 4
 
 
+def stages_operands(form: KernelForm) -> bool:
+    """Whether the operands of an operator are read so often that schedules may stage all of them."""
+    return form.kind == "tile" and form.reduction is not None and all([load.indices for load in form.body_loads])
+
+
 def fully_staged(table: ScheduleTable) -> Bools:
     """Schedules by multiply-adds that stage all operands of a reduction whose threads work alone."""
     form = table.form
-    if form.kind != "tile" or form.reduction is None or not all(load.indices for load in form.body_loads):
+    if not stages_operands(form):
         return np.zeros(table.count, dtype=bool)
-    reduces_alone = ~table.warp_tile & (table.reduce_threads == 1)
-    return np.logical_and.reduce([reduces_alone, *(table.cached[load.tensor] for load in form.body_loads)])
+    staged: Bools = table.reduce_threads == 1
+    if table.has_warp_tiles:
+        staged &= ~table.warp_tile
+    for load in form.body_loads:
+        staged &= table.cached[load.tensor]
+    return staged
 
 
 def copies_past_registers(device: DeviceSpec) -> bool:
@@ -67,10 +76,9 @@ def asynchronous_problem(form: KernelForm) -> str | None:
 
 def turned_tensors(form: KernelForm) -> tuple[str, ...]:
     """Tensors whose staged tiles are better stored turned: the reduction walks their innermost dimension."""
-    outputs = tuple(axis for axis in form.spatial if form.sizes[axis] > 1)
     loads = [load for load in form.body_loads if load.indices]
-    orders = {load: storage_order(load, outputs, form.batch_axes) for load in loads}
-    turned = [load.tensor for load, order in orders.items() if order[-1] != len(load.indices) - 1]
+    orders = [storage_order(load, form.walked, form.batch_axes) for load in loads]
+    turned = [load.tensor for load, order in zip(loads, orders, strict=True) if order[-1] != len(order) - 1]
     return tuple(dict.fromkeys(turned))
 
 
@@ -91,12 +99,8 @@ def with_layouts(
     turned = turned_tensors(table.form)
     columns = {name: staged if name in turned else np.zeros(table.count, dtype=bool) for name in table.cached}
     unroll = np.where(staged, BODY_STATEMENTS, table.unroll)
-    return table.with_columns(
-        turned=columns,
-        unroll=unroll,
-        stages=table.stages if stages is None else stages,
-        asynchronous=table.asynchronous if asynchronous is None else asynchronous,
-    )
+    stages = table.stages if stages is None else stages
+    return table.with_layout(columns, unroll, stages, table.asynchronous if asynchronous is None else asynchronous)
 
 
 def fetched_ahead(table: ScheduleTable, placed: PlacedForm) -> list[ScheduleTable]:

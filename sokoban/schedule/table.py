@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,15 @@ Bools = NDArray[np.bool_]
 INSTRUCTIONS = tuple(Instruction)
 #: Number of every instruction in a table.
 INSTRUCTION_NUMBER: Mapping[Instruction, int] = {each: number for number, each in enumerate(INSTRUCTIONS)}
+_FMA = INSTRUCTION_NUMBER[Instruction.FMA]
 _IS_MATRIX = np.array([each.is_matrix for each in INSTRUCTIONS])
 _IS_SWIZZLED = np.array([each.is_swizzled for each in INSTRUCTIONS])
+
+#: The size of a pair of axis and size.
+_SIZE = itemgetter(1)
+
+#: Columns of a table that belong to no axis and no tensor, but for bands.
+_SINGLE = ("reduce_threads", "unroll", "stages", "asynchronous", "instruction", "cluster", "launched", "kept_columns")
 
 
 def instruction_numbers(instructions: Iterable[Instruction]) -> Ints:
@@ -121,48 +130,54 @@ class ScheduleTable:
     @staticmethod
     def of(form: KernelForm, schedules: Sequence[TileSchedule]) -> ScheduleTable:
         """The table of some schedules; their axes must be those of ``form``, in its order."""
-        tensors = tuple(dict.fromkeys(load.tensor for load in form.body_loads))
-        # Without a step a reduction axis is walked at once.
-        whole_axes, ones = [form.sizes[axis] for axis in form.reduced], [1] * len(form.spatial)
-        rows = [
-            [
-                *[size for _, size in s.block],
-                *[size for _, size in s.thread],
-                *([size for _, size in s.vthreads] or ones),
-                *([size for _, size in s.step] or whole_axes),
-                _count(s.reduce_threads),
-                s.unroll,
-                s.stages,
-                INSTRUCTION_NUMBER[s.instruction],
-                s.raster,
-                s.cluster,
-                s.launched,
-                s.kept_columns,
-            ]
-            for s in schedules
-        ]
-        width = 3 * len(ones) + len(whole_axes) + 8
-        lines = iter(np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(len(rows), width).T))
-        return ScheduleTable(
+        lines = Lines(form)
+        return lines.table(lines.of(schedules), schedules)
+
+    @staticmethod
+    def of_lines(
+        form: KernelForm, tensors: tuple[str, ...], lines: Ints, padding: Mapping[str, Ints], raster: Ints
+    ) -> ScheduleTable:
+        """The table of some :attr:`lines`, with the other columns that a schedule may have."""
+        rows = iter(lines)
+        flags = 3 * len(form.spatial) + len(form.reduced) + len(_SINGLE)
+        columns: dict[str, Any] = {
+            "block": dict(zip(form.spatial, rows, strict=False)),
+            "thread": dict(zip(form.spatial, rows, strict=False)),
+            "vthreads": dict(zip(form.spatial, rows, strict=False)),
+            "step": dict(zip(form.reduced, rows, strict=False)),
+            **dict(zip(_SINGLE, rows, strict=False)),
+        }
+        columns["asynchronous"] = columns["asynchronous"] != 0
+        are_listed = iter(lines[flags : flags + 2 * len(tensors)] != 0)
+        return quick(
+            ScheduleTable,
             form=form,
-            block=dict(zip(form.spatial, lines, strict=False)),
-            thread=dict(zip(form.spatial, lines, strict=False)),
-            vthreads=dict(zip(form.spatial, lines, strict=False)),
-            step=dict(zip(form.reduced, lines, strict=False)),
-            reduce_threads=next(lines),
-            unroll=next(lines),
-            stages=next(lines),
-            instruction=next(lines),
-            raster=next(lines),
-            cluster=next(lines),
-            launched=next(lines),
-            kept_columns=next(lines),
-            cached=_listed(tensors, [s.cached for s in schedules]),
-            padding=_by_tensor(tensors, [s.padding for s in schedules]),
-            vector=_by_tensor((*tensors, form.expr.output.name), [s.vector for s in schedules]),
-            turned=_listed(tensors, [s.turned for s in schedules]),
-            asynchronous=np.array([s.asynchronous for s in schedules], dtype=np.bool_),
+            lines=lines,
+            cached=dict(zip(tensors, are_listed, strict=False)),
+            turned=dict(zip(tensors, are_listed, strict=False)),
+            vector=dict(zip((*tensors, form.expr.output.name), lines[flags + 2 * len(tensors) :], strict=True)),
+            padding=padding,
+            raster=raster,
+            inner_thread={},
+            inner_step={},
+            **columns,
         )
+
+    @cached_property
+    def lines(self) -> Ints:
+        """The columns as one matrix, in which compiled code reads them: by axis those of ``block``, ``thread``,
+        ``vthreads`` and ``step``, then :data:`_SINGLE`, and by tensor those of ``cached``, ``turned`` and ``vector``,
+        the output's behind them.
+
+        Storage padding and bands are not among them, which change while the rest stays, nor are loops cut twice.
+        """
+        tensors, nothing = tuple(self.cached), self.zeros
+        lines: list[Any] = [line for by in (self.block, self.thread, self.vthreads, self.step) for line in by.values()]
+        lines += [getattr(self, name) for name in _SINGLE]
+        lines += self.cached.values()
+        lines += [self.turned.get(name, nothing) for name in tensors]
+        lines += [self.vector.get(name, nothing) for name in (*tensors, self.form.expr.output.name)]
+        return np.array(lines, dtype=np.int64).reshape(len(lines), self.count)
 
     def with_padding(self, padding: Mapping[str, Ints]) -> ScheduleTable:
         """The schedules with other storage padding; what was derived from the other columns stays known."""
@@ -176,13 +191,24 @@ class ScheduleTable:
         banded.__dict__.update(self.__dict__, raster=raster)
         return banded
 
-    def with_columns(self, **columns: Any) -> ScheduleTable:
-        """The schedules with other columns; nothing derived is known any more."""
-        own = self.__dict__
-        return quick(ScheduleTable, form=self.form, **{name: columns.get(name, own[name]) for name in _COLUMNS})
+    def with_layout(
+        self, turned: Mapping[str, Bools], unroll: Ints, stages: Ints, asynchronous: Bools
+    ) -> ScheduleTable:
+        """The schedules with other tiles turned, bodies unrolled and steps fetched ahead; their loops not cut twice."""
+        lines, single = self.lines.copy(), 3 * len(self.block) + len(self.step)
+        for name, column in (("unroll", unroll), ("stages", stages), ("asynchronous", asynchronous)):
+            lines[single + _SINGLE.index(name)] = column
+        for number, tensor in enumerate(self.cached, single + len(_SINGLE) + len(self.cached)):
+            lines[number] = turned[tensor]
+        return ScheduleTable.of_lines(self.form, tuple(self.cached), lines, self.padding, self.raster)
 
     def candidates(self, which: slice | Ints) -> ScheduleTable:
         """The schedules at some positions, in the order given."""
+        lines = self.__dict__.get("lines")
+        if lines is not None:
+            padding = {tensor: amounts[which] for tensor, amounts in self.padding.items()}
+            chosen_lines = np.ascontiguousarray(lines[:, which])
+            return ScheduleTable.of_lines(self.form, tuple(self.cached), chosen_lines, padding, self.raster[which])
         chosen: dict[str, Any] = {"form": self.form}
         for name in _COLUMNS:
             column = self.__dict__[name]
@@ -364,8 +390,7 @@ class ScheduleTable:
             common: tuple[int, ...] | None = order
             other = order
             if turned is not None and turned.any():
-                walked = [axis for axis in self.form.spatial if self.form.sizes[axis] > 1]
-                other = storage_order(load, walked, self.form.batch_axes)
+                other = storage_order(load, self.form.walked, self.form.batch_axes)
                 common = other if other == order or turned.all() else None
             known = self._known_orders[load] = common, (order, other, turned)
         return known
@@ -426,9 +451,72 @@ class ScheduleTable:
         return tile
 
 
-def _count(threads: Sizes) -> int:
-    """Threads along all axes together."""
-    return math.prod([count for _, count in threads]) if threads else 1
+class Lines:
+    """:attr:`ScheduleTable.lines` of schedules of one operator, to be changed before they become a table.
+
+    Attributes:
+        tensors: those that a schedule may stage.
+        unroll, stages, asynchronous: numbers of these lines.
+    """
+
+    def __init__(self, form: KernelForm) -> None:
+        self.form = form
+        self.tensors = tuple(dict.fromkeys([load.tensor for load in form.body_loads]))
+        self._ones = tuple([(axis, 1) for axis in form.spatial])
+        # Without a step a reduction axis is walked at once.
+        self._whole = tuple([(axis, form.sizes[axis]) for axis in form.reduced])
+        step, single, tensors = 3 * len(self._ones), 3 * len(self._ones) + len(self._whole), len(self.tensors)
+        self._step = slice(step, single)
+        self._reduce_threads, self.unroll, self.stages, self.asynchronous, self._instruction = range(single, single + 5)
+        self._cached = slice(single + len(_SINGLE), single + len(_SINGLE) + tensors)
+        self._width = self._cached.stop + 2 * tensors + 1
+
+    def of(self, schedules: Sequence[TileSchedule]) -> Ints:
+        """The lines of some schedules; their axes must be those of the operator, in its order."""
+        # What is said of tensors is the same for most schedules.
+        by_tensor: dict[tuple[Any, ...], list[int]] = {}
+        numbers: list[int] = []
+        for s in schedules:
+            numbers += map(_SIZE, chain(s.block, s.thread, s.vthreads or self._ones, s.step or self._whole))
+            threads = math.prod([count for _, count in s.reduce_threads]) if s.reduce_threads else 1
+            instruction = INSTRUCTION_NUMBER[s.instruction]
+            numbers += (threads, s.unroll, s.stages, s.asynchronous, instruction, s.cluster, s.launched, s.kept_columns)
+            of_tensors = s.cached, s.turned, s.vector
+            if of_tensors not in by_tensor:
+                by_tensor[of_tensors] = self._of_tensors(*of_tensors)
+            numbers += by_tensor[of_tensors]
+        matrix = np.fromiter(numbers, np.int64, len(numbers)).reshape(len(schedules), self._width)
+        return np.ascontiguousarray(matrix.T)
+
+    def _of_tensors(self, cached: tuple[str, ...], turned: tuple[str, ...], vector: Sizes) -> list[int]:
+        given = dict(vector)
+        listed = [name in names for names in (cached, turned) for name in self.tensors]
+        return listed + [given.get(name, 0) for name in (*self.tensors, self.form.expr.output.name)]
+
+    def fully_staged(self, lines: Ints) -> Bools:
+        """Schedules whose multiply-adds, of threads that work alone, read all tensors from shared memory."""
+        staged = (lines[self._instruction] == _FMA) & (lines[self._reduce_threads] == 1)
+        for cached in lines[self._cached]:
+            staged &= cached != 0
+        return staged
+
+    def has_steps(self, lines: Ints) -> Bools:
+        """Schedules whose blocks walk the reduction in several steps."""
+        several = np.zeros(lines.shape[1], dtype=np.bool_)
+        for step, (_, size) in zip(lines[self._step], self._whole, strict=True):
+            several |= step < size
+        return several
+
+    def turned(self, tensor: str) -> int:
+        """The number of the line that says whether tiles of ``tensor`` are stored turned."""
+        return self._cached.stop + self.tensors.index(tensor)
+
+    def table(self, lines: Ints, schedules: Sequence[TileSchedule], which: Ints | slice = slice(None)) -> ScheduleTable:
+        """The table of some lines, with the padding and the bands of ``schedules`` at the positions ``which``."""
+        padding = _by_tensor(self.tensors, [schedule.padding for schedule in schedules])
+        padding = {tensor: amounts[which] for tensor, amounts in padding.items()}
+        raster = np.array([schedule.raster for schedule in schedules], dtype=np.int64)[which]
+        return ScheduleTable.of_lines(self.form, self.tensors, lines, padding, raster)
 
 
 def _by_tensor(tensors: Sequence[str], sizes: Sequence[Sizes]) -> dict[str, Ints]:
@@ -437,13 +525,6 @@ def _by_tensor(tensors: Sequence[str], sizes: Sequence[Sizes]) -> dict[str, Ints
         return dict.fromkeys(tensors, np.zeros(len(sizes), dtype=np.int64))
     given = [dict(pairs) for pairs in sizes]
     return {tensor: np.array([each.get(tensor, 0) for each in given], dtype=np.int64) for tensor in tensors}
-
-
-def _listed(tensors: Sequence[str], lists: Sequence[tuple[str, ...]]) -> dict[str, Bools]:
-    """Whether a schedule lists a tensor, by tensor."""
-    if not any(lists):
-        return dict.fromkeys(tensors, np.zeros(len(lists), dtype=np.bool_))
-    return {tensor: np.array([tensor in names for names in lists], dtype=np.bool_) for tensor in tensors}
 
 
 _COLUMNS = tuple(each.name for each in fields(ScheduleTable) if each.name != "form")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -188,8 +188,9 @@ class TileSchedule:
 
     @staticmethod
     def quickly(**given: Any) -> TileSchedule:
-        """``TileSchedule(**given)``, for the loops of construction: see :func:`hal.support.records.quick`."""
-        return quick(TileSchedule, **{**_LEFT_OUT, **given})
+        """``TileSchedule(**given)``, for the loops of construction: see :func:`hal.support.records.quick`. Fields that
+        are left out have the defaults of the class."""
+        return quick(TileSchedule, **given)
 
     def laid_out(
         self,
@@ -202,7 +203,7 @@ class TileSchedule:
     ) -> TileSchedule:
         """A copy in another layout; quicker than :meth:`with_`, for the loops of construction."""
         own = self.__dict__
-        given = {name: own[name] for name in _FIELDS}
+        given = {name: own[name] for name in _FIELDS if name in own}
         given.update(padding=padding, turned=turned, unroll=unroll)
         given.update(stages=stages, asynchronous=asynchronous, raster=raster)
         return quick(TileSchedule, **given)
@@ -213,4 +214,3 @@ class TileSchedule:
 
 
 _FIELDS = tuple(each.name for each in fields(TileSchedule))
-_LEFT_OUT = {each.name: each.default for each in fields(TileSchedule) if each.default is not MISSING}

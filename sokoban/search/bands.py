@@ -44,7 +44,7 @@ def in_bands(
     """
     plain = estimates.rows_of(which)
     own = table.raster[which]
-    if not len(which) or plain.stage_seconds["dram"][0] <= DRAM_SHARE * plain.seconds[0]:
+    if not len(which) or plain.stage_seconds["dram"][0] <= DRAM_SHARE * plain.seconds[0] or not _has_bands(placed):
         return own, plain
     table = table.candidates(which)
     raster = bands(table, plain, placed)
@@ -59,20 +59,27 @@ def bands(table: ScheduleTable, estimates: EstimateTable, placed: PlacedForm) ->
     ``R`` blocks that cover ``w`` tiles across and ``R / w`` down read ``w Q + R / w P`` bytes, ``P`` and ``Q`` being
     what one more tile down or across adds: least at ``w = sqrt(R P / Q)``, here the nearest power of two.
     """
-    form, device = table.form, placed.device
     slow = estimates.stage_seconds["dram"] > DRAM_SHARE * estimates.seconds
-    if device.shared.is_cache or device.l2 is None or form.reduction is None or form.kind != "tile" or not slow.any():
-        return table.zeros
-    most_kept_bytes = device.l2.capacity_bytes / 2
-    if all(form.expr.tensor_by_name[load.tensor].size_bytes <= most_kept_bytes for load in form.body_loads):
+    if not slow.any() or not _has_bands(placed):
         return table.zeros
     able = slow & (table.warp_tile | fully_staged(table))
-    resident = np.maximum(1, estimates.blocks_per_unit) * device.unit_count
+    if not able.any():
+        return table.zeros
+    resident = np.maximum(1, estimates.blocks_per_unit) * placed.device.unit_count
     down, across = compiled_added_bytes(table, placed) or added_bytes(table)
     least = np.sqrt(resident * down / np.maximum(1.0, across))
     width = (2 ** np.rint(np.log2(np.maximum(1.0, least)))).astype(np.int64)
     plain, banded = (_traffic(table, placed, resident, raster) for raster in (table.zeros, width))
     return np.where(able & (banded < WORTHWHILE * plain), width, 0)
+
+
+def _has_bands(placed: PlacedForm) -> bool:
+    """Whether launch order may save traffic: blocks share operands that L2 does not hold anyway."""
+    form, device = placed.form, placed.device
+    if device.shared.is_cache or device.l2 is None or form.reduction is None or form.kind != "tile":
+        return False
+    most_kept_bytes = device.l2.capacity_bytes / 2
+    return any([form.expr.tensor_by_name[load.tensor].size_bytes > most_kept_bytes for load in form.body_loads])
 
 
 def _traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, raster: Ints) -> Floats:

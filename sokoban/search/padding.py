@@ -43,7 +43,7 @@ def bank_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints]:
     padding they have, as does everything where the layer is a cache.
     """
     device = placed.device
-    if device.shared.is_cache:
+    if device.shared.is_cache or not any([staged.any() for staged in table.cached.values()]):
         return dict(table.padding)
     compiled = compiled_padding(table, placed)
     return padding_by_columns(table, device) if compiled is None else compiled

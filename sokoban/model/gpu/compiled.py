@@ -9,8 +9,10 @@ instructions, rows, loops cut twice) and serves where no compiler is.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from sokoban.model.gpu.stages import (
     walks_innermost,
 )
 from sokoban.model.gpu.step import Occupancy
-from sokoban.model.gpu.transactions import keeps_in_l2, touched_bytes, touched_elements
+from sokoban.model.gpu.transactions import keeps_in_l2, touched_parts
 from sokoban.model.gpu.work import body_instructions
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 
@@ -46,8 +48,10 @@ _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "terms": 12, "lanes": 64, "b
 _SECONDS = ("compute", "issue", "shared", "l2", "stored", "waiting", "dram", "power", "hoisting", "rounds", "scheduler")
 _PARTS = ("together", "alone", "unfilled", "stores", "units", "filling", "waiting")
 _WHOLE_STAGES = 7
-#: Those of integers; behind them stand the blocks and the steps of a kernel.
+_SECONDS_LINES = len(_SECONDS) + len(_PARTS) + _WHOLE_STAGES
+#: Those of integers; behind them stand the rounds, the blocks and the steps of a kernel.
 _COUNTS = ("registers", "spilled", "shared", "resident", "running", "warps")
+_COUNT_LINES = len(_COUNTS) + 3
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -77,25 +81,24 @@ def compiled_stages(table: ScheduleTable, placed: PlacedForm, exponent: float) -
     if native is None:
         return None
     library, problem = native
-    sharing = problem.sharing(table)
-    count = table.count
-    seconds, counts = np.empty((len(_SECONDS), count)), np.empty((len(_COUNTS) + 2, count), dtype=np.int64)
-    arrays = (*problem.arrays, *_columns(table), sharing)
-    library.price(*map(_address, arrays), count, _address(seconds), _address(counts))
+    count, sharing = table.count, problem.sharing(table)
+    columns, *rest = _columns(table)
+    seconds, counts = np.empty((_SECONDS_LINES, count)), np.empty((_COUNT_LINES, count), dtype=np.int64)
+    given, results = (*problem.addresses, _address(columns)), (_address(seconds), _address(counts))
+    shared = None if sharing is None else _address(sharing)
+    library.price(*given, *map(_address, rest), shared, count, *results)
     # Powers are NumPy's, so that they have its bits.
-    hiding = seconds[-1] ** exponent
-    parts, waves = np.empty((len(_PARTS) + _WHOLE_STAGES, count)), np.empty(count, dtype=np.int64)
-    ahead = (np.ascontiguousarray(table.stages), np.ascontiguousarray(table.launched))
-    before = (_address(seconds), _address(counts), _address(hiding))
-    library.finish(*map(_address, (*problem.arrays, *ahead)), count, *before, _address(parts), _address(waves))
-    by_name, ints = dict(zip(_SECONDS, seconds, strict=True)), dict(zip(_COUNTS, counts, strict=False))
+    hiding = seconds[_SECONDS.index("scheduler")] ** exponent
+    library.finish(*given, count, _address(hiding), *results)
+    lines, numbers = iter(seconds), iter(counts)
+    by_name = dict(zip(_SECONDS, lines, strict=False))
     return quick(
         CompiledStages,
         seconds=by_name,
-        occupancy=quick(Occupancy, rounds=by_name["rounds"], **ints),
-        parts=dict(zip(_PARTS, parts, strict=False)),
-        whole=parts[len(_PARTS) :],
-        waves=waves,
+        parts=dict(zip(_PARTS, lines, strict=False)),
+        whole=list(lines),
+        occupancy=quick(Occupancy, rounds=by_name["rounds"], **dict(zip(_COUNTS, numbers, strict=False))),
+        waves=next(numbers),
     )
 
 
@@ -107,8 +110,8 @@ def compiled_padding(table: ScheduleTable, placed: PlacedForm) -> dict[str, Ints
     library, problem = native
     columns, before, raster = _columns(table)
     padding = before.copy()
-    arrays = (*problem.arrays, columns, before, raster)
-    library.pad(*map(_address, arrays), table.count, _address(padding))
+    arrays = map(_address, (columns, before, raster))
+    library.pad(*problem.addresses, *arrays, table.count, _address(padding))
     return dict(zip(table.padding, padding, strict=True))
 
 
@@ -119,9 +122,8 @@ def compiled_added_bytes(table: ScheduleTable, placed: PlacedForm) -> tuple[Floa
     if native is None:
         return None
     library, problem = native
-    down, across = np.empty(table.count), np.empty(table.count)
-    arrays = (*problem.arrays, *_columns(table))
-    library.added_bytes(*map(_address, arrays), table.count, _address(down), _address(across))
+    down, across, arrays = np.empty(table.count), np.empty(table.count), _columns(table)
+    library.added_bytes(*problem.addresses, *map(_address, arrays), table.count, _address(down), _address(across))
     return down, across
 
 
@@ -132,28 +134,28 @@ def compiled_traffic(table: ScheduleTable, placed: PlacedForm, resident: Ints, r
     if native is None:
         return None
     library, problem = native
-    moved = np.empty(table.count)
-    columns, padding, _ = _columns(table)
-    arrays = (*problem.arrays, columns, padding, np.ascontiguousarray(raster), np.ascontiguousarray(resident))
-    library.traffic(*map(_address, arrays), table.count, _address(moved))
+    moved, (columns, padding, _) = np.empty(table.count), _columns(table)
+    arrays = (columns, padding, np.array(raster, dtype=np.int64), np.array(resident, dtype=np.int64))
+    library.traffic(*problem.addresses, *map(_address, arrays), table.count, _address(moved))
     return moved
 
 
 def _address(array: Any) -> int:
-    return 0 if array is None else int(array.__array_interface__["data"][0])
+    """Where the entries of an array of our own begin; its ``ctypes.data`` takes three times as long to say so."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(array))
 
 
 def ready(table: ScheduleTable, placed: PlacedForm) -> tuple[Any, _Problem] | None:
     """The library and the problem that it is given; None where it knows no such problem or schedules."""
     if table.has_warp_tiles or table.inner_thread or table.inner_step or not table.count:
         return None
-    library = native_library(SOURCE).library()
-    if library is None:
-        return None
-    problem = placed.remembered.get("compiled")
-    if problem is None:
-        problem = placed.remembered["compiled"] = _problem(placed)
-    return None if problem.form is None else (_typed(library), problem)
+    known: tuple[Any, _Problem] | None = placed.remembered.get("compiled")
+    if known is None:
+        library = native_library(SOURCE).library()
+        if library is None:
+            return None
+        known = placed.remembered["compiled"] = _typed(library), _problem(placed)
+    return None if known[1].form is None else known
 
 
 def _typed(library: ctypes.CDLL) -> Any:
@@ -165,29 +167,15 @@ def _typed(library: ctypes.CDLL) -> Any:
         library.traffic.argtypes = (*[pointer] * 6, number, pointer)
         for function in (library.price, library.pad, library.added_bytes, library.traffic):
             function.restype = None
-        library.finish.argtypes = (*[pointer] * 4, number, *[pointer] * 5)
+        library.finish.argtypes = (*[pointer] * 3, number, *[pointer] * 3)
         library.finish.restype = None
     return library
 
 
 def _columns(table: ScheduleTable) -> tuple[Ints, Ints, Ints]:
     """The columns of a table, line by line; its padding by tensor; and its bands."""
-    known = table.__dict__.get("compiled_columns")
-    if known is None:
-        nothing = table.zeros
-        lines: list[Any] = [
-            *table.block.values(),
-            *table.thread.values(),
-            *table.vthreads.values(),
-            *table.step.values(),
-        ]
-        lines += table.cached.values()
-        lines += [table.turned.get(name, nothing) for name in table.cached]
-        lines += [table.vector.get(name, nothing) for name in (*table.cached, table.form.expr.output.name)]
-        lines += [table.reduce_threads, table.unroll, table.stages, table.asynchronous]
-        known = table.__dict__["compiled_columns"] = np.array(lines, dtype=np.int64)
-    padding = np.array([table.padding[name] for name in table.cached], dtype=np.int64).reshape(-1, table.count)
-    return known, padding, np.ascontiguousarray(table.raster)
+    padding = np.array([table.padding[name] for name in table.cached], dtype=np.int64)
+    return table.lines, padding, np.array(table.raster, dtype=np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +183,13 @@ class _Problem:
     """An operator on a device as the C file reads it; ``form`` is None where it has no room for it."""
 
     form: KernelForm | None
-    arrays: tuple[Ints, Floats]
+    ints: array[int]
+    doubles: array[float]
+
+    @cached_property
+    def addresses(self) -> tuple[int, int]:
+        """Where both arrays begin."""
+        return self.ints.buffer_info()[0], self.doubles.buffer_info()[0]
 
     def sharing(self, table: ScheduleTable) -> Floats | None:
         """What threads that share rows do, line by line; None where none do."""
@@ -212,25 +206,26 @@ class _Problem:
 def _problem(placed: PlacedForm) -> _Problem:
     form, device = placed.form, placed.device
     axes = (*form.spatial, *form.reduced)
+    accesses = [load.indices for load in form.body_loads]
     fits = (
         form.kind == "tile"
         and len(axes) <= _MOST["axes"]
-        and len(form.body_loads) <= _MOST["loads"]
-        and max([len(load.indices) for load in form.body_loads], default=0) <= _MOST["dimensions"]
-        and max([len(index.terms) for load in form.body_loads for index in load.indices], default=0) <= _MOST["terms"]
+        and 0 < len(accesses) <= _MOST["loads"]
+        and max(map(len, accesses)) <= _MOST["dimensions"]
+        and max([len(index.terms) for indices in accesses for index in indices], default=0) <= _MOST["terms"]
         and device.warp_lanes <= _MOST["lanes"]
         and (device.shared.bank_count or 32) <= _MOST["banks"]
     )
     if not fits:
-        return _Problem(None, (np.empty(0, dtype=np.int64), np.empty(0)))
+        return _Problem(None, array("q"), array("d"))
     ints, doubles = _head(placed, axes)
     place = {axis: number for number, axis in enumerate(axes)}
-    tensors = list(dict.fromkeys(load.tensor for load in form.body_loads))
+    tensors = list(dict.fromkeys([load.tensor for load in form.body_loads]))
     for load in form.body_loads:
         fields, rates = _load(placed, load, place, tensors.index(load.tensor))
         ints += fields
         doubles += rates
-    return _Problem(form, (np.array(ints, dtype=np.int64), np.array(doubles, dtype=np.float64)))
+    return _Problem(form, array("q", ints), array("d", doubles))
 
 
 def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[float]]:
@@ -246,20 +241,20 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         len(form.spatial), len(form.reduced), len({load.tensor for load in form.body_loads}), len(form.body_loads),
         form.reduction is not None, form.reduces_contiguously, form.spatial.index(last) if last in form.spatial else -1,
         2 if form.expr.accumulate == "float64" else 1,
-        sum(len(load.indices) for load in (*form.body_loads, *form.final_loads)), output.element_bytes,
+        sum([len(load.indices) for load in (*form.body_loads, *form.final_loads)]), output.element_bytes,
         output.size_bytes, device.warp_lanes, shared.bank_count or 32, shared.bank_width_bytes or 4,
         device.teu.group_size, device.unit_count, l2.transaction_bytes, dram.scattered_bytes_per_second is not None,
         limits.registers_per_unit, limits.registers_per_thread, limits.register_allocation_granularity,
         uncounted_registers(device), limits.threads_per_unit, limits.shared_bytes_per_unit,
         limits.shared_bytes_reserved_per_block, limits.shared_bytes_per_block_opt_in, limits.threads_per_block,
-        limits.blocks_per_unit, *(form.sizes[axis] for axis in axes),
+        limits.blocks_per_unit, *[form.sizes[axis] for axis in axes],
     ]  # fmt: skip
     doubles = [
         max(1.0, body), final,
         2.0 * device.warp_lanes / (device.peak_flops(placed.arithmetic_dtype) / device.teu_count),
         device.clocks.boost_hz, passes_per_second(device), l2.bandwidth_bytes_per_second / device.unit_count,
         output.element_count, dram.bandwidth_bytes_per_second,
-        sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others), latency_seconds(device),
+        sum([form.expr.tensor_by_name[tensor].size_bytes for tensor in others]), latency_seconds(device),
         opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
     ]  # fmt: skip
     return ints, doubles
@@ -268,20 +263,19 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
 def _load(placed: PlacedForm, load: Load, place: Mapping[str, int], tensor: int) -> tuple[list[int], list[float]]:
     """The numbers of a load: ``place`` numbers the axes, ``tensor`` is the number of its tensor."""
     form, device = placed.form, placed.device
-    shape = form.expr.tensor_by_name[load.tensor].shape
+    read = form.expr.tensor_by_name[load.tensor]
     dimensions = [data_dimension(index) for index in load.indices]
     inner = dimensions[-1] if dimensions else None
-    vectorises = inner is not None and inner.stride == 1 and all(c >= 0 for _, c in inner.terms)
-    walked = [axis for axis in form.spatial if form.sizes[axis] > 1]
-    order = storage_order(load, walked, form.batch_axes)
+    vectorises = inner is not None and inner.stride == 1 and all([c >= 0 for _, c in inner.terms])
+    order = storage_order(load, form.walked, form.batch_axes)
     along_outputs, along_reduction = walks_innermost(form, load)
     ints = [
-        tensor, form.expr.tensor_by_name[load.tensor].element_bytes, load.pad is not None, vectorises,
+        tensor, read.element_bytes, load.pad is not None, vectorises,
         order[-1] if order else -1, keeps_in_l2(form, load, device), along_outputs, along_reduction, len(dimensions),
     ]  # fmt: skip
-    for dimension, size in zip(dimensions, shape, strict=True):
+    for dimension, size in zip(dimensions, read.shape, strict=True):
         ints += [size, abs(dimension.stride), dimension.offset, len(dimension.terms)]
         for axis, coefficient in dimension.terms:
             ints += [place[axis], coefficient]
-    compulsory = touched_bytes(form, load, device.dram.transaction_bytes)
-    return ints, [compulsory, float(touched_elements(form, load))]
+    touched, compulsory = touched_parts(form, load, device.dram.transaction_bytes)
+    return ints, [compulsory, float(touched)]

@@ -56,8 +56,10 @@ class RowWork:
 def row_work(form: KernelForm, reduce_threads: Ints, kept_columns: Ints) -> RowWork:
     """What each of the threads does that share a row; ``reduce_threads``: how many share one, ``kept_columns``: what
     shared memory keeps of it, by schedule."""
-    pairs, inverse = np.unique(np.stack([reduce_threads, kept_columns]), axis=1, return_inverse=True)
-    works = [_work(form, int(count), int(kept)) for count, kept in pairs.T]
+    pairs = list(zip(reduce_threads.tolist(), kept_columns.tolist(), strict=True))
+    place = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+    works = [_work(form, threads, kept) for threads, kept in place]
+    inverse = np.array([place[pair] for pair in pairs])
 
     def column(of: Callable[[_Work], float]) -> Floats:
         return np.array([of(work) for work in works])[inverse]

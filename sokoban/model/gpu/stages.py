@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hal.spec.device import DeviceSpec
-from sokoban.kernel.form import KernelForm, operation_count
+from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import loads_in_flight
@@ -259,7 +259,7 @@ def passes_per_second(device: DeviceSpec) -> float:
 def issue_operations(form: KernelForm) -> float:
     """Arithmetic instructions per point of the body: a multiply and an add fuse into one."""
     reduction = form.reduction
-    count = operation_count(form.body) + (1 if reduction else 0)
+    count = form.body_operations
     if reduction is not None and reduction.function == "sum" and count >= 2:
         count -= 1
     assert reduction is None or reduction.function in REDUCTION_IDENTITY
@@ -280,6 +280,6 @@ def walks_innermost(form: KernelForm, load: Load) -> tuple[bool, bool]:
     last = next((axis for axis in reversed(form.spatial) if form.sizes[axis] > 1), None)
     innermost = load.indices[-1] if load.indices else None
     along_outputs = innermost is None or last is None or innermost.coefficient(last) != 0
-    along_outputs = along_outputs or not any(index.coefficient(last) for index in load.indices if last)
-    along_reduction = innermost is None or any(innermost.coefficient(axis) for axis in (*form.reduced, *form.columns))
+    along_outputs = along_outputs or not any([index.coefficient(last) for index in load.indices if last])
+    along_reduction = innermost is None or any([a in form.reduced or a in form.columns for a, _ in innermost.terms])
     return along_outputs, along_reduction

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -162,7 +161,7 @@ def dram_bytes(table: ScheduleTable, load: Load, device: DeviceSpec, together: S
     elements: Floats = np.ones(table.count)
     for index, size in zip(load.indices, tensor.shape, strict=True):
         elements = elements * np.minimum(data_dimension(index).extent(together.tile), size)
-    touched = touched_elements(table.form, load)
+    touched, _ = touched_parts(table.form, load, device.dram.transaction_bytes)
     return np.maximum(together.rounds * elements * (compulsory / touched), compulsory)
 
 
@@ -171,26 +170,24 @@ def keeps_in_l2(form: KernelForm, load: Load, device: DeviceSpec) -> bool:
     return device.l2 is not None and form.expr.tensor_by_name[load.tensor].size_bytes <= device.l2.capacity_bytes / 2
 
 
-def touched_elements(form: KernelForm, load: Load) -> int:
-    """Elements of the box of a whole tensor that the operator reads from, every dimension by itself."""
-    shape = form.expr.tensor_by_name[load.tensor].shape
-    extents = [data_dimension(index).extent(form.sizes) for index in load.indices]
-    return math.prod(map(min, extents, shape))
+def touched_parts(form: KernelForm, load: Load, transaction_bytes: int) -> tuple[int, float]:
+    """Elements of the box of a whole tensor that the operator reads from, every dimension by itself; and
+    :func:`touched_bytes`."""
+    tensor = form.expr.tensor_by_name[load.tensor]
+    size_bytes = tensor.size_bytes
+    if not load.indices:
+        return 1, float(size_bytes)
+    rows, inner, stride = 1, 1, 1
+    for index, size in zip(load.indices, tensor.shape, strict=True):
+        dimension = data_dimension(index)
+        rows, inner, stride = rows * inner, min(dimension.extent(form.sizes), size), dimension.stride
+    elements, span = rows * inner, inner * stride * tensor.element_bytes
+    return elements, float(min(size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes))
 
 
 def touched_bytes(form: KernelForm, load: Load, transaction_bytes: int) -> float:
     """Bytes of a whole tensor that the operator touches, in transactions: a strided access skips rows."""
-    tensor = form.expr.tensor_by_name[load.tensor]
-    elements, rows = 1, 1
-    for position, (index, size) in enumerate(zip(load.indices, tensor.shape, strict=True)):
-        extent = min(data_dimension(index).extent(form.sizes), size)
-        elements *= extent
-        if position < len(tensor.shape) - 1:
-            rows *= extent
-    if not load.indices:
-        return float(tensor.size_bytes)
-    span = elements // rows * data_dimension(load.indices[-1]).stride * tensor.element_bytes
-    return float(min(tensor.size_bytes, rows * (span + transaction_bytes), elements * transaction_bytes))
+    return touched_parts(form, load, transaction_bytes)[1]
 
 
 def stored_transactions(table: ScheduleTable, device: DeviceSpec) -> Floats:

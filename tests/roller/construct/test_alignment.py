@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -44,9 +45,9 @@ def test_wavefronts_have_their_own_lanes() -> None:
 
 def test_matrix_instructions_take_multiples_on_their_axes_alone() -> None:
     rule = ExecutionUnitRule(32, ((M, 16), (K, 16)))
-    assert [rule.allows(MATMUL, "shared", M, size) for size in (8, 16, 24, 48)] == [False, True, False, True]
-    assert all(rule.allows(MATMUL, "registers", N, size) for size in (1, 7, 8, 24))
-    assert all(ExecutionUnitRule(32).allows(MATMUL, "shared", M, size) for size in (1, 7, 24))
+    assert list(rule.allowed(MATMUL, "shared", M, (8, 16, 24, 48))) == [16, 48]
+    assert rule.allowed(MATMUL, "registers", N, (1, 7, 8, 24)) == (1, 7, 8, 24)
+    assert ExecutionUnitRule(32).allowed(MATMUL, "shared", M, (1, 7, 24)) == (1, 7, 24)
 
 
 # Rule 2
@@ -56,29 +57,27 @@ def test_leading_dimensions_are_whole_transactions() -> None:
     rule = TransactionRule(32)
     # k leads A, n leads B: multiples of eight floats. m leads nothing.
     for axis in (K, N):
-        assert [rule.allows(MATMUL, "shared", axis, size) for size in (4, 8, 12, 64)] == [False, True, False, True]
-    assert all(rule.allows(MATMUL, "shared", M, size) for size in (1, 3, 91))
+        assert list(rule.allowed(MATMUL, "shared", axis, (4, 8, 12, 64))) == [8, 64]
+    assert rule.allowed(MATMUL, "shared", M, (1, 3, 91)) == (1, 3, 91)
 
 
 def test_registers_have_no_transactions() -> None:
-    assert TransactionRule(32).allows(MATMUL, "registers", K, 1)
+    assert TransactionRule(32).allowed(MATMUL, "registers", K, (1,)) == (1,)
 
 
 def test_a_tile_of_whole_rows_is_contiguous() -> None:
-    assert TransactionRule(32).allows(MATMUL, "shared", K, 230)
-    assert TransactionRule(32).allows(MATMUL, "shared", K, 231)
-    assert not TransactionRule(32).allows(MATMUL, "shared", K, 229)
+    assert list(TransactionRule(32).allowed(MATMUL, "shared", K, (229, 230, 231))) == [230, 231]
 
 
 def test_halves_need_twice_the_elements() -> None:
     space = TileSpace.of(form_of(op="matmul", m=91, n=370, k=230, dtype="float16"))
-    assert [TransactionRule(32).allows(space, "shared", K, size) for size in (8, 16)] == [False, True]
+    assert list(TransactionRule(32).allowed(space, "shared", K, (8, 16))) == [16]
 
 
 def test_rows_of_a_sliding_window_are_free() -> None:
     space = TileSpace.of(form_of(op="conv2d", n=3, c=5, h=33, w=35, f=7, kh=3, kw=3))
     ow = space.axes.index("ow")
-    assert all(TransactionRule(32).allows(space, "shared", ow, size) for size in (1, 3, 5))
+    assert TransactionRule(32).allowed(space, "shared", ow, (1, 3, 5)) == (1, 3, 5)
 
 
 # Rule 3
@@ -116,7 +115,7 @@ def test_padded_rows_start_one_read_apart(stored: int, read: int, element_bytes:
 
 
 def test_banks_refuse_no_size() -> None:
-    assert all(BankRule(32, 4).allows(MATMUL, "shared", K, size) for size in range(1, 99))
+    assert BankRule(32, 4).allowed(MATMUL, "shared", K, range(1, 99)) == range(1, 99)
 
 
 # Rule 4
@@ -138,7 +137,7 @@ def test_banks_refuse_no_size() -> None:
 )
 def test_padding_a_tensor_wastes_at_most_epsilon(size: int, epsilon: float, allowed: bool) -> None:
     """(S - N % S) / N <= epsilon for N = 91, and always where S divides N."""
-    assert TensorShapeRule(epsilon).allows(MATMUL, "shared", M, size) is allowed
+    assert list(TensorShapeRule(epsilon).allowed(MATMUL, "shared", M, (size,))) == [size] * allowed
 
 
 @settings(max_examples=100, deadline=None)
@@ -147,7 +146,7 @@ def test_the_tensor_rule_is_the_printed_inequality_off_the_divisors(total: int, 
     space = TileSpace.of(form_of(op="reduce", function="sum", shape=[total + 1, 3], axes=[1]))
     n = total + 1
     expected = n % size == 0 or (size - n % size) / n <= epsilon
-    assert TensorShapeRule(epsilon).allows(space, "shared", 0, size) is expected
+    assert list(TensorShapeRule(epsilon).allowed(space, "shared", 0, (size,))) == [size] * expected
 
 
 # Together
@@ -176,7 +175,7 @@ def test_aligned_sizes_ascend_and_obey_every_rule(
     assert list(sizes) == sorted(set(sizes))
     for size in sizes:
         assert size % base == 0 and size <= largest
-        assert all(rule.allows(space, layer, axis, size) for rule in rules)
+        assert all(list(rule.allowed(space, layer, axis, (size,))) == [size] for rule in rules)
 
 
 @settings(max_examples=100, deadline=None)
@@ -213,11 +212,8 @@ class OddRule:
 
     name: str = "odd"
 
-    def binds(self, space: TileSpace, layer: str, axis: int) -> bool:
-        return True
-
-    def allows(self, space: TileSpace, layer: str, axis: int, size: int) -> bool:
-        return size % 2 == 1
+    def allowed(self, space: TileSpace, layer: str, axis: int, sizes: Sequence[int]) -> Sequence[int]:
+        return [size for size in sizes if size % 2]
 
 
 def test_another_rule_is_another_value() -> None:

@@ -51,4 +51,4 @@ def test_numbers_too_large_for_c_are_left_to_python() -> None:
     program = load_operators(suite_path("roller119"))[0]
     space = TileSpace.of(kernel_form(program))
     larger = TileSpace(**{**space.__dict__, "sizes": tuple(size << 20 for size in space.sizes)})
-    assert Growth(MicroModel(larger, V100, 1e12, 2.0))._function is None
+    assert Growth(MicroModel(larger, V100, 1e12, 2.0)).library is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.table import ScheduleTable
+from sokoban.schedule.pipelines import fully_staged
+from sokoban.schedule.table import Lines, ScheduleTable
 from sokoban.schedule.tile import TileSchedule
 from tests.sokoban.schedules import form_of, matmul_schedule, schedules
 
@@ -82,6 +84,37 @@ def test_other_padding_leaves_everything_else_as_it_was() -> None:
     assert table.padding["A"].tolist() == [0, 1]
     assert padded.block_count is block_count
     assert padded.block is table.block
+
+
+def test_lines_are_the_columns_however_a_table_is_made() -> None:
+    rows = [
+        matmul_schedule((24, 40), (3, 5), 9, vector=(("A", 2),), stages=2, asynchronous=True),
+        matmul_schedule((12, 8), (3, 2), 11, cached=("A",), turned=("A",), padding=(("A", 1),), raster=4),
+        matmul_schedule((12, 8), (3, 2), 99, unroll=7),
+    ]
+    table = ScheduleTable.of(MATMUL, rows)
+    # A table of the same columns, of which nothing else is known.
+    np.testing.assert_array_equal(replace(table).lines, table.lines)
+    chosen, which = table.candidates(np.array([2, 0])), np.array([2, 0])
+    np.testing.assert_array_equal(chosen.lines, table.lines[:, which])
+    np.testing.assert_array_equal(replace(chosen).lines, chosen.lines)
+    assert chosen.raster.tolist() == [0, 0] and table.candidates(slice(1, 2)).raster.tolist() == [4]
+    assert chosen.asynchronous.tolist() == [False, True] and chosen.unroll.tolist() == [7, 64]
+
+
+def test_lines_and_tables_agree_on_what_is_staged_and_walked_in_steps() -> None:
+    rows = [
+        matmul_schedule((24, 40), (3, 5), 9),
+        matmul_schedule((24, 40), (3, 5), 9, cached=("A",)),
+        matmul_schedule((24, 40), (3, 5), 1024),
+        matmul_schedule((24, 40), (3, 5), 9, reduce_threads=(("k", 2),)),
+    ]
+    lines, table = Lines(MATMUL), ScheduleTable.of(MATMUL, rows)
+    matrix = lines.of(rows)
+    assert lines.fully_staged(matrix).tolist() == fully_staged(table).tolist() == [True, False, True, False]
+    assert lines.has_steps(matrix).tolist() == (table.step_count > 1).tolist()
+    matrix[lines.turned("B"), 1] = 1
+    assert lines.table(matrix, rows).turned["B"].tolist() == [False, True, False, False]
 
 
 def test_a_tile_of_other_axes_is_refused() -> None:

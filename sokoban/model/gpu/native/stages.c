@@ -83,7 +83,6 @@ static i64 gcd(i64 a, i64 b) {
 
 static void read_form(Form *form, const i64 *ints, const double *doubles) {
   i64 *head = &form->spatial;
-  memset(form, 0, sizeof(Form));
   for (int i = 0; i < 28; i++) head[i] = *ints++;
   for (i64 a = 0; a < form->spatial + form->reduced; a++) form->size[a] = *ints++;
   double *rates = &form->value_instructions;
@@ -158,6 +157,9 @@ static void lane_coordinates(const Form *form, Row *row) {
   }
 }
 
+/* Lines of a table behind those of axes (table.py); none but `launched` of the last four is read here. */
+enum { STAGES = 2, LAUNCHED = 6, OTHERS = 4 };
+
 static void read_row(const Form *form, Row *row, const i64 *columns, const i64 *padding, const i64 *raster, i64 count,
                      i64 index) {
   const i64 *next = columns + index;
@@ -167,14 +169,15 @@ static void read_row(const Form *form, Row *row, const i64 *columns, const i64 *
   for (i64 a = 0; a < form->spatial; a++) row->thread[a] = TAKE;
   for (i64 a = 0; a < form->spatial; a++) row->vthreads[a] = TAKE;
   for (i64 a = form->spatial; a < all; a++) row->tile[a] = TAKE;
-  for (i64 t = 0; t < form->tensors; t++) row->cached[t] = TAKE;
-  for (i64 t = 0; t < form->tensors; t++) row->turned[t] = TAKE;
-  for (i64 t = 0; t < form->tensors; t++) row->vector[t] = TAKE;
-  row->output_vector = TAKE;
   row->reduce_threads = TAKE;
   row->unroll = TAKE;
   row->stages = TAKE;
   row->asynchronous = TAKE;
+  next += OTHERS * count;
+  for (i64 t = 0; t < form->tensors; t++) row->cached[t] = TAKE;
+  for (i64 t = 0; t < form->tensors; t++) row->turned[t] = TAKE;
+  for (i64 t = 0; t < form->tensors; t++) row->vector[t] = TAKE;
+  row->output_vector = TAKE;
   for (i64 t = 0; t < form->tensors; t++) row->padding[t] = padding[t * count + index];
   row->raster = raster[index];
   row->accumulators = row->block_count = row->step_count = row->step_points = row->reduced_points = 1;
@@ -301,17 +304,20 @@ static void lane_parts(const Form *form, const Load *load, const Row *row, const
 
 /* Different words in the bank that has most of them, where lanes read `size` adjacent words at once. */
 static i64 busiest_bank(const Form *form, const Load *load, const Parts *parts, i64 pitch, i64 size) {
-  i64 words[LANES], used[BANKS], busiest = 0, banks = form->banks / size;
+  i64 words[LANES], used[BANKS], latest[BANKS], before[LANES], busiest = 0, banks = form->banks / size;
+  memset(used, 0, sizeof(i64) * banks);
   for (i64 lane = 0; lane < form->lanes; lane++) {
     i64 word = parts->place[lane] + parts->row[lane] * pitch;
     if (load->element_bytes != form->bank_bytes) word = quotient(word * load->element_bytes, form->bank_bytes);
-    words[lane] = size == 1 ? word : quotient(word, size);
-  }
-  sort(words, form->lanes);
-  memset(used, 0, sizeof(i64) * banks);
-  for (i64 lane = 0; lane < form->lanes; lane++) {
-    if (lane && words[lane] == words[lane - 1]) continue;
-    i64 bank = words[lane] - quotient(words[lane], banks) * banks;
+    if (size != 1) word = quotient(word, size);
+    words[lane] = word;
+    if (lane && word == words[lane - 1]) continue;
+    /* The words of a bank so far: `latest` leads to the lane that came last, `before` from a lane to the one before. */
+    i64 bank = word - quotient(word, banks) * banks, known = latest[bank], left = used[bank];
+    for (; left > 0 && words[known] != word; left--) known = before[known];
+    if (left > 0) continue;
+    before[lane] = latest[bank];
+    latest[bank] = lane;
     busiest = most(busiest, ++used[bank]);
   }
   return busiest;
@@ -576,8 +582,13 @@ static double flat_instructions(const Form *form, const Row *row) {
   return total + (double)form->dimensions + (double)row->accumulators / (double)store_width(form, row);
 }
 
-enum { COMPUTE, ISSUE, SHARED, L2, STORED, WAITING, DRAM, POWER, HOISTING, ROUNDS, SCHEDULER_WARPS, OUTPUTS };
-enum { REGISTERS, SPILLED, SHARED_BYTES, RESIDENT, RUNNING, WARPS, BLOCKS, STEPS, COUNTS };
+/* Lines of the results; those from TOGETHER on, the seven stages of the whole kernel at last, and WAVES, `finish`
+ * writes. */
+enum {
+  COMPUTE, ISSUE, SHARED, L2, STORED, WAITING, DRAM, POWER, HOISTING, ROUNDS, SCHEDULER_WARPS,
+  TOGETHER, ALONE, UNFILLED, STORES, UNITS, FILLING, WAITED, WHOLE
+};
+enum { REGISTERS, SPILLED, SHARED_BYTES, RESIDENT, RUNNING, WARPS, WAVES, BLOCKS, STEPS };
 enum { ROW_ARITHMETIC, ROW_INSTRUCTIONS, ROW_KEPT, ROW_BATCHES, ROW_LOADS };
 
 static void price_row(const Form *form, const Row *row, const double *sharing, i64 count, i64 index, double *seconds,
@@ -739,7 +750,7 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
   COUNT(STEPS) = row->step_count;
 }
 
-/* Stages of every row: `seconds` has OUTPUTS lines of `count`, `counts` COUNTS; `sharing` may be absent. */
+/* Stages of every row, to the lines of `seconds` and `counts`, of `count` each; `sharing` may be absent. */
 void price(const i64 *ints, const double *doubles, const i64 *columns, const i64 *padding, const i64 *raster,
            const double *sharing, i64 count, double *seconds, i64 *counts) {
   Form form;
@@ -751,14 +762,14 @@ void price(const i64 *ints, const double *doubles, const i64 *columns, const i64
   }
 }
 
-enum { TOGETHER, ALONE, UNFILLED, STORES, UNITS, FILLING, WAITED, STAGES };
-
-/* Stages put together, from the results of `price` and the share that warps hide (breakdown.py), to TOGETHER to WAITED
- * and the seven stages of the whole kernel, a line of `count` each; and `waves`. */
-void finish(const i64 *ints, const double *doubles, const i64 *stages, const i64 *launched, i64 count,
-            const double *seconds, const i64 *counts, const double *hiding, double *parts, i64 *waves) {
+/* Stages put together, from the results of `price`, behind which they stand, and the share that warps hide
+ * (breakdown.py). */
+void finish(const i64 *ints, const double *doubles, const i64 *columns, i64 count, const double *hiding,
+            double *seconds, i64 *counts) {
   Form form;
   read_form(&form, ints, doubles);
+  const i64 *single = columns + (3 * form.spatial + form.reduced) * count;
+  const i64 *stages = single + STAGES * count, *launched = single + LAUNCHED * count;
   for (i64 index = 0; index < count; index++) {
     double compute = SECONDS(COMPUTE), issue = SECONDS(ISSUE), shared = SECONDS(SHARED), l2 = SECONDS(L2);
     double running = (double)COUNT(RUNNING), rounds = SECONDS(ROUNDS), steps = (double)COUNT(STEPS);
@@ -776,22 +787,21 @@ void finish(const i64 *ints, const double *doubles, const i64 *stages, const i64
       if (launched[index] > 0) filling = filling / fmost(1.0, rounds);
     }
     double alone = waiting + work, unfilled = is_pipeline ? 0.0 : fleast(waiting, work) / running;
-#define PART(field) parts[(field) * count + index]
-    PART(TOGETHER) = together;
-    PART(ALONE) = alone;
-    PART(UNFILLED) = unfilled;
-    PART(STORES) = stores;
-    PART(UNITS) = rounds * (steps * (fmost(together, alone) + unfilled) + stores + filling);
-    PART(FILLING) = filling;
-    PART(WAITED) = waiting;
+    SECONDS(TOGETHER) = together;
+    SECONDS(ALONE) = alone;
+    SECONDS(UNFILLED) = unfilled;
+    SECONDS(STORES) = stores;
+    SECONDS(UNITS) = rounds * (steps * (fmost(together, alone) + unfilled) + stores + filling);
+    SECONDS(FILLING) = filling;
+    SECONDS(WAITED) = waiting;
     i64 blocks = launched[index] > 0 ? least(launched[index], COUNT(BLOCKS)) : COUNT(BLOCKS);
     const double whole[7] = {
         fmost(rounds * steps * compute, SECONDS(POWER)), rounds * steps * issue, rounds * steps * shared,
         rounds * steps * l2 + rounds * stores, SECONDS(DRAM), rounds * (steps * alone + filling),
         (double)blocks * form.block_launch,
     };
-    for (i64 stage = 0; stage < 7; stage++) PART(STAGES + stage) = whole[stage];
-    waves[index] = ceiling(COUNT(BLOCKS), most(1, COUNT(RESIDENT)) * form.unit_count);
+    for (i64 stage = 0; stage < 7; stage++) SECONDS(WHOLE + stage) = whole[stage];
+    COUNT(WAVES) = ceiling(COUNT(BLOCKS), most(1, COUNT(RESIDENT)) * form.unit_count);
   }
 }
 
