@@ -8,12 +8,13 @@ tell which of them matters.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
-from codegen.verify.result import HALF_UNITS, tolerance_of
+from codegen.verify.result import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
 from roller.algorithms.flash import ROUNDINGS
@@ -31,6 +32,9 @@ from sokoban.schedule.tile import TileSchedule
 #: The name of the algorithm.
 NAME = "sequence"
 
+#: Elements of a tensor between kernels up to which a sequence is run to prove it.
+MOST_ELEMENTS = 2**19
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -44,7 +48,7 @@ class Stages:
         """A small operator of the same statements, over which every schedule covers several tiles."""
         tiles = [schedule for schedule in schedules if isinstance(schedule, TileSchedule)]
         wanted = [(stage, cut_sizes(stage, schedule)) for stage, schedule in zip(form.stages, tiles, strict=True)]
-        sizes = needed_sizes(form.sizes, wanted)
+        sizes = _limited(form, needed_sizes(form.sizes, wanted))
         small = _resized(form, sizes)
         if [stage.kind for stage in small.stages] != [stage.kind for stage in form.stages]:
             # A kernel walks axes of one length together, which have to stay so.
@@ -57,7 +61,21 @@ class Stages:
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results in 16 bits, since what passes between kernels is rounded, too."""
         halves = HALF_UNITS.get(form.expr.output.dtype)
-        return None if halves is None else min(tolerance_of(form.expr), ROUNDINGS * halves)
+        return None if halves is None else ROUNDINGS * halves
+
+
+def _limited(form: KernelForm, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Sizes over which no kernel writes more than :data:`MOST_ELEMENTS`, if axes longer than pairs can do that: kernels
+    are right over many tiles each, and a few tell whether they fit together. An axis of one would be no axis."""
+    small = dict(sizes)
+    written = [statement.axes for statement in form.expr.statements]
+    while max(math.prod(small[axis] for axis in axes) for axes in written) > MOST_ELEMENTS:
+        largest = max(written, key=lambda axes: math.prod(small[axis] for axis in axes))
+        axis = max(largest, key=lambda axis: small[axis])
+        if small[axis] <= 2:
+            break
+        small[axis] = -(-small[axis] // 2)
+    return small
 
 
 def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:

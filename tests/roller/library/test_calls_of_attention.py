@@ -144,24 +144,24 @@ def test_the_command_prints_the_kernel_and_ours_beside_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "device", "message"),
-    [
-        ({"dtype": "float64"}, "h100", "use one of bfloat16, float16, float32"),
-        ({"head_dim": 52}, "h100", "rows of 52 elements are no multiple of 16 bytes; use a multiple of 8"),
-        ({}, "ice-lake", "name a GPU, or use roller estimate --implementation library"),
-    ],
+    ("changes", "device"), [({"dtype": "float64"}, "h100"), ({"head_dim": 52}, "h100"), ({}, "ice-lake")]
 )
-def test_what_we_cannot_build_is_refused_in_a_line(
-    tmp_path: Path, changes: dict[str, Any], device: str, message: str
-) -> None:
+def test_what_has_no_kernel_of_its_own_is_written_out(tmp_path: Path, changes: dict[str, Any], device: str) -> None:
     file = tmp_path / "op.json"
     file.write_text(json.dumps(LLAMA | {"name": "core"} | changes))
-    out = tmp_path / "out"
+    told = CliRunner().invoke(main, ["estimate", str(file), "--device", device, "--search", "roller", "--json"])
+    assert told.exit_code == 0, told.stderr
+    parts = json.loads(told.stdout)["parts"]
+    assert [part["label"] for part in parts] == ["core: makes Logits", "core: makes P", "core: makes Y"]
+
+
+def test_what_we_cannot_build_is_refused_in_a_line(tmp_path: Path) -> None:
+    file, out = tmp_path / "op.json", tmp_path / "out"
+    file.write_text(json.dumps(LLAMA | {"name": "core", "queries": 64, "dtype": "float8_e4m3fn"}))
     for command in (["compile", str(file), "--out", str(out)], ["estimate", str(file)], ["explain", str(file)]):
-        refused = CliRunner().invoke(main, [*command, "--device", device])
+        refused = CliRunner().invoke(main, [*command, "--device", "h100"])
         assert (refused.exit_code, refused.stdout) == (2, ""), command
-        assert message in refused.stderr
-        assert refused.stderr.count("\n") == 1
+        assert "float8_e4m3fn" in refused.stderr and refused.stderr.count("\n") == 1
         assert not out.exists()
 
 
