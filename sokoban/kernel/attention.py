@@ -18,25 +18,14 @@ from sokoban.language.named.attention import Attention, AttentionSizes
 SLICE_NUMBERS = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class AttentionKernel:
-    """``softmax(Q K^T scale) V``, or its parts over ``slices`` slices of the keys.
+class GroupedHeads:
+    """The heads of attention as products: those that share a head of keys are rows of one.
 
     Attributes:
-        name: of the operator.
         attention: its sizes, mask and scale.
-        slices: blocks that share the keys of the same rows.
-        inputs: queries ``[b, heads, queries, head_dim]``, keys and values ``[b, kv_heads, keys, ...]``.
-        output: the result ``[b, heads, queries, value_dim]``; with several slices partial results in float32,
-            ``[slices, b * heads * queries, value_dim + 2]``: values weighted by exponentials that are not divided by
-            their sum, the largest logit in powers of two, the sum.
     """
 
-    name: str
-    attention: Attention
-    slices: int
-    inputs: tuple[Tensor, ...]
-    output: Tensor
+    attention: AttentionSizes
 
     @property
     def group(self) -> int:
@@ -44,7 +33,7 @@ class AttentionKernel:
         return self.attention.heads // self.attention.key_heads
 
     @property
-    def rows(self) -> int:
+    def query_rows(self) -> int:
         """Queries of all heads of a group."""
         return self.attention.queries * self.group
 
@@ -64,6 +53,39 @@ class AttentionKernel:
         return self.attention.factor
 
     @property
+    def mask_text(self) -> str:
+        """Which keys a query sees, as text behind a comma; empty for all."""
+        attention = self.attention
+        window = f", the last {attention.window_size} keys" if attention.window_size else ""
+        return f", causal{window}" if attention.causal else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionKernel(GroupedHeads):
+    """``softmax(Q K^T scale) V``, or its parts over ``slices`` slices of the keys.
+
+    Attributes:
+        name: of the operator.
+        attention: its sizes, mask and scale.
+        slices: blocks that share the keys of the same rows.
+        inputs: queries ``[b, heads, queries, head_dim]``, keys and values ``[b, kv_heads, keys, ...]``.
+        output: the result ``[b, heads, queries, value_dim]``; with several slices partial results in float32,
+            ``[slices, b * heads * queries, value_dim + 2]``: values weighted by exponentials that are not divided by
+            their sum, the largest logit in powers of two, the sum.
+    """
+
+    name: str
+    attention: Attention
+    slices: int
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+    @property
+    def rows(self) -> int:
+        """Queries of all heads of a group."""
+        return self.query_rows
+
+    @property
     def sizes(self) -> Mapping[str, int]:
         """Elements along every axis."""
         attention = self.attention
@@ -74,12 +96,9 @@ class AttentionKernel:
 
     def statement_text(self) -> str:
         """What the kernel computes, as text."""
-        attention = self.attention
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
-        mask = f", the last {attention.window_size} keys" if attention.window_size else ""
-        mask = f", causal{mask}" if attention.causal else ""
         slices = f", in {self.slices} slices of the keys" if self.slices > 1 else ""
-        return f"{self.output.name} = softmax(Q K^T * {self.scale:.4g}) V of {names}{mask}{slices}"
+        return f"{self.output.name} = softmax(Q K^T * {self.scale:.4g}) V of {names}{self.mask_text}{slices}"
 
 
 @dataclass(frozen=True, kw_only=True)

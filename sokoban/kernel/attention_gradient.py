@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sokoban.kernel.attention import seen_pairs
+from sokoban.kernel.attention import GroupedHeads, seen_pairs
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention_gradient import AttentionGradient
 
@@ -20,7 +20,7 @@ GRADIENT_INPUTS = ("Q", "K", "V", "dY", "L", "D")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionGradientKernel:
+class AttentionGradientKernel(GroupedHeads):
     """The gradient of attention after its queries, or after its keys and values.
 
     Attributes:
@@ -42,16 +42,6 @@ class AttentionGradientKernel:
         return self.attention.of == "keys"
 
     @property
-    def group(self) -> int:
-        """Heads of queries that share a head of keys."""
-        return self.attention.heads // self.attention.key_heads
-
-    @property
-    def query_rows(self) -> int:
-        """Queries of all heads of a group."""
-        return self.attention.queries * self.group
-
-    @property
     def rows(self) -> int:
         """Rows of one problem that blocks have for their own."""
         return self.attention.key_count if self.is_of_keys else self.query_rows
@@ -60,21 +50,6 @@ class AttentionGradientKernel:
     def walked_rows(self) -> int:
         """Rows of one problem that blocks walk."""
         return self.query_rows if self.is_of_keys else self.attention.key_count
-
-    @property
-    def problems(self) -> int:
-        """Heads of keys of all sequences, each with products of its own."""
-        return self.attention.b * self.attention.key_heads
-
-    @property
-    def ahead(self) -> int:
-        """Keys before those of the first query."""
-        return self.attention.key_count - self.attention.queries
-
-    @property
-    def scale(self) -> float:
-        """What products are multiplied by."""
-        return self.attention.factor
 
     @property
     def sizes(self) -> Mapping[str, int]:
@@ -87,14 +62,11 @@ class AttentionGradientKernel:
 
     def statement_text(self) -> str:
         """What the kernel computes, as text."""
-        attention = self.attention
         names = ", ".join(f"{tensor.name}{list(tensor.shape)}" for tensor in self.inputs)
-        mask = f", the last {attention.window_size} keys" if attention.window_size else ""
-        mask = f", causal{mask}" if attention.causal else ""
         result = "dS^T Q and P^T dY side by side" if self.is_of_keys else "dS K"
         return (
             f"{self.output.name} = {result}, dS = P (dY V^T - D) * {self.scale:.4g}, "
-            f"P = exp(Q K^T * {self.scale:.4g} - L), of {names}{mask}"
+            f"P = exp(Q K^T * {self.scale:.4g} - L), of {names}{self.mask_text}"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
@@ -20,8 +21,36 @@ FRAGMENT_ROWS, FRAGMENT_DEPTH, PIECE_BYTES = 16, 16, 16
 PANEL_PIECES = PANEL_BYTES // PIECE_BYTES
 
 
+class RowTiles:
+    """What schedules of attention and of its gradients have in common: blocks of rows, which lanes share.
+
+    Attributes:
+        rows: of a block.
+        warps: of a block; each has as many rows as any other.
+        lanes: threads that share a row.
+    """
+
+    rows: int
+    warps: int
+    lanes: int
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.warps * LANES
+
+    @property
+    def thread_rows(self) -> int:
+        """Rows that a thread has a part of."""
+        return self.rows * self.lanes // self.threads
+
+    def row_blocks(self, kernel: AttentionKernel | AttentionGradientKernel) -> int:
+        """Blocks along the rows of one problem."""
+        return -(-kernel.rows // self.rows)
+
+
 @dataclass(frozen=True, kw_only=True)
-class AttentionSchedule:
+class AttentionSchedule(RowTiles):
     """How an attention kernel runs: a block holds ``rows`` rows of queries and walks the keys, ``keys`` at a step.
 
     Attributes:
@@ -43,25 +72,11 @@ class AttentionSchedule:
     instruction: Instruction
     lanes: int = FRAGMENT_LANES
 
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.warps * LANES
-
-    @property
-    def thread_rows(self) -> int:
-        """Rows that a thread has a part of."""
-        return self.rows * self.lanes // self.threads
-
     def pitch_bytes(self, width: int, dtype: str) -> int:
         """Bytes that a row of a staged tile takes: whole panels where warp groups read it."""
         if self.instruction.is_by_groups:
             return padded(width * DTYPE_BYTES[dtype], PANEL_BYTES)
         return pitch_bytes(width, dtype)
-
-    def row_blocks(self, kernel: AttentionKernel) -> int:
-        """Blocks along the rows of one problem."""
-        return -(-kernel.rows // self.rows)
 
     def blocks(self, kernel: AttentionKernel) -> int:
         """Blocks of the launch."""

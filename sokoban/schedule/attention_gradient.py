@@ -8,7 +8,7 @@ from typing import Any
 from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import FRAGMENT_LANES, LANES, PIECE_BYTES, padded, pitch_bytes
+from sokoban.schedule.attention import FRAGMENT_LANES, PIECE_BYTES, RowTiles, padded, pitch_bytes
 
 #: Numbers of every query beside its row: the logarithm of the sum of its exponentials, and D.
 QUERY_NUMBERS = 2
@@ -17,7 +17,7 @@ NUMBER_BUFFERS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradientSchedule:
+class GradientSchedule(RowTiles):
     """How the gradient of attention runs: a block holds ``rows`` rows of its own and walks others, ``step`` at a time.
 
     Attributes:
@@ -37,20 +37,6 @@ class GradientSchedule:
     instruction: Instruction
     shares: int = 1
     lanes: int = FRAGMENT_LANES
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block."""
-        return self.warps * LANES
-
-    @property
-    def thread_rows(self) -> int:
-        """Rows that a thread has a part of."""
-        return self.rows * self.lanes // self.threads
-
-    def row_blocks(self, kernel: AttentionGradientKernel) -> int:
-        """Blocks along the rows of one problem, each of them with all results or a share."""
-        return -(-kernel.rows // self.rows)
 
     def blocks(self, kernel: AttentionGradientKernel) -> int:
         """Blocks of the launch."""

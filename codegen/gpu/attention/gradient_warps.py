@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from codegen.gpu.attention.staged_tiles import StagedTile
-from codegen.gpu.attention.warps import PRODUCTS
+from codegen.gpu.attention.warps import PRODUCTS, named_sizes
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
@@ -133,17 +133,10 @@ def _constants(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> s
         "ROW_BLOCKS": schedule.row_blocks(kernel), "SHARES": schedule.shares, "AHEAD": kernel.ahead,
         "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
-    lines, line = [], "  constexpr int"
-    for name, size in sizes.items():
-        item = f" {name} = {size},"
-        if len(line) + len(item) > 118:
-            lines.append(line)
-            line = "   "
-        line += item
     # Logits are taken as powers of two, whose exponentials take one instruction.
     twos = 1 / math.log(2)
     factors = f"FACTOR = {kernel.scale!r}f, SCALE = {kernel.scale * twos!r}f, TWOS = {twos!r}f"
-    return "\n".join([*lines, line.rstrip(",") + ";", f"  constexpr float {factors};"])
+    return f"{named_sizes(sizes)}\n  constexpr float {factors};"
 
 
 #: Which queries a block has, and which keys they see. The longest walks start first.

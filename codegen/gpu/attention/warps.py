@@ -9,6 +9,7 @@ that the next one takes, so that exponentials go from product to product without
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from codegen.gpu.attention.staged_tiles import StagedTile
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -95,6 +96,13 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         "ROW_BLOCKS": schedule.row_blocks(kernel), "SLICES": kernel.slices, "AHEAD": kernel.ahead,
         "CAUSAL": int(attention.causal), "WINDOW": attention.window_size,
     }  # fmt: skip
+    # Logits are kept in powers of two, whose exponentials take one instruction.
+    scale = abs(kernel.scale) / math.log(2) or 1e-30
+    return f"{named_sizes(sizes)}\n  constexpr float SCALE = {scale!r}f;"
+
+
+def named_sizes(sizes: Mapping[str, int]) -> str:
+    """Sizes as constants of a text, as many to a line as there is room for."""
     lines, line = [], "  constexpr int"
     for name, size in sizes.items():
         item = f" {name} = {size},"
@@ -102,9 +110,7 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
             lines.append(line)
             line = "   "
         line += item
-    # Logits are kept in powers of two, whose exponentials take one instruction.
-    scale = abs(kernel.scale) / math.log(2) or 1e-30
-    return "\n".join([*lines, line.rstrip(",") + ";", f"  constexpr float SCALE = {scale!r}f;"])
+    return "\n".join([*lines, line.rstrip(",") + ";"])
 
 
 #: Which rows a block has, which keys they see, and which of those the block walks. The longest walks start first.
