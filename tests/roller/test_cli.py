@@ -83,13 +83,14 @@ def write(name: str, data: Any) -> str:
         ),
         ([], "op.json: an empty list; write at least one operator"),
         (
-            [MATMUL, {"expr": "C[i] = sum(k, A[i,k]); D[i] = C[i] - C[i - 1 | pad=1]", "sizes": {"i": 8, "k": 9}}],
-            "expr_D_8: cannot be one kernel: D reads C at shifted or scaled indices; write it as two operators",
+            [MATMUL, {"op": "matmul", "m": 16, "n": 16, "k": 32, "dtype": "float8_e4m3fn"}],
+            "matmul_16x16x32_float8_e4m3fn: dtype float8_e4m3fn of A is multiplied by matrix instructions alone, and "
+            "v100-sxm2-16gb has none for it; use float16, or a board like l4 or h200",
         ),
     ],
     ids=[
         "missing size", "negative size", "unknown operator", "not affine", "unknown dtype", "broken JSON",
-        "deeply nested", "deeply nested and closed", "code", "empty list", "second operator needs two kernels",
+        "deeply nested", "deeply nested and closed", "code", "empty list", "second operator is not for the board",
     ],
 )  # fmt: skip
 def test_a_bad_operator_file_is_one_line(here: Path, data: Any, message: str) -> None:
