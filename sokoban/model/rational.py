@@ -61,14 +61,13 @@ def estimate_compiled(
     return gpu.estimate(ScheduleTable.of(form, [schedule]), PlacedForm(form, device), report).row(0)
 
 
-#: Resident blocks of a unit that are looked at, and the share of its time that a kernel has to gain by one more of
-#: them. Whether a compiler finds fewer registers costs a compilation.
-MOST_BLOCKS, LEAST_GAIN = 16, 0.005
+#: Resident blocks of a unit that are looked at.
+MOST_BLOCKS = 16
 
 
 def worthwhile_blocks(form: KernelForm, device: DeviceSpec, schedule: TileSchedule) -> tuple[int, ...]:
-    """Numbers of resident blocks that make a kernel of multiply-adds faster than one block fewer would, by at least
-    :data:`LEAST_GAIN`, were registers all that decides how many there are.
+    """Numbers of resident blocks that make a kernel of multiply-adds faster than one block fewer would, were registers
+    all that decides how many there are. Whether a compiler finds fewer registers costs a compilation.
 
     >>> from hal.catalog import load_device
     >>> from sokoban.kernel.form import kernel_form
@@ -87,8 +86,7 @@ def worthwhile_blocks(form: KernelForm, device: DeviceSpec, schedule: TileSchedu
     seconds = gpu.estimate(
         ScheduleTable.of(form, [schedule] * len(registers)), PlacedForm(form, device), report
     ).seconds
-    gains = seconds[1:] < (1.0 - LEAST_GAIN) * seconds[:-1]
-    return tuple((np.flatnonzero(gains) + 2).tolist())
+    return tuple((np.flatnonzero(seconds[1:] < seconds[:-1]) + 2).tolist())
 
 
 #: Who estimates, by what the lanes of a device are: threads, many to a unit, or elements of the vectors of one.
