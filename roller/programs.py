@@ -16,14 +16,11 @@ from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms import (
     ALGORITHMS,
-    ATTENTIONS,
     DIRECT,
     ChainProgram,
     Considered,
     algorithms_of,
-    check_attention,
     composed_programs,
-    sequence,
 )
 from roller.construct.construct import construct
 from roller.construct.program import Construction, Program, Reason, RProgram
@@ -167,8 +164,10 @@ def form_on(expr: TensorExpr, device: DeviceSpec) -> KernelForm:
         InputError: a statement alone is no kernel.
     """
     form = operator_form(expr)
-    if form.kind not in ATTENTIONS:
+    if form.kind not in ("attention", "attention_gradient"):
         return form
+    from roller.algorithms.flash import check_attention
+
     try:
         check_attention(form, device)
     except InputError:
@@ -199,6 +198,8 @@ def _composed(placed: PlacedForm, top_k: int, method: str) -> Considered:
     """What becomes of an operator that no schedule of tiles computes."""
     if placed.form.kind != "sequence":
         return composed_programs(placed, top_k)
+    from roller.algorithms import sequence
+
     stages = [find_programs(stage, placed.device, top_k, method, (DIRECT,)).direct for stage in placed.form.stages]
     return sequence.combined(placed.form, stages, top_k)
 

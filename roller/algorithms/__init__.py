@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from hal.support.errors import InputError
-from roller.algorithms import flash, flash_gradient, split_k, winograd
+from roller.algorithms import split_k, winograd
 from roller.algorithms.chain import ChainProgram, Considered
-from roller.algorithms.flash import check_attention
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
 
@@ -40,24 +39,17 @@ def algorithms_of(
     return tuple(consider(placed, direct) for consider in asked.values())
 
 
-#: What composes operators that no schedule of tiles computes, by the kind of their form.
-_COMPOSE: Mapping[str, Callable[[PlacedForm, int], Considered]] = {
-    "attention": flash.consider,
-    "attention_gradient": flash_gradient.consider,
-}
-
-
-#: The kinds of forms that they are for.
-ATTENTIONS = tuple(_COMPOSE)
-
-
 def composed_programs(placed: PlacedForm, top_k: int) -> Considered:
     """The ``top_k`` best programs of attention or of a gradient of it, which have no others.
 
     Raises:
         InputError: the device or the kernels have nothing for the operator.
     """
-    return _COMPOSE[placed.form.kind](placed, top_k)
+    # Nothing else has a use for them, and starting a command takes no longer for what it does not need.
+    from roller.algorithms import flash, flash_gradient
+
+    consider = flash.consider if placed.form.kind == "attention" else flash_gradient.consider
+    return consider(placed, top_k)
 
 
 def parse_algorithms(text: str | None) -> tuple[str, ...]:
@@ -78,12 +70,10 @@ def parse_algorithms(text: str | None) -> tuple[str, ...]:
 
 __all__ = [
     "ALGORITHMS",
-    "ATTENTIONS",
     "DIRECT",
     "ChainProgram",
     "Considered",
     "algorithms_of",
-    "check_attention",
     "composed_programs",
     "parse_algorithms",
 ]

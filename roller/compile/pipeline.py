@@ -27,8 +27,6 @@ from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
-from sokoban.model.gpu.attention import estimate_attention
-from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.model.rational import estimate_compiled, worthwhile_blocks
 from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
@@ -277,8 +275,12 @@ def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec)
     """A kernel's expected time by the registers that the compiler gave it; the estimate where it told none."""
     form, schedule, registers = part.problem, part.schedule, built.registers
     if isinstance(form, AttentionKernel) and isinstance(schedule, AttentionSchedule) and registers is not None:
+        from sokoban.model.gpu.attention import estimate_attention
+
         return estimate_attention(form, schedule, device, registers).seconds
     if isinstance(form, AttentionGradientKernel) and isinstance(schedule, GradientSchedule) and registers is not None:
+        from sokoban.model.gpu.attention_gradient import estimate_gradient
+
         return estimate_gradient(form, schedule, device, registers).seconds
     if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
         return part.estimate.seconds
