@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from codegen.gpu.attention.fragments import cleared, own_fragments, product_of_columns, product_of_rows, unseen_keys
 from codegen.gpu.attention.staged_tiles import StagedTile
 from codegen.gpu.attention.warps import PRODUCTS, named_sizes
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
@@ -45,40 +46,32 @@ def lower(request: LoweringRequest) -> Lowered:
 
 @dataclass(frozen=True)
 class _Result:
-    """A result of a block: rows of it are sums of ``factor`` times rows of a tile that the block walks.
+    """A result of a block: sums of factors times columns of a tile that the block walks.
 
     Attributes:
-        sums: name of the fragments.
+        sums, factors: names of the fragments.
         width: name of the elements of its rows, padded.
-        factor: ``slopes`` or ``weights``.
-        tile, pitch: names of where the tile begins, and of the bytes from row to row of it.
+        columns, pitch: where a lane finds columns of the tile, and name of the bytes from row to row of it.
         size, column: elements of a row, and where they begin in the output's.
         scale: what sums are multiplied by at the end; empty for nothing.
     """
 
     sums: str
+    factors: str
     width: str
-    factor: str
-    tile: str
+    columns: str
     pitch: str
     size: int
     column: int
     scale: str
 
-    @property
-    def place(self) -> str:
-        """Name of where a lane finds columns of the tile's fragments."""
-        return "key_columns" if self.pitch == "KEY_PITCH" else "value_columns"
 
-
-def _results(kernel: AttentionGradientKernel, schedule: GradientSchedule) -> list[_Result]:
-    """What a block makes; with two shares either the first or the second, in the same registers."""
+def _results(kernel: AttentionGradientKernel) -> list[_Result]:
+    """What blocks make, that of the gradients of logits first; with two shares either, in the same registers."""
     depth, width = kernel.attention.head_dim, kernel.attention.value_size
-    first = _Result("key_sums", "DEPTH", "slopes", "keys_now", "KEY_PITCH", depth, 0, " * FACTOR")
-    if not kernel.is_of_keys:
-        return [first]
-    second = _Result("value_sums", "WIDTH", "weights", "values_now", "VALUE_PITCH", width, depth, "")
-    return [first, second]
+    first = _Result("key_sums", "wanted", "DEPTH", "keys_now + key_columns", "KEY_PITCH", depth, 0, " * FACTOR")
+    second = _Result("value_sums", "logits", "WIDTH", "values_now + value_columns", "VALUE_PITCH", width, depth, "")
+    return [first, second] if kernel.is_of_keys else [first]
 
 
 def _text(kernel: AttentionGradientKernel, schedule: GradientSchedule, entry: str) -> str:
@@ -209,51 +202,24 @@ def _numbers(kernel: AttentionGradientKernel) -> str:
     }"""
 
 
-def _cleared(name: str, width: str) -> str:
-    return f"""\
-#pragma unroll
-  for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-    for (int n = 0; n < {width} / 8; ++n)
-#pragma unroll
-      for (int c = 0; c < 4; ++c) {name}[m][n][c] = 0.0f;"""
-
-
 def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: str, pair: str) -> str:
     """The steps of a block."""
-    of_keys, results = kernel.is_of_keys, _results(kernel, schedule)
-    if schedule.shares > 1:
-        declared = (
-            "  constexpr int LARGEST = DEPTH > WIDTH ? DEPTH : WIDTH;\n  float sums[FRAGMENTS][LARGEST / 8][4];\n"
-        )
-        declared += _cleared("sums", "LARGEST")
-    else:
-        declared = "\n".join(
-            f"  float {each.sums}[FRAGMENTS][{each.width} / 8][4];\n{_cleared(each.sums, each.width)}"
-            for each in results
-        )
-    fetched = "\n    fetch_numbers(first_step);" if of_keys else ""
-    arrived = """
-    float* numbers = (float*)(shared + NUMBERS) + number % 2 * 2 * STEP;
-    if (thread < STEP) {
-      numbers[thread] = next_sum;
-      numbers[STEP + thread] = next_dot;
-    }"""
-    arrived = arrived.replace("NUMBERS", str(number_place(kernel, schedule))) if of_keys else ""
-    next_copies = f"""\
-    if (number + 1 < steps) {{{"@"}
-      copy_walked_keys(step + 1, {"1 - buffer" if schedule.stages > 1 else "0"});
-      copy_walked_values(step + 1, {"1 - buffer" if schedule.stages > 1 else "0"});
-      copy_async_commit();
-    }}"""
-    next_numbers = "\n    if (number + 1 < steps) fetch_numbers(step + 1);" if of_keys else ""
-    early = next_copies.replace("@", "") + "\n" if schedule.stages > 1 else ""
-    late = "" if schedule.stages > 1 else next_copies.replace("@", "\n      __syncthreads();") + "\n"
-    wanted = _logits("wanted", "own_value_place", "VALUE_PITCH", "values_now + value_rows_place", "WIDTH", product)
+    of_keys, results = kernel.is_of_keys, _results(kernel)
+    largest = "(DEPTH > WIDTH ? DEPTH : WIDTH)"
+    kept = {"sums": largest} if schedule.shares > 1 else {each.sums: each.width for each in results}
+    declared = "\n".join(
+        f"  float {sums}[FRAGMENTS][{width} / 8][4];\n{cleared(sums, width)}" for sums, width in kept.items()
+    )
+    logits = _dots("logits", "own_key_place", "KEY_PITCH", "keys_now + key_rows_place", "DEPTH", product)
+    wanted = _dots("wanted", "own_value_place", "VALUE_PITCH", "values_now + value_rows_place", "WIDTH", product)
+    exponent = "numbers[n * 8 + lane % 4 * 2 + j]" if of_keys else "exponents[m][i]"
+    dot = "numbers[STEP + n * 8 + lane % 4 * 2 + j]" if of_keys else "dots[m][i]"
+    logit, slope = "logits[m][n][2 * i + j]", "wanted[m][n][2 * i + j]"
     slopes = f"""\
     float wanted[FRAGMENTS][STEP / 8][4];
 {wanted}
-{_SLOPES.replace("DOT", "numbers[STEP + n * 8 + lane % 4 * 2 + j]" if of_keys else "dots[m][i]")}"""
+{_each_logit(f"{slope} = {logit} * ({slope} - {dot});")}"""
+    next_copies = _next_copies("1 - buffer" if schedule.stages > 1 else "0", waits=schedule.stages == 1)
     return f"""\
   // Where this lane finds rows of fragments: of the block's own tiles, of two tiles of eight walked rows, of columns.
   const int own_key_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
@@ -268,44 +234,54 @@ def _walk(kernel: AttentionGradientKernel, schedule: GradientSchedule, product: 
     copy_own_values();
     copy_walked_keys(first_step, 0);
     copy_walked_values(first_step, 0);
-    copy_async_commit();{fetched}
+    copy_async_commit();
+{"    fetch_numbers(first_step);" if of_keys else ""}
   }}
   for (int number = 0; number < steps; ++number) {{
     const int step = first_step + number, first_walked = step * STEP, buffer = number % STAGES;
     const int keys_now = key_buffers + buffer * STEP * KEY_PITCH;
-    const int values_now = value_buffers + buffer * STEP * VALUE_PITCH;{arrived}
+    const int values_now = value_buffers + buffer * STEP * VALUE_PITCH;
+{_arrived_numbers(number_place(kernel, schedule)) if of_keys else ""}
     copy_async_wait_0();
     __syncthreads();
-{early}{next_numbers}
+{next_copies if schedule.stages > 1 else ""}
+{"    if (number + 1 < steps) fetch_numbers(step + 1);" if of_keys else ""}
     float logits[FRAGMENTS][STEP / 8][4];
-{_logits("logits", "own_key_place", "KEY_PITCH", "keys_now + key_rows_place", "DEPTH", product)}
-{_PROBABILITIES.replace("EXPONENT", "numbers[n * 8 + lane % 4 * 2 + j]" if of_keys else "exponents[m][i]")}
-{_MASK_OF_KEYS if of_keys else _MASK_OF_QUERIES}
+{logits}
+{_each_logit(f"{logit} = power_of_two(fmaf({logit}, SCALE, -{exponent}));")}
+{_MASK_OF_KEYS if of_keys else unseen_keys("STEP", "first_walked", "0.0f")}
 {_sums(results, schedule, slopes, product, pair)}
-{late}  }}"""
+{next_copies if schedule.stages == 1 else ""}
+  }}"""
 
 
-def _logits(sums: str, own: str, pitch: str, walked: str, depth: str, product: str) -> str:
-    """The product of the block's own rows and those of a step, along the rows of both."""
+def _next_copies(buffer: str, *, waits: bool) -> str:
+    """The copies of the next step; they wait for all warps where they write what those still read."""
+    wait = "      __syncthreads();\n" if waits else ""
     return f"""\
-{_cleared(sums, "STEP").replace(chr(10) + "  ", chr(10) + "    ")}
-#pragma unroll
-    for (int d = 0; d < {depth} / 16; ++d) {{
-      unsigned own_fragment[FRAGMENTS][4];
-#pragma unroll
-      for (int m = 0; m < FRAGMENTS; ++m)
-        load_matrix_x4(own_fragment[m], 0, shared, {own} + m * 16 * {pitch} + d * 32);
-#pragma unroll
-      for (int n = 0; n < STEP / 16; ++n) {{
-        unsigned walked_fragment[4];
-        load_matrix_x4(walked_fragment, 0, shared, {walked} + n * 16 * {pitch} + d * 32);
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; ++m) {{
-          {product}({sums}[m][2 * n], 0, own_fragment[m], 0, walked_fragment, 0);
-          {product}({sums}[m][2 * n + 1], 0, own_fragment[m], 0, walked_fragment, 2);
-        }}
-      }}
+    if (number + 1 < steps) {{
+{wait}      copy_walked_keys(step + 1, {buffer});
+      copy_walked_values(step + 1, {buffer});
+      copy_async_commit();
     }}"""
+
+
+def _arrived_numbers(place: int) -> str:
+    """The numbers of a step's queries, fetched a step before, where all threads find them."""
+    return f"""\
+    float* numbers = (float*)(shared + {place}) + number % 2 * 2 * STEP;
+    if (thread < STEP) {{
+      numbers[thread] = next_sum;
+      numbers[STEP + thread] = next_dot;
+    }}"""
+
+
+def _dots(sums: str, own: str, pitch: str, walked: str, depth: str, product: str) -> str:
+    """The product of the block's own rows and those of a step, along the rows of both."""
+    loads = f"      unsigned own_fragment[FRAGMENTS][4];\n{own_fragments('own_fragment[m]', own, pitch)}\n"
+    return product_of_rows(
+        sums, "own_fragment[m]", walked, pitch, depth=depth, step="STEP", product=product, loads=loads
+    )
 
 
 def _each_logit(statement: str) -> str:
@@ -321,32 +297,8 @@ def _each_logit(statement: str) -> str:
           for (int j = 0; j < 2; ++j) {statement}"""
 
 
-#: Probabilities, of which the forward pass kept the sum.
-_PROBABILITIES = _each_logit("logits[m][n][2 * i + j] = power_of_two(fmaf(logits[m][n][2 * i + j], SCALE, -EXPONENT));")
-#: Gradients of the logits.
-_SLOPES = _each_logit("wanted[m][n][2 * i + j] = logits[m][n][2 * i + j] * (wanted[m][n][2 * i + j] - DOT);")
-
-#: Pairs that are not seen have no probability, where a step has any. A row of fragments is its lane's fourth, or eight
-#: more; a column its lane's place among four.
-_MASK_OF_QUERIES = """\
-    if (first_walked + STEP > KEYS_ALL || (CAUSAL && first_walked + STEP > first_query + AHEAD + 1) ||
-        (WINDOW && first_walked <= last_query + AHEAD - WINDOW)) {
-#pragma unroll
-      for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int query = (first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i) / GROUP;
-          const int keys_end = CAUSAL ? min(query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
-          const int keys_begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
-#pragma unroll
-          for (int n = 0; n < STEP / 8; ++n)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const int key = first_walked + n * 8 + lane % 4 * 2 + j;
-              if (key >= keys_end || key < keys_begin) logits[m][n][2 * i + j] = 0.0f;
-            }
-        }
-    }"""
+#: Pairs that are not seen have no probability, where a step has any; a column of fragments is its lane's place among
+#: four.
 _MASK_OF_KEYS = """\
     if (first_walked + STEP > WALKED_ALL || (CAUSAL && first_walked / GROUP + AHEAD < last_row) ||
         (WINDOW && first_row <= (first_walked + STEP - 1) / GROUP + AHEAD - WINDOW)) {
@@ -369,44 +321,23 @@ _MASK_OF_KEYS = """\
 
 
 def _sums(results: list[_Result], schedule: GradientSchedule, slopes: str, product: str, pair: str) -> str:
-    """The products that results are sums of; probabilities come before gradients of logits, which take their place."""
-    ordered = sorted(results, key=lambda each: each.factor, reverse=True)
+    """The products that results are sums of; probabilities come before gradients of logits, which need them."""
+
+    def text(result: _Result) -> str:
+        return product_of_columns(
+            "sums" if schedule.shares > 1 else result.sums, result.factors, result.columns, result.pitch,
+            width=result.width, step="STEP", product=product, pair=pair,
+        )  # fmt: skip
+
+    of_slopes, *of_weights = map(text, results)
     if schedule.shares == 1:
-        texts = [_sum(each, each.sums, product, pair) for each in ordered]
-        return "\n".join([*texts[:-1], slopes, texts[-1]])
-    weights, gradients = (_sum(each, "sums", product, pair) for each in ordered)
-    return f"    if (share) {{\n{weights}\n    }} else {{\n{slopes}\n{gradients}\n    }}"
-
-
-def _sum(result: _Result, sums: str, product: str, pair: str) -> str:
-    """The product of factors out of registers and the columns of a walked tile."""
-    factor = "wanted" if result.factor == "slopes" else "logits"
-    return f"""\
-#pragma unroll
-    for (int n = 0; n < STEP / 16; ++n) {{
-      unsigned factors[FRAGMENTS][4];
-#pragma unroll
-      for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-          factors[m][c] = {pair}({factor}[m][2 * n + c / 2][c % 2 * 2], {factor}[m][2 * n + c / 2][c % 2 * 2 + 1]);
-#pragma unroll
-      for (int e = 0; e < {result.width} / 16; ++e) {{
-        unsigned column_fragment[4];
-        load_matrix_x4_trans(column_fragment, 0, shared,
-                             {result.tile} + {result.place} + n * 16 * {result.pitch} + e * 32);
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; ++m) {{
-          {product}({sums}[m][2 * e], 0, factors[m], 0, column_fragment, 0);
-          {product}({sums}[m][2 * e + 1], 0, factors[m], 0, column_fragment, 2);
-        }}
-      }}
-    }}"""
+        return "\n".join([*of_weights, slopes, of_slopes])
+    return f"    if (share) {{\n{of_weights[0]}\n    }} else {{\n{slopes}\n{of_slopes}\n    }}"
 
 
 def _stores(kernel: AttentionGradientKernel, schedule: GradientSchedule, pair: str) -> str:
     """What leaves: a pair of elements a lane."""
-    results = _results(kernel, schedule)
+    results = _results(kernel)
     total = sum(result.size for result in results)
     place = "row" if kernel.is_of_keys else "place_of(row)"
     stores: list[str] = []

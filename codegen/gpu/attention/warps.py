@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from codegen.gpu.attention.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
 from codegen.gpu.attention.staged_tiles import StagedTile
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
@@ -152,6 +153,15 @@ def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
 
 def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float) -> str:
     """The walk along the keys: two products a step and the exponentials between them."""
+    declared = "      unsigned query_fragments[FRAGMENTS][4];\n"
+    logits = product_of_rows(
+        "logits", _query(schedule), "keys_now + key_place", "KEY_PITCH", depth="DEPTH", step="KEYS", product=product,
+        loads="" if schedule.held else f"{declared}{own_fragments(_query(schedule), 'query_place', 'KEY_PITCH')}\n",
+    )  # fmt: skip
+    values = product_of_columns(
+        "sums", "logits", "values_now + value_place", "VALUE_PITCH", width="WIDTH", step="KEYS", product=product,
+        pair=pair,
+    )  # fmt: skip
     return f"""\
   // Where this lane finds rows of fragments: of queries, of keys (two tiles of eight), of values.
   const int query_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
@@ -162,48 +172,11 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
     const int step = first_step + number, first_key = step * KEYS;
 {_before_logits(schedule)}
     float logits[FRAGMENTS][KEYS / 8][4];
-#pragma unroll
-    for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) logits[m][n][c] = 0.0f;
-#pragma unroll
-    for (int d = 0; d < DEPTH / 16; ++d) {{
-{_query_fragments(schedule, "d", "    ") if not schedule.held else ""}\
-#pragma unroll
-      for (int n = 0; n < KEYS / 16; ++n) {{
-        unsigned key_fragment[4];
-        load_matrix_x4(key_fragment, 0, shared, keys_now + key_place + n * 16 * KEY_PITCH + d * 32);
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; ++m) {{
-          {product}(logits[m][2 * n], 0, {_query(schedule)}, 0, key_fragment, 0);
-          {product}(logits[m][2 * n + 1], 0, {_query(schedule)}, 0, key_fragment, 2);
-        }}
-      }}
-    }}
+{logits}
 {mask(scale)}
 {softmax(SHRINK)}
 {_before_sums(schedule)}
-#pragma unroll
-    for (int n = 0; n < KEYS / 16; ++n) {{
-      unsigned weights[FRAGMENTS][4];
-#pragma unroll
-      for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-        for (int c = 0; c < 4; ++c)
-          weights[m][c] = {pair}(logits[m][2 * n + c / 2][c % 2 * 2], logits[m][2 * n + c / 2][c % 2 * 2 + 1]);
-#pragma unroll
-      for (int e = 0; e < WIDTH / 16; ++e) {{
-        unsigned value_fragment[4];
-        load_matrix_x4_trans(value_fragment, 0, shared, values_now + value_place + n * 16 * VALUE_PITCH + e * 32);
-#pragma unroll
-        for (int m = 0; m < FRAGMENTS; ++m) {{
-          {product}(sums[m][2 * e], 0, weights[m], 0, value_fragment, 0);
-          {product}(sums[m][2 * e + 1], 0, weights[m], 0, value_fragment, 2);
-        }}
-      }}
-    }}
+{values}
   }}"""
 
 
@@ -239,17 +212,6 @@ def _query(schedule: AttentionSchedule) -> str:
     return "query_fragments[m][d]" if schedule.held else "query_fragments[m]"
 
 
-def _query_fragments(schedule: AttentionSchedule, depth: str, indent: str) -> str:
-    """Fragments of the queries at one depth; declared here where they are not held."""
-    place = f"query_place + m * 16 * KEY_PITCH + {depth} * 32"
-    declared = "" if schedule.held else f"{indent}  unsigned query_fragments[FRAGMENTS][4];\n"
-    return f"""\
-{declared}#pragma unroll
-{indent}  for (int m = 0; m < FRAGMENTS; ++m)
-{indent}    load_matrix_x4({_query(schedule)}, 0, shared, {place});
-"""
-
-
 def _prologue(schedule: AttentionSchedule) -> str:
     """What is under way before the first step."""
     first = "copy_keys(first_step, 0);" if schedule.stages == 1 else (
@@ -276,7 +238,8 @@ def _before_logits(schedule: AttentionSchedule) -> str:
     if (number == 0) {{
 #pragma unroll
       for (int d = 0; d < DEPTH / 16; ++d) {{
-{_query_fragments(schedule, "d", "      ")}      }}
+{own_fragments(_query(schedule), "query_place", "KEY_PITCH", indent="      ")}
+      }}
     }}"""
     if schedule.stages == 1:
         return f"""\
@@ -312,7 +275,7 @@ def _before_sums(schedule: AttentionSchedule) -> str:
 
 def mask(scale: float) -> str:
     """Logits as the softmax takes them: nothing where a row does not see the key."""
-    return f"{_NEGATION if scale < 0 else ''}{_MASK}"
+    return f"{_NEGATION if scale < 0 else ''}{unseen_keys('KEYS', 'first_key', 'nothing')}"
 
 
 #: Logits of a negative scale, so that the largest is still the largest after scaling.
@@ -324,27 +287,6 @@ _NEGATION = """\
 #pragma unroll
         for (int c = 0; c < 4; ++c) logits[m][n][c] = -logits[m][n][c];
 """
-
-#: Keys that a row does not see, where a step has any. A row of a warp's fragments is its lane's fourth, or eight more.
-_MASK = """\
-    if (first_key + KEYS > KEYS_ALL || (CAUSAL && first_key + KEYS > first_query + AHEAD + 1) ||
-        (WINDOW && first_key <= last_query + AHEAD - WINDOW)) {
-#pragma unroll
-      for (int m = 0; m < FRAGMENTS; ++m)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const int query = (first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i) / GROUP;
-          const int end = CAUSAL ? min(query + AHEAD + 1, KEYS_ALL) : KEYS_ALL;
-          const int begin = WINDOW ? query + AHEAD + 1 - WINDOW : 0;
-#pragma unroll
-          for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-              const int key = first_key + n * 8 + lane % 4 * 2 + j;
-              if (key >= end || key < begin) logits[m][n][2 * i + j] = nothing;
-            }
-        }
-    }"""
 
 #: What was summed over a smaller logit than the largest so far shrinks.
 SHRINK = """\
