@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from codegen.gpu.attention.float_products import FloatProducts
 from codegen.gpu.attention.language import ELEMENTS, Language
 from codegen.gpu.attention.multiply_adds import FloatTile
 from codegen.tir.lowered import Lowered
@@ -219,6 +220,11 @@ class _Text:
         """The steps of a block."""
         schedule, floats, of_keys = self.schedule, self._floats, self.gradient.is_of_keys
         before, arriving = self._numbers()
+        products, pitch = FloatProducts(schedule, schedule.step), weight_pitch(schedule)
+        sums = "\n".join(
+            products.of_columns(each.sums, each.factors, pitch, each.tile, each.pitch, each.columns)
+            for each in self._results
+        )
         each, logits = schedule.thread_rows, schedule.step // schedule.lanes
         declared = "\n".join(
             f"  float {result.sums}[{each}][{result.columns}];\n#pragma unroll\n  for (int i = 0; i < {each}; ++i)\n"
@@ -244,8 +250,8 @@ class _Text:
 {self._tiles(is_walked=True)}{arriving}
     BARRIER;
     float logits[{each}][{logits}], wanted[{each}][{logits}];
-{self._dots("logits", 0, floats.step, floats.key_pitch, attention.head_dim)}
-{self._dots("wanted", floats.own_values, floats.step_values, floats.value_pitch, attention.value_size)}
+{products.of_rows("logits", 0, floats.step, floats.key_pitch, attention.head_dim)}
+{products.of_rows("wanted", floats.own_values, floats.step_values, floats.value_pitch, attention.value_size)}
 #pragma unroll
     for (int i = 0; i < {each}; ++i) {{
 #pragma unroll
@@ -256,69 +262,11 @@ class _Text:
       }}
     }}
     BARRIER;
-{"".join(self._sum(result) for result in self._results)}\
+{sums}
     if (number + 1 < steps) {{
       BARRIER;
     }}
   }}"""
-
-    def _dots(self, sums: str, own: int, walked: int, pitch: int, depth: int) -> str:
-        """Products of a thread's rows and of those that it walks, four elements at a time."""
-        schedule, each, logits = self.schedule, self.schedule.thread_rows, self.schedule.step // self.schedule.lanes
-        products = "".join(
-            f"          {sums}[i][j] = FMA(rows[i].{name}, other.{name}, {sums}[i][j]);\n" for name in "xyzw"
-        )
-        return f"""\
-#pragma unroll
-    for (int i = 0; i < {each}; ++i)
-#pragma unroll
-      for (int j = 0; j < {logits}; ++j) {sums}[i][j] = 0.0f;
-#pragma unroll 2
-    for (int d = 0; d < {depth}; d += 4) {{
-      float4 rows[{each}];
-#pragma unroll
-      for (int i = 0; i < {each}; ++i)
-        rows[i] = *(LOCAL const float4*)(shared + {own} + (first + i * {self._apart}) * {pitch} + d);
-#pragma unroll
-      for (int j = 0; j < {logits}; ++j) {{
-        const float4 other = *(LOCAL const float4*)(shared + {walked} + (lane + j * {schedule.lanes}) * {pitch} + d);
-#pragma unroll
-        for (int i = 0; i < {each}; ++i) {{
-{products}        }}
-      }}
-    }}"""
-
-    def _sum(self, result: _Result) -> str:
-        """Products of factors in shared memory with four columns of four walked rows."""
-        schedule, each = self.schedule, self.schedule.thread_rows
-        products = "".join(
-            f"""\
-        const float4 row{number} = *(LOCAL const float4*)(shared + column + {number * result.pitch});
-#pragma unroll
-        for (int i = 0; i < {each}; ++i) {{
-"""
-            + "".join(
-                f"          {result.sums}[i][c * 4 + {at}] = "
-                f"FMA(factors[i].{'xyzw'[number]}, row{number}.{name}, {result.sums}[i][c * 4 + {at}]);\n"
-                for at, name in enumerate("xyzw")
-            )
-            + "        }\n"
-            for number in range(4)
-        )
-        factor = f"shared + {result.factors} + (first + i * {self._apart}) * {weight_pitch(schedule)} + walked"
-        return f"""\
-#pragma unroll 2
-    for (int walked = 0; walked < {schedule.step}; walked += 4) {{
-      float4 factors[{each}];
-#pragma unroll
-      for (int i = 0; i < {each}; ++i)
-        factors[i] = *(LOCAL const float4*)({factor});
-#pragma unroll
-      for (int c = 0; c < {result.columns // 4}; ++c) {{
-        const int column = {result.tile} + walked * {result.pitch} + (lane + c * {schedule.lanes}) * 4;
-{products}      }}
-    }}
-"""
 
     def _mask(self) -> str:
         """Pairs that are not seen have no probability."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from codegen.gpu.attention.float_products import FloatProducts
 from codegen.gpu.attention.language import ELEMENTS, Language
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
@@ -133,12 +134,8 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """The walk along the keys: two products a step and the exponentials between them."""
     attention, floats = kernel.attention, SharedFloats.of(kernel, schedule)
     _, ending = ELEMENTS[attention.dtype]
-    rows_each, keys_each, columns = (
-        schedule.thread_rows,
-        schedule.keys // schedule.lanes,
-        floats.width // schedule.lanes,
-    )
-    apart, keys_all = schedule.threads // schedule.lanes, attention.key_count
+    products, columns = FloatProducts(schedule, schedule.keys), floats.width // schedule.lanes
+    rows_each, keys_each, apart, keys_all = products.rows, products.logits, products.apart, attention.key_count
     query_tile = FloatTile(
         tensor=kernel.inputs[0].name, width=attention.head_dim, full=floats.depth, pitch=floats.key_pitch, start=0,
         rows=schedule.rows, bound=f"row < {kernel.rows}" if kernel.rows % schedule.rows else "",
@@ -153,7 +150,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
         tensor=kernel.inputs[2].name, width=attention.value_size, full=floats.width, pitch=floats.width,
         start=floats.step, rows=schedule.keys, bound=bound, place="row",
     )  # fmt: skip
-    text = f"""\
+    return f"""\
   const float nothing = -1.0f / 0.0f;
   float4 zeros;
   zeros.x = zeros.y = zeros.z = zeros.w = 0.0f;
@@ -173,29 +170,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
 {key_tile.copy("first_key", keys_all, schedule.threads, ending)}
     BARRIER;
     float logits[{rows_each}][{keys_each}];
-#pragma unroll
-    for (int i = 0; i < {rows_each}; ++i)
-#pragma unroll
-      for (int j = 0; j < {keys_each}; ++j) logits[i][j] = 0.0f;
-#pragma unroll 2
-    for (int d = 0; d < {floats.depth}; d += 4) {{
-      float4 queries[{rows_each}];
-#pragma unroll
-      for (int i = 0; i < {rows_each}; ++i)
-        queries[i] = *(LOCAL const float4*)(shared + (first + i * {apart}) * {floats.key_pitch} + d);
-#pragma unroll
-      for (int j = 0; j < {keys_each}; ++j) {{
-        const float4 key =
-            *(LOCAL const float4*)(shared + {floats.step} + (lane + j * {schedule.lanes}) * {floats.key_pitch} + d);
-#pragma unroll
-        for (int i = 0; i < {rows_each}; ++i) {{
-          logits[i][j] = FMA(queries[i].x, key.x, logits[i][j]);
-          logits[i][j] = FMA(queries[i].y, key.y, logits[i][j]);
-          logits[i][j] = FMA(queries[i].z, key.z, logits[i][j]);
-          logits[i][j] = FMA(queries[i].w, key.w, logits[i][j]);
-        }}
-      }}
-    }}
+{products.of_rows("logits", 0, floats.step, floats.key_pitch, floats.depth)}
 #pragma unroll
     for (int i = 0; i < {rows_each}; ++i)
 #pragma unroll
@@ -230,19 +205,7 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     }}
 {value_tile.copy("first_key", keys_all, schedule.threads, ending)}
     BARRIER;
-#pragma unroll 2
-    for (int key = 0; key < {schedule.keys}; key += 4) {{
-      float4 weights[{rows_each}];
-#pragma unroll
-      for (int i = 0; i < {rows_each}; ++i)
-        weights[i] =
-            *(LOCAL const float4*)(shared + {floats.weights} + (first + i * {apart}) * {floats.weight_pitch} + key);
-#pragma unroll
-      for (int c = 0; c < {columns // 4}; ++c) {{
-        const int column = {floats.step} + key * {floats.width} + (lane + c * {schedule.lanes}) * 4;
-{"".join(_value_products(number, floats, rows_each) for number in range(4))}\
-      }}
-    }}
+{products.of_columns("sums", floats.weights, floats.weight_pitch, floats.step, floats.width, columns)}
     if (number + 1 < steps) {{
       BARRIER;
     }}
@@ -251,22 +214,6 @@ def _walk(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
   for (int i = 0; i < {rows_each}; ++i)
     shared[{floats.exchange} + (first + i * {apart}) * {schedule.lanes} + lane] = totals[i];
   BARRIER;"""
-    return text
-
-
-def _value_products(number: int, floats: SharedFloats, rows_each: int) -> str:
-    """Products of the weights of one key of four with four of its values."""
-    weight = f"weights[i].{'xyzw'[number]}"
-    products = "".join(
-        f"          sums[i][c * 4 + {column}] = FMA({weight}, value{number}.{name}, sums[i][c * 4 + {column}]);\n"
-        for column, name in enumerate("xyzw")
-    )
-    return f"""\
-        const float4 value{number} = *(LOCAL const float4*)(shared + column + {number * floats.width});
-#pragma unroll
-        for (int i = 0; i < {rows_each}; ++i) {{
-{products}        }}
-"""
 
 
 def _scale(kernel: AttentionKernel) -> str:
