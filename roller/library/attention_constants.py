@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from roller.library.attention_tiles import Family
+from sokoban.model.gpu.attention import POWER_SECONDS, STEP_POWER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +70,9 @@ class AttentionConstants:
     hidden_steps: float = 6.24
     # How soon blocks count as different in length: the inverse of the share by which the longest exceeds the mean.
     uneven: float = 20.0
-    # Power of a step over that of as many FLOP of a large matrix product, which the board's power-limited rate is for:
-    # exponentials and registers draw some too. And the length of a call after which half of the fall of the clock has
-    # come.
-    power: float = 1.3
-    power_seconds: float = 0.02
+    # Those of :func:`sokoban.model.gpu.attention.power_limited`.
+    power: float = STEP_POWER
+    power_seconds: float = POWER_SECONDS
     # The kernel that writes new keys and values into their pages: its own cycles, those of a round of its blocks (one
     # per token), bytes moved per byte written, and threads of a block at most (one per element of a token's keys).
     update_cycles: float = 361.0

@@ -16,6 +16,7 @@ from hal.spec.parts import DTYPE_BYTES, MatrixInstruction
 from roller.library.attention_constants import AttentionConstants, KernelConstants
 from roller.library.attention_tiles import PLANNED_SEQUENCES, AttentionLaunch, Calls
 from roller.library.gemm_types import Floats
+from sokoban.model.gpu.attention import power_limited
 
 #: Work of a backward pass over that of the forward pass: matrix products (scores again, then the gradients of scores,
 #: queries, keys and values), the rest of the arithmetic, and bytes.
@@ -150,7 +151,10 @@ def kernel_stages(calls: Calls, launch: AttentionLaunch, setting: Setting) -> At
     dram = traffic.dram * (1 - traffic.kept) / setting.device.dram.bandwidth_bytes_per_second
     l2 = traffic.l2 / setting.l2_rate
     exposed = np.minimum(busy, dram) / (1 + steps / setting.constants.hidden_steps)
-    body = _power_limited(np.maximum(np.maximum(busy, dram) + exposed, l2), steps * step.products, setting)
+    body = np.maximum(np.maximum(busy, dram) + exposed, l2)
+    if setting.instruction.power_limited_flops is not None:
+        limited = steps * step.products * setting.best_flops / setting.instruction.power_limited_flops
+        body = power_limited(body, limited, setting.constants.power, setting.constants.power_seconds)
 
     start, kernels = _start(calls, launch, traffic, kernel, setting)
     combine, second = _combine_seconds(calls, launch, kernel, setting)
@@ -238,15 +242,6 @@ def _busy_seconds(
     filled = walk.blocks / (units * tile.resident) * round_seconds + kernel.tail * longest
     unequal = np.clip(constants.uneven * (1 - walk.steps / walk.longest), 0.0, 1.0)
     return equal * (1 - unequal) + np.maximum(longest, filled) * unequal
-
-
-def _power_limited(seconds: Floats, products: Floats, setting: Setting) -> Floats:
-    """Seconds with the clock that the board's power limit leaves, the longer the call the lower."""
-    limited = setting.instruction.power_limited_flops
-    if limited is None:
-        return seconds
-    sustained = np.maximum(seconds, products * setting.constants.power * setting.best_flops / limited)
-    return seconds + (sustained - seconds) * seconds / (seconds + setting.constants.power_seconds)
 
 
 def _start(

@@ -29,12 +29,14 @@ from sokoban.schedule.attention import (
     padded,
     shared_bytes,
 )
+from sokoban.schedule.table import Floats
 
 #: Share of the shorter of products and exponentials that two warps of a scheduler leave exposed, and instructions per
 #: logit besides its exponential and the shrinking of sums: what FlashAttention 2 shows on A100 and L40S (constants of
-#: :mod:`roller.library.attention_constants`, chosen there on half of the measured shapes). The compiled loop of ours
-#: has 4 of them; the others stand for chains that a count of instructions does not show.
-EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 6.1
+#: :mod:`roller.library.attention_constants`, chosen there on half of the measured shapes; 8.11 with the shrinking, one
+#: instruction a logit in its tiles of 128 keys of 128 elements). The compiled loop of ours has 4 of them; the others
+#: stand for chains that a count of instructions does not show.
+EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 #: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
 #: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
 #: 128 elements: per logit, and per product for itself, its descriptors, the copies and the rest of a step.
@@ -54,6 +56,9 @@ PORT_BYTES = 128
 OTHER_REGISTERS = 48
 #: Steps of a unit after which half of DRAM's time is hidden beside the rest.
 HIDDEN_STEPS = 6.24
+#: Power of a step over that of as many FLOP of a large matrix product, which a board's power-limited rate is for:
+#: exponentials and registers draw some too. And seconds of a kernel after which half of the fall of the clock has come.
+STEP_POWER, POWER_SECONDS = 1.3, 0.02
 #: Part of the longest block that still runs when the others have ended, where they start in no particular order.
 TAIL = 0.5
 #: Registers of a thread that brings slices together, and slices whose values it has under way at a time.
@@ -182,8 +187,8 @@ def estimate_blocks(work: BlockWork, resources: Resources, device: DeviceSpec) -
     times = _times(work, device, rates, resident)
     seconds = _with_memory(times, work, device)
     if rates is not None and rates.power_limited_flops is not None:
-        # Long kernels run at the clock that the power limit leaves.
-        seconds = max(seconds, times.products * rates.peak_flops / rates.power_limited_flops)
+        slowdown = _product_flops(rates) / rates.power_limited_flops
+        seconds = float(power_limited(seconds, times.products * slowdown))
     starting = work.blocks * device.block_launch_seconds
     stages = {
         "compute": times.products, "issue": times.exponentials, "shared": times.shared, "l2": times.l2,
@@ -240,9 +245,30 @@ def _rates(instruction: Instruction, dtype: str, device: DeviceSpec) -> MatrixIn
     return device.warp_group_instruction(dtype) if instruction.is_by_groups else device.matrix_instruction(dtype)
 
 
+def _product_flops(rates: MatrixInstruction) -> float:
+    """FLOP/s that matrix products reach before the clock has fallen."""
+    return rates.best_flops or rates.sustained_flops
+
+
+def power_limited(
+    seconds: Floats | float, products: Floats | float, power: float = STEP_POWER, long: float = POWER_SECONDS
+) -> Floats:
+    """Seconds with the clock that the board's power limit leaves, the longer the kernel the lower.
+
+    Args:
+        seconds: of the kernel at the clock it starts with.
+        products: its matrix products at the rate that the limit leaves large ones for good.
+        power: see :data:`STEP_POWER`.
+        long: see :data:`POWER_SECONDS`.
+    """
+    sustained = np.maximum(seconds, products * power)
+    limited: Floats = seconds + (sustained - seconds) * seconds / (seconds + long)
+    return limited
+
+
 def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None, resident: int) -> AttentionTimes:
     units, cycle = device.unit_count, 1 / device.clocks.boost_hz
-    flops = rates.peak_flops if rates is not None else device.peak_flops("float32")
+    flops = _product_flops(rates) if rates is not None else device.peak_flops("float32")
     lanes = device.peak_flops("float32") / 2 / units
     products = 2.0 * work.logits * work.products / (flops / units)
     if rates is None:
