@@ -115,8 +115,7 @@ def _text(name: str) -> bytes:
 
 @functools.cache
 def _owner(alias: str) -> str | None:
-    """The device that has a folded alias; reading all devices would take a tenth of a second, reading the one whose text
-    quotes it does not."""
+    """The device that has a folded alias. Only files that quote it are read: all of them take a tenth of a second."""
     spelling = r"[\s_-]+".join(map(re.escape, alias.split("-")))
     quoted = re.compile(rf"""["']\s*{spelling}\s*["']""".encode(), re.IGNORECASE)
     for name in device_names():

@@ -41,6 +41,19 @@ class Lowered:
     text: str = ""
     maps: tuple[TensorMap, ...] = ()
 
+    @classmethod
+    def of_text(
+        cls, text: str, entry: str, *, blocks: int, threads: int, shared_bytes: int = 0,
+        dynamic_shared_bytes: int | None = None, maps: tuple[TensorMap, ...] = (),
+    ) -> Lowered:  # fmt: skip
+        """A kernel that a lowering wrote itself, on a line of blocks of a line of threads. Shared memory is given at
+        launch, all of it where ``dynamic_shared_bytes`` says no other number."""
+        dynamic = shared_bytes if dynamic_shared_bytes is None else dynamic_shared_bytes
+        return cls(
+            module=None, entry=entry, grid=(blocks, 1, 1), block=(threads, 1, 1), shared_bytes=shared_bytes,
+            dynamic_shared_bytes=dynamic, text=text, maps=maps,
+        )  # fmt: skip
+
 
 def reason_of(error: Exception) -> str:
     """The line of a TVM error that says what is wrong, of at most 300 characters: the last one that names an error.

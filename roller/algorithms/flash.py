@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 
-import msgspec
-
 from codegen.verify.result import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
@@ -95,17 +93,10 @@ class KeySlices:
         schedule = schedules[0]
         assert isinstance(schedule, AttentionSchedule)
         attention = form.attention
-        group = attention.heads // attention.key_heads
-        key_heads = min(2, attention.key_heads)
-        steps = (schedule.stages + 1) * self.count
-        keys = cut(attention.key_count, schedule.keys, steps)
-        queries = cut(attention.queries, -(-schedule.rows // group))
-        if attention.causal:
-            queries = min(queries, keys)
-        window = attention.window_size and min(attention.window_size, max(1, keys // 2))
-        small = msgspec.structs.replace(
-            attention, b=min(2, attention.b), heads=group * key_heads, kv_heads=key_heads, queries=queries, keys=keys,
-            window=window,
+        rows = -(-schedule.rows * attention.key_heads // attention.heads)
+        small = attention.smaller(
+            b=min(2, attention.b), key_heads=min(2, attention.key_heads), queries=cut(attention.queries, rows),
+            keys=cut(attention.key_count, schedule.keys, (schedule.stages + 1) * self.count),
         )  # fmt: skip
         return kernel_form(program_expression(small, form.expr.name)), self
 

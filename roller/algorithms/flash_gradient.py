@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-import msgspec
-
 from codegen.verify.result import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -57,18 +55,13 @@ class WholeGradient:
         schedule = schedules[0]
         assert isinstance(schedule, GradientSchedule)
         gradient = form.attention_gradient
-        group = gradient.heads // gradient.key_heads
-        key_heads, of_keys = min(2, gradient.key_heads), gradient.of == "keys"
-        steps = schedule.stages + 1
+        of_keys, steps = gradient.of == "keys", schedule.stages + 1
         key_tile, query_tile = (schedule.rows, schedule.step) if of_keys else (schedule.step, schedule.rows)
-        keys = cut(gradient.key_count, key_tile, 1 if of_keys else steps)
-        queries = cut(gradient.queries, -(-query_tile // group), steps if of_keys else 1)
-        if gradient.causal:
-            queries = min(queries, keys)
-        window = gradient.window_size and min(gradient.window_size, max(1, keys // 2))
-        small = msgspec.structs.replace(
-            gradient, b=min(2, gradient.b), heads=group * key_heads, kv_heads=key_heads, queries=queries, keys=keys,
-            window=window,
+        rows = -(-query_tile * gradient.key_heads // gradient.heads)
+        small = gradient.smaller(
+            b=min(2, gradient.b), key_heads=min(2, gradient.key_heads),
+            queries=cut(gradient.queries, rows, steps if of_keys else 1),
+            keys=cut(gradient.key_count, key_tile, 1 if of_keys else steps),
         )  # fmt: skip
         return kernel_form(program_expression(small, form.expr.name)), self
 

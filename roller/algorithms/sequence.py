@@ -12,8 +12,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from codegen.verify.result import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
@@ -22,8 +20,7 @@ from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
-from sokoban.language.expression import TensorExpr
-from sokoban.language.named.attention import AttentionSizes, attention_of, program_expression
+from sokoban.language.named.attention import attention_of, program_expression
 from sokoban.language.named.attention_gradient import attention_gradient_of
 from sokoban.schedule.cutting import cut_sizes, resize
 from sokoban.schedule.patches import Schedule
@@ -81,22 +78,13 @@ def _limited(form: KernelForm, sizes: Mapping[str, int]) -> dict[str, int]:
 def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     """An operator of several stages on axes of other ``sizes``."""
     attention = attention_of(form.source) or attention_gradient_of(form.source)
-    expr = resize(form, sizes).expr if attention is None else _cut_attention(attention, sizes, form.expr.name)
-    return sequence_form(expr)
-
-
-def _cut_attention(attention: AttentionSizes, sizes: Mapping[str, int], name: str) -> TensorExpr:
-    """Attention written out, or a gradient of it, of other ``sizes``: its mask is counted from the last key and query,
-    and a window is to leave some keys out."""
-    queries, keys = sizes["i"], sizes["j"]
-    group = attention.heads // attention.key_heads
-    key_heads = sizes["g"] if attention.shares_keys else sizes["h"]
-    small = msgspec.structs.replace(
-        attention, b=sizes["b"], heads=group * key_heads, kv_heads=key_heads, queries=queries,
-        keys=max(queries, keys) if attention.causal else keys, head_dim=sizes["d"], value_dim=sizes["e"],
-        window=attention.window_size and min(attention.window_size, max(1, keys // 2)), scale=attention.factor,
+    if attention is None:
+        return sequence_form(resize(form, sizes).expr)
+    small = attention.smaller(
+        b=sizes["b"], key_heads=sizes["g"] if attention.shares_keys else sizes["h"], queries=sizes["i"],
+        keys=sizes["j"], head_dim=sizes["d"], value_dim=sizes["e"],
     )  # fmt: skip
-    return program_expression(small, name)
+    return sequence_form(program_expression(small, form.expr.name))
 
 
 def combined(form: KernelForm, ranked: Sequence[Sequence[RProgram]], top_k: int) -> Considered:

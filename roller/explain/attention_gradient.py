@@ -89,7 +89,7 @@ def gradient_lines(kernel: AttentionGradientKernel, part: ProgramPart, device: D
     if is_scalar:
         buffers = "a block's own tiles, those it walks, and the factors of the last products, all in float32"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")
-    unit = "multiply-adds" if is_scalar else str(Instruction(schedule.instruction))
+    unit = "multiply-adds" if is_scalar else str(schedule.instruction)
     yield f"Predicted {time_text(estimate.seconds)}, {time_text(device.launch_overhead_seconds)} of it the launch"
     yield from stage_bars(estimate, MEANINGS)
     rates = None if is_scalar else device.matrix_instruction(kernel.attention.dtype)

@@ -16,7 +16,7 @@ from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import product_factors
 from sokoban.kernel.statements import axes_of
-from sokoban.language.expression import Statement, Tensor, TensorExpr, loads, used_axes
+from sokoban.language.expression import Statement, Tensor, TensorExpr, loads
 
 #: Statements that one kernel is tried with: softmax and layer norm have six.
 MOST_STATEMENTS = 12
@@ -99,9 +99,6 @@ def _part(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
     inner = [tensors[statement.tensor] for statement in group[:-1]]
     outer = [tensors[name] if name in inputs else _stored(expr, tensors[name]) for name in read if name not in written]
     axes = axes_of(expr, tuple(group))
-    named = {axis.name for axis in axes}
-    more = [name for name in used_axes([statement.value for statement in group]) if name not in named]
-    assert not more, "statements use the axes that they define or sum over"
     name = f"{expr.name}_{group[-1].tensor}"
     output = _stored(expr, tensors[group[-1].tensor])
     return replace(expr, name=name, axes=axes, tensors=(*outer, *inner, output), statements=tuple(group))

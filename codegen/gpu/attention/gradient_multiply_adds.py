@@ -31,14 +31,14 @@ def lower(request: LoweringRequest) -> Lowered:
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
     language, shared = Language.of(request.target), gradient_shared_bytes(kernel, schedule)
-    return Lowered(
-        module=None,
-        entry=request.entry,
-        grid=(schedule.blocks(kernel), 1, 1),
-        block=(schedule.threads, 1, 1),
+    text = _Text(kernel, schedule).kernel(request.entry, language)
+    return Lowered.of_text(
+        text,
+        request.entry,
+        blocks=schedule.blocks(kernel),
+        threads=schedule.threads,
         shared_bytes=shared,
         dynamic_shared_bytes=0 if language.is_opencl else shared,
-        text=_Text(kernel, schedule).kernel(request.entry, language),
     )
 
 

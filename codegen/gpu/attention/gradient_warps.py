@@ -33,14 +33,9 @@ def lower(request: LoweringRequest) -> Lowered:
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, AttentionGradientKernel) and isinstance(schedule, GradientSchedule)
     shared = gradient_shared_bytes(kernel, schedule)
-    return Lowered(
-        module=None,
-        entry=request.entry,
-        grid=(schedule.blocks(kernel), 1, 1),
-        block=(schedule.threads, 1, 1),
-        shared_bytes=shared,
-        dynamic_shared_bytes=shared,
-        text=_text(kernel, schedule, request.entry),
+    text = _text(kernel, schedule, request.entry)
+    return Lowered.of_text(
+        text, request.entry, blocks=schedule.blocks(kernel), threads=schedule.threads, shared_bytes=shared
     )
 
 

@@ -29,14 +29,14 @@ def lower(request: LoweringRequest) -> Lowered:
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     shared, language = shared_bytes(kernel, schedule), Language.of(request.target)
-    return Lowered(
-        module=None,
-        entry=request.entry,
-        grid=(schedule.blocks(kernel), 1, 1),
-        block=(schedule.threads, 1, 1),
+    text = _text(kernel, schedule, request.entry, language)
+    return Lowered.of_text(
+        text,
+        request.entry,
+        blocks=schedule.blocks(kernel),
+        threads=schedule.threads,
         shared_bytes=shared,
         dynamic_shared_bytes=0 if language.is_opencl else shared,
-        text=_text(kernel, schedule, request.entry, language),
     )
 
 

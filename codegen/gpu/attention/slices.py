@@ -18,15 +18,8 @@ def lower(request: LoweringRequest) -> Lowered:
     """The kernel of a sum of slices."""
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, SliceSum) and isinstance(schedule, SliceSumSchedule)
-    return Lowered(
-        module=None,
-        entry=request.entry,
-        grid=(schedule.blocks(kernel), 1, 1),
-        block=(schedule.threads, 1, 1),
-        shared_bytes=0,
-        dynamic_shared_bytes=0,
-        text=_text(kernel, schedule, request.entry, Language.of(request.target)),
-    )
+    text = _text(kernel, schedule, request.entry, Language.of(request.target))
+    return Lowered.of_text(text, request.entry, blocks=schedule.blocks(kernel), threads=schedule.threads)
 
 
 def _text(kernel: SliceSum, schedule: SliceSumSchedule, entry: str, language: Language) -> str:

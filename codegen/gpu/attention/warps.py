@@ -56,14 +56,9 @@ def lowered(request: LoweringRequest, products: str, pair: str, alignment_bytes:
 {products}
 {_TOTALS}
 {_results(kernel, pair)}"""
-    return Lowered(
-        module=None,
-        entry=request.entry,
-        grid=(schedule.blocks(kernel), 1, 1),
-        block=(schedule.threads, 1, 1),
-        shared_bytes=shared,
-        dynamic_shared_bytes=shared,
-        text=_text(kernel, schedule, request.entry, body),
+    text = _text(kernel, schedule, request.entry, body)
+    return Lowered.of_text(
+        text, request.entry, blocks=schedule.blocks(kernel), threads=schedule.threads, shared_bytes=shared
     )
 
 

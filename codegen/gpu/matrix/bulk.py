@@ -64,14 +64,13 @@ def lower(request: LoweringRequest) -> Lowered:
     if problem is not None or roles is None:
         raise ValueError(f"{form.expr.name}: {problem}")
     kernel = _BulkKernel(form, schedule, roles)
-    return Lowered(
-        module=None,
-        entry=request.entry,
-        grid=(kernel.launched, 1, 1),
-        block=(schedule.threads_per_block, 1, 1),
+    text = kernel.text(request.entry)
+    return Lowered.of_text(
+        text,
+        request.entry,
+        blocks=kernel.launched,
+        threads=schedule.threads_per_block,
         shared_bytes=kernel.shared_bytes,
-        dynamic_shared_bytes=kernel.shared_bytes,
-        text=kernel.text(request.entry),
         maps=tuple(kernel.tensor_map(tensor) for tensor in form.expr.inputs if tensor.name in kernel.loads),
     )
 

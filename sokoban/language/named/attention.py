@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,6 +13,9 @@ from sokoban.language.checks import MAX_AXIS_SIZE
 from sokoban.language.expression import FLOAT8_DTYPES, AxisValue, Call, Constant, TensorExpr, walk
 from sokoban.language.named.base import Operator, Program, Size
 from sokoban.language.parser import parse_program
+
+if TYPE_CHECKING:
+    from sokoban.language.named.attention_gradient import AttentionGradient
 
 #: A number of keys or tokens, 0 for none.
 Count = Annotated[int, Meta(ge=0, le=MAX_AXIS_SIZE)]
@@ -101,9 +104,14 @@ class AttentionSizes(Operator, kw_only=True, frozen=True):
             f"Logits[{cell}] = {f'select({self._seen()}, {scaled}, -inf)' if self.causal else scaled}\n"
         )
 
-    def program(self) -> Program:
-        """The operator in the expression language."""
-        raise NotImplementedError
+    def smaller(self, *, b: int, key_heads: int, queries: int, keys: int, **widths: int) -> Self:
+        """The operator of other sizes, with as many heads to a head of keys and the same factor; no more queries than
+        keys where a mask is counted from the last key, and a window that still leaves some out."""
+        return msgspec.structs.replace(
+            self, b=b, heads=self.heads // self.key_heads * key_heads, kv_heads=key_heads,
+            queries=min(queries, keys) if self.causal else queries, keys=keys,
+            window=self.window_size and min(self.window_size, max(1, keys // 2)), scale=self.factor, **widths,
+        )  # fmt: skip
 
     def check_sizes(self) -> None:
         """Raise what keys contradict each other."""
@@ -221,7 +229,7 @@ def attention_of(expr: TensorExpr) -> Attention | None:
     return operator_written(Attention, expr, STATEMENTS)
 
 
-def program_expression(operator: AttentionSizes, name: str) -> TensorExpr:
+def program_expression(operator: Attention | AttentionGradient, name: str) -> TensorExpr:
     """The expression of an operator, by a name."""
     program = operator.program()
     return parse_program(
@@ -230,7 +238,7 @@ def program_expression(operator: AttentionSizes, name: str) -> TensorExpr:
     )  # fmt: skip
 
 
-_Written = TypeVar("_Written", bound=AttentionSizes)
+_Written = TypeVar("_Written", Attention, "AttentionGradient")
 
 
 def operator_written(kind: type[_Written], expr: TensorExpr, statements: int, **keys: str) -> _Written | None:
