@@ -21,7 +21,7 @@ _IMPORTERS = ("tvm", "tvm_ffi")
 _HIDDEN = "torch"
 
 #: What TVM imports and building kernels needs nothing of.
-_UNUSED = ("tvm.relax", "tvm.s_tir.dlight", "tvm.s_tir.meta_schedule")
+_UNUSED = ("tvm.relax", "tvm.runtime.disco", "tvm.s_tir.dlight", "tvm.s_tir.meta_schedule")
 
 
 class HidingFinder(MetaPathFinder):

@@ -20,8 +20,11 @@ WARP_LANES = 32
 #: Shared memory of a unit of compute capability 7.0 that blocks can have: the least of those that we tune for.
 UNIT_SHARED_BYTES = 96 * 1024
 
-#: Share of the registers that has to be left: with fewer the compiler would compute addresses anew.
-LEAST_LEFT = 0.75
+#: Share of the registers that has to be left: with fewer the compiler would compute addresses anew, or spill. Of 162
+#: kernels of the 119 operators for V100, A100 and H200 that were asked for less, 29 made it, 4 of them with less than
+#: this: chosen on operators of even numbers, where 39 compilations in place of 92 find 16 of 20; of the others 26 in
+#: place of 70 find all 9.
+LEAST_LEFT = 0.88
 
 
 def resident_blocks(registers: int, threads: int) -> int:
