@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -13,9 +13,6 @@ from sokoban.language.checks import MAX_AXIS_SIZE
 from sokoban.language.expression import FLOAT8_DTYPES, AxisValue, Call, Constant, TensorExpr, walk
 from sokoban.language.named.base import Operator, Program, Size
 from sokoban.language.parser import parse_program
-
-if TYPE_CHECKING:
-    from sokoban.language.named.attention_gradient import AttentionGradient
 
 #: A number of keys or tokens, 0 for none.
 Count = Annotated[int, Meta(ge=0, le=MAX_AXIS_SIZE)]
@@ -229,7 +226,18 @@ def attention_of(expr: TensorExpr) -> Attention | None:
     return operator_written(Attention, expr, STATEMENTS)
 
 
-def program_expression(operator: Attention | AttentionGradient, name: str) -> TensorExpr:
+class Written(Protocol):
+    """An operator that writes a program: attention, or a gradient of it."""
+
+    @property
+    def dtype(self) -> str:
+        """Element type of the tensors that the program says nothing of."""
+
+    def program(self) -> Program:
+        """The operator in the expression language."""
+
+
+def program_expression(operator: Written, name: str) -> TensorExpr:
     """The expression of an operator, by a name."""
     program = operator.program()
     return parse_program(
@@ -238,7 +246,7 @@ def program_expression(operator: Attention | AttentionGradient, name: str) -> Te
     )  # fmt: skip
 
 
-_Written = TypeVar("_Written", Attention, "AttentionGradient")
+_Written = TypeVar("_Written", bound=Written)
 
 
 def operator_written(kind: type[_Written], expr: TensorExpr, statements: int, **keys: str) -> _Written | None:
