@@ -47,6 +47,19 @@ def schedule_of(
     return schedule.with_(**changes)
 
 
+def wgmma_schedule_of(
+    form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any
+) -> TileSchedule:
+    given = {"step": 64, "padding": 0, "instruction": Instruction.WGMMA, "stages": stages, "vector": (), **changes}
+    return schedule_of(form, (rows, width), (16, width), **given)
+
+
+def bulk_schedule_of(
+    form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any
+) -> TileSchedule:
+    return wgmma_schedule_of(form, rows, width, stages, **{"cluster": 1, **changes})
+
+
 def source_of(form: KernelForm, lowered: Lowered, architecture: str = "sm_80") -> str:
     names = [tensor.name for tensor in (*form.expr.inputs, form.expr.output)]
     return cuda_source(lowered, architecture, names)

@@ -14,16 +14,10 @@ from codegen.tensor_map import TensorMap
 from codegen.verify.emulator import EmulatorError
 from codegen.verify.gpu import verify
 from roller.inspect.disassembly import disassemble, hottest_loop, nvdisasm_path
-from sokoban.kernel.form import KernelForm
-from sokoban.schedule.tile import TileSchedule
 from tests.codegen.gpu.matrix.test_wgmma import OPERATORS, SERIALISED, text_of
-from tests.codegen.gpu.matrix.test_wgmma import schedule_of as wgmma_schedule
 from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import assert_right, emulate, form_of, needs_emulator
-
-
-def schedule_of(form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any) -> TileSchedule:
-    return wgmma_schedule(form, rows, width, stages, **{"cluster": 1, **changes})
+from tests.codegen.matrix_kernels import bulk_schedule_of as schedule_of
 
 
 @needs_emulator

@@ -26,13 +26,9 @@ from tests.codegen.addresses import warp_offsets
 from tests.codegen.lowering import lower
 from tests.codegen.matrix_kernels import assert_right, emulate, form_of, needs_emulator, source_of
 from tests.codegen.matrix_kernels import schedule_of as wmma_schedule
+from tests.codegen.matrix_kernels import wgmma_schedule_of as schedule_of
 
 SERIALISED = "wgmma.mma_async instructions are serialized"
-
-
-def schedule_of(form: KernelForm, rows: int = 128, width: int = 128, stages: int = 4, **changes: Any) -> TileSchedule:
-    given = {"step": 64, "padding": 0, "instruction": Instruction.WGMMA, "stages": stages, "vector": (), **changes}
-    return wmma_schedule(form, (rows, width), (16, width), **given)
 
 
 def text_of(form: KernelForm, schedule: TileSchedule) -> str:
