@@ -10,6 +10,8 @@ from codegen.tir.tvm_import import leave_out_the_unused
 
 
 def _load() -> None:
+    import tvm.backend.cuda.cpp  # how it prints CUDA's own functions
+
     import codegen.gpu.source.nvrtc
     import codegen.gpu.source.text
     import codegen.verify.gpu

@@ -21,7 +21,7 @@ from codegen.tir.reads import guarded_read
 from codegen.tir.statements import local_buffer, vector_write
 from codegen.tir.values import Expr, affine, constant, evaluate
 from sokoban.kernel.patches import COLUMN, OUT_COLUMN, OUT_ROW, RESULT, ROW, PatchTransform
-from sokoban.language.expression import Load
+from sokoban.language.expression import AffineIndex, Load
 from sokoban.schedule.patches import PatchSchedule
 
 
@@ -57,6 +57,7 @@ class _PatchLowering:
             block=(threads, 1, 1),
             shared_bytes=0,
             dynamic_shared_bytes=0,
+            has_barriers=True,  # no thread waits for another
         )
 
     def _function(self, blocks: int) -> None:
@@ -78,20 +79,22 @@ class _PatchLowering:
             self._patch(self._places(number))
 
     def _places(self, number: Expr) -> dict[str, Expr]:
-        """Position of a patch along every axis; the last axis counts fastest."""
-        places: dict[str, Expr] = {}
-        for axis in reversed(self.transform.axes):
-            outermost = axis is self.transform.axes[0]
-            places[axis.name] = number if outermost else tirx.floormod(number, axis.size)
-            number = tirx.floordiv(number, axis.size)
-        return places
+        """Position of a patch along every axis, in registers; the last axis counts fastest."""
+        axes = self.transform.axes
+        places = local_buffer("places", len(axes), "int32")
+        for position in reversed(range(len(axes))):
+            size = axes[position].size
+            T.buffer_store(places, tirx.floormod(number, size) if position else number, [position])
+            number = tirx.floordiv(number, size)
+        return {axis.name: places[position] for position, axis in enumerate(axes)}
 
     def _patch(self, places: Mapping[str, Expr]) -> None:
         patch, transformed = self.transform.patch, self.transform.transformed
         elements = local_buffer("patch", patch * patch, self.dtype)
+        nearest = self._nearest(places)
         for i in range(patch):
             for j in range(patch):
-                T.buffer_store(elements, self._element({**places, **_at(ROW, i), **_at(COLUMN, j)}), [i * patch + j])
+                T.buffer_store(elements, self._element(places, nearest, {ROW: i, COLUMN: j}), [i * patch + j])
         halfway = local_buffer("halfway", transformed * patch, self.dtype)
         for a, row in enumerate(self.transform.matrix):
             for j in range(patch):
@@ -119,19 +122,34 @@ class _PatchLowering:
                 total = total + term if number > 0 else total - term
         return constant(0.0, self.dtype) if total is None else total
 
-    def _element(self, axes: Mapping[str, Expr]) -> Expr:
+    def _nearest(self, places: Mapping[str, Expr]) -> dict[tuple[int, AffineIndex], Expr]:
+        """The nearest index inside the source, in registers, by dimension and index, of all that may lie outside."""
+        nearest: dict[tuple[int, AffineIndex], Expr] = {}
+        patch, source = range(self.transform.patch), self.transform.source
+        for position, extent in enumerate(self.tensors[source.tensor].shape):
+            for index in dict.fromkeys(_within(source.indices[position], {ROW: i, COLUMN: i}) for i in patch):
+                place, (low, high) = affine(index, places), index.bounds(self.sizes)
+                place = tirx.max(place, 0) if low < 0 else place
+                place = tirx.min(place, extent - 1) if high >= extent else place
+                if low < 0 or high >= extent:
+                    nearest[position, index] = place
+        registers = local_buffer("nearest", max(1, len(nearest)), "int32")
+        for number, place in enumerate(nearest.values()):
+            T.buffer_store(registers, place, [number])
+        return {key: registers[number] for number, key in enumerate(nearest)}
+
+    def _element(
+        self, places: Mapping[str, Expr], nearest: Mapping[tuple[int, AffineIndex], Expr], at: Mapping[str, int]
+    ) -> Expr:
         """An element of a patch, its pad value where it lies outside the source."""
         source = self.transform.source
-        shape = self.tensors[source.tensor].shape
         indices, inside = [], []
-        for index, extent in zip(source.indices, shape, strict=True):
-            place = affine(index, axes)
-            low, high = index.bounds(self.sizes)
-            nearest = tirx.max(place, 0) if low < 0 else place
-            nearest = tirx.min(nearest, extent - 1) if high >= extent else nearest
-            if low < 0 or high >= extent:
-                inside.append(tirx.EQ(nearest, place))
-            indices.append(nearest)
+        for position, whole in enumerate(source.indices):
+            index = _within(whole, at)
+            place = affine(index, places)
+            indices.append(nearest.get((position, index), place))
+            if (position, index) in nearest:
+                inside.append(tirx.EQ(indices[-1], place))
         value = self.sources[source.tensor][tuple(indices)].astype(self.dtype)
         if not inside:
             return value
@@ -184,3 +202,9 @@ class _PatchLowering:
 
 def _at(axis: str, position: int) -> dict[str, Expr]:
     return {axis: tirx.const(position, "int32")}
+
+
+def _within(index: AffineIndex, at: Mapping[str, int]) -> AffineIndex:
+    """An index at a place within a patch: over the axes of patches alone."""
+    terms = tuple(term for term in index.terms if term[0] not in at)
+    return AffineIndex(terms, index.offset + sum(index.coefficient(axis) * place for axis, place in at.items()))

@@ -7,6 +7,7 @@ left alone, afterwards and at the same time in another thread alike, and where P
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,10 @@ _HIDDEN = "torch"
 
 #: What TVM imports and building kernels needs nothing of.
 _UNUSED = ("tvm.relax", "tvm.runtime.disco", "tvm.s_tir.dlight", "tvm.s_tir.meta_schedule")
+
+
+#: TVM's own switch: "0" leaves out the scripts, boards' names and detectors that backends add to it.
+_AUTOLOAD = "TVM_DEVICE_BACKEND_AUTOLOAD"
 
 
 class HidingFinder(MetaPathFinder):
@@ -83,13 +88,17 @@ def hide_torch_from_tvm() -> None:
 
 
 def leave_out_the_unused() -> None:
-    """Have the first import of TVM in this process do without its graphs of operators and its tuners, a quarter of it.
+    """Have the first import of TVM in this process do without its graphs of operators, its tuners and what its
+    backends add for other uses than printing kernels, half of it.
 
     For processes that build kernels and do nothing else: their TVM has nothing of these packages but what its driver
-    asks functions for, whether they are of a graph.
+    asks functions for, whether they are of a graph. Whoever prints CUDA imports ``tvm.backend.cuda.cpp`` besides.
     """
     if "tvm" in sys.modules:
         return
+    os.environ[_AUTOLOAD] = "0"
+    # Absent: its foreign-function interface then does without the driver's bindings, as where they are not installed.
+    sys.modules.setdefault("cuda.bindings", None)  # type: ignore[arg-type]
     for name in _UNUSED:
         sys.modules[name] = ModuleType(name, "Left out of this process.")
     sys.modules["tvm.relax"].Function = type("Function", (), {})  # type: ignore[attr-defined]

@@ -56,8 +56,12 @@ class PlacedForm:
 
     @cached_property
     def remembered(self) -> dict[str, Any]:
-        """Remembered by :mod:`sokoban.model.gpu.compiled`."""
+        """Remembered by :mod:`sokoban.model.gpu.compiled`: addresses, which hold in this process alone."""
         return {}
+
+    def __reduce__(self) -> tuple[type[PlacedForm], tuple[KernelForm, DeviceSpec]]:
+        """Searches come back from other processes without what was remembered there."""
+        return PlacedForm, (self.form, self.device)
 
     def check(self) -> None:
         """Raise InputError where the operator reads eight-bit floats that no matrix instruction of the device

@@ -45,8 +45,12 @@ class _Part:
         return not self.names.isdisjoint(used) and self.also(used)
 
 
+#: A type of halves, or a function of CUDA's that has one in its name; no name of a tensor or of registers.
+_HALF_NAME = re.compile(r"(?:make_)?half\d*|__\w*half\w*")
+
+
 def _uses_half(used: set[str]) -> bool:
-    return any("half" in name and name.startswith(("half", "__", "make_")) for name in used)
+    return any(_HALF_NAME.fullmatch(name) for name in used)
 
 
 def _uses_bfloat16(used: set[str]) -> bool:

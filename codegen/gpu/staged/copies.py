@@ -109,21 +109,21 @@ class TileCopy:
 
     def _write_starts(self) -> None:
         """The registers that say where every access starts; pad values where accesses are diverted."""
-        tile = self.tile
-        for turn in self.from_.stored:
-            conditions = tile.inside(self.fixed, self._indices(turn))
-            value = self._first(turn)
-            if conditions:
-                elsewhere = self._existing() if self.diverts else tirx.const(self._outside(), "int32")
-                value = tirx.if_then_else(tirx.all(*conditions), value, elsewhere)
-            self.from_.put(turn, value)
-        for turn in self.to.stored:
-            conditions = tile.inside(self.fixed, self._indices(turn)) if self.diverts else []
-            value = self._place(turn)
-            if conditions:
-                self._fill(turn, tirx.Not(tirx.all(*conditions)))
-                value = tirx.if_then_else(tirx.all(*conditions), value, self._unread())
-            self.to.put(turn, value)
+        for turn in range(self.turns):
+            conditions = self.tile.inside(self.fixed, self._indices(turn)) if self.border else []
+            inside = tirx.all(*conditions) if conditions else None
+            if turn in self.from_.stored:
+                first = self._first(turn)
+                if inside is not None and not self.diverts:
+                    first = tirx.if_then_else(inside, first, tirx.const(self._outside(), "int32"))
+                self.from_.put(turn, first)
+            if turn in self.to.stored:
+                self.to.put(turn, self._place(turn))
+            if inside is not None and self.diverts:
+                with T.If(tirx.Not(inside)), T.Then():
+                    self._fill(turn)
+                    self.from_.put(turn, self._existing())
+                    self.to.put(turn, self._unread())
         for turn in range(self.turns):
             for indices, position in zip(self.indices, self.moving, strict=True):
                 T.buffer_store(indices, self._indices(turn)[position], [turn])
@@ -237,16 +237,15 @@ class TileCopy:
         assert unread is not None
         return tirx.const(unread // self._unit, "int32")
 
-    def _fill(self, turn: int, outside: Expr) -> None:
+    def _fill(self, turn: int) -> None:
         """The pad value to all stages, in place of an access that is diverted."""
         tile, lanes = self.tile, self.tile.vector
         pad = constant(tile.load.pad or 0.0, tile.tensor.dtype)
-        place = self._place(turn) * self._unit
-        with T.If(outside), T.Then():
-            for stage in range(self.room.stages):
-                for lane in range(lanes):
-                    element = place + stage * self.room.stage_elements + lane * tile.strides[-1]
-                    T.buffer_store(self.room.buffer, pad, [element])
+        place = self.to.buffer[turn] * self._unit
+        for stage in range(self.room.stages):
+            for lane in range(lanes):
+                element = place + stage * self.room.stage_elements + lane * tile.strides[-1]
+                T.buffer_store(self.room.buffer, pad, [element])
 
     def _per_turn(self, part: str, value_of: Callable[[int], Expr], steady: bool) -> _PerTurn:
         """Registers for what ``of`` says of every turn."""

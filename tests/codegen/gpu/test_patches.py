@@ -47,7 +47,15 @@ def test_cuda_text_compiles_without_spills_or_local_memory(size: int, architectu
         assert built.error == "" and built.binary is not None
         assert built.spill_bytes == 0 and built.registers is not None and built.registers <= 96
         assert built.block == (64, 1, 1) and built.grid == (-(-transform.points // 64), 1, 1)
-        assert "__syncthreads" not in built.source
+        assert "__syncthreads" not in built.source and "#include" not in built.source
+
+
+def test_places_are_divided_out_once_and_moved_inside_once() -> None:
+    patches = transforms(4)[1]
+    text = opencl_source(lower(patches, PatchSchedule(64), entry="k"), names(patches))
+    assert text.count("places_ptr[3] = ") == text.count("nearest_ptr[3] = ") == 1
+    loads = [line for line in text.splitlines() if "= X_ptr[" in line]
+    assert loads and all("/" not in line and "%" not in line for line in loads)
 
 
 def test_rows_of_the_output_leave_as_vectors() -> None:

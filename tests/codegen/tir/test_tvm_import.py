@@ -111,3 +111,13 @@ def test_workers_do_without_what_building_kernels_needs_nothing_of() -> None:
         assert pool.submit(loaded, "tvm.relax", "tvm.relax.transform", "tvm.s_tir.meta_schedule.tune").result() == [
             "tvm.relax"
         ]
+
+
+@pytest.mark.usefixtures("device_compiler")
+def test_kernels_are_the_same_where_the_rest_of_tvm_is_left_out() -> None:
+    """Workers are forked from what this module has imported."""
+    without = "import codegen.compile.preload\n"
+    look = "import sys; print(lower()); print('tvm.backend.cuda.script' in sys.modules)"
+    whole, part = (run(f"{before}{LOWER}\n{look}").splitlines() for before in ("", without))
+    assert whole[:-1] == part[:-1] and "__global__" in "".join(part)
+    assert (whole[-1], part[-1]) == ("True", "False")

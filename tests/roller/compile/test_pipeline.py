@@ -20,7 +20,7 @@ from codegen.compile.request import BuildRequest, BuiltKernel
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.support.errors import InputError
-from roller.compile import bundles
+from roller.compile import bundles, pipeline
 from roller.compile.bundles import manifest, write_bundle
 from roller.compile.pipeline import SPARES, CompiledOperator, compile_operators, entry_name
 from roller.construct.construct import construct
@@ -117,6 +117,20 @@ def test_a_kernel_that_took_many_registers_is_priced_and_ranked_by_them() -> Non
     first = next(kernel for kernel in result.kernels if rank_of(kernel.program.schedule) == 0)
     assert first.seconds >= first.program.estimate.seconds
     assert manifest(result, V100, None).kernels[0].seconds == pytest.approx(seconds[0], rel=1e-5)
+
+
+def test_a_kernel_far_behind_the_first_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "_worthwhile_blocks", lambda part, device: (7,))
+    _, builder = compiled()
+    assert [request.worthwhile_blocks for request in builder.requests] == [(7,)] * 4
+    seconds = {program.schedule: program.estimate.seconds for program in PROGRAMS}
+    assert max(seconds.values()) > min(seconds.values())
+    monkeypatch.setattr(pipeline, "SQUEEZED_REACH", 1.0)
+    _, builder = compiled(top_k=len(PROGRAMS))
+    for request in builder.requests:
+        assert isinstance(request.schedule, TileSchedule)
+        is_first = seconds[request.schedule] == seconds[builder.requests[0].schedule]
+        assert request.worthwhile_blocks == ((7,) if is_first else ())
 
 
 def test_where_all_spill_the_fastest_still_leads() -> None:

@@ -94,6 +94,11 @@ def test_a_float_kernel_needs_nothing_above_it() -> None:
     assert strip_prelude(source).startswith('extern "C" __global__ void')
 
 
+def test_a_variable_named_after_halves_is_no_half() -> None:
+    stripped = strip_prelude("#include <cuda_fp16.h>\n" + KERNEL.format("float halfway[1]; halfway[0] = x[0];"))
+    assert "cuda_fp16" not in stripped
+
+
 def test_stripping_twice_changes_nothing_more() -> None:
     for dtype in ("float32", "float16", "bfloat16"):
         stripped = strip_prelude(tvm_source(dtype, functions(dtype)["relu"], 4))

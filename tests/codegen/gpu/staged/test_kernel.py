@@ -139,6 +139,9 @@ def test_the_border_of_a_convolution_costs_steps_no_checks() -> None:
     steps = source[source.index("for (int step") : source.rindex("Y_ptr")]
     # What is left is whether there is a step to fetch.
     assert re.findall(r"if \((.*)\) \{", steps) == ["step < 2"]
+    # Before the steps one question per access says what is read, where to and whether a pad value goes there.
+    accesses = int(re.findall(r"int X_fetch_from_ptr\[(\d+)\]", source)[0])
+    assert len(re.findall(r"if \((.*)\) \{", source[: source.index("for (int step")])) == accesses
     # Without a place that nobody reads every access is checked.
     checked = source_of(form, schedule.with_(padding=()))
     assert "X_fetch_from_ptr" in "".join(re.findall(r"if \((.*)\) \{", checked[checked.index("for (int step") :]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -14,13 +15,14 @@ from hal.support.native import NativeLibrary
 from roller.construct.construct import Proposals, construct
 from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
-from sokoban.language.operators import load_operators
+from sokoban.language.operators import load_operators, operator_from_data
 from sokoban.model.gpu import compiled
 from sokoban.model.gpu.breakdown import HIDING, stages_by_columns
 from sokoban.model.gpu.step import BlockStep, Occupancy
 from sokoban.schedule.pipelines import fully_staged, with_layouts
 from sokoban.schedule.table import ScheduleTable
 from sokoban.search.padding import bank_padding, padding_by_columns
+from sokoban.search.search import search
 
 FORMS = {
     expr.name: kernel_form(expr) for suite in ("roller119", "modern") for expr in load_operators(suite_path(suite))[::7]
@@ -102,3 +104,13 @@ def test_programs_are_the_same_with_and_without(
     with_it = constructed()
     monkeypatch.setattr(native, "library", lambda: None)
     assert constructed() == with_it
+
+
+@pytest.mark.usefixtures("_library")
+def test_searches_come_back_from_other_processes() -> None:
+    form = kernel_form(operator_from_data({"op": "matmul", "m": 65, "n": 33, "k": 17}))
+    found = search(form, DEVICES["v100"], 2)
+    assert "compiled" in found.placed.remembered
+    returned = pickle.loads(pickle.dumps(found))
+    assert returned.schedules == found.schedules and returned.placed == found.placed
+    assert returned.placed.remembered == {}
