@@ -25,14 +25,21 @@ from sokoban.language.operators import load_operators
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorResult:
-    """What one operator of a suite came to: ``spills`` are the spilled bytes of every kernel with a binary, by rank."""
+    """What one operator of a suite came to.
+
+    Attributes:
+        spills: spilled bytes of every kernel with a binary, by rank.
+        verified: whether each kernel that was run, from rank 1 down, agreed with the reference.
+        needless: synchronizations that ordered nothing there: ``rank 2, line 41: __syncthreads();``.
+    """
 
     name: str
     programs: int
     kernels: int
     cubins: int
     spills: tuple[int, ...]
-    verified: bool | None
+    verified: tuple[bool, ...]
+    needless: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +69,9 @@ class SuiteReport:
             return out
         cubins = sum(bool(r.cubins) for r in self.results)
         spilling = [r.name for r in self.results if r.spills and r.spills[0]]
-        checked = [r for r in self.results if r.verified is not None]
-        wrong = [r.name for r in checked if not r.verified]
+        checked = [passed for r in self.results for passed in r.verified]
+        wrong = [f"{r.name}, rank {n}" for r in self.results for n, ok in enumerate(r.verified, 1) if not ok]
+        needless = [f"{r.name}, {text}" for r in self.results for text in r.needless]
         return [
             *out,
             f"ten or more candidates   {sum(r.programs >= 10 for r in self.results)} of {count}",
@@ -72,8 +80,9 @@ class SuiteReport:
             f"cubins                   {sum(r.cubins for r in self.results)}",
             f"cubins that spill        {sum(bool(s) for r in self.results for s in r.spills)}",
             f"rank 1 spills            {_listed(spilling)}",
-            f"rank 1 verified          {len(checked) - len(wrong)} of {len(checked)}",
-            f"rank 1 wrong or not run  {_listed(wrong)}",
+            f"kernels verified         {sum(checked)} of {len(checked)}",
+            f"wrong or not run         {_listed(wrong)}",
+            f"order nothing            {_listed(needless)}",
             f"compilation              {self.compile_seconds:.1f} s",
         ]
 
@@ -85,14 +94,15 @@ def _listed(names: Sequence[str]) -> str:
 def operator_result(compiled: CompiledOperator) -> OperatorResult:
     """The figures of one compiled operator."""
     built = [kernel.built for kernel in compiled.kernels]
-    check = built[0].verification
+    checks = [kernel.verification for kernel in built if kernel.verification is not None]
     return OperatorResult(
         name=compiled.expr.name,
         programs=len(compiled.programs.direct),
         kernels=len(built),
         cubins=sum(all(built.binary is not None for built in kernel.built.parts) for kernel in compiled.kernels),
         spills=tuple(kernel.spill_bytes for kernel in built if kernel.spill_bytes is not None),
-        verified=None if check is None else check.passed,
+        verified=tuple(check.passed for check in checks),
+        needless=tuple(f"rank {rank}, {text}" for rank, check in enumerate(checks, 1) for text in check.needless),
     )
 
 

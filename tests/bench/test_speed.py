@@ -72,9 +72,17 @@ def test_the_ranked_schedules_are_all_different() -> None:
 
 def test_the_report_counts_candidates_cubins_spills_and_checks() -> None:
     results = [
-        OperatorResult(name="M0", programs=14, kernels=10, cubins=10, spills=(0,) * 9 + (8,), verified=True),
-        OperatorResult(name="R2", programs=9, kernels=9, cubins=9, spills=(16,) * 9, verified=False),
-        OperatorResult(name="E5", programs=10, kernels=10, cubins=0, spills=(), verified=None),
+        OperatorResult(name="M0", programs=14, kernels=10, cubins=10, spills=(0,) * 9 + (8,), verified=(True, True)),
+        OperatorResult(
+            name="R2",
+            programs=9,
+            kernels=9,
+            cubins=9,
+            spills=(16,) * 9,
+            verified=(True, False),
+            needless=("rank 1, line 4: __syncthreads();",),
+        ),
+        OperatorResult(name="E5", programs=10, kernels=10, cubins=0, spills=(), verified=()),
     ]
     times = ConstructionTimes({"M0": 0.001, "R2": 0.0005, "E5": 0.02})
     assert SuiteReport(
@@ -89,8 +97,9 @@ def test_the_report_counts_candidates_cubins_spills_and_checks() -> None:
         "cubins                   19",
         "cubins that spill        10",
         "rank 1 spills            R2",
-        "rank 1 verified          1 of 2",
-        "rank 1 wrong or not run  R2",
+        "kernels verified         3 of 4",
+        "wrong or not run         R2, rank 2",
+        "order nothing            R2, rank 1, line 4: __syncthreads();",
         "compilation              12.3 s",
     ]
     assert (
