@@ -32,11 +32,13 @@ from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import estimate_attention, estimate_slice_sum
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
+    GROUP_STAGES,
     GROUP_WARPS,
     LANES,
     AttentionSchedule,
     SliceSumSchedule,
     padded,
+    shared_bytes,
 )
 from sokoban.schedule.cutting import cut
 from sokoban.schedule.patches import Schedule
@@ -236,7 +238,7 @@ def schedule_text(schedule: AttentionSchedule) -> str:
     if schedule.instruction is Instruction.FMA:
         return f"{text}, {schedule.lanes} threads a row"
     if schedule.instruction.is_by_groups:
-        return f"{text} by warp groups"
+        text += " by warp groups"
     held = ", queries held" if schedule.held else ""
     stages = "1 stage" if schedule.stages == 1 else f"{schedule.stages} stages"
     return f"{text}, {stages}{held}"
@@ -251,7 +253,7 @@ def _schedules(kernel: AttentionKernel, slices: KeySlices, device: DeviceSpec) -
     elif device.warp_group_instruction(dtype) is None:
         candidates = _matrix_schedules()
     else:
-        candidates = chain(_group_schedules(), _matrix_schedules())
+        candidates = chain(_group_schedules(kernel, device), _matrix_schedules())
     for schedule in candidates:
         if schedule.rows < 2 * rows_all and schedule.keys * max(1, slices.count) < 2 * keys_all:
             yield schedule
@@ -266,13 +268,26 @@ def _matrix_schedules() -> Iterator[AttentionSchedule]:
         )  # fmt: skip
 
 
-def _group_schedules() -> Iterator[AttentionSchedule]:
-    """Tiles of whole warp groups."""
+def _group_schedules(kernel: AttentionKernel, device: DeviceSpec) -> Iterator[AttentionSchedule]:
+    """Tiles of whole warp groups, with as many buffers as take no block of a unit its place."""
     for groups, keys in product(GROUPS, GROUP_KEYS):
-        yield AttentionSchedule(
-            rows=GROUP_ROWS * groups, keys=keys, warps=GROUP_WARPS * groups, stages=2, held=False,
-            instruction=Instruction.WGMMA,
-        )  # fmt: skip
+        tiles = [
+            AttentionSchedule(
+                rows=GROUP_ROWS * groups, keys=keys, warps=GROUP_WARPS * groups, stages=stages, held=False,
+                instruction=Instruction.WGMMA,
+            )
+            for stages in GROUP_STAGES
+        ]  # fmt: skip
+        blocks = [_blocks_by_memory(kernel, schedule, device) for schedule in tiles]
+        yield tiles[max(place for place, count in enumerate(blocks) if count == blocks[0])]
+
+
+def _blocks_by_memory(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> int:
+    """Blocks that a unit's shared memory holds."""
+    limits, shared = device.limits, shared_bytes(kernel, schedule)
+    if shared > limits.shared_bytes_per_block_opt_in:
+        return 0
+    return limits.shared_bytes_per_unit // (shared + limits.shared_bytes_reserved_per_block)
 
 
 def _multiply_add_schedules() -> Iterator[AttentionSchedule]:

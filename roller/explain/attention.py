@@ -76,11 +76,14 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     attention, walk = kernel.attention, walks(kernel, schedule)
     fragments, by_groups = schedule.rows // schedule.warps, schedule.instruction.is_by_groups
     yield (
-        f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.warps, 'warp')}, "
+        f"  {count_text(schedule.blocks(kernel), 'block')} of {count_text(schedule.threads // LANES, 'warp')}, "
         f"{estimate.blocks_per_unit} at a time on a unit; a warp has {fragments} rows, and all keys of a step"
     )
     if by_groups:
-        yield from wrapped(f"warp groups of {GROUP_WARPS} warps multiply {GROUP_ROWS} rows together")
+        yield from wrapped(
+            f"warp groups of {GROUP_WARPS} warps multiply {GROUP_ROWS} rows together; one more copies keys and values "
+            "in bulk"
+        )
     yield from wrapped(
         f"a block walks {walk.mean:.3g} tiles of keys in the mean, {walk.longest:.0f} at most, {walk.edges:.2g} "
         "of them masked element by element"
@@ -98,7 +101,7 @@ def attention_lines(kernel: AttentionKernel, part: ProgramPart, device: DeviceSp
     if rates is None:
         buffers = "the queries, one tile that keys and values take in turns, the exponentials, all in float32"
     elif by_groups:
-        buffers = "in 128-byte swizzle; keys of the next step and values of this one arrive during a whole step"
+        buffers = f"in 128-byte swizzle, {schedule.stages} buffers of keys and of values, each with barriers of its own"
     elif schedule.stages > 1:
         buffers = "the next keys and values arrive during a whole step"
     yield from wrapped(f"shared memory of a block, {si_text(estimate.shared_bytes, 'B')}: {buffers}")

@@ -9,6 +9,7 @@ from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
+from sokoban.schedule.tile import COPYING_THREADS
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
 #: Threads of a warp, and warps of a group.
@@ -19,6 +20,13 @@ FRAGMENT_LANES = 4
 FRAGMENT_ROWS, FRAGMENT_DEPTH, PIECE_BYTES = 16, 16, 16
 #: Pieces of a row of a panel, in which warp groups read a tile.
 PANEL_PIECES = PANEL_BYTES // PIECE_BYTES
+
+
+#: Buffers of keys and values that warp groups walk, and most that any kernel has.
+GROUP_STAGES = (2, 3, 4)
+MOST_STAGES = max(GROUP_STAGES)
+#: Bytes of the barriers of a buffer: its keys are there, or used, and so are its values; and those of the queries.
+BARRIERS_BYTES = 32
 
 
 class RowTiles:
@@ -56,9 +64,10 @@ class AttentionSchedule(RowTiles):
     Attributes:
         rows: queries of a block, of all heads of a group.
         keys: keys of a step.
-        warps: warps of a block; each has as many rows as any other, and all keys of a step.
+        warps: warps of a block that multiply; each has as many rows as any other, and all keys of a step. Groups of
+            them have one more group beside them, which copies.
         stages: buffers of keys and values: with one, keys arrive while values are used and the other way round; with
-            two, a whole step arrives beside the one before it.
+            more, whole steps arrive beside the one before them.
         held: whether the queries stay in registers between steps; they are read from shared memory again otherwise.
         instruction: what multiplies.
         lanes: threads that share a row; those of a fragment's row where matrix instructions multiply.
@@ -77,6 +86,11 @@ class AttentionSchedule(RowTiles):
         if self.instruction.is_by_groups:
             return padded(width * DTYPE_BYTES[dtype], PANEL_BYTES)
         return pitch_bytes(width, dtype)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block, those of the warp group that copies for others among them."""
+        return self.warps * LANES + (COPYING_THREADS if self.instruction.is_by_groups else 0)
 
     def blocks(self, kernel: AttentionKernel) -> int:
         """Blocks of the launch."""
@@ -170,4 +184,5 @@ def shared_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
     keys, values = (
         schedule.pitch_bytes(width, attention.dtype) for width in (attention.head_dim, attention.value_size)
     )
-    return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values)
+    barriers = BARRIERS_BYTES * (1 + schedule.stages) if schedule.instruction.is_by_groups else 0
+    return schedule.rows * keys + schedule.stages * schedule.keys * (keys + values) + barriers

@@ -16,10 +16,19 @@ import msgspec
 
 from hal.support.errors import InputError, listed
 from sokoban.kernel.instructions import Instruction
-from sokoban.schedule.attention import FRAGMENT_LANES, FRAGMENT_ROWS, GROUP_WARPS, LANES, AttentionSchedule
+from sokoban.schedule.attention import (
+    FRAGMENT_LANES,
+    FRAGMENT_ROWS,
+    GROUP_STAGES,
+    GROUP_WARPS,
+    LANES,
+    MOST_STAGES,
+    AttentionSchedule,
+)
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.columns import MAX_COUNT, plain
 from sokoban.schedule.texts import ScheduleTexts, file_text
+from sokoban.schedule.tile import COPYING_THREADS
 from sokoban.schedule.warp_groups import GROUP_ROWS
 
 #: Keys of a step that one instruction of warp groups multiplies at most.
@@ -36,7 +45,7 @@ class _Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=T
 
     rows: _Count
     warps: _Warps
-    stages: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
+    stages: Annotated[int, msgspec.Meta(ge=0, le=MOST_STAGES)] = 0
     instruction: Instruction = Instruction.MMA_16X8X16
     lanes: Annotated[int, msgspec.Meta(ge=0, le=LANES)] = 0
     threads: Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)] = 0
@@ -105,7 +114,7 @@ def _texts(path: str | Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
 
 def _attention(text: _Attention, place: str) -> SlicedSchedule:
     instruction = text.instruction
-    stages = {Instruction.FMA: (1,), Instruction.WGMMA: (2,)}.get(instruction, (1, 2))
+    stages = {Instruction.FMA: (1,), Instruction.WGMMA: GROUP_STAGES}.get(instruction, (1, 2))
     tiles = _Tiles(text, "keys", text.keys, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
     _refuse(tiles.problems(), place)
     if text.held and instruction is not Instruction.MMA_16X8X16:
@@ -168,7 +177,7 @@ class _Tiles:
             yield "lanes", f"{FRAGMENT_LANES} threads hold a row of a fragment, not {text.lanes}", "leave it out"
         if text.stages and text.stages not in self.stages:
             yield "stages", f"{instruction} has {listed([str(each) for each in self.stages])}", f"use {self.stages[0]}"
-        threads = text.warps * LANES
+        threads = text.warps * LANES + (COPYING_THREADS if instruction.is_by_groups else 0)
         if text.threads and text.threads != threads:
             yield "threads", f"{text.warps} warps are {threads} threads, not {text.threads}", "leave it out"
 
@@ -215,7 +224,7 @@ _COMMON_KEYS = {
     "stages": "buffers of what is walked; the fewest where left out",
     "instruction": "what multiplies",
     "lanes": f"threads that share a row of multiply-adds; {DEFAULT_LANES} where left out",
-    "threads": "of a block: 32 times its warps, as bundles tell",
+    "threads": "of a block, as bundles tell: 32 times its warps, and 128 that copy for warp groups",
 }
 _KEYS = {
     "attention": {
@@ -242,7 +251,7 @@ def gradient_schema() -> dict[str, Any]:
 
 def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict[str, Any]:
     texts = _COMMON_KEYS | _KEYS[kind]
-    most = {"warps": 32, "stages": 2, "lanes": LANES, "shares": 2}
+    most = {"warps": 32, "stages": MOST_STAGES if kind == "attention" else 2, "lanes": LANES, "shares": 2}
     kinds: dict[str, dict[str, Any]] = {
         name: {"type": "integer", "minimum": 1, "maximum": most.get(name, MAX_COUNT)} for name in texts
     }

@@ -26,6 +26,9 @@ ELEMENT_BYTES = 2
 
 #: Rows that a group multiplies, and rows of each of its four warps.
 GROUP_ROWS, WARP_ROWS = 64, 16
+#: Registers of a thread that multiplies and of one that copies, by warp groups that multiply: ``setmaxnreg`` moves them
+#: from where all threads have as many. One group has enough without.
+MOVED_REGISTERS = {2: (232, 40), 3: (160, 32)}
 #: Columns of a group's tile that are proposed.
 WIDTHS = (64, 128, 192, 256)
 

@@ -19,14 +19,15 @@ _VALUES = re.compile(r"weighted_values_(\d+)_(\w+)")
 _DONE = re.compile(r"products_done_but_([01])_(\d+)")
 
 #: What keeps a compiler from waiting for products before it has computed a number, which is never negative: it would
-#: leave the loop. Nothing else orders a wait behind arithmetic that does not read what was waited for.
+#: fall asleep. Nothing else orders a wait behind arithmetic that does not read what was waited for. (A trap would end
+#: the kernel there, and the compiler then gives no thread the registers that ``setmaxnreg`` moves.)
 BESIDE = "beside_products"
 _BESIDE = """\
 #ifdef CUDA_ON_CPU
 #define beside_products(number)
 #else
 static __device__ __forceinline__ void beside_products(float number) {
-  if (__any_sync(0xffffffffu, number < 0.0f)) asm volatile("trap;");
+  if (__any_sync(0xffffffffu, number < 0.0f)) asm volatile("nanosleep.u32 1;" ::: "memory");
 }
 #endif"""
 

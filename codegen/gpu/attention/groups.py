@@ -4,20 +4,39 @@ Tiles lie in shared memory in 128-byte swizzle, as :mod:`codegen.gpu.matrix.wgmm
 each as long as the tile. Rows of keys run along the depth of their product; those of values are the depth of theirs,
 which the instruction reads turned. Exponentials are operands out of registers.
 
+A warp group of its own copies keys and values in bulk (TMA), as :mod:`codegen.gpu.matrix.bulk` copies operands: two
+barriers belong to each buffer of either, *full* counts the bytes that have come, *empty* the warps that have no more
+use for them. Nothing else orders the groups that multiply, so that one takes exponentials while another multiplies.
+
 Products are asynchronous: the logits of a step and the values of the step before are issued together, and the
 exponentials of the step are taken when the logits are there and while the values are still multiplied (J. Shah et al.,
-"FlashAttention-3", 2024, 3.2). Keys and values have two buffers each, and a step one barrier.
+"FlashAttention-3", 2024, 3.1 and 3.2).
 """
 
 from __future__ import annotations
 
 from codegen.gpu.attention.group_functions import BESIDE, done_name, logits_name, values_name
-from codegen.gpu.attention.warps import PRODUCTS, SHRINK, lowered, mask, softmax
+from codegen.gpu.attention.warps import (
+    CLEAR,
+    PLACE,
+    PRODUCTS,
+    SHRINK,
+    TOTALS,
+    constants,
+    mask,
+    queries_tile,
+    results,
+    softmax,
+)
 from codegen.gpu.matrix.wgmma_functions import ATOM_BYTES
-from codegen.tir.lowered import Lowered
+from codegen.tensor_map import TensorMap
+from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
+from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel
-from sokoban.schedule.attention import AttentionSchedule, padded
+from sokoban.language.expression import Tensor
+from sokoban.schedule.attention import BARRIERS_BYTES, GROUP_WARPS, AttentionSchedule, padded, shared_bytes
+from sokoban.schedule.warp_groups import MOVED_REGISTERS, PANEL_BYTES
 
 
 def takes(request: LoweringRequest) -> bool:
@@ -29,8 +48,106 @@ def lower(request: LoweringRequest) -> Lowered:
     """The kernel of attention, or of slices of it."""
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
+    return Lowered.of_text(
+        _text(kernel, schedule, request.entry),
+        request.entry,
+        blocks=schedule.blocks(kernel),
+        threads=schedule.threads,
+        shared_bytes=shared_bytes(kernel, schedule),
+        maps=tuple(_map(tensor, schedule) for tensor in kernel.inputs[1:]),
+    )
+
+
+def _map(tensor: Tensor, schedule: AttentionSchedule) -> TensorMap:
+    """How copies see keys or values: panels of a step's rows."""
+    panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
+    return TensorMap(
+        tensor=tensor.name, dtype=tensor.dtype, shape=tensor.shape, box=(1, 1, schedule.keys, panel)
+    )  # fmt: skip
+
+
+def _text(kernel: AttentionKernel, schedule: AttentionSchedule, entry: str) -> str:
+    """All of it, from ``extern "C" __global__`` on."""
+    queries, keys, values = kernel.inputs
+    output = f"{'float' if kernel.slices > 1 else 'unsigned short'}* __restrict__ {kernel.output.name}_ptr"
     pair = PRODUCTS[kernel.attention.dtype][1]
-    return lowered(request, _products(kernel, schedule, pair), pair, ATOM_BYTES)
+    moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS)
+    more, fewer = (f"registers_more_{moved[0]}();", f"registers_fewer_{moved[1]}();") if moved else ("", "")
+    return f"""\
+extern "C" __global__ void __launch_bounds__({schedule.threads}{", 1" if moved else ""})
+{entry}{KERNEL_SUFFIX}(const unsigned short* __restrict__ {queries.name}_ptr,
+                       const __grid_constant__ TensorMap {keys.name}_map,
+                       const __grid_constant__ TensorMap {values.name}_map, {output}) {{
+{constants(kernel, schedule)}
+  constexpr int WARPS = {schedule.warps}, KEY_TILE = KEYS * KEY_PITCH, VALUE_TILE = KEYS * VALUE_PITCH;
+  constexpr int KEY_BUFFERS = ROWS * KEY_PITCH, VALUE_BUFFERS = KEY_BUFFERS + STAGES * KEY_TILE;
+  // Barriers: of the queries, then four of every buffer.
+  constexpr int QUERIES_FULL = VALUE_BUFFERS + STAGES * VALUE_TILE, KEYS_FULL = QUERIES_FULL + 32;
+  constexpr int KEYS_EMPTY = KEYS_FULL + 8, VALUES_FULL = KEYS_FULL + 16, VALUES_EMPTY = KEYS_FULL + 24;
+  extern __shared__ __align__({ATOM_BYTES}) char shared[];
+{PLACE}
+  if (thread == 0) {{
+    barrier_make(shared, QUERIES_FULL, THREADS);
+    for (int stage = 0; stage < STAGES; ++stage) {{
+      barrier_make(shared, KEYS_FULL + {BARRIERS_BYTES} * stage, 1);
+      barrier_make(shared, KEYS_EMPTY + {BARRIERS_BYTES} * stage, WARPS);
+      barrier_make(shared, VALUES_FULL + {BARRIERS_BYTES} * stage, 1);
+      barrier_make(shared, VALUES_EMPTY + {BARRIERS_BYTES} * stage, WARPS);
+    }}
+    barrier_fence();
+  }}
+  __syncthreads();
+  if (warp >= WARPS) {{
+    {fewer}
+    if (thread == THREADS) {{
+{_copies(kernel, schedule)}
+    }}
+  }} else {{
+    {more}
+    const unsigned short* queries = {queries.name}_ptr + (long long)problem * ROWS_ALL * HEAD_DIM;
+{queries_tile(kernel, schedule).copy(schedule.warps * 32)}
+{CLEAR}
+{_products(kernel, schedule, pair)}
+{TOTALS}
+{results(kernel, pair)}
+  }}
+}}
+"""
+
+
+def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
+    """The walk along the keys of the thread that copies: a buffer that is empty gets the next tile."""
+    attention = kernel.attention
+    lines = []
+    for tensor, subject, width in (
+        (kernel.inputs[1], "KEY", attention.head_dim), (kernel.inputs[2], "VALUE", attention.value_size)
+    ):  # fmt: skip
+        full, empty = (f"{subject}S_{state} + {BARRIERS_BYTES} * stage" for state in ("FULL", "EMPTY"))
+        panel = PANEL_BYTES // DTYPE_BYTES[tensor.dtype]
+        lines += [
+            f"        barrier_wait(shared, {empty}, parity ^ 1);",
+            f"        barrier_expect(shared, {full}, {subject}_TILE);",
+        ]
+        for number in range(-(-width // panel)):
+            to = f"{subject}_BUFFERS + stage * {subject}_TILE + {number} * KEYS * {PANEL_BYTES}"
+            at = f"{number * panel}, first_key, problem % {attention.key_heads}, problem / {attention.key_heads}"
+            lines.append(f"        copy_tile(shared, {to}, &{tensor.name}_map, {full},\n                  {at});")
+    return f"""\
+#pragma unroll 1
+      for (int number = 0; number < steps; ++number) {{
+        const int stage = number % STAGES, parity = number / STAGES % 2, first_key = (first_step + number) * KEYS;
+{chr(10).join(lines)}
+      }}"""
+
+
+def _full(subject: str, number: str) -> str:
+    """The wait for the tile of a step."""
+    return f"barrier_wait(shared, {subject}_FULL + {BARRIERS_BYTES} * ({number} % STAGES), {number} / STAGES % 2);"
+
+
+def _empty(subject: str, number: str) -> str:
+    """The warp has no more use for the tile of a step."""
+    return f"if (lane == 0) barrier_arrive(shared, {subject}_EMPTY + {BARRIERS_BYTES} * ({number} % STAGES));"
 
 
 def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -> str:
@@ -42,35 +159,37 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
   unsigned weights[KEYS / 16][4];
   if (steps > 0) {{
     copy_queries();
-    copy_keys(first_step, 0);
     copy_async_commit();
-{_ARRIVED}
-    copy_values(first_step, 0);
-    if (steps > 1) copy_keys(first_step + 1, 1);
-    copy_async_commit();
+    copy_async_wait_0();
+    async_proxy_fence();
+    barrier_arrive(shared, QUERIES_FULL);
+    barrier_wait(shared, QUERIES_FULL, 0);
+    {_full("KEYS", "0")}
     warp_group_arrive();
 {_logits(kernel, schedule, "0")}
     {done_name(0, schedule.keys)}(logits[0][0]);
+    {_empty("KEYS", "0")}
     {{
       const int first_key = first_step * KEYS;
 {mask(kernel.scale)}
 {softmax("")}
     }}
 {_weights(pair)}
+#pragma unroll 1
     for (int number = 1; number < steps; ++number) {{
-      const int step = first_step + number, first_key = step * KEYS, buffer = number % 2;
-{_ARRIVED}
+      const int first_key = (first_step + number) * KEYS;
+      {_full("KEYS", "number")}
       warp_group_arrive();
-{_logits(kernel, schedule, "buffer")}
-{_values(kernel, "1 - buffer")}
-      copy_values(step, buffer);
-      if (number + 1 < steps) copy_keys(step + 1, 1 - buffer);
-      copy_async_commit();
+{_logits(kernel, schedule, "number % STAGES")}
+      {_full("VALUES", "(number - 1)")}
+{_values(kernel, "(number - 1) % STAGES")}
       {logits_done}(logits[0][0]);
+      {_empty("KEYS", "number")}
 {mask(kernel.scale)}
 {softmax("        shrinks[i] = shrink;")}
       {BESIDE}(fminf(totals[0][0], totals[0][1]));
       {values_done}(sums[0][0]);
+      {_empty("VALUES", "(number - 1)")}
 #pragma unroll
       for (int i = 0; i < 2; ++i) {{
         const int m = 0;
@@ -79,18 +198,11 @@ def _products(kernel: AttentionKernel, schedule: AttentionSchedule, pair: str) -
       }}
 {_weights(pair)}
     }}
-{_ARRIVED}
+    {_full("VALUES", "(steps - 1)")}
     warp_group_arrive();
-{_values(kernel, "(steps - 1) % 2")}
+{_values(kernel, "(steps - 1) % STAGES")}
     {values_done}(sums[0][0]);
   }}"""
-
-
-#: What was copied has arrived, and warp groups may read it.
-_ARRIVED = """\
-    copy_async_wait_0();
-    async_proxy_fence();
-    __syncthreads();"""
 
 
 def _logits(kernel: AttentionKernel, schedule: AttentionSchedule, buffer: str) -> str:
@@ -102,7 +214,7 @@ def _logits(kernel: AttentionKernel, schedule: AttentionSchedule, buffer: str) -
         # Sixteen elements further are 32 bytes; a panel further is a tile of 128 bytes a row.
         panel, within = divmod(depth * 2, 128)
         queries = f"warp / 4 * 8192 + {panel} * ROWS * 128 + {within}"
-        from_keys = f"key_buffers + {buffer} * KEYS * KEY_PITCH + {panel} * KEYS * 128 + {within}"
+        from_keys = f"KEY_BUFFERS + {buffer} * KEY_TILE + {panel} * KEYS * 128 + {within}"
         lines.append(
             f"    {more if depth else first}(logits[0][0], matrix_descriptor(shared, {queries}, 16, 1024),\n"
             f"        matrix_descriptor(shared, {from_keys}, 16, 1024));\n"
@@ -117,7 +229,7 @@ def _values(kernel: AttentionKernel, buffer: str) -> str:
 #pragma unroll
     for (int n = 0; n < KEYS / 16; ++n)
       {product}(sums[0][0], weights[n], matrix_descriptor(
-          shared, value_buffers + ({buffer}) * KEYS * VALUE_PITCH + n * 2048, KEYS * 128, 1024));
+          shared, VALUE_BUFFERS + {buffer} * VALUE_TILE + n * 2048, KEYS * 128, 1024));
     warp_group_commit();"""
 
 

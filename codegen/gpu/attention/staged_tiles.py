@@ -53,27 +53,16 @@ class StagedTile:
     def _pieces_paced(self, threads: int) -> bool:
         """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
         apart = threads // self._pieces_beside(threads)
-        return self.width == padded(self.width) and (self.is_swizzled or self.rows % apart == 0)
+        return self.width == padded(self.width) and self.rows % apart == 0
 
     def _pieces_beside(self, threads: int) -> int:
-        """Pieces of a row that as many threads copy at once. Panel by panel a thread meets the same permutation in all
-        of its rows, which are a multiple of eight apart."""
-        return PANEL_PIECES if self.is_swizzled else math.gcd(self.width // 8, threads)
+        """Pieces of a row that as many threads copy at once."""
+        return math.gcd(self.width // 8, threads)
 
-    def _copied(self, row: int, piece: int, threads: int) -> str:
-        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first, where the tile has them."""
-        beside = self._pieces_beside(threads)
-        rows, pieces = self.rows - row, self.width // 8 - piece
-        inside = [f"tile_row < {rows}"] * (rows < threads // beside) + [f"piece < {pieces}"] * (pieces < beside)
-        condition = f"if ({' && '.join(inside)}) " if inside else ""
-        more = f"{row * 2 * self.width + 16 * piece}"
-        return f"  {condition}copy_async_16_apart(shared, to, {self._offset(row, piece)}, from, {more});"
-
-    def _offset(self, row: int, piece: int) -> str:
-        """Bytes from a thread's first piece to that of ``row`` rows and ``piece`` pieces further."""
-        if self.is_swizzled:
-            return str(row * PANEL_BYTES + piece // PANEL_PIECES * self.rows * PANEL_BYTES)
-        return f"{row} * {self.pitch} + {16 * piece}"
+    def _copied(self, row: int, piece: int) -> str:
+        """The copy of ``row`` rows and ``piece`` pieces behind a thread's first."""
+        apart, more = f"{row} * {self.pitch} + {16 * piece}", row * 2 * self.width + 16 * piece
+        return f"  copy_async_16_apart(shared, to, {apart}, from, {more});"
 
     @property
     def _place(self) -> str:
@@ -88,7 +77,7 @@ class StagedTile:
         pieces = self.width // 8
         beside = self._pieces_beside(threads)
         lines = [
-            self._copied(row, piece, threads)
+            self._copied(row, piece)
             for row in range(0, self.rows, threads // beside)
             for piece in range(0, pieces, beside)
         ]

@@ -19,6 +19,7 @@ from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.instructions import Instruction
 from sokoban.schedule.attention import (
     FRAGMENT_ROWS,
+    LANES,
     PIECE_BYTES,
     AttentionSchedule,
     padded,
@@ -39,23 +40,15 @@ def lower(request: LoweringRequest) -> Lowered:
     kernel, schedule = request.problem, request.schedule
     assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     product, pair = PRODUCTS[kernel.attention.dtype]
-    return lowered(request, _products(schedule, product, pair, kernel.scale), pair)
-
-
-def lowered(request: LoweringRequest, products: str, pair: str, alignment_bytes: int = PIECE_BYTES) -> Lowered:
-    """The kernel whose statements between the first copies and the results are ``products``; ``pair`` is the function
-    that makes two elements of floats, and shared memory starts at a multiple of ``alignment_bytes``."""
-    kernel, schedule = request.problem, request.schedule
-    assert isinstance(kernel, AttentionKernel) and isinstance(schedule, AttentionSchedule)
     shared = shared_bytes(kernel, schedule)
     body = f"""\
-  extern __shared__ __align__({alignment_bytes}) char shared[];
+  extern __shared__ __align__({PIECE_BYTES}) char shared[];
   const int key_buffers = ROWS * KEY_PITCH, value_buffers = key_buffers + STAGES * KEYS * KEY_PITCH;
 {_copies(kernel, schedule)}
-{_CLEAR}
-{products}
-{_TOTALS}
-{_results(kernel, pair)}"""
+{CLEAR}
+{_products(schedule, product, pair, kernel.scale)}
+{TOTALS}
+{results(kernel, pair)}"""
     text = _text(kernel, schedule, request.entry, body)
     return Lowered.of_text(
         text, request.entry, blocks=schedule.blocks(kernel), threads=schedule.threads, shared_bytes=shared
@@ -83,7 +76,7 @@ def constants(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """Sizes of the problem and of its tiles as names of the text."""
     attention, warp_rows = kernel.attention, schedule.rows // schedule.warps
     sizes = {
-        "ROWS": schedule.rows, "KEYS": schedule.keys, "STAGES": schedule.stages, "THREADS": schedule.threads,
+        "ROWS": schedule.rows, "KEYS": schedule.keys, "STAGES": schedule.stages, "THREADS": schedule.warps * LANES,
         "FRAGMENTS": warp_rows // FRAGMENT_ROWS, "ROWS_ALL": kernel.rows, "KEYS_ALL": attention.key_count,
         "GROUP": kernel.group, "QUERIES_ALL": attention.queries, "HEAD_DIM": attention.head_dim,
         "VALUE_DIM": attention.value_size, "DEPTH": padded(attention.head_dim), "WIDTH": padded(attention.value_size),
@@ -124,26 +117,29 @@ PLACE = """\
   auto place_of = [](int row) { return GROUP == 1 ? row : row % GROUP * QUERIES_ALL + row / GROUP; };"""
 
 
+def queries_tile(kernel: AttentionKernel, schedule: AttentionSchedule) -> StagedTile:
+    """The queries of a block, on their way to shared memory."""
+    return StagedTile(
+        tensor="queries", width=kernel.attention.head_dim, full="DEPTH", rows=schedule.rows, pitch="KEY_PITCH",
+        start="0", first="first_row", bound="ROWS_ALL", is_bounded=kernel.rows % schedule.rows != 0, is_walked=False,
+        is_grouped=True, is_swizzled=schedule.instruction.is_by_groups,
+    )  # fmt: skip
+
+
 def _copies(kernel: AttentionKernel, schedule: AttentionSchedule) -> str:
     """How tiles come to shared memory."""
-    attention, swizzled = kernel.attention, schedule.instruction.is_by_groups
-    keys, values, bounded = attention.head_dim, attention.value_size, attention.key_count % schedule.keys != 0
-    queries = StagedTile(
-        tensor="queries", width=keys, full="DEPTH", rows=schedule.rows, pitch="KEY_PITCH", start="0",
-        first="first_row", bound="ROWS_ALL", is_bounded=kernel.rows % schedule.rows != 0, is_walked=False,
-        is_grouped=True, is_swizzled=swizzled,
-    )  # fmt: skip
+    attention, bounded = kernel.attention, kernel.attention.key_count % schedule.keys != 0
     walked = [
         StagedTile(
             tensor=tensor, width=width, full=full, rows=schedule.keys, pitch=pitch,
             start=f"{tensor[:-1]}_buffers + buffer * KEYS * {pitch}", first="step * KEYS", bound="KEYS_ALL",
-            is_bounded=bounded, is_walked=True, is_grouped=False, is_swizzled=swizzled,
+            is_bounded=bounded, is_walked=True, is_grouped=False,
         )
         for tensor, width, full, pitch in (
-            ("keys", keys, "DEPTH", "KEY_PITCH"), ("values", values, "WIDTH", "VALUE_PITCH"),
+            ("keys", attention.head_dim, "DEPTH", "KEY_PITCH"), ("values", attention.value_size, "WIDTH", "VALUE_PITCH")
         )
     ]  # fmt: skip
-    return "\n".join(tile.copy(schedule.threads) for tile in (queries, *walked))
+    return "\n".join(tile.copy(schedule.threads) for tile in (queries_tile(kernel, schedule), *walked))
 
 
 def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float) -> str:
@@ -176,7 +172,7 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
 
 
 #: What a thread keeps of its rows, before the first step.
-_CLEAR = """\
+CLEAR = """\
   float sums[FRAGMENTS][WIDTH / 8][4], peaks[FRAGMENTS][2], totals[FRAGMENTS][2];
   const float nothing = -1.0f / 0.0f;
 #pragma unroll
@@ -193,7 +189,7 @@ _CLEAR = """\
   }"""
 
 #: The sums of exponentials over all keys, from those over the keys of each lane.
-_TOTALS = """\
+TOTALS = """\
 #pragma unroll
   for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
@@ -321,7 +317,7 @@ _SOFTMAX = """\
         totals[m][i] = total;"""
 
 
-def _results(kernel: AttentionKernel, pair: str) -> str:
+def results(kernel: AttentionKernel, pair: str) -> str:
     """What leaves: values over the sum of their weights, a pair of elements a lane; or what a slice makes of them."""
     if kernel.slices > 1:
         return _partial_results(kernel, kernel.attention.value_size)

@@ -18,7 +18,6 @@ from functools import cached_property
 
 from codegen.gpu.matrix import wgmma_functions as device
 from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
-from codegen.gpu.matrix.bulk_functions import REGISTERS
 from codegen.gpu.matrix.copied import stage_bytes
 from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text
 from codegen.gpu.matrix.wgmma import DEPTH_BYTES, PanelTile, tile_problem
@@ -33,7 +32,7 @@ from sokoban.kernel.placed import BULK_DTYPES
 from sokoban.language.expression import Load, Tensor
 from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, schedule_problem
 from sokoban.schedule.tile import TileSchedule
-from sokoban.schedule.warp_groups import GROUP_ROWS, PANEL_BYTES
+from sokoban.schedule.warp_groups import GROUP_ROWS, MOVED_REGISTERS, PANEL_BYTES
 
 #: Two floats rounded to the element type of the output.
 _PAIRS = {"float16": "rounded_pair_f16", "bfloat16": "rounded_pair_bf16"}
@@ -176,7 +175,7 @@ class _BulkKernel:
         schedule, cluster = self.schedule, self.schedule.cluster
         threads = schedule.threads_per_block
         bounds = f"__launch_bounds__({threads}, 1)" + f" __cluster_dims__({cluster}, 1, 1)" * (cluster > 1)
-        moved = REGISTERS.get(self.groups)
+        moved = MOVED_REGISTERS.get(self.groups)
         more, fewer = (
             (f"    registers_more_{moved[0]}();\n", f"    registers_fewer_{moved[1]}();\n") if moved else ("", "")
         )

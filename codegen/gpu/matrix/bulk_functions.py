@@ -7,9 +7,7 @@ As those of :mod:`codegen.gpu.matrix.wgmma_functions`, each is a PTX instruction
 
 from __future__ import annotations
 
-#: Registers of a thread that multiplies and of one that copies, by warp groups that multiply: ``setmaxnreg`` moves them
-#: from where all threads have as many. One group has enough without.
-REGISTERS = {2: (232, 40), 3: (160, 32)}
+from sokoban.schedule.warp_groups import MOVED_REGISTERS
 
 
 def _function(name: str, parameters: str, body: str) -> str:
@@ -195,8 +193,8 @@ _FUNCTIONS = {
     "cluster_sync": _SYNC,
     "copy_tile": _copy("copy_tile", False),
     "copy_tile_to_all": _copy("copy_tile_to_all", True),
-    **{f"registers_more_{most}": _registers("more", most) for most, _ in REGISTERS.values()},
-    **{f"registers_fewer_{fewest}": _registers("fewer", fewest) for _, fewest in REGISTERS.values()},
+    **{f"registers_more_{most}": _registers("more", most) for most, _ in MOVED_REGISTERS.values()},
+    **{f"registers_fewer_{fewest}": _registers("fewer", fewest) for _, fewest in MOVED_REGISTERS.values()},
     "rounded_pair_f16": _pair("rounded_pair_f16", "f16", "half"),
     "rounded_pair_bf16": _pair("rounded_pair_bf16", "bf16", "nv_bfloat16"),
     "float_of_f16": _HALF_TO_FLOAT,

@@ -30,6 +30,7 @@ from sokoban.schedule.attention import (
     shared_bytes,
 )
 from sokoban.schedule.table import Floats
+from sokoban.schedule.warp_groups import MOVED_REGISTERS
 
 #: Share of the shorter of products and exponentials that two warps of a scheduler leave exposed, and instructions per
 #: logit besides its exponential and the shrinking of sums: what FlashAttention 2 shows on A100 and L40S (constants of
@@ -39,7 +40,7 @@ from sokoban.schedule.table import Floats
 EXPOSED, LOGIT_INSTRUCTIONS = 0.786, 7.1
 #: The same where warp groups multiply: products run while their group takes exponentials, and one group's while another
 #: does (FlashAttention 3 on H100, same place). Instructions are those of the compiled loop of 128 rows by 128 keys of
-#: 128 elements: per logit, and per product for itself, its descriptors, the copies and the rest of a step.
+#: 128 elements: per logit, and per product for itself, its descriptors and the rest of a step.
 GROUP_EXPOSED, GROUP_LOGIT_INSTRUCTIONS, GROUP_PRODUCT_INSTRUCTIONS = 0.56, 3.6, 12.0
 #: Further instructions per logit of a tile that is masked, as the compiled loop has them.
 MASK_INSTRUCTIONS = 4.0
@@ -48,12 +49,18 @@ MASK_INSTRUCTIONS = 4.0
 STEP_CYCLES = 747.0
 #: Cycles of a block around its steps: alone on its unit, and what it takes of the unit's time beside others.
 BLOCK_CYCLES, BLOCK_BUSY_CYCLES = 3850.0, 1360.0
+#: Cycles of a block of warp groups around its steps, which wait for nothing else but copies that are late: one of their
+#: groups copies, and no barrier holds the others together (FlashAttention 3, same place).
+GROUP_BLOCK_CYCLES = 3680.0
 #: Exponentials that a unit takes per cycle (CUDA C++ Programming Guide, throughput of native instructions).
 EXPONENTIALS = 16.0
 #: Bytes of a turn of shared memory's port.
 PORT_BYTES = 128
 #: Registers of a thread beside sums, logits and fragments of queries: what compiled kernels take at least.
 OTHER_REGISTERS = 48
+#: The same of warp groups, which copy nothing themselves, and what a window adds: by compiled kernels of heads of 64 to
+#: 256 elements; the compiler has up to 20 more where it finds room for them.
+GROUP_OTHER_REGISTERS, GROUP_WINDOW_REGISTERS = 28, 28
 #: Steps of a unit after which half of DRAM's time is hidden beside the rest.
 HIDDEN_STEPS = 6.24
 #: Power of a step over that of as many FLOP of a large matrix product, which a board's power-limited rate is for:
@@ -61,6 +68,8 @@ HIDDEN_STEPS = 6.24
 STEP_POWER, POWER_SECONDS = 1.3, 0.02
 #: Part of the longest block that still runs when the others have ended, where they start in no particular order.
 TAIL = 0.5
+#: Registers that a block's threads are given more or fewer of at a time, where they may be any number of these.
+REGISTER_STEP = 8
 #: Registers of a thread that brings slices together, and slices whose values it has under way at a time.
 SUM_REGISTERS, SLICES_AT_A_TIME = 40, 4
 #: Share of L2 that one round of blocks finds its keys in again, and the share from which on it finds nothing.
@@ -89,7 +98,8 @@ class AttentionTimes:
 
 
 def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -> int:
-    """Registers that a thread needs: sums of values, logits, the largest and the total of its rows, queries if held."""
+    """Registers that a thread which multiplies needs: sums of values, logits, the largest and the total of its rows,
+    queries if held."""
     attention = kernel.attention
     if schedule.instruction is Instruction.FMA:
         columns = padded(attention.value_size, 4 * schedule.lanes) // schedule.lanes
@@ -99,7 +109,7 @@ def registers_per_thread(kernel: AttentionKernel, schedule: AttentionSchedule) -
     if schedule.instruction.is_by_groups:
         # Exponentials are operands of products that still run while the next logits come.
         rows = padded(attention.value_size) // 2 + schedule.keys * 3 // 4
-        return rows + 4 + OTHER_REGISTERS
+        return rows + 4 + GROUP_OTHER_REGISTERS + GROUP_WINDOW_REGISTERS * bool(attention.window_size)
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
     queries = padded(attention.head_dim) // 4 if schedule.held else 0
     sums = padded(attention.value_size) // 2 + schedule.keys // 2
@@ -163,9 +173,20 @@ def estimate_attention(
 
     ``registers`` of a thread are those of :func:`registers_per_thread` until the compiler has told them.
     """
-    registers = registers or registers_per_thread(kernel, schedule)
+    registers = registers or _starting_registers(kernel, schedule, device)
     resources = Resources(schedule.threads, registers, shared_bytes(kernel, schedule))
     return estimate_blocks(_work(kernel, schedule), resources, device)
+
+
+def _starting_registers(kernel: AttentionKernel, schedule: AttentionSchedule, device: DeviceSpec) -> int:
+    """Registers that every thread of a block starts with. Where warp groups move them, all have an equal part of the
+    unit's; more than a device has where those that multiply would need more than they get."""
+    needed = registers_per_thread(kernel, schedule)
+    moved = MOVED_REGISTERS.get(schedule.warps // GROUP_WARPS) if schedule.instruction.is_by_groups else None
+    if moved is None:
+        return needed
+    equal = device.limits.registers_per_unit // schedule.threads // REGISTER_STEP * REGISTER_STEP
+    return equal if needed <= moved[0] else device.limits.registers_per_thread + needed
 
 
 @dataclass(frozen=True)
@@ -288,18 +309,19 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
     longer, shorter = max(products, exponentials), min(products, exponentials)
     step = max(longer + exposed * shorter, shared)
     # With two buffers copies have a whole step of their block to arrive, with one about half of it.
-    arriving = _copy_seconds(work, device) - resident * step * (0.5 if work.stages == 1 else 1.0)
-    waiting = max(STEP_CYCLES / work.stages * cycle, arriving)
+    arriving = _copy_seconds(work, device) - resident * step * max(0.5, work.stages - 1)
+    waiting = max(0.0 if by_groups else STEP_CYCLES / work.stages * cycle, arriving)
     if rates is None:
         # Keys and values come through registers, with nothing of their block beside them.
         waiting = max(waiting, 2.0 * _copy_seconds(work, device))
     # Queries in and results out pass the unit's share of L2 with no step of their block beside them.
     ends = work.once_bytes / work.blocks / ((device.l2 or device.dram).bandwidth_bytes_per_second / units)
-    around = BLOCK_BUSY_CYCLES * cycle + ends
+    alone = 0.0 if by_groups else BLOCK_CYCLES * cycle
+    around = (GROUP_BLOCK_CYCLES if by_groups else BLOCK_BUSY_CYCLES) * cycle + ends
 
     def unit_seconds(steps: float, edges: float, running: float) -> float:
         busy = steps * step + edges * masks
-        return max(BLOCK_CYCLES * cycle + busy + steps * waiting, running * (around + busy))
+        return max(alone + busy + steps * waiting, running * (around + busy))
 
     whole = unit_seconds(walk.mean, walk.edges, resident)
     if walk.longest <= walk.mean * 1.001:

@@ -33,7 +33,7 @@ def loaded(path: Path, *schedules: dict[str, Any]) -> list[SlicedSchedule]:
 
 def test_what_is_left_out_is_what_the_instruction_takes(tmp_path: Path) -> None:
     found = [each.schedule for each in loaded(tmp_path / "s", FRAGMENTS, GROUPS, MULTIPLY_ADDS)]
-    assert [(each.stages, each.lanes, each.threads) for each in found] == [(1, 4, 128), (2, 4, 256), (1, 8, 128)]
+    assert [(each.stages, each.lanes, each.threads) for each in found] == [(1, 4, 128), (2, 4, 384), (1, 8, 128)]
     assert [each.instruction for each in found] == [Instruction.MMA_16X8X16, Instruction.WGMMA, Instruction.FMA]
 
 
@@ -57,7 +57,7 @@ def test_a_schedule_comes_back_as_it_was_written(tmp_path: Path) -> None:
         (FRAGMENTS | {"key": 3}, "Object contains unknown field `key`"),
         (GROUPS | {"rows": 64}, "rows: 64 are not 64 rows of every 4 of 8 warps; use 128"),
         (GROUPS | {"keys": 512}, "keys: 512 is no multiple of 16 up to 256; use 128"),
-        (GROUPS | {"stages": 1}, "stages: wgmma_64xNx16 has 2; use 2"),
+        (GROUPS | {"stages": 1}, "stages: wgmma_64xNx16 has 2, 3 and 4; use 2"),
         (GROUPS | {"held": True}, "held: wgmma_64xNx16 reads queries from shared memory; leave it out"),
         (MULTIPLY_ADDS | {"rows": 24}, "rows: 24 is no multiple of the 16 rows that 4 warps have at a time; use 32"),
         (MULTIPLY_ADDS | {"keys": 12}, "keys: 12 is no multiple of 8; give every thread of a row as many"),
