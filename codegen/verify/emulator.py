@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -341,13 +342,11 @@ def _shared_name(program: Path, address: int) -> str:
 
 
 @lru_cache(maxsize=1)
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="cuda-on-cpu-programs-")
-
-
 def _program_folder() -> Path:
-    """Where compiled programs are kept: until this process ends."""
-    return Path(_temporary_folder().name)
+    """Where compiled programs are kept: until this process ends. A worker process calls nothing of ``atexit``'s."""
+    folder = tempfile.mkdtemp(prefix="cuda-on-cpu-programs-")
+    Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=0)
+    return Path(folder)
 
 
 @lru_cache(maxsize=1)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
 import numpy as np
 import pytest
 
 from codegen.gpu.source.text import cuda_source
 from codegen.tir.lowered import KERNEL_SUFFIX
+from codegen.verify import emulator
 from codegen.verify.emulator import EmulatorError, run_cuda_on_cpu
 from sokoban.kernel.form import kernel_form
 from sokoban.language.operators import operator_from_data
@@ -182,3 +186,11 @@ def test_asynchronous_copies_fill_with_zeros_what_is_outside() -> None:
 def test_copies_that_are_not_aligned_are_refused() -> None:
     with pytest.raises(EmulatorError, match="not aligned"):
         run("__shared__ alignas(128) float s[64]; copy_async_16(s, 8, X); copy_async_wait_0();", block=32)
+
+
+@pytest.mark.usefixtures("no_kept_kernels")
+def test_compiled_programs_go_with_the_worker_process_that_made_them() -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
+        folder = pool.submit(emulator._program_folder).result()
+        assert folder.is_dir()
+    assert not folder.exists()
