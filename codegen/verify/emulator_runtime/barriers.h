@@ -50,9 +50,10 @@ static Barrier& barrier_at(unsigned address, uint32_t place) {
   for (unsigned i = 0; i < barrier_count; ++i) {
     Barrier& barrier = barriers[i];
     if (barrier.rank != rank || barrier.at != at) continue;
-    unsigned alone;
+    unsigned alone = none;
     if (barrier.maker != me && !happened(barrier.maker, barrier.made, alone))
       fail_at(place, words("the barrier at shared+%u is used before it is known to be made", at));
+    if (alone != none) need(alone);
     if (!barrier.is_fenced && barrier.maker != me)
       fail_at(place, words("the barrier at shared+%u is used, and no fence has followed its making", at));
     return barrier;
