@@ -17,7 +17,7 @@ from codegen.tir.lowering import LoweringRequest, chosen
 from codegen.verify.gpu import EmulatedKernel, emulated_kernel
 from codegen.verify.result import exact_tolerance
 from hal.catalog import load_device
-from roller.algorithms import ALGORITHMS, DIRECT
+from roller.algorithms import ALGORITHMS, sequence, split_k
 from roller.programs import find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.problem import Problem, tensors_of
@@ -29,6 +29,9 @@ from sokoban.schedule.tile import TileSchedule
 
 #: Programs found beyond those asked for, as the compiler has them.
 SPARES = 4
+
+#: Algorithms whose kernels are of one kind, whatever lowering writes them.
+_OF_SEVERAL = (split_k.NAME, sequence.NAME)
 
 _Values = Mapping[str, np.ndarray]
 
@@ -122,7 +125,7 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
             else:
                 small, steps = check.form, tuple((step.problem, step.schedule) for step in check.steps)
                 tolerance = max(exact_tolerance(small.expr), check.tolerance or 0.0)
-            is_sliced = program.algorithm not in (DIRECT, "winograd")
+            is_sliced = program.algorithm in _OF_SEVERAL
             yield Case(
                 operator=expr.name,
                 device=board,
@@ -142,6 +145,8 @@ def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
     if words[-2] == "staged":
         assert isinstance(schedule, TileSchedule)
         return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"
+    if words[-2] == "attention":
+        return f"attention, {words[-1].replace('_', ' ')}"
     return {"mma": "mma.sync"}.get(words[-1], words[-1])
 
 

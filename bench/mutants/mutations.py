@@ -18,18 +18,18 @@ KINDS = SYNC_KINDS + OTHER_KINDS
 
 #: Kind of synchronization by the function called.
 _SYNC_FUNCTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("barrier", re.compile(r"__syncthreads|named_barrier\w*|mbarrier_arrive\w*")),
+    ("barrier", re.compile(r"__syncthreads|cluster_sync|barrier_arrive\w*|barrier_expect")),
     ("warp barrier", re.compile(r"__syncwarp")),
-    ("wait", re.compile(r"copy_async_wait_\d+|warp_group_(?:wait|finish)_\d+|mbarrier_wait\w*")),
+    ("wait", re.compile(r"copy_async_wait_\d+|warp_group_(?:wait|finish)_\d+|products_done_but_\d+_\d+|barrier_wait")),
     ("commit", re.compile(r"copy_async_commit|warp_group_commit")),
-    ("fence", re.compile(r"async_proxy_fence|warp_group_arrive|__threadfence\w*|mbarrier_fence\w*")),
+    ("fence", re.compile(r"async_proxy_fence|warp_group_arrive|__threadfence\w*|barrier_fence")),
 )
 
 #: Waits, and those that leave so many groups under way; of products as the emulator has them, whatever the number.
 _LATER = (
     (re.compile(r"copy_async_wait_(?P<pending>\d+)"), "copy_async_wait_{}()"),
     (
-        re.compile(r"warp_group_(?:wait_(?P<pending>\d+)|finish_\d+)"),
+        re.compile(r"warp_group_(?:wait_(?P<pending>\d+)|finish_\d+)|products_done_but_(?P<later>\d+)_\d+"),
         "emulator::wait_for_products(EMULATOR_SITE, {})",
     ),
 )
@@ -40,6 +40,7 @@ _OPERAND_BYTES = (
     (re.compile(r"load_matrix_x4\w*|load_bytes_\w+"), 16),
     (re.compile(r"load_words_\w+|store_shared"), 4),
     (re.compile(r"matrix_descriptor"), 32),
+    (re.compile(r"copy_tile\w*"), 128),
 )
 
 
@@ -98,14 +99,14 @@ def _syncs(kernel: KernelText) -> Iterator[Mutation]:
         for pattern, later in _LATER:
             found = pattern.fullmatch(token.text)
             if found is not None:
-                pending = int(found["pending"] or 0) + 1
+                pending = int(found["pending"] or found.groupdict().get("later") or 0) + 1
                 change = f"{pending} group{'s' * (pending > 1)} under way"
                 yield _replaced(kernel, "late wait", number, last, later.format(pending), change)
 
 
 def _accesses(kernel: KernelText) -> Iterator[Mutation]:
     """Indices of shared and global memory moved by one access."""
-    types = {name: kind for kind, name in kernel.parameters} | dict(kernel.shared)
+    types = {**kernel.pointers, **kernel.shared}
     tokens = kernel.tokens
     for number, token in enumerate(tokens):
         if token.text not in types or number in kernel.dead or _is_declaration(kernel, number):

@@ -55,11 +55,18 @@ class KernelText:
 
     @cached_property
     def parameters(self) -> tuple[tuple[str, str], ...]:
-        """Element type and name of every parameter, in order."""
+        """Type and name of every parameter, pointers and tensor maps, in order."""
         signature = re.search(rf"\b{re.escape(self.entry)}\s*\(([^)]*)\)", self.source[self.definition :])
         assert signature is not None, f"{self.entry} has a definition"
-        pairs = (part.replace("__restrict__", "").rpartition("*") for part in signature[1].split(","))
-        return tuple((kind.strip(), name.strip()) for kind, _, name in pairs)
+        return tuple(
+            (kind.strip(), name) for kind, name in re.findall(r"([^,]*?)(\w+)\s*(?:,|$)", signature[1].strip())
+        )
+
+    @cached_property
+    def pointers(self) -> Mapping[str, str]:
+        """Element type of what every parameter points to, by name; tensor maps are none of them."""
+        elements = ((kind.replace("__restrict__", "").rpartition("*"), name) for kind, name in self.parameters)
+        return {name: element.strip() for (element, star, _), name in elements if star}
 
     @cached_property
     def tokens(self) -> tuple[Token, ...]:

@@ -36,7 +36,7 @@ def one_text(kernel: KernelText, sources: Sequence[str]) -> str:
     for number, source in enumerate(sources):
         definition = name.sub(f"{kernel.entry}_{number}", source[kernel.definition :])
         parts.append(f'{arrays if number == 0 else ""}\n#line {first} "kernel.cu"\n{_SHARED.sub("", definition)}')
-    declared = ", ".join(f"{kind}* __restrict__ {parameter}" for kind, parameter in kernel.parameters)
+    declared = ", ".join(f"{kind} {parameter}" for kind, parameter in kernel.parameters)
     passed = ", ".join(parameter for _, parameter in kernel.parameters)
     calls = [f"    case {number}: {kernel.entry}_{number}({passed}); break;" for number in range(len(sources))]
     return "\n".join(

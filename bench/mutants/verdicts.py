@@ -131,6 +131,7 @@ class _Variants:
                 extents=[*(tensor.element_count for tensor in kernel.tensors), 1],
                 most_steps=most_steps,
                 timeout_s=TIMEOUT_S,
+                maps=kernel.maps,
             )
         except EmulatorError as error:
             return _Run(str(error))

@@ -91,14 +91,17 @@ class KeySlices:
         )
 
     def cut_down(self, form: KernelForm, schedules: Sequence[Schedule]) -> tuple[KernelForm, KeySlices]:
-        """Attention of a few heads, over which queries and keys still make several tiles and steps."""
+        """Attention of a few heads, over which queries and keys still make several tiles and steps: of keys, or of a
+        window, which is at most half of them, enough to use a buffer again that was used in the loop.
+        """
         schedule = schedules[0]
         assert isinstance(schedule, AttentionSchedule)
         attention = form.attention
         rows = -(-schedule.rows * attention.key_heads // attention.heads)
+        steps = (schedule.stages + 2) * (2 if attention.window_size else 1)
         small = attention.smaller(
             b=min(2, attention.b), key_heads=min(2, attention.key_heads), queries=cut(attention.queries, rows),
-            keys=cut(attention.key_count, schedule.keys, (schedule.stages + 1) * self.count),
+            keys=cut(attention.key_count, schedule.keys, steps * self.count),
         )  # fmt: skip
         return kernel_form(program_expression(small, form.expr.name)), self
 
