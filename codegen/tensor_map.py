@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Bytes of an element, by the types that are copied in bulk.
-MAP_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+#: Bytes of an element, by the types that are copied in bulk. ``tfloat32`` are numbers of float32, which are rounded to
+#: TensorFloat-32 on the way.
+MAP_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1, "tfloat32": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +20,7 @@ class TensorMap:
 
     Attributes:
         tensor: its name.
-        dtype: of its elements.
+        dtype: of its elements as they arrive.
         shape: the tensor's, row-major and contiguous; rows are multiples of 16 bytes.
         box: elements of a copy, by dimension; the innermost are 128 bytes, none has more than 256.
     """

@@ -20,7 +20,7 @@ KINDS = SYNC_KINDS + OTHER_KINDS
 _SYNC_FUNCTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("barrier", re.compile(r"__syncthreads|cluster_sync|barrier_arrive\w*|barrier_expect")),
     ("warp barrier", re.compile(r"__syncwarp")),
-    ("wait", re.compile(r"copy_async_wait_\d+|warp_group_(?:wait|finish)_\d+|products_done_but_\d+_\d+|barrier_wait")),
+    ("wait", re.compile(r"(?:copy_async_wait|products_done_but)_\w+|warp_group_(?:wait|finish)_\w+|barrier_wait")),
     ("commit", re.compile(r"copy_async_commit|warp_group_commit")),
     ("fence", re.compile(r"async_proxy_fence|warp_group_arrive|__threadfence\w*|barrier_fence")),
 )
@@ -29,7 +29,7 @@ _SYNC_FUNCTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
 _LATER = (
     (re.compile(r"copy_async_wait_(?P<pending>\d+)"), "copy_async_wait_{}()"),
     (
-        re.compile(r"warp_group_(?:wait_(?P<pending>\d+)|finish_\d+)|products_done_but_(?P<later>\d+)_\d+"),
+        re.compile(r"warp_group_(?:wait_(?P<pending>\d+)|finish_\w+)|products_done_but_(?P<later>\d+)_\d+"),
         "emulator::wait_for_products(EMULATOR_SITE, {})",
     ),
 )
@@ -120,7 +120,8 @@ def _accesses(kernel: KernelText) -> Iterator[Mutation]:
             yield from _moved(kernel, kind, opening + 1, kernel.partner[opening] - 1, unit, token.text)
         elif after == "+" and tokens[number - 1].text == "(":
             unit = max(1, _cast_bytes(kernel, number - 1) // size)
-            yield from _moved(kernel, kind, number + 2, kernel.partner[number - 1] - 1, unit, token.text)
+            # Of a call, the first argument alone.
+            yield from _moved(kernel, kind, number + 2, kernel.arguments(number - 1)[0][1], unit, token.text)
         elif after == ",":
             yield from _operands(kernel, number, size)
 

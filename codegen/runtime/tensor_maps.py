@@ -17,8 +17,8 @@ from hal.support.errors import InputError
 #: Bytes of a ``CUtensorMap``, and where one may start.
 MAP_BYTES, MAP_ALIGNMENT_BYTES = 128, 64
 
-#: ``CUtensorMapDataType`` by element type; floats of eight bits are bytes to the driver.
-_DTYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3fn": 0, "float8_e5m2": 0}
+#: ``CUtensorMapDataType`` by element type; eight bits of any kind are bytes to the driver.
+_DTYPES = {"float16": 6, "bfloat16": 9, "float8_e4m3fn": 0, "float8_e5m2": 0, "int8": 0, "tfloat32": 11}
 
 #: ``CU_TENSOR_MAP_INTERLEAVE_NONE``, ``_SWIZZLE_128B``, ``_L2_PROMOTION_L2_256B`` and ``_FLOAT_OOB_FILL_NONE``: zeros.
 _INTERLEAVE, _SWIZZLE, _PROMOTION, _FILL = 0, 3, 3, 0

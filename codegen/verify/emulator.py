@@ -266,7 +266,8 @@ def _map_argument(position: int, tensor_map: TensorMap) -> str:
     shapes = (", ".join(map(str, reversed(shape))) for shape in (tensor_map.shape, tensor_map.box))
     described = ", ".join(f"{{{shape}}}" for shape in shapes)
     start = f"(const unsigned char*)arguments[{position}]"
-    return f"TensorMap{{{start}, {MAP_ITEM_BYTES[tensor_map.dtype]}, {len(tensor_map.box)}, {described}}}"
+    rounds = "true" if tensor_map.dtype == "tfloat32" else "false"
+    return f"TensorMap{{{start}, {MAP_ITEM_BYTES[tensor_map.dtype]}, {len(tensor_map.box)}, {described}, {rounds}}}"
 
 
 def _kernel(source: str, entry: str, maps: Sequence[TensorMap]) -> _Kernel:

@@ -29,7 +29,7 @@ WARP_GROUP_CAPABILITY = (9, 0)
 #: Element types that warp groups multiply whoever copies them, and those that they multiply of tiles copied in bulk.
 #: Rows of operands come in pieces of so many bytes.
 WARP_GROUP_DTYPES = ("float16", "bfloat16")
-BULK_DTYPES = (*WARP_GROUP_DTYPES, *FLOAT8_DTYPES)
+BULK_DTYPES = (*WARP_GROUP_DTYPES, *FLOAT8_DTYPES, "int8", "tfloat32")
 WARP_GROUP_PIECE_BYTES = 16
 
 
@@ -109,8 +109,8 @@ class PlacedForm:
     @cached_property
     def bulk_roles(self) -> MatrixRoles | None:
         """The roles of the axes where warp groups of the device can multiply what is copied in bulk, as far as element
-        types and rows go; None where they cannot. Elements of eight bits have to lie along the depth in both operands:
-        the instruction turns none of them."""
+        types and rows go; None where they cannot. Elements of other than 16 bits have to lie along the depth in both
+        operands: the instruction turns none of them."""
         capability, roles = self.device.compute_capability, self.form.roles
         if capability is None or tuple(capability) != WARP_GROUP_CAPABILITY:
             return None

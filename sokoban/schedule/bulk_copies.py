@@ -56,7 +56,7 @@ LEAST_RANK, MOST_RANK = 2, 5
 ROW_BYTES = 16
 
 #: Element types of results, and of what else the final statement reads.
-_DTYPES = ("float16", "bfloat16", "float32")
+_DTYPES = ("float16", "bfloat16", "float32", "int32")
 
 
 def cluster_shape(cluster: int, rows: int, columns: int) -> tuple[int, int]:
@@ -123,8 +123,9 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     """
     for load in (roles.a, roles.b):
         tensor = form.expr.tensor_by_name[load.tensor]
-        if tensor.element_bytes == 1 and roles.is_turned(load):
-            return f"{tensor.name} has its depth down the rows: elements of eight bits are multiplied along them"
+        if tensor.element_bytes != ELEMENT_BYTES and roles.is_turned(load):
+            bits = 8 * tensor.element_bytes
+            return f"{tensor.name} has its depth down the rows: elements of {bits} bits are multiplied along them"
         axes = [index.axes[0] if index.is_plain_axis else "" for index in load.indices]
         if "" in axes or len(set(axes)) < len(axes):
             return f"a dimension of {tensor.name} is no axis of its own"
@@ -134,7 +135,7 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
             return f"{tensor.name} has {len(axes)} dimensions, a tensor map {LEAST_RANK} to {MOST_RANK}"
         if tensor.shape[-1] * tensor.element_bytes % ROW_BYTES:
             return "rows of an operand are no multiples of 16 bytes"
-    if form.expr.final_dtype != "float32":
+    if form.expr.final_dtype not in ("float32", "int32"):
         return f"results of {form.expr.final_dtype}"
     return _final_problem(form, roles)
 
@@ -150,6 +151,8 @@ def _final_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     other = next((tensor for tensor in tensors if tensor.dtype not in _DTYPES), None)
     if other is not None:
         return f"{other.name} is of {other.dtype}"
+    if form.expr.final_dtype == "int32" and not isinstance(form.final.value, Load):
+        return "the final statement computes with integers"
     again = [
         load for load in walk(form.final.value) if isinstance(load, Load) and load.tensor == form.reductions[0].tensor
     ]

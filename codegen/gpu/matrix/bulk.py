@@ -28,11 +28,13 @@ from codegen.tir.reads import padded_sizes
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import MATRIX_TYPES, MatrixRoles
-from sokoban.kernel.placed import BULK_DTYPES
 from sokoban.language.expression import Load, Tensor
 from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, schedule_problem
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import GROUP_ROWS, MOVED_REGISTERS, PANEL_BYTES
+
+#: Elements of the output that are words, as the text has them.
+_WORDS = {"float32": "float", "int32": "int"}
 
 #: Two floats rounded to the element type of the output.
 _PAIRS = {"float16": "rounded_pair_f16", "bfloat16": "rounded_pair_bf16"}
@@ -48,7 +50,7 @@ def bulk_problem(form: KernelForm, schedule: TileSchedule) -> str | None:
     roles = form.roles
     if roles is None:
         return "is no product of matrices that an instruction multiplies"
-    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS, BULK_DTYPES)
+    problem = warp_tile_problem(schedule, roles) or tile_problem(schedule, roles, BULK_WIDTHS)
     return problem or schedule_problem(form, roles, schedule)
 
 
@@ -108,6 +110,11 @@ class _BulkKernel:
         return MATRIX_TYPES[self.roles.dtype].element_bytes
 
     @cached_property
+    def sum_type(self) -> str:
+        """What products are summed in, as the text has it."""
+        return _WORDS[MATRIX_TYPES[self.roles.dtype].accumulate]
+
+    @cached_property
     def panel(self) -> int:
         """Elements of a panel's row."""
         return PANEL_BYTES // self.element_bytes
@@ -147,10 +154,24 @@ class _BulkKernel:
         return self.along[self.roles.n if load == self.roles.a else self.roles.m]
 
     @cached_property
+    def all_tiles(self) -> int:
+        """Tiles of the output, those that complete a cluster at an edge counted."""
+        return math.prod(self.tiles.values()) * self.schedule.cluster
+
+    @cached_property
     def launched(self) -> int:
         """Blocks of the launch."""
-        all_tiles = math.prod(self.tiles.values()) * self.schedule.cluster
-        return min(self.schedule.launched or all_tiles, all_tiles)
+        return min(self.schedule.launched or self.all_tiles, self.all_tiles)
+
+    @property
+    def is_persistent(self) -> bool:
+        """Whether blocks compute several tiles."""
+        return self.launched < self.all_tiles
+
+    @property
+    def reuses_buffers(self) -> bool:
+        """Whether copies come to buffers that products have read: otherwise nobody waits until one is empty."""
+        return self.is_persistent or self._steps() > self.schedule.stages
 
     def copied_rows(self, load: Load) -> int:
         """Rows of an operand's tile that a block copies."""
@@ -163,7 +184,7 @@ class _BulkKernel:
         box = {outer: self.copied_rows(load), inner: self.panel}
         return TensorMap(
             tensor=tensor.name,
-            dtype=tensor.dtype,
+            dtype=self.roles.dtype,
             shape=tensor.shape,
             box=tuple(box.get(index.axes[0], 1) for index in load.indices),
         )
@@ -203,7 +224,7 @@ extern "C" __global__ void {bounds}
     }}
   }} else {{
 {more}    const int group = warp / 4;
-    float sums[{self.width // 2}];
+    {self.sum_type} sums[{self.width // 2}];
 {self._multiply_tiles()}
   }}
 {"  cluster_sync();  // nobody copies or arrives where a block has ended" if cluster > 1 else ""}
@@ -288,8 +309,7 @@ extern "C" __global__ void {bounds}
   {self._places().replace(chr(10), chr(10) + "  ")}
 #pragma unroll 1
         for (int step = 0; step < STEPS; ++step) {{
-          barrier_wait(shared, EMPTY + {BARRIER_BYTES} * stage, parity ^ 1);
-          barrier_expect(shared, FULL + {BARRIER_BYTES} * stage, STAGE_BYTES);
+{self._empty()}          barrier_expect(shared, FULL + {BARRIER_BYTES} * stage, STAGE_BYTES);
 {chr(10).join(lines)}
 {copies}
           if (++stage == STAGES) stage = 0, parity ^= 1;
@@ -321,23 +341,37 @@ extern "C" __global__ void {bounds}
         return f"""\
 {self._places()}
 #pragma unroll
-      for (int i = 0; i < {self.width // 2}; ++i) sums[i] = 0.0f;
-      int before = 0;
-#pragma unroll 1
+      for (int i = 0; i < {self.width // 2}; ++i) sums[i] = 0;
+{"      int before = 0;" + chr(10) if self.reuses_buffers else ""}#pragma unroll 1
       for (int step = 0; step < STEPS; ++step) {{
         barrier_wait(shared, FULL + {BARRIER_BYTES} * stage, parity);
         {device.ARRIVE}();
 {self._products()}
         {device.COMMIT}();
+{self._release_earlier()}        if (++stage == STAGES) stage = 0, parity ^= 1;
+      }}
+      {device.finish_name(self.width, self.sum_type)}(sums);
+{self._release_last()}{self._results()}
+    }}"""
+
+    def _empty(self) -> str:
+        """The wait of the thread that copies for a buffer that nobody reads any more."""
+        wait = f"          barrier_wait(shared, EMPTY + {BARRIER_BYTES} * stage, parity ^ 1);\n"
+        return wait if self.reuses_buffers else ""
+
+    def _release_earlier(self) -> str:
+        """The wait for the products of the step before, whose buffer is empty then."""
+        if not self.reuses_buffers:
+            return ""
+        return f"""\
         {device.WAIT_FOR_EARLIER}();
         if (step > 0) {self._release("before")}
         before = stage;
-        if (++stage == STAGES) stage = 0, parity ^= 1;
-      }}
-      {device.finish_name(self.width)}(sums);
-      {self._release("before")}
-{self._results()}
-    }}"""
+"""
+
+    def _release_last(self) -> str:
+        """The last step's buffer is empty: of use to the next tile."""
+        return f"      {self._release('before')}\n" if self.is_persistent else ""
 
     def _release(self, stage: str) -> str:
         """The warp has no more use for a buffer."""
@@ -373,11 +407,12 @@ extern "C" __global__ void {bounds}
         inside = [f"row < {form.sizes[roles.m]}"] if self._is_cut(roles.m) else []
         across = f"column < {form.sizes[roles.n]}" if self._is_cut(roles.n) else ""
         guard = " && ".join([*inside, *([across] if across else [])])
-        value = final_text(form, axes, "sum")
+        computed = "int" if form.expr.final_dtype == "int32" else "float"
+        value = "sum" if computed == "int" else final_text(form, axes, "sum")
         is_across = form.final.axes[-1] == roles.n
         element = element_text(output, [axes[axis] for axis in form.final.axes])
         opening = f"""\
-      auto final_value = [&](float sum, int row, int column) -> float {{
+      auto final_value = [&]({computed} sum, int row, int column) -> {computed} {{
         return {f"{guard} ? {value} : 0.0f" if guard and form.final_loads else value};
       }};
       const int first_row = {m} + warp * 16 + lane / 4, first_column = {n} + lane % 4 * 2;
@@ -410,13 +445,14 @@ extern "C" __global__ void {bounds}
         }}"""
 
     def _single(self, element: str, guard: str, is_across: bool) -> str:
-        """Each column by itself, or pairs of floats where they lie side by side."""
+        """Each column by itself, or pairs of words where they lie side by side."""
         output = self.form.expr.output
-        if is_across and output.dtype == "float32" and output.shape[-1] % 2 == 0:
+        if is_across and output.dtype in _WORDS and output.shape[-1] % 2 == 0:
+            two = f"{_WORDS[output.dtype]}2"
             store = f"""\
           const int at = j * 4 + 2 * i, column = first_column + 8 * j;
-          {f"if ({guard}) " if guard else ""}*(float2*)&{element} =
-              make_float2(final_value(sums[at], row, column), final_value(sums[at + 1], row, column + 1));"""
+          {f"if ({guard}) " if guard else ""}*({two}*)&{element} =
+              make_{two}(final_value(sums[at], row, column), final_value(sums[at + 1], row, column + 1));"""
         else:
             pair = _PAIRS.get(output.dtype)
             value = "final_value(sums[j * 4 + 2 * i + k], row, column)"

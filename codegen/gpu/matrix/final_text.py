@@ -41,8 +41,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 MOST_INT = 2**31 - 1
 
 #: By element type: how an element is declared, and read as a float.
-POINTERS = {"float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float"}
-_READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}"}
+POINTERS = {"float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float", "int32": "int"}
+_READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}", "int32": "(float){}"}
 
 
 def affine_text(index: AffineIndex, axes: Mapping[str, str]) -> str:

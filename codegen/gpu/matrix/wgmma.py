@@ -76,12 +76,9 @@ def tile_problem(
     schedule: TileSchedule,
     roles: MatrixRoles,
     widths: Sequence[int] = WIDTHS,
-    dtypes: Sequence[str] = WARP_GROUP_DTYPES,
 ) -> str | None:
     """Why warp groups cannot multiply the tiles of a schedule, however they are copied; None when they can."""
     rows, width = schedule.block_of[roles.m], schedule.block_of[roles.n]
-    if roles.dtype not in dtypes:
-        return f"instruction {Instruction.WGMMA} takes {' and '.join(dtypes)}, not {roles.dtype}"
     if schedule.thread_of[roles.m] != WARP_ROWS or rows % GROUP_ROWS:
         return f"block {rows} of axis {roles.m}: warp groups take multiples of {GROUP_ROWS}, {WARP_ROWS} rows a warp"
     if schedule.thread_of[roles.n] != width or width not in widths:
@@ -101,7 +98,7 @@ class PanelTile:
         turned: the depth runs down the rows rather than along them (PTX: MN-major rather than K-major).
         rows: of the tile; m or n, or the depth where it is turned.
         start: byte where the tile starts within its stage.
-        element_bytes: 2, or 1 where nothing is turned.
+        element_bytes: 2 where it is turned.
     """
 
     turned: bool
@@ -162,6 +159,10 @@ class _WarpGroupKernel(CopiedProduct):
 
     @staticmethod
     def instruction_problem(form: KernelForm, schedule: TileSchedule, roles: MatrixRoles) -> str | None:
+        if roles.dtype not in WARP_GROUP_DTYPES:
+            return (
+                f"{Instruction.WGMMA} of what threads copy takes {' and '.join(WARP_GROUP_DTYPES)}, not {roles.dtype}"
+            )
         problem = tile_problem(schedule, roles)
         if problem is not None:
             return problem

@@ -11,14 +11,19 @@ from __future__ import annotations
 
 from itertools import product
 
+from sokoban.kernel.matrix import MATRIX_TYPES
 from sokoban.schedule.bulk_copies import BULK_WIDTHS
 
 #: Rows of a tile in 128-byte swizzle repeat after so many bytes: eight rows of 128.
 ATOM_BYTES = 1024
 
-#: By element type, the name in PTX and in the emulator's C++: of types whose operands may be turned, and of all.
+#: By element type, the name in PTX and in the emulator's C++: of types whose operands may be turned, and of all. Those
+#: of int8 are summed in integers.
 _TURNED_TYPES = {"float16": ("f16", "float16"), "bfloat16": ("bf16", "bfloat16")}
-_TYPES = _TURNED_TYPES | {"float8_e4m3fn": ("e4m3", "float8_e4m3"), "float8_e5m2": ("e5m2", "float8_e5m2")}
+_TYPES = _TURNED_TYPES | {
+    "float8_e4m3fn": ("e4m3", "float8_e4m3"), "float8_e5m2": ("e5m2", "float8_e5m2"), "tfloat32": ("tf32", "tfloat32"),
+    "int8": ("s8", "int8"),
+}  # fmt: skip
 
 DESCRIPTOR = "matrix_descriptor"
 ARRIVE, COMMIT, PROXY_FENCE = "warp_group_arrive", "warp_group_commit", "async_proxy_fence"
@@ -27,9 +32,9 @@ ARRIVE, COMMIT, PROXY_FENCE = "warp_group_arrive", "warp_group_commit", "async_p
 WAIT_FOR_EARLIER = "warp_group_wait_1"
 
 
-def finish_name(width: int) -> str:
+def finish_name(width: int, sum_type: str = "float") -> str:
     """The function that waits until all products are done. It names the sums, so that no compiler reads them before."""
-    return f"warp_group_finish_{width}"
+    return f"warp_group_finish_{width}" + ("_of_integers" if sum_type == "int" else "")
 
 
 def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
@@ -40,7 +45,7 @@ def product_name(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
 
 
 def _depth(dtype: str) -> int:
-    return 16 if dtype in _TURNED_TYPES else 32
+    return MATRIX_TYPES[dtype].depth
 
 
 def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
@@ -48,7 +53,8 @@ def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
     name = product_name(dtype, width, a_turned, b_turned)
     count = width // 2
     registers = _lines([f"%{i}" for i in range(count)], '"', ' "')
-    # Scales of the sums and of both operands are 1: sums are added to, signs stay.
+    # Scales of the sums and of both operands are 1: sums are added to, signs stay, which integers have no choice of.
+    sum_type, ptx_sum, scales = ("int", "s32", "1") if dtype == "int8" else ("float", "f32", "1, 1, 1")
     turns = f", {int(a_turned)}, {int(b_turned)}" if dtype in _TURNED_TYPES else ""
     return f"""\
 #ifdef CUDA_ON_CPU
@@ -56,29 +62,31 @@ def _product(dtype: str, width: int, a_turned: bool, b_turned: bool) -> str:
   emulator::multiply_by_warp_group(EMULATOR_SITE, d, a, b, emulator::{cpu}, {width}, {int(a_turned)}, {int(b_turned)})
 #else
 static __device__ __forceinline__ void {name}(
-    float* d, unsigned long long a, unsigned long long b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k{_depth(dtype)}.f32.{ptx}.{ptx} {{"
+    {sum_type}* d, unsigned long long a, unsigned long long b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{width}k{_depth(dtype)}.{ptx_sum}.{ptx}.{ptx} {{"
 {registers}
-               "}}, %{count}, %{count + 1}, 1, 1, 1{turns};"
-               : {_sums(width)}
+               "}}, %{count}, %{count + 1}, {scales}{turns};"
+               : {_sums(width, sum_type)}
                : "l"(a), "l"(b));
 }}
 #endif"""
 
 
-def _sums(width: int) -> str:
+def _sums(width: int, sum_type: str) -> str:
     """The sums of a thread as operands that an instruction reads and writes."""
-    return _lines([f'"+f"(d[{i}])' for i in range(width // 2)], "", "").strip()
+    kind = {"float": "f", "int": "r"}[sum_type]
+    return _lines([f'"+{kind}"(d[{i}])' for i in range(width // 2)], "", "").strip()
 
 
-def _finish(width: int) -> str:
+def _finish(width: int, sum_type: str) -> str:
+    name = finish_name(width, sum_type)
     return f"""\
 #ifdef CUDA_ON_CPU
-#define {finish_name(width)}(d) warp_group_wait_all()
+#define {name}(d) warp_group_wait_all()
 #else
-static __device__ __forceinline__ void {finish_name(width)}(float* d) {{
+static __device__ __forceinline__ void {name}({sum_type}* d) {{
   asm volatile("wgmma.wait_group.sync.aligned 0;"
-               : {_sums(width)}
+               : {_sums(width, sum_type)}
                :: "memory");
 }}
 #endif"""
@@ -116,7 +124,7 @@ _FUNCTIONS = {
     ARRIVE: _instruction(ARRIVE, "wgmma.fence.sync.aligned;"),
     COMMIT: _instruction(COMMIT, "wgmma.commit_group.sync.aligned;"),
     WAIT_FOR_EARLIER: _instruction(WAIT_FOR_EARLIER, "wgmma.wait_group.sync.aligned 1;"),
-    **{finish_name(width): _finish(width) for width in BULK_WIDTHS},
+    **{finish_name(width, kind): _finish(width, kind) for width in BULK_WIDTHS for kind in ("float", "int")},
     **{
         product_name(dtype, width, a, b): _product(dtype, width, a, b)
         for dtype, width, a, b in product(_TYPES, BULK_WIDTHS, (False, True), (False, True))

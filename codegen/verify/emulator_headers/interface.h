@@ -49,15 +49,17 @@ void store_fragment(Site, float* to, const float* from, unsigned leading, unsign
 void multiply_fragments(Site, float* d, const float* a, const float* b, const float* c, unsigned m, unsigned n, unsigned k);
 
 void arrive_at_warp_group(Site);
-void multiply_by_warp_group(Site, float* sums, uint64_t a, uint64_t b, Element, unsigned width, bool a_turned, bool b_turned);
+// Sums of float, or of int for int8.
+void multiply_by_warp_group(Site, void* sums, uint64_t a, uint64_t b, Element, unsigned width, bool a_turned, bool b_turned);
 // Rows of A in registers, as those of `mma.sync`; sums that are not `added` to start anew.
 void multiply_registers(Site, float* sums, const unsigned* a, uint64_t b, Element, unsigned width, bool b_turned);
 void multiply_anew(Site, float* sums, uint64_t a, uint64_t b, Element, unsigned width, bool a_turned, bool b_turned);
 void commit_products(Site);
 void wait_for_products(Site, unsigned pending);
 
-// A tensor and a box of it, both from the innermost dimension on, as a bulk copy sees them.
-struct TensorMap { const unsigned char* start; unsigned element_bytes, rank, size[5], box[5]; };
+// A tensor and a box of it, both from the innermost dimension on, as a bulk copy sees them; one that rounds makes TensorFloat-32
+// of float32.
+struct TensorMap { const unsigned char* start; unsigned element_bytes, rank, size[5], box[5]; bool rounds; };
 // Addresses are bytes of the block's own dynamic shared memory.
 void make_barrier(unsigned address, unsigned count);
 void fence_barriers();

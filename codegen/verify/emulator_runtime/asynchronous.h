@@ -235,6 +235,11 @@ static void perform(const Product& product) {
   for (unsigned m = 0; m < 16; ++m)
     for (unsigned n = 0; n < product.width; ++n) {
       float& sum = product.sums[m % 8 * 4 + n % 8 / 2][n / 8 * 4 + m / 8 * 2 + n % 2];
+      if (product.element == int8) {
+        int& whole = (int&)sum;
+        for (unsigned k = 0; k < depth; ++k) whole += (int)rows[m][k] * (int)columns[n][k];
+        continue;
+      }
       if (product.is_new) sum = 0.0f;
       for (unsigned k = 0; k < depth; ++k) sum += rows[m][k] * columns[n][k];
     }
@@ -396,7 +401,7 @@ void wait_for_products(Site site, unsigned pending) {
   fibers[me].given[0] = pending;
   together(site, ~0u, EMULATOR_PLACE, wait_together);
 }
-void multiply_by_warp_group(Site site, float* sums, uint64_t a, uint64_t b, Element element, unsigned width, bool a_turned,
+void multiply_by_warp_group(Site site, void* sums, uint64_t a, uint64_t b, Element element, unsigned width, bool a_turned,
                             bool b_turned) {
   uint64_t* given = fibers[me].given;
   given[0] = (uint64_t)sums;

@@ -175,6 +175,16 @@ static unsigned box_bytes(const TensorMap& map) {
   return bytes;
 }
 static size_t shared_of(unsigned rank) { return rank * shared_apart; }
+// To the nearest TensorFloat-32, of two equally near ones to the even one (PTX ISA, "Tensors": dimension, size and format).
+static void round_words(unsigned char* words, unsigned count) {
+  for (unsigned i = 0; i < count; ++i) {
+    uint32_t word;
+    memcpy(&word, words + 4 * i, 4);
+    if ((word & 0x7f800000) != 0x7f800000) word += 0xfff + (word >> 13 & 1);
+    word &= ~0x1fffu;
+    memcpy(words + 4 * i, &word, 4);
+  }
+}
 static void arrive_bulk(size_t which) {
   Bulk copy = bulk[which];
   bulk.erase(bulk.begin() + (long)which);
@@ -186,6 +196,7 @@ static void arrive_bulk(size_t which) {
     unsigned char* place = area.start + shared_of(copy.rank) + to;
     memset(place, 0, 16);
     memcpy(place, from, count);
+    if (copy.tensor.rounds) round_words(place, count / 4);
     if (!is_checked) return;
     for_cells(area, (size_t)(place - area.start), 16, copy.place, true, [&](const Where&, Cell& cell) {
       if (cell.write.stamp == under_way && cell.write.who == now.who) cell.write = now;

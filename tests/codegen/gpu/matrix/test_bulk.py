@@ -46,6 +46,32 @@ def test_floats_of_eight_bits_are_multiplied_as_they_are(dtype: str, cluster: in
 
 
 @needs_emulator
+@pytest.mark.parametrize(("cluster", "launched"), [(1, 1), (2, 2), (4, 0)])
+def test_integers_are_multiplied_and_summed_exactly(cluster: int, launched: int) -> None:
+    form = form_of(op="matmul", m=200, n=264, k=272, dtype="int8", transpose_b=True)
+    source = assert_right(form, schedule_of(form, 64, 96, 3, cluster=cluster, launched=launched, step=128), strip=True)
+    assert "m64n96k32.s32.s8.s8" in source and "int sums[48];" in source
+
+
+@needs_emulator
+def test_sums_of_integers_become_floats_before_the_final_statement() -> None:
+    scaled = {"output_dtype": "float16", "epilogue": [{"function": "scale", "value": 0.01}]}
+    form = form_of(op="matmul", m=70, n=72, k=144, dtype="int8", transpose_b=True, **scaled)
+    assert_right(form, schedule_of(form, 64, 64, 2, step=128), strip=True)
+
+
+@needs_emulator
+@pytest.mark.parametrize(("cluster", "launched"), [(1, 1), (2, 2), (4, 0)])
+def test_copies_round_to_tensorfloat_32(cluster: int, launched: int) -> None:
+    """The emulated product refuses numbers that were not rounded."""
+    form = form_of(op="matmul", m=200, n=264, k=68, dtype="float32", allow_tf32=True, transpose_b=True)
+    schedule = schedule_of(form, 64, 96, 3, cluster=cluster, launched=launched, step=32)
+    assert [seen.dtype for seen in lower(form, schedule, entry="bulk").maps] == ["tfloat32", "tfloat32"]
+    emulated = verify(form, schedule, engine="emulator")
+    assert emulated.passed and 1e-5 < (emulated.relative_error or 0) < 8 * 2**-10, emulated.reason
+
+
+@needs_emulator
 def test_verification_walks_over_several_tiles() -> None:
     form = form_of(op="matmul", m=300, n=200, k=1160, epilogue=["relu"])
     emulated = verify(form, schedule_of(form, 64, 64, cluster=2, launched=132), engine="emulator")
@@ -161,14 +187,19 @@ def test_machine_code_multiplies_eight_bits() -> None:
     ("operator", "changes", "problem"),
     [
         (
-            {"dtype": "int8", "transpose_b": True},
-            {},
-            "instruction wgmma_64xNx16 takes float16 and bfloat16 and float8_e4m3fn",
+            {"dtype": "int8", "transpose_b": True, "epilogue": ["relu"]},
+            {"step": 128},
+            "the final statement computes with integers",
         ),
         (
             {"dtype": "float8_e5m2"},
             {"step": 128},
-            "B has its depth down the rows: elements of eight bits are multiplied along them",
+            "B has its depth down the rows: elements of 8 bits are multiplied along them",
+        ),
+        (
+            {"dtype": "float32", "allow_tf32": True},
+            {"step": 32},
+            "B has its depth down the rows: elements of 32 bits are multiplied along them",
         ),
         ({}, {"stages": 1}, "1 pipeline stages: bulk copies take 2 to 8"),
         ({}, {"rows": 192, "width": 256}, "3 warp groups of 256 columns have too few registers"),
