@@ -14,7 +14,9 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @click.command("cache")
 @click.option("--size", default=None, metavar="BYTES", help="Keep at most so much, as in 512M or 2G, from now on.")
-@click.option("--clear/--no-clear", default=False, help="Remove everything.")
+@click.option(
+    "--clear/--no-clear", default=False, help="Remove all results; what was compiled for this machine itself stays."
+)
 def cache_command(size: str | None, clear: bool) -> None:
     """Where finished kernels are kept, how many there are, and how much room they may take."""
     from codegen.compile.toolchain import kernel_store

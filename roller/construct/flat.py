@@ -240,7 +240,7 @@ class Flat:
                 break
             if along and threads < self.lanes and SHORT_ROW * threads < columns:
                 continue
-            for side in (1, 2, 4, 8, 16, 32) if along else (self.lanes // 2, self.lanes, 2 * self.lanes):
+            for side in (1, 2, 4, 8, 16, 32) if along else self._sides:
                 if threads * side > self.limits.threads_per_block or (along and side > 1 and side > outputs):
                     break
                 if threads * side % self.lanes:
@@ -258,6 +258,11 @@ class Flat:
                 for kept in self._kept_columns(threads, schedule.threads_per_block // threads):
                     reason = Reason("shared", f"{action}, shared memory keeps {kept} columns of each row", beside)
                     yield Candidate(schedule.with_(kept_columns=kept), "rows kept", self.epsilon, (reason,))
+
+    @property
+    def _sides(self) -> list[int]:
+        """Neighbouring outputs of a block whose reductions are not contiguous: half a warp, one, or two."""
+        return sorted({max(1, self.lanes // 2), self.lanes, 2 * self.lanes})
 
     def _kept_columns(self, threads: int, rows: int) -> Iterator[int]:
         """How many columns of ``rows`` rows shared memory may keep where registers are too few: all, those that

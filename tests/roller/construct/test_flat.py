@@ -53,3 +53,9 @@ def test_threads_take_adjacent_elements_only_where_vectors_exist(shape: list[int
     """Both axes are one: 16384, 108 and 21 halves."""
     form, proposals = flat(op="elementwise", function="relu", shape=shape, dtype="float16")
     assert max(c.schedule.thread_of[form.spatial[-1]] for c in proposals.pointwise()) == widest
+
+
+def test_every_block_has_an_output_where_a_warp_is_one_thread() -> None:
+    form = kernel_form(operator_from_data({"op": "reduce", "function": "sum", "shape": [64, 48], "axes": [0]}))
+    proposed = list(Flat(TileSpace.of(form), load_device("ipu"), 0.1).rows())
+    assert [candidate.schedule.block_of[form.spatial[-1]] for candidate in proposed] == [1]
