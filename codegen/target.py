@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from codegen.generators import GENERATORS, Generator
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import CodeGenerator
+from sokoban.kernel.instructions import BFLOAT16_CAPABILITY
 
 #: Bytes of the float32 elements that a processor's lanes are counted in.
 _LANE_BYTES = 4
@@ -41,6 +43,16 @@ class Target:
     def row(self) -> Generator:
         """What the target's code generator writes and can do."""
         return GENERATORS[self.generator]
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether it has arithmetic of bfloat16, as NVIDIA's boards have from sm_80 on.
+
+        >>> Target("cuda", "sm_75", 32).has_bfloat16, Target("cuda", "sm_90a", 32).has_bfloat16
+        (False, True)
+        """
+        found = re.fullmatch(r"sm_(\d+)(\d)a?", self.architecture)
+        return found is None or (int(found[1]), int(found[2])) >= BFLOAT16_CAPABILITY
 
     @property
     def vector_bytes(self) -> int:

@@ -14,14 +14,12 @@ of a warp stand side by side in every turn, in different banks.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
-from codegen.target import Target
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, LoweringError, identifier
 from codegen.tir.lowering import LoweringRequest
@@ -33,7 +31,6 @@ from sokoban.language.expression import Load, Reduction
 from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import VECTOR_BYTES
 from sokoban.schedule.rows import (
-    BFLOAT16_CAPABILITY,
     REMEMBERED,
     WARP,
     exchange_elements,
@@ -59,12 +56,6 @@ def lower(request: LoweringRequest) -> Lowered:
 def _one_by_one(extent: int) -> Any:
     """A loop that the device compiler does not unroll: beside a row in registers it has none for several turns."""
     return T.serial(extent, annotations={"disable_unroll": True})
-
-
-def _capability(target: Target) -> tuple[int, int]:
-    """Compute capability of the NVIDIA boards that a kernel is for."""
-    number = int(re.sub(r"\D", "", target.architecture) or 0)
-    return number // 10, number % 10
 
 
 class _RowsLowering:
@@ -93,7 +84,7 @@ class _RowsLowering:
         exchanged = len(form.reductions) * self.row_threads
         if self.combines:
             exchanged = exchange_elements(form, self.row_threads, count)
-        self.widens_bfloat16 = is_cuda and _capability(request.target) < BFLOAT16_CAPABILITY
+        self.widens_bfloat16 = not request.target.has_bfloat16
         #: Columns that all threads of the block keep in shared memory, and the bytes of a block altogether.
         self.shared_columns = threads * self.plan.shared_turns * self.plan.vector
         self.kept_bytes = self.shared_columns * sum(self.tensors[load.tensor].element_bytes for load in self.plan.kept)

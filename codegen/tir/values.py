@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from tvm import te, tirx
 
 from sokoban.language.expression import (
@@ -18,6 +19,9 @@ from sokoban.language.expression import (
     Reduction,
     Value,
 )
+
+#: The type of bfloat16's bits, where a kernel holds numbers of it as such.
+BFLOAT16_BITS = "uint16"
 
 #: A TVM expression; its classes differ between versions and carry no useful type here.
 Expr = Any
@@ -87,6 +91,23 @@ def constant(value: float, dtype: str) -> Expr:
     if math.isinf(value):
         return tirx.max_value(dtype) if value > 0 else tirx.min_value(dtype)
     return tirx.const(value, dtype)
+
+
+def stored_constant(value: float, dtype: str) -> Expr:
+    """A constant as memory holds it, which may be bits (:data:`BFLOAT16_BITS`)."""
+    if dtype != BFLOAT16_BITS:
+        return constant(value, dtype)
+    largest = float(np.finfo(np.float32).max)
+    return tirx.const(int(np.float32(np.clip(value, -largest, largest)).view(np.uint32)) >> 16, dtype)
+
+
+def as_number(element: Expr, stored: str, dtype: str) -> Expr:
+    """An element that memory holds as ``stored``, as a number of ``dtype``: bits of bfloat16 are the upper half of a
+    float32's."""
+    if stored != BFLOAT16_BITS:
+        return element.astype(dtype)
+    word = tirx.shift_left(element.astype("uint32"), tirx.const(16, "uint32"))
+    return tirx.reinterpret("float32", word).astype(dtype)
 
 
 def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr], dtype: str) -> Expr:

@@ -29,7 +29,7 @@ Text = Annotated[str, msgspec.Meta(extra_json_schema={"minLength": 1})]
 #: Bytes of an element of every :data:`Dtype` as it is stored; TensorFloat-32 lies in memory as float32.
 DTYPE_BYTES: Mapping[str, int] = {
     "float64": 8, "float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
-    "int32": 4, "int8": 1,
+    "int32": 4, "int8": 1, "uint16": 2,
 }  # fmt: skip
 #: Bytes of a line of a processor's caches, on every processor that kernels are generated for.
 CPU_LINE_BYTES = 64

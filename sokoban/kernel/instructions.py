@@ -19,6 +19,9 @@ from sokoban.language.expression import (
     Value,
 )
 
+#: Oldest NVIDIA devices with arithmetic of bfloat16, as a compute capability.
+BFLOAT16_CAPABILITY = (8, 0)
+
 
 class Instruction(StrEnum):
     """What computes the tiles of a schedule; the texts are those of files.

@@ -16,15 +16,12 @@ from typing import Any
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.instructions import depends, value_instructions
+from sokoban.kernel.instructions import BFLOAT16_CAPABILITY, depends, value_instructions
 from sokoban.language.expression import Call, Constant, Load, Reduction, Tensor, Value, loads, rewrite, walk
 from sokoban.schedule.accesses import VECTOR_BYTES
 
 #: Threads that exchange values by shuffles.
 WARP = 32
-
-#: Oldest NVIDIA devices with arithmetic of bfloat16, as a compute capability.
-BFLOAT16_CAPABILITY = (8, 0)
 
 #: Least vectors, and least columns, that a thread loads before it uses the first: so many loads under way hide the
 #: latency of memory.

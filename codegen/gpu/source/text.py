@@ -164,15 +164,20 @@ def _whole_warps(source: str, lowered: Lowered) -> str:
     return source.replace("__activemask()", "0xffffffffu")
 
 
-#: The same word eight times, in a vector that CUDA has no constructor for.
-_EIGHT_WORDS = re.compile(r"make_ulonglong4\((\((?:unsigned )?u?int\)\d+)(?:, \1){7}\)")
+#: The same number eight times in a vector of four twice as wide, as TVM prints what CUDA has no constructor for: by the
+#: vector, the numbers' type, and the bits of one.
+_EIGHT_TIMES = tuple(
+    (re.compile(rf"make_{vector}4\(\(({element})\)(\d+)(?:, \(\1\)\2){{7}}\)"), vector, wide, bits)
+    for vector, element, wide, bits in (
+        ("ulonglong", "(?:unsigned )?u?int", "unsigned long long", 32),
+        ("uint", "(?:unsigned short|ushort)", "unsigned", 16),
+    )
+)
 
 
 def paired_words(source: str) -> str:
-    """Vectors of eight equal words by four pairs of them: TVM prints eight arguments for the four of CUDA's type."""
-
-    def paired(match: re.Match[str]) -> str:
-        word = f"(unsigned long long){match[1].rpartition(')')[2]}"
-        return f"make_ulonglong4({', '.join([f'{word} << 32 | {word}'] * 4)})"
-
-    return _EIGHT_WORDS.sub(paired, source)
+    """Vectors of eight equal numbers by four pairs of them: TVM prints eight arguments for the four of CUDA's types."""
+    for pattern, vector, wide, bits in _EIGHT_TIMES:
+        pair = rf"({wide})\2 << {bits} | ({wide})\2"
+        source = pattern.sub(f"make_{vector}4({', '.join([pair] * 4)})", source)
+    return source

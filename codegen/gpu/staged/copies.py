@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as T
 
 from codegen.gpu.staged.tiles import StagedTile
 from codegen.tir.statements import local_buffer, total_of, vector_read, vector_write, wide
-from codegen.tir.values import Expr, constant
+from codegen.tir.values import Expr, stored_constant
 
 #: Most bytes between two accesses of a thread that are told apart by constants in the instructions.
 MOST_BYTES_APART = 2**31
@@ -136,7 +136,7 @@ class TileCopy:
             value = vector_read(self.source, self._from(turn), lanes)
             conditions = self._conditions(turn, steps)
             if conditions:
-                outside = constant(tile.load.pad or 0.0, tile.tensor.dtype)
+                outside = stored_constant(tile.load.pad or 0.0, tile.tensor.dtype)
                 outside = outside if lanes == 1 else tirx.Broadcast(outside, lanes)
                 value = tirx.if_then_else(tirx.all(*conditions), value, outside)
             vector_write(self.values, tirx.const(turn * lanes, "int32"), lanes, value)
@@ -240,7 +240,7 @@ class TileCopy:
     def _fill(self, turn: int) -> None:
         """The pad value to all stages, in place of an access that is diverted."""
         tile, lanes = self.tile, self.tile.vector
-        pad = constant(tile.load.pad or 0.0, tile.tensor.dtype)
+        pad = stored_constant(tile.load.pad or 0.0, tile.tensor.dtype)
         place = self.to.buffer[turn] * self._unit
         for stage in range(self.room.stages):
             for lane in range(lanes):

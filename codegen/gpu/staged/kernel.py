@@ -34,7 +34,7 @@ from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read
 from codegen.tir.statements import allocate, barrier, local_buffer, named
-from codegen.tir.values import Expr, combine, evaluate, identity
+from codegen.tir.values import Expr, as_number, combine, evaluate, identity
 from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import store_vector
@@ -292,8 +292,10 @@ class _ThreadWriter:
             def read(load: Load) -> Expr:
                 operand = self.operands[load]
                 if load in fragments:
-                    return fragments[load][operand.position(copies, places)].astype(self.plan.dtype)
-                return operand.element({**local, **body}).astype(self.plan.dtype)
+                    element = fragments[load][operand.position(copies, places)]
+                else:
+                    element = operand.element({**local, **body})
+                return as_number(element, operand.tile.tensor.dtype, self.plan.dtype)
 
             value = evaluate(self.reduction.body, {**local, **point}, read, self.plan.dtype)
             if guarded:
@@ -336,9 +338,8 @@ class _ThreadWriter:
                 if load.tensor == form.reductions[0].tensor:
                     return self.accumulators[element + lane].astype(dtype)
                 source = self.buffers.sources[load.tensor]
-                value = guarded_read(
-                    load, self.plan.tensors[load.tensor], lambda *indices: source[indices], element_axes, form.sizes
-                )
+                tensor = form.expr.tensor_by_name[load.tensor]
+                value = guarded_read(load, tensor, lambda *indices: source[indices], element_axes, form.sizes)
                 return value.astype(dtype)
 
             value = evaluate(form.final.value, element_axes, read, dtype).astype(form.expr.output.dtype)

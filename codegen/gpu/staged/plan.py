@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from codegen.gpu.staged.threads import StepLoop, ThreadTile, step_loops
@@ -12,6 +12,7 @@ from codegen.gpu.staged.tiles import StagedTile
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, padded_sizes
+from codegen.tir.values import BFLOAT16_BITS
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import STATIC_SHARED_BYTES
 from sokoban.kernel.regions import data_dimension, storage_order
@@ -28,11 +29,13 @@ class StagedPlan:
     Attributes:
         form, schedule: the operator and its tiles.
         has_dynamic_shared: whether shared memory beyond 48 KiB is sized at launch.
+        has_bfloat16: whether the target has arithmetic of bfloat16.
     """
 
     form: KernelForm
     schedule: TileSchedule
     has_dynamic_shared: bool
+    has_bfloat16: bool
 
     @staticmethod
     def of(request: LoweringRequest) -> StagedPlan:
@@ -44,17 +47,25 @@ class StagedPlan:
         problem = asynchronous_problem(request.form) if request.tiles.asynchronous else None
         if problem is not None:
             raise LoweringError(f"{request.entry}: {problem}")
-        return StagedPlan(request.form, request.tiles, request.target.row.has_dynamic_shared)
+        target = request.target
+        return StagedPlan(request.form, request.tiles, target.row.has_dynamic_shared, target.has_bfloat16)
 
     @property
     def dtype(self) -> str:
         """The type that the kernel computes in."""
         return self.form.expr.accumulate
 
-    @property
+    @cached_property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The tensors by name."""
-        return self.form.expr.tensor_by_name
+        """The tensors by name as memory holds them: of bfloat16 the bits where there is no arithmetic of it, since TVM
+        would stage every element as a float32."""
+        tensors = self.form.expr.tensor_by_name
+        if self.has_bfloat16:
+            return tensors
+        return {
+            name: replace(tensor, dtype=BFLOAT16_BITS) if tensor.dtype == "bfloat16" else tensor
+            for name, tensor in tensors.items()
+        }
 
     @property
     def reduction(self) -> Reduction:

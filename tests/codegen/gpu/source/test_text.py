@@ -14,3 +14,8 @@ def test_eight_equal_words_are_four_pairs() -> None:
 def test_four_arguments_stay() -> None:
     text = "make_ulonglong4((uint)16, (uint)16, (uint)16, (uint)16)"
     assert paired_words(text) == text
+
+
+def test_eight_equal_halves_of_words_are_four_words() -> None:
+    eight, word = ", ".join(["(ushort)5"] * 8), "(unsigned)5 << 16 | (unsigned)5"
+    assert paired_words(f"make_uint4({eight})") == f"make_uint4({', '.join([word] * 4)})"

@@ -11,6 +11,7 @@ from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
 from codegen.gpu.source.text import cuda_source
 from codegen.gpu.staged import kernel as staged_kernels
+from codegen.target import Target
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.gpu import verify
@@ -201,3 +202,19 @@ def test_what_cannot_be_copied_past_the_registers_is_refused() -> None:
     form = form_of(**GEMM, dtype="float16")
     with pytest.raises(LoweringError, match="elements of A are smaller than the 4 bytes of a copy"):
         lower(form, gemm_schedule(asynchronous=True), entry="staged")
+
+
+@pytest.mark.usefixtures("emulator")
+def test_bfloat16_is_staged_as_bits_where_a_board_has_no_arithmetic_of_it() -> None:
+    """TVM would stage every element as a float32, in twice as much shared memory as the schedule counts."""
+    conv = {"op": "conv2d", "n": 1, "c": 8, "h": 9, "w": 9, "f": 16, "kh": 3, "kw": 3, "padding": 1}
+    for operator in ({"op": "matmul", "m": 50, "n": 40, "k": 36}, conv):
+        form, volta = form_of(**operator, dtype="bfloat16"), Target("cuda", "sm_70", 32)
+        schedule = staged_schedule(form, 16)
+        lowered = lower(form, schedule, entry="staged", target=volta)
+        names = [tensor.name for tensor in (*form.expr.inputs, form.expr.output)]
+        text = strip_prelude(cuda_source(lowered, "sm_70", names))
+        (count,) = re.findall(r"__shared__ alignas\(\d+\) ushort staged_ptr\[(\d+)\]", text)
+        assert 2 * int(count) == lowered.shared_bytes
+        checked = verify(form, schedule, engine="emulator", target=volta)
+        assert checked.passed, checked.reason
