@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from hal.support.errors import InputError
-from roller.algorithms import split_k, winograd
+from roller.algorithms import split_k, split_rows, winograd
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
@@ -18,6 +18,7 @@ from sokoban.kernel.placed import PlacedForm
 #: Algorithm -> what it makes of an operator, given its best program of one kernel.
 _CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
     split_k.NAME: split_k.consider,
+    split_rows.NAME: split_rows.consider,
     winograd.NAME: winograd.consider,
 }
 

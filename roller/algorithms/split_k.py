@@ -76,10 +76,10 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     axis = None if declined else _axis(form)
     if axis is None:
         return Considered(NAME, declined=declined or "no axis of the reduction is one dimension of all that it indexes")
-    counts = _counts(placed, axis)
+    counts = counts_of(placed, axis)
     if not counts:
         return Considered(NAME, declined=f"{axis} cannot be cut into slices that are worth it")
-    return Considered(NAME, tuple(_priced(form, device, counts)))
+    return Considered(NAME, tuple(priced(form, device, counts)))
 
 
 def _declined(placed: PlacedForm, direct: RProgram) -> str:
@@ -134,8 +134,9 @@ def _can_pad(form: KernelForm, axis: str) -> bool:
 # How many slices
 
 
-def _counts(placed: PlacedForm, axis: str) -> list[Slices]:
-    """Slices that give every unit one block or a few, for small tiles and for large ones, few slices first."""
+def counts_of(placed: PlacedForm, axis: str, snap: float = SNAP) -> list[Slices]:
+    """Slices that give every unit one block or a few, for small tiles and for large ones, few slices first; ``snap`` is
+    how far a whole number of them may be from that."""
     form, device = placed.form, placed.device
     statement = form.reductions[0]
     size = form.sizes[axis]
@@ -147,7 +148,7 @@ def _counts(placed: PlacedForm, axis: str) -> list[Slices]:
     matrix = placed.product is not None
     slices_by_count: dict[int, Slices] = {}
     for count in _apart(max(2, min(round(want), size, most)) for want in wanted):
-        for slices in _near(form, axis, count, MATRIX_SNAP if matrix else SNAP):
+        for slices in _near(form, axis, count, MATRIX_SNAP if matrix else snap):
             if 2 <= slices.count <= most and slices.length >= 2:
                 slices_by_count.setdefault(slices.count, slices)
     whole = [slices for slices in slices_by_count.values() if slices.divides(form)]
@@ -192,7 +193,7 @@ def _divisors(number: int) -> list[int]:
 # What they take
 
 
-def _priced(form: KernelForm, device: DeviceSpec, counts: Sequence[Slices]) -> list[ChainProgram]:
+def priced(form: KernelForm, device: DeviceSpec, counts: Sequence[Slices]) -> list[ChainProgram]:
     """A program for every count of slices, best first.
 
     One of them is constructed in full; its schedules are then priced for the others, whose tiles are the same problem

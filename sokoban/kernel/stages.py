@@ -66,7 +66,7 @@ def _stages(expr: TensorExpr) -> list[KernelForm]:
             group = expr.statements[first:last]
             if _read_later(expr, group[:-1], last):
                 continue
-            form = _kernel_of(_part(expr, group), is_alone=last == first + 1)
+            form = _kernel_of(part_of(expr, group), is_alone=last == first + 1)
             if form is not None:
                 stages.append(form)
                 first = last
@@ -91,8 +91,8 @@ def _read_later(expr: TensorExpr, inner: Sequence[Statement], last: int) -> bool
     return any(load.tensor in written for later in expr.statements[last:] for load in loads(later.value))
 
 
-def _part(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
-    """Statements as an operator of their own."""
+def part_of(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
+    """Some statements of an operator as an operator of their own."""
     written = {statement.tensor for statement in group}
     read = dict.fromkeys(load.tensor for statement in group for load in loads(statement.value))
     tensors, inputs = expr.tensor_by_name, {tensor.name for tensor in expr.inputs}
