@@ -12,6 +12,12 @@ from bench.gpu.results import Candidate, OperatorResult, ProfileResult, Results
 #: How much longer than the library a kernel may take to count as within so many per cent of it.
 WITHIN = (0.05, 0.10, 0.50)
 
+#: Who else computes operators; attention has two kinds of the library's kernels beside its choice.
+RIVALS = ("library", "flash", "cudnn", "compile", "triton")
+
+#: A prediction further off than this is to be explained or mended.
+FAR_OFF = 0.15
+
 
 @dataclass(frozen=True)
 class Duel:
@@ -61,7 +67,7 @@ def duels(results: Results, rival: str, precision: str) -> list[Duel]:
     fights = []
     for result in results.operators:
         ours = candidate(result, "roller", precision)
-        names = ("library", "compile", "triton") if rival == "best" else (rival,)
+        names = RIVALS if rival == "best" else (rival,)
         rivals = [
             competitor
             for competitor in (candidate(result, name, precision) for name in names)
@@ -94,7 +100,7 @@ def standing(rival: str, precision: str, fights: Sequence[Duel]) -> Standing:
 def standings(results: Results) -> list[Standing]:
     """Ours against everybody, by precision; rivals without a common operator are left out."""
     precisions = sorted({result.dtype for result in results.operators}, reverse=True)
-    pairs = [(rival, precision) for precision in precisions for rival in ("library", "compile", "triton", "best")]
+    pairs = [(rival, precision) for precision in precisions for rival in (*RIVALS, "best")]
     return [
         standing(rival, precision, fights) for rival, precision in pairs if (fights := duels(results, rival, precision))
     ]
@@ -145,6 +151,54 @@ def prediction(op: str, profiles: Sequence[ProfileResult]) -> Prediction | None:
 def _leads(profile: ProfileResult) -> bool | None:
     times = {kernel.rank: kernel.cold.seconds for kernel in profile.kernels if kernel.cold is not None}
     return times[1] <= 1.05 * min(times.values()) if 1 in times else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss:
+    """A kernel whose prediction is further off than :data:`FAR_OFF`.
+
+    Attributes:
+        kind: what it multiplies by.
+        ratio: predicted by measured.
+    """
+
+    key: str
+    rank: int
+    kind: str
+    predicted: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        return self.predicted / self.measured
+
+
+def misses(results: Results) -> list[Miss]:
+    """Every first kernel of a bundle whose prediction is far off, the worst first."""
+    found = [
+        Miss(
+            key=profile.key, rank=kernel.rank, kind=kernel.kind, predicted=kernel.predicted_seconds,
+            measured=kernel.cold.seconds,
+        )
+        for profile in results.profile
+        for kernel in profile.kernels
+        if kernel.cold and kernel.rank == 1
+    ]  # fmt: skip
+    far = [miss for miss in found if abs(miss.ratio - 1) > FAR_OFF]
+    return sorted(far, key=lambda miss: abs(math.log(miss.ratio)), reverse=True)
+
+
+def predictions_by_kind(results: Results) -> list[tuple[str, int, float, float]]:
+    """By kind of kernel: how many were timed, their mean error, and the median of predicted by measured."""
+    pairs: dict[str, list[float]] = {}
+    for profile in results.profile:
+        for kernel in profile.kernels:
+            if kernel.cold:
+                pairs.setdefault(kernel.kind, []).append(kernel.predicted_seconds / kernel.cold.seconds)
+    return [
+        (kind, len(ratios), sum(abs(ratio - 1) for ratio in ratios) / len(ratios), median(ratios))
+        for kind, ratios in sorted(pairs.items())
+    ]
 
 
 def predictions(results: Results) -> list[Prediction]:

@@ -66,6 +66,12 @@ def shrunk(spec: Spec) -> dict[str, Any]:
         small["c"], small["f"] = 2 * groups, 3 * groups
     for key in ("c", "f"):
         small.update({key: min(small[key], 4)} if key in small and "groups" not in spec else {})
+    for key, most in (("queries", 9), ("keys", 11), ("head_dim", 8), ("window", 3)):
+        small.update({key: min(small[key], most)} if key in small else {})
+    if "heads" in small:
+        group = spec["heads"] // spec.get("kv_heads", spec["heads"])
+        small["heads"] = 2 * group
+        small.update({"kv_heads": 2} if "kv_heads" in small else {})
     if "shape" in small:
         small["shape"] = [min(extent, 6) for extent in small["shape"]]
     if "shapes" in small:
@@ -105,6 +111,44 @@ def _matmul(suite: str, spec: Spec) -> Problem:
         output=output,
         leading=leading | epilogue.leading(),
         flop=2.0 * math.prod(output) * k,
+        run=bind,
+    )
+
+
+# Attention
+
+
+def _attention(suite: str, spec: Spec) -> Problem:
+    b, heads, queries, width = spec["b"], spec["heads"], spec["queries"], spec["head_dim"]
+    key_heads, keys = spec.get("kv_heads", heads), spec.get("keys", queries)
+    values, window = spec.get("value_dim", width), spec.get("window", 0)
+    is_causal, ahead = bool(spec.get("causal")), keys - queries
+    # The library counts a causal mask from the first key, the operator from the last.
+    needs_mask = bool(window) or (is_causal and ahead > 0 and queries > 1)
+
+    def bind(tensors: Mapping[str, Tensor]) -> Callable[[], Tensor]:
+        torch, attend = torch_module(), functional_module().scaled_dot_product_attention
+        mask = None
+        if needs_mask:
+            last = torch.arange(queries, device=tensors["Q"].device)[:, None] + ahead
+            at = torch.arange(keys, device=tensors["Q"].device)[None, :]
+            mask = (at <= last) & (at > last - (window or keys + queries))
+        options = {"attn_mask": mask, "is_causal": is_causal and queries > 1 and mask is None}
+        options |= {"scale": spec["scale"]} if "scale" in spec else {}
+        options |= {"enable_gqa": True} if key_heads != heads else {}
+        return lambda: attend(tensors["Q"], tensors["K"], tensors["V"], **options)
+
+    pairs = sum(min(i + ahead + 1, window or keys) for i in range(queries)) if is_causal else queries * keys
+    inputs = {
+        "Q": (b, heads, queries, width), "K": (b, key_heads, keys, width), "V": (b, key_heads, keys, values)
+    }  # fmt: skip
+    return Problem(
+        suite=suite,
+        spec=spec,
+        inputs=inputs,
+        output=(b, heads, queries, values),
+        leading=dict.fromkeys(inputs, 0),
+        flop=2.0 * b * heads * pairs * (width + values),
         run=bind,
     )
 
@@ -205,5 +249,5 @@ def _transpose(suite: str, spec: Spec) -> Problem:
 _KINDS: Mapping[str, Callable[[str, Spec], Problem]] = {
     "matmul": _matmul, "batch_matmul": _matmul, "conv2d": conv2d_problem, "depthwise_conv2d": conv2d_problem,
     "avg_pool2d": pool_problem, "max_pool2d": pool_problem, "elementwise": _elementwise, "reduce": _reduce,
-    "softmax": _rows, "layer_norm": _rows, "transpose": _transpose,
+    "softmax": _rows, "layer_norm": _rows, "transpose": _transpose, "attention": _attention,
 }  # fmt: skip

@@ -39,7 +39,7 @@ Run = Callable[[Sequence[str]], None]
 )  # fmt: skip
 @click.option("--top-k", type=click.IntRange(1, 100), default=5, show_default=True, help="Kernels per operator.")
 @click.option("--jobs", type=click.IntRange(1, 256), default=None, help="Processes that compile.  [default: all cores]")
-@click.option("--suite", "suites", multiple=True, help="Only these suites.  [default: roller119 and modern]")
+@click.option("--suite", "suites", multiple=True, help="Only these suites.  [default: roller119, modern and attention]")
 @click.option("--mib", type=click.IntRange(1), default=MOST_MIB, show_default=True, help="Most that all may take.")
 @click.option("--packages/--no-packages", default=True, show_default=True, help="Also carry msgspec.")
 def main(
@@ -78,7 +78,7 @@ def compile_suites(
     from hal.catalog import load_device
 
     name = load_device(device).name
-    for suite in suites or ("roller119", "modern"):
+    for suite in suites or ("roller119", "modern", "attention"):
         command = [sys.executable, "-m", "roller.cli", "compile", str(suite_path(suite)), "--device", device]
         command += ["--out", str(out / name / suite), "--top-k", str(top_k), "--verify", "0"]
         run([*command, *(["--jobs", str(jobs)] if jobs else [])])

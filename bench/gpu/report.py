@@ -12,7 +12,16 @@ if __name__ == "__main__":
 
 import click  # noqa: E402
 
-from bench.gpu.comparison import WITHIN, candidate, predictions, standings  # noqa: E402
+from bench.gpu.comparison import (  # noqa: E402
+    FAR_OFF,
+    RIVALS,
+    WITHIN,
+    candidate,
+    misses,
+    predictions,
+    predictions_by_kind,
+    standings,
+)
 from bench.gpu.results import OperatorResult, Results, TrainingResult, read_results  # noqa: E402
 from bench.gpu.whatif import Ask, WhatIf, ask_daydream, what_ifs  # noqa: E402
 from hal.support.errors import InputError  # noqa: E402
@@ -66,6 +75,8 @@ def page(results: Results, answers: Sequence[WhatIf], pictures: Sequence[Path]) 
         ("Our kernels against the others", _standings(results)),
         ("Operator by operator", _operators(results.operators)),
         ("Predictions against measurements", _predictions(results)),
+        ("Predictions by kind of kernel", _by_kind(results)),
+        (f"First kernels predicted more than {_percent(FAR_OFF)} off", _misses(results)),
         ("Training steps", _training(results.training)),
         ("What-ifs against ground truth", _what_ifs(answers)),
         ("Wrong or failed", _failures(results)),
@@ -121,14 +132,16 @@ def _standings(results: Results) -> str:
 def _operators(operators: Sequence[OperatorResult]) -> str:
     rows = []
     for operator in operators:
-        competitors = [candidate(operator, who, operator.dtype) for who in ("roller", "library", "compile", "triton")]
+        competitors = [candidate(operator, who, operator.dtype) for who in ("roller", *RIVALS)]
         times = [
             None if competitor is None or competitor.cold is None else competitor.cold.seconds
             for competitor in competitors
         ]
         ratio = f"{times[1] / times[0]:.2f}" if times[0] and times[1] else "-"
         rows.append((operator.key, operator.dtype, *map(duration, times), ratio))
-    return table(("operator", "type", "ours", "library", "torch.compile", "Triton", "library / ours"), rows)
+    return table(
+        ("operator", "type", "ours", "library", "flash", "cuDNN", "torch.compile", "Triton", "library / ours"), rows
+    )
 
 
 def _predictions(results: Results) -> str:
@@ -146,6 +159,22 @@ def _predictions(results: Results) -> str:
     return table(
         ("kind", "bundles", "kernels", "mean error", "median of predicted / measured", "rank 1 within 5% of best"), rows
     )
+
+
+def _by_kind(results: Results) -> str:
+    rows = [
+        (kind or "not told", str(count), _percent(error), f"{bias:.2f}")
+        for kind, count, error, bias in predictions_by_kind(results)
+    ]
+    return table(("kind", "kernels", "mean error", "median of predicted / measured"), rows)
+
+
+def _misses(results: Results) -> str:
+    rows = [
+        (miss.key, miss.kind, duration(miss.predicted), duration(miss.measured), f"{miss.ratio:.2f}")
+        for miss in misses(results)
+    ]
+    return table(("operator", "kind", "predicted", "measured", "predicted / measured"), rows)
 
 
 def _training(training: Sequence[TrainingResult]) -> str:

@@ -67,11 +67,12 @@ class OperatorResult(Struct, frozen=True, kw_only=True):
 
 
 class KernelResult(Struct, frozen=True, kw_only=True):
-    """A kernel of a bundle, with the time predicted for it."""
+    """A kernel of a bundle, with the time predicted for it; ``kind`` is what it multiplies by."""
 
     entry: str
     rank: int
     predicted_seconds: float
+    kind: str = ""
     check: Check | None = None
     reason: str = ""
     cold: Spread | None = None

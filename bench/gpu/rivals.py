@@ -20,6 +20,9 @@ Inputs = Mapping[str, Tensor]
 
 LIBRARY, COMPILE, TRITON, ROLLER = "library", "compile", "triton", "roller"
 
+#: Ways in which the library computes attention, by the names of its backends.
+ATTENTION = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+
 #: Others may be this much further off in float32 than our kernels: cuDNN's transforms (Winograd, FFT) round more.
 OTHERS_SLACK = 10.0
 
@@ -55,11 +58,27 @@ def rivals(machine: Machine, problem: Problem, bundle: Path | None, rank: int, *
         precisions.append("float16")
     found = [_ours(machine, problem, bundle, rank)] if bundle is not None else []
     found += [Rival(LIBRARY, precision, problem.bind) for precision in precisions]
+    if problem.op == "attention":
+        found += [Rival(name, problem.dtype, _attention(problem, backend)) for name, backend in ATTENTION.items()]
     if compiled:
         found.append(Rival(COMPILE, problem.dtype, lambda inputs: machine.compile(problem.bind(inputs))))
     if problem.op in ("matmul", "batch_matmul") and not problem.spec.get("epilogue"):
         found += [Rival(TRITON, precision, _triton(machine, problem, precision)) for precision in precisions]
     return found
+
+
+def _attention(problem: Problem, backend: str) -> Callable[[Inputs], Run]:
+    def make(inputs: Inputs) -> Run:
+        attention, attend = importlib.import_module("torch.nn.attention"), problem.bind(inputs)
+        kernel = getattr(attention.SDPBackend, backend)
+
+        def run() -> Tensor:
+            with attention.sdpa_kernel(kernel):
+                return attend()
+
+        return run
+
+    return make
 
 
 def _triton(machine: Machine, problem: Problem, precision: str) -> Callable[[Inputs], Run]:

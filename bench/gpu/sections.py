@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.adapters import manifest_of
+from bench.gpu.adapters import kind_of, manifest_of
 from bench.gpu.correctness import random_inputs
 from bench.gpu.journal import Item, Journal
 from bench.gpu.machine import Machine, bundle_of
@@ -17,7 +17,7 @@ from bench.gpu.rivals import check_of, compare, described, is_generated, launche
 from bench.gpu.timing import Contender, contender, interleaved
 from bench.gpu.training import configurations, measure
 
-SUITES = ("roller119", "modern")
+SUITES = ("roller119", "modern", "attention")
 #: Kernels of a bundle that are timed, best predicted first.
 MOST_RANKS = 10
 PROFILE_SECONDS = 0.15
@@ -123,6 +123,7 @@ def profile(machine: Machine, problem: Problem, bundle: Path) -> Item:
             "entry": kernel["entry"],
             "rank": kernel["rank"],
             "predicted_seconds": kernel["seconds"],
+            "kind": kind_of(bundle, kernel),
             "check": None,
             "reason": "",
         }

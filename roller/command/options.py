@@ -45,7 +45,7 @@ def algorithms_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--algorithms",
         default=None,
         metavar="LIST",
-        help="Kinds of programs that compete, of direct (one kernel), split-k, split-rows and winograd.  [default: all]",
+        help="Kinds of programs that compete, of direct (one kernel), split-k, split-rows, winograd.  [default: all]",
     )(command)
 
 

@@ -35,7 +35,7 @@ EXTRA: list[dict[str, Any]] = [
 
 
 def small_problems() -> list[Problem]:
-    suites = [one for name in ("roller119", "modern") for one in read_suite(name, small=True)]
+    suites = [one for name in ("roller119", "modern", "attention") for one in read_suite(name, small=True)]
     distinct = {json.dumps({**one.spec, "name": "", "dtype": ""}, sort_keys=True): one for one in suites}
     return [*distinct.values(), *(problem("extra", {**spec, "name": f"extra{i}"}) for i, spec in enumerate(EXTRA))]
 

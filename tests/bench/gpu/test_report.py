@@ -152,8 +152,10 @@ def test_the_report_has_all_tables_and_pictures(harvest: Path, tmp_path: Path) -
     text = write_report(harvest, tmp_path / "page", answer).read_text()
     assert text.startswith("# NVIDIA Made-up, 2026-11-21\n")
     assert "| library | float32 | 4 | 50% | 50% | 75% | 75% | 0.91 |" in text
-    assert "| x/faster | float32 | 100 µs | 150 µs | - | 120 µs | 1.50 |" in text
+    assert "| x/faster | float32 | 100 µs | 150 µs | - | - | - | 120 µs | 1.50 |" in text
     assert "| matmul | 1 | 2 | 50% | 1.00 | 0% |" in text
+    assert "| not told | 3 | 37% | 0.90 |" in text
+    assert "| x/p |  | 100 µs | 200 µs | 0.50 |" in text and "| x/q |  | 90 µs |" not in text
     assert "| resnet50 | 8 | amp | 40 ms | 2.50 | - |" in text
     assert "| resnet50 | 8 | amp | 40 ms | 50 ms | 2.50 | 2.00 | +25.0% |" in text
     assert "| operators x/wrong | roller float32 | differs from the reference |" in text

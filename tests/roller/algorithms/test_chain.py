@@ -248,7 +248,9 @@ def test_an_unknown_algorithm_is_one_line(tmp_path: Path) -> None:
         main, ["explain", str(file), "--device", "v100", "--algorithms", "fft"], prog_name="roller"
     )
     assert result.exit_code == 2
-    assert result.stderr == ("roller: --algorithms: there is no 'fft'; list some of direct, split-k, split-rows, winograd\n")
+    assert result.stderr == (
+        "roller: --algorithms: there is no 'fft'; list some of direct, split-k, split-rows, winograd\n"
+    )
 
 
 def test_lists_of_algorithms_are_read() -> None:
