@@ -114,6 +114,8 @@ _CUDA: Mapping[str, str] = {
 }
 
 _OPENCL: Mapping[str, str] = {
+    "float_of_f16": "static float float_of_f16(unsigned short bits) { return vload_half(0, (const half*)&bits); }",
+    "float_of_bf16": "static float float_of_bf16(unsigned short bits) { return as_float((uint)bits << 16); }",
     "power_of_two": "static float power_of_two(float x) { return exp2(x); }",
     "four_f32": "static float4 four_f32(const __global float* from) { return vload4(0, from); }",
     "four_f16": """\

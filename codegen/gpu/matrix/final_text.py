@@ -1,4 +1,4 @@
-"""The final statement of an operator as CUDA C, for kernels whose text no TVM module stands behind."""
+"""Point-wise statements as CUDA C, for kernels whose text no TVM module stands behind."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MOST_INT = 2**31 - 1
 
 #: By element type: how an element is declared, and read as a float.
 POINTERS = {"float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float"}
-_READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}"}
+READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}"}
 
 
 def affine_text(index: AffineIndex, axes: Mapping[str, str]) -> str:
@@ -70,7 +70,19 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
         axes: the names of the variables that hold its place.
         result: of the variable with what was summed.
     """
-    summed = form.reductions[0].tensor
+    return value_text(form.final.value, form.expr.tensor_by_name, axes, {form.reductions[0].tensor: result})
+
+
+def value_text(
+    value: Value, tensors: Mapping[str, Tensor], axes: Mapping[str, str], results: Mapping[str, str]
+) -> str:
+    """A point-wise value at one element, in float32.
+
+    Args:
+        tensors: what it reads, by name.
+        axes: the names of the variables that hold the element's place.
+        results: by tensors that lie nowhere, the variables that hold their element.
+    """
 
     def text(value: Value) -> str:
         if isinstance(value, Constant):
@@ -79,15 +91,15 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
         if isinstance(value, AxisValue):
             return f"(float)({affine_text(value.index, axes)})"
         if isinstance(value, Load):
-            if value.tensor == summed:
-                return result
-            tensor = form.expr.tensor_by_name[value.tensor]
+            if value.tensor in results:
+                return results[value.tensor]
+            tensor = tensors[value.tensor]
             element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
-            return _READ[tensor.dtype].format(element)
+            return READ[tensor.dtype].format(element)
         assert not isinstance(value, Reduction)
         return _call(value, [text(argument) for argument in value.arguments])
 
-    return text(form.final.value)
+    return text(value)
 
 
 def _call(call: Call, arguments: list[str]) -> str:
