@@ -16,7 +16,8 @@ from sokoban.schedule.tile import TileSchedule
 #: The lowerings, asked in this order; the first that takes a schedule lowers it.
 LOWERINGS: tuple[Lowering[Lowered], ...] = (
     patches, warps, groups, multiply_adds, slices, gradient_warps,
-    gradient_multiply_adds, pair_warps, pair_multiply_adds, rows, wmma, bulk, wgmma, staged, windows, pointwise, mma, tiles,
+    gradient_multiply_adds, pair_warps, pair_multiply_adds, rows, wmma, bulk, wgmma, staged, windows, pointwise, mma,
+    tiles,
 )  # fmt: skip
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.

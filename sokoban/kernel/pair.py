@@ -139,7 +139,7 @@ class ProductPair:
         return self.second.indices[-1].axes[0] == self.middle
 
     def stride(self, load: Load, axis: str) -> int:
-        """Elements from one step along ``axis`` to the next in what ``load`` reads; 0 where it does not depend on it."""
+        """Elements from one step along ``axis`` to the next in what ``load`` reads; 0 where that is the same."""
         shape = self.expr.tensor_by_name[load.tensor].shape
         return sum(
             math.prod(shape[dimension + 1 :]) for dimension, index in enumerate(load.indices) if axis in index.axes

@@ -23,7 +23,8 @@ PANEL_PIECES = PANEL_BYTES // PIECE_BYTES
 
 
 class RowTiles:
-    """What schedules of attention, of its gradients and of pairs of products have in common: blocks of rows, which lanes share.
+    """What schedules of attention, its gradients and pairs of products have in common: blocks of rows, which lanes
+    share.
 
     Attributes:
         rows: of a block.

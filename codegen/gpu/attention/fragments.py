@@ -44,7 +44,8 @@ def product_of_rows(
         product: the function that multiplies fragments.
         is_turned: whether the rows of a step lie side by side: ``walked`` is where a lane finds columns of the tile.
     """
-    load = _walked_load(walked, pitch, down="d" if is_turned else "n", across="n" if is_turned else "d", turn=is_turned)
+    down, across = ("d", "n") if is_turned else ("n", "d")
+    load = _walked_load(walked, pitch, down=down, across=across, turn=is_turned)
     return f"""\
 {cleared(sums, step)}
 #pragma unroll
@@ -73,7 +74,8 @@ def product_of_columns(
         product, pair: the functions that multiply fragments, and that make two elements of floats.
         is_turned: whether the columns lie one after the other: ``walked`` is where a lane finds rows of the tile.
     """
-    load = _walked_load(walked, pitch, down="e" if is_turned else "n", across="n" if is_turned else "e", turn=not is_turned)
+    down, across = ("e", "n") if is_turned else ("n", "e")
+    load = _walked_load(walked, pitch, down=down, across=across, turn=not is_turned)
     return f"""\
 #pragma unroll
     for (int n = 0; n < {step} / 16; ++n) {{

@@ -120,7 +120,8 @@ class FloatTile:
         pieces = self.full // 4
         count = self.rows * pieces
         inside = list(filter(None, [self.bound, f"piece < {self.width // 4}" if self.width != self.full else ""]))
-        at = f"{self.pointer or f'{self.tensor}_ptr'} + ((long)problem * {problem_rows} + {self.place}) * {self.apart or self.width} + piece * 4"
+        place = f"((long)problem * {problem_rows} + {self.place}) * {self.apart or self.width}"
+        at = f"{self.pointer or f'{self.tensor}_ptr'} + {place} + piece * 4"
         value = f"four_{ending}({at})"
         if inside:
             value = f"{' && '.join(inside)} ? {value} : zeros"

@@ -73,9 +73,7 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
     return value_text(form.final.value, form.expr.tensor_by_name, axes, {form.reductions[0].tensor: result})
 
 
-def value_text(
-    value: Value, tensors: Mapping[str, Tensor], axes: Mapping[str, str], results: Mapping[str, str]
-) -> str:
+def value_text(value: Value, tensors: Mapping[str, Tensor], axes: Mapping[str, str], results: Mapping[str, str]) -> str:
     """A point-wise value at one element, in float32.
 
     Args:

@@ -52,8 +52,7 @@ def _place(kernel: ProductPair, schedule: PairSchedule) -> str:
     lanes, row_blocks = schedule.lanes, schedule.row_blocks(kernel)
     element, _ = ELEMENTS[kernel.dtype]
     pointers = "\n".join(
-        f"  GLOBAL const {element}* {pointer} = {identifier(load.tensor)}_ptr + "
-        f"{problem_start(kernel, load, 'long')};"
+        f"  GLOBAL const {element}* {pointer} = {identifier(load.tensor)}_ptr + {problem_start(kernel, load, 'long')};"
         for pointer, load in (("x_rows", kernel.own), ("a_tile", kernel.first), ("b_tile", kernel.second))
     )
     return f"""\
@@ -80,8 +79,8 @@ def _tile(kernel: ProductPair, schedule: PairSchedule, name: str) -> str:
         (schedule.rows, "first_row", kernel.rows) if is_own else (schedule.step, "first_column", kernel.middle_size)
     )
     tile = FloatTile(
-        tensor=load.tensor, pointer=name, width=size, full=full, pitch=pitch, start=0 if is_own else floats.step, rows=rows,
-        bound=f"row < {count}" if count % rows else "", place="row",
+        tensor=load.tensor, pointer=name, width=size, full=full, pitch=pitch, rows=rows,
+        start=0 if is_own else floats.step, bound=f"row < {count}" if count % rows else "", place="row",
         apart=kernel.stride(load, kernel.row if is_own else kernel.middle),
     )  # fmt: skip
     return tile.copy(first, 0, schedule.threads, ending)
@@ -94,7 +93,9 @@ def _turned(
     threads read neighbouring rows, four elements each."""
     threads, step, middle = schedule.threads, schedule.step, kernel.middle_size
     count = step * full // 4
+    is_rest = count % threads != 0
     inside = [f"column < {middle}"] * (middle % step != 0) + [f"piece < {size}"] * (full != size)
+    inside += [f"at < {count}"] * is_rest
     read = READ[kernel.dtype]
     fetched = "\n".join(
         f"        value.{part} = {read.format(f'{name}[(long)(piece + {at}) * {apart} + column]')};"
@@ -106,10 +107,10 @@ def _turned(
       const int at = i * {threads} + thread;
       const int tile_row = at % {step}, piece = at / {step} * 4, column = first_column + tile_row;
       float4 value = zeros;
-      {f"if ({' && '.join(inside + [f'at < {count}'] * (count % threads != 0))}) " if inside or count % threads else ""}{{
+      {f"if ({' && '.join(inside)}) " if inside else ""}{{
 {fetched}
       }}
-      {f"if (at < {count}) " if count % threads else ""}\
+      {f"if (at < {count}) " * is_rest}\
 *(LOCAL float4*)(shared + {pair_floats(kernel, schedule).step} + tile_row * {pitch} + piece) = value;
     }}"""
 

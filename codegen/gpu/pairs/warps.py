@@ -47,7 +47,8 @@ def lower(request: LoweringRequest) -> Lowered:
 def _text(kernel: ProductPair, schedule: PairSchedule, entry: str) -> str:
     names = ", ".join(f"{kind}* __restrict__ {name}_ptr" for kind, name in parameters(kernel))
     pointers = "\n".join(
-        f"  const unsigned short* {pointer} = {identifier(load.tensor)}_ptr + {problem_start(kernel, load, 'long long')};"
+        f"  const unsigned short* {pointer} = "
+        f"{identifier(load.tensor)}_ptr + {problem_start(kernel, load, 'long long')};"
         for pointer, load in (("x_rows", kernel.own), ("a_tiles", kernel.first), ("b_tiles", kernel.second))
     )
     return f"""\

@@ -380,9 +380,7 @@ def loads_per_product(schedule: AttentionSchedule | PairSchedule, step: int, wid
     return ((rows + keys) / (4 * rows * keys) + (rows + columns) / (4 * rows * columns)) / 2
 
 
-def fragment_bytes(
-    schedule: AttentionSchedule | PairSchedule, step: int, depth: int, width: int, dtype: str
-) -> float:
+def fragment_bytes(schedule: AttentionSchedule | PairSchedule, step: int, depth: int, width: int, dtype: str) -> float:
     """Bytes of shared memory's port that a step takes, of ``step`` rows of keys and of values.
 
     Every warp or warp group reads all keys and values, and its queries where they are not held; copies write.

@@ -22,6 +22,7 @@ from sokoban.model.gpu.attention import (
     fragment_bytes,
     loads_per_product,
 )
+from sokoban.model.gpu.issue import ASYNCHRONOUS_STEP_INSTRUCTIONS, MMA_COPY_INSTRUCTIONS, STEP_INSTRUCTIONS
 from sokoban.schedule.attention import FRAGMENT_ROWS, padded
 from sokoban.schedule.pair import PairSchedule, pair_shared_bytes
 
@@ -61,7 +62,8 @@ def pair_walk(kernel: ProductPair, schedule: PairSchedule) -> Walks:
 
 
 def element_instructions(kernel: ProductPair, schedule: PairSchedule) -> float:
-    """Instructions of a thread for every element of H, those of the final statement divided among them."""
+    """Instructions of a thread for every element of H besides products: what the expression makes of it, the final
+    statement's share, and what brings fragments."""
     is_scalar = schedule.instruction is Instruction.FMA
     rows = schedule.thread_rows if is_scalar else 2 * schedule.rows // schedule.warps // FRAGMENT_ROWS
     # A load and what widens the element, once for all rows of a thread where all need the same.
@@ -70,7 +72,20 @@ def element_instructions(kernel: ProductPair, schedule: PairSchedule) -> float:
     )
     final = value_instructions(kernel.final.value) + sum(1.0 + (kernel.dtype != "float32") for _ in kernel.final_loads)
     left = STORE_INSTRUCTIONS if is_scalar else PACK_INSTRUCTIONS / 2
-    return value_instructions(kernel.inner) + read + left + final * kernel.width_size / kernel.middle_size
+    element = value_instructions(kernel.inner) + read + left + final * kernel.width_size / kernel.middle_size
+    return element + (0.0 if is_scalar else _fragment_instructions(kernel, schedule))
+
+
+def _fragment_instructions(kernel: ProductPair, schedule: PairSchedule) -> float:
+    """Instructions of a thread for every element of H that fetch what matrix instructions multiply: a warp's loads of
+    16 by 16 elements, copies of 16 bytes, and what every step takes."""
+    depth, width = _widths(kernel, schedule)
+    fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
+    loads = (depth + width) / (128 * fragments) + (0 if schedule.held else depth / (8 * schedule.step))
+    copies = MMA_COPY_INSTRUCTIONS * (depth + width) / (8 * schedule.rows)
+    waits = 2 if schedule.stages == 1 else 1
+    step = STEP_INSTRUCTIONS + waits * ASYNCHRONOUS_STEP_INSTRUCTIONS
+    return loads + copies + step * schedule.threads / (schedule.rows * schedule.step)
 
 
 def _is_of_rows(kernel: ProductPair, load: Load) -> bool:
