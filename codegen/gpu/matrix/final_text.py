@@ -24,7 +24,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 #: Functions put together of others.
-_COMPOSED = {
+COMPOSED = {
     "neg": "(-{0})",
     "not": "(!{0})",
     "rsqrt": "(1.0f / sqrtf({0}))",
@@ -33,6 +33,14 @@ _COMPOSED = {
     "silu": "({0} / (1.0f + __expf(-{0})))",
     "gelu": f"(0.5f * {{0}} * (1.0f + erff({{0}} * {math.sqrt(0.5)!r}f)))",
     "select": "({0} ? {1} : {2})",
+}
+
+#: The same and some more where what they make is rounded to 16 bits, by functions that are near enough for that.
+NEAR_COMPOSED = COMPOSED | {
+    "erf": "near_erf({0})",
+    "gelu": f"(0.5f * {{0}} * (1.0f + near_erf({{0}} * {math.sqrt(0.5)!r}f)))",
+    "sigmoid": "near_sigmoid({0})",
+    "silu": "({0} * near_sigmoid({0}))",
 }
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -73,13 +81,20 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
     return value_text(form.final.value, form.expr.tensor_by_name, axes, {form.reductions[0].tensor: result})
 
 
-def value_text(value: Value, tensors: Mapping[str, Tensor], axes: Mapping[str, str], results: Mapping[str, str]) -> str:
+def value_text(
+    value: Value,
+    tensors: Mapping[str, Tensor],
+    axes: Mapping[str, str],
+    results: Mapping[str, str],
+    composed: Mapping[str, str] = COMPOSED,
+) -> str:
     """A point-wise value at one element, in float32.
 
     Args:
         tensors: what it reads, by name.
         axes: the names of the variables that hold the element's place.
         results: by tensors that lie nowhere, the variables that hold their element.
+        composed: functions put together of others, by what they are called.
     """
 
     def text(value: Value) -> str:
@@ -95,16 +110,16 @@ def value_text(value: Value, tensors: Mapping[str, Tensor], axes: Mapping[str, s
             element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
             return READ[tensor.dtype].format(element)
         assert not isinstance(value, Reduction)
-        return _call(value, [text(argument) for argument in value.arguments])
+        return _call(value, [text(argument) for argument in value.arguments], composed)
 
     return text(value)
 
 
-def _call(call: Call, arguments: list[str]) -> str:
+def _call(call: Call, arguments: list[str], composed: Mapping[str, str]) -> str:
     if call.function == "pow" and call.arguments[1] == Constant(2.0):
         return f"({arguments[0]} * {arguments[0]})"
     if call.function in _BINARY:
         return f"({arguments[0]} {_BINARY[call.function]} {arguments[1]})"
-    if call.function in _COMPOSED:
-        return _COMPOSED[call.function].format(*arguments)
+    if call.function in composed:
+        return composed[call.function].format(*arguments)
     return f"{_FUNCTIONS[call.function]}({', '.join(arguments)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from codegen.gpu.matrix.final_text import POINTERS, value_text
+from codegen.gpu.matrix.final_text import COMPOSED, NEAR_COMPOSED, POINTERS, value_text
 from codegen.tir.lowered import identifier
 from sokoban.kernel.pair import ProductPair
 from sokoban.language.expression import AffineIndex, Load, Value
@@ -43,20 +43,24 @@ def output_load(kernel: ProductPair) -> Load:
     return Load(kernel.output.name, tuple(AffineIndex.axis(axis) for axis in kernel.final.axes))
 
 
-def inner_text(kernel: ProductPair, fetched: Mapping[str, str] | None = None) -> str:
-    """An element of H at ``row`` and ``column`` as the second product takes it; ``fetched`` are the variables with what
-    is known already, by tensor."""
-    return _text(kernel, kernel.inner, kernel.middle, {kernel.summed: SUM, **(fetched or {})})
+def inner_text(kernel: ProductPair, fetched: Mapping[str, str] | None = None, *, is_rounded: bool = False) -> str:
+    """An element of H at ``row`` and ``column`` as the second product takes it.
+
+    ``fetched`` are the variables with what is known already, by tensor; ``is_rounded`` tells that elements of H and of
+    the result are rounded to 16 bits.
+    """
+    return _text(kernel, kernel.inner, kernel.middle, {kernel.summed: SUM, **(fetched or {})}, is_rounded)
 
 
-def final_text(kernel: ProductPair) -> str:
-    """An element of the result at ``row`` and ``column``."""
-    return _text(kernel, kernel.final.value, kernel.width, {kernel.result: SUM})
+def final_text(kernel: ProductPair, *, is_rounded: bool = False) -> str:
+    """An element of the result at ``row`` and ``column``; see :func:`inner_text`."""
+    return _text(kernel, kernel.final.value, kernel.width, {kernel.result: SUM}, is_rounded)
 
 
-def _text(kernel: ProductPair, value: Value, columns: str, results: Mapping[str, str]) -> str:
+def _text(kernel: ProductPair, value: Value, columns: str, results: Mapping[str, str], is_rounded: bool = False) -> str:
     axes = {**batch_names(kernel), kernel.row: "row", columns: "column"}
-    return value_text(value, kernel.expr.tensor_by_name, axes, results)
+    composed = NEAR_COMPOSED if is_rounded else COMPOSED
+    return value_text(value, kernel.expr.tensor_by_name, axes, results, composed)
 
 
 def column_loads(kernel: ProductPair) -> Iterator[tuple[str, str]]:

@@ -192,7 +192,7 @@ def _inner(kernel: ProductPair, schedule: PairSchedule) -> str:
     """What elements of H become; nothing in columns beyond those there are, where another tensor's elements would make
     something of them."""
     fetched = {tensor: f"fetched_{number}[n][j]" for number, (tensor, _) in enumerate(column_loads(kernel))}
-    text = inner_text(kernel, fetched)
+    text = inner_text(kernel, fetched, is_rounded=True)
     if text == SUM:
         return ""
     row = "first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i"
@@ -222,7 +222,7 @@ def _results(kernel: ProductPair) -> str:
     load = output_load(kernel)
     start = f"{problem_start(kernel, load, 'long long')} + (long long)row * {kernel.stride(load, kernel.row)}"
     return f"""\
-  auto final_value = [&](float {SUM}, int row, int column) -> float {{ return {final_text(kernel)}; }};
+  auto final_value = [&](float {SUM}, int row, int column) -> float {{ return {final_text(kernel, is_rounded=True)}; }};
 #pragma unroll
   for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll

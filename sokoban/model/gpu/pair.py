@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
-from sokoban.kernel.instructions import Instruction, value_instructions
+from sokoban.kernel.instructions import (
+    FUNCTION_INSTRUCTIONS,
+    NEAR_INSTRUCTIONS,
+    Instruction,
+    value_instructions,
+)
 from sokoban.kernel.pair import ProductPair
 from sokoban.language.expression import Load
 from sokoban.model.estimates import Estimate
@@ -70,9 +75,14 @@ def element_instructions(kernel: ProductPair, schedule: PairSchedule) -> float:
     read = sum(
         (1.0 + (kernel.dtype != "float32")) / (1 if _is_of_rows(kernel, load) else rows) for load in kernel.inner_loads
     )
-    final = value_instructions(kernel.final.value) + sum(1.0 + (kernel.dtype != "float32") for _ in kernel.final_loads)
+    costs = FUNCTION_INSTRUCTIONS if is_scalar else NEAR_INSTRUCTIONS
+    final = value_instructions(kernel.final.value, None, costs) + sum(
+        1.0 + (kernel.dtype != "float32") for _ in kernel.final_loads
+    )
     left = STORE_INSTRUCTIONS if is_scalar else PACK_INSTRUCTIONS / 2
-    element = value_instructions(kernel.inner) + read + left + final * kernel.width_size / kernel.middle_size
+    element = (
+        value_instructions(kernel.inner, None, costs) + read + left + final * kernel.width_size / kernel.middle_size
+    )
     return element + (0.0 if is_scalar else _fragment_instructions(kernel, schedule))
 
 
