@@ -136,10 +136,10 @@ def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
         yield from slice_lines(part.problem, part, device)
         return
     program = part.program
-    placed = PlacedForm(part.problem, device)
-    yield from _program(placed, program)
+    placed, page = PlacedForm(part.problem, device), _PAGES[device.teu.lane]
+    yield from page.program(placed, program)
     yield from prediction(placed, program)
-    yield from reasons(placed, program)
+    yield from page.reasons(placed, program)
 
 
 # The operator

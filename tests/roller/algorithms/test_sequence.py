@@ -79,3 +79,9 @@ def test_a_page_tells_of_every_kernel() -> None:
         "of workspace",
     ):
         assert told in page
+
+
+def test_a_page_tells_of_a_processor_too() -> None:
+    programs = found(LAYERS, load_device("epyc-7763"), 2)
+    page = " ".join(explain(programs, 1, programs.ranked(2)).split())
+    assert "Kernel 2 of 2: makes Y" in page and "not tried, as its kernels are for lanes that are threads" in page
