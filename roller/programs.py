@@ -147,8 +147,8 @@ class Programs:
         chains = self.chains
         if self.form.is_composed:
             sequences, *fused = (each.programs for each in self.considered)
-            halves = [program for programs in fused for program in programs[: max(1, top_k // 2)]]
-            return _best([*sequences, *halves], top_k)[: top_k + spares]
+            composed: list[Program] = [*sequences, *(each for some in fused for each in some[: max(1, top_k // 2)])]
+            return _best(composed, top_k)[: top_k + spares]
         if DIRECT not in algorithms:
             if not chains:
                 reasons = "; ".join(f"{each.algorithm}: {each.declined}" for each in self.considered)

@@ -131,7 +131,8 @@ class StagedTile:
         place = "place_of(row)" if self.is_grouped else "row"
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
         # Addresses of a whole tile step by step would take the registers of the loop that they are computed in.
-        unrolled = " 1" if is_rest else " 4" if self.is_swizzled or (self.is_walked and self.is_grouped) else ""
+        is_partly = self.is_swizzled or (self.is_walked and (self.is_grouped or self.apart > 0))
+        unrolled = " 1" if is_rest else " 4" if is_partly else ""
         return f"""\
     constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
 #pragma unroll{unrolled}

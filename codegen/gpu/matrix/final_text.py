@@ -41,6 +41,7 @@ NEAR_COMPOSED = COMPOSED | {
     "gelu": f"(0.5f * {{0}} * (1.0f + near_erf({{0}} * {math.sqrt(0.5)!r}f)))",
     "sigmoid": "near_sigmoid({0})",
     "silu": "({0} * near_sigmoid({0}))",
+    "tanh": "fmaf(2.0f, near_sigmoid(2.0f * {0}), -1.0f)",
 }
 
 _LARGEST = float(np.finfo(np.float32).max)

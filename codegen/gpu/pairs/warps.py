@@ -221,20 +221,18 @@ def _results(kernel: ProductPair) -> str:
     _, pair = PRODUCTS[kernel.dtype]
     load = output_load(kernel)
     start = f"{problem_start(kernel, load, 'long long')} + (long long)row * {kernel.stride(load, kernel.row)}"
+    # Columns outside rows: what columns need of other tensors is fetched for one at a time, not held for all of them.
     return f"""\
   auto final_value = [&](float {SUM}, int row, int column) -> float {{ return {final_text(kernel, is_rounded=True)}; }};
 #pragma unroll
-  for (int m = 0; m < FRAGMENTS; ++m)
+  for (int n = 0; n < WIDTH_ALL / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {{
-      const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i;
-      if (row < ROWS_ALL) {{
-        unsigned short* to = {identifier(kernel.output.name)}_ptr + {start};
+    for (int m = 0; m < FRAGMENTS; ++m)
 #pragma unroll
-        for (int n = 0; n < WIDTH_ALL / 8; ++n) {{
-          const int column = n * 8 + lane % 4 * 2;
-          *(unsigned*)(to + column) = {pair}(final_value(sums[m][n][2 * i], row, column),
-                                       final_value(sums[m][n][2 * i + 1], row, column + 1));
-        }}
-      }}
-    }}"""
+      for (int i = 0; i < 2; ++i) {{
+        const int row = first_row + (warp * FRAGMENTS + m) * 16 + lane / 4 + 8 * i, column = n * 8 + lane % 4 * 2;
+        unsigned short* to = {identifier(kernel.output.name)}_ptr + {start} + column;
+        if (row < ROWS_ALL)
+          *(unsigned*)to = {pair}(final_value(sums[m][n][2 * i], row, column),
+                            final_value(sums[m][n][2 * i + 1], row, column + 1));
+      }}"""

@@ -19,7 +19,6 @@ from sokoban.kernel.pair import ProductPair
 from sokoban.language.expression import Load
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention import (
-    OTHER_REGISTERS,
     BlockWork,
     Resources,
     Walks,
@@ -31,6 +30,9 @@ from sokoban.model.gpu.issue import ASYNCHRONOUS_STEP_INSTRUCTIONS, MMA_COPY_INS
 from sokoban.schedule.attention import FRAGMENT_ROWS, padded
 from sokoban.schedule.pair import PairSchedule, pair_shared_bytes
 
+#: Registers of a thread beside those that are counted. 16 more than attention's, for tensors whose rows lie apart each
+#: in its own way: with fewer, wide tiles of random pairs spilled (compiler reports for sm_80 and sm_90).
+OTHER_REGISTERS = 64
 #: Instructions by which two elements of H are rounded and packed, and those that put one into shared memory.
 PACK_INSTRUCTIONS, STORE_INSTRUCTIONS = 1.0, 1.0
 
