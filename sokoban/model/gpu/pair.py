@@ -57,9 +57,12 @@ def pair_registers(kernel: ProductPair, schedule: PairSchedule) -> int:
         factors = 4 * schedule.thread_rows + 16
         return schedule.thread_rows * (width + schedule.step) // schedule.lanes + factors + OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
-    own = depth // 4 if schedule.held else 0
-    fetched = sum(not _is_of_rows(kernel, load) for load in kernel.inner_loads) * schedule.step // 4
-    return fragments * (width // 2 + schedule.step // 2 + own) + fetched + OTHER_REGISTERS
+    own = depth // 4 if schedule.held else 4
+    # Elements of other tensors that are under way together, those of rows with addresses of their rows.
+    gates = sum(_is_of_rows(kernel, load) for load in kernel.inner_loads)
+    fetched = (len(kernel.inner_loads) - gates) * schedule.step // 4
+    rows = width // 2 + schedule.step // 2 + own + gates * (schedule.step // 2 + 4)
+    return fragments * rows + fetched + OTHER_REGISTERS
 
 
 def pair_walk(kernel: ProductPair, schedule: PairSchedule) -> Walks:
