@@ -57,9 +57,9 @@ def considered_lines(programs: Programs) -> Iterator[str]:
     what became of one kernel."""
     if not programs.direct:
         for sequence, fused in zip(programs.considered[:-1], programs.considered[1:], strict=True):
-            best = sequence.programs[0].estimate.seconds
-            yield f"One kernel of two products, beside {time_text(best)} of the best sequence"
-            yield from _considered(replace(fused, programs=fused.programs[:3]), best)
+            seconds = sequence.programs[0].estimate.seconds
+            yield f"One kernel of two products, beside {time_text(seconds)} of the best sequence"
+            yield from _considered(replace(fused, programs=fused.programs[:3]), seconds)
         return
     direct = programs.direct[0].estimate
     launch = time_text(programs.device.launch_overhead_seconds)
