@@ -57,7 +57,8 @@ def pair_registers(kernel: ProductPair, schedule: PairSchedule) -> int:
         factors = 4 * schedule.thread_rows + 16
         return schedule.thread_rows * (width + schedule.step) // schedule.lanes + factors + OTHER_REGISTERS
     fragments = schedule.rows // schedule.warps // FRAGMENT_ROWS
-    own = depth // 4 if schedule.held else 4
+    # Fragments of X that are not held come while those before them are multiplied.
+    own = depth // 4 if schedule.held else 2 * 4
     # Elements of other tensors that are under way together, those of rows with addresses of their rows.
     gates = sum(_is_of_rows(kernel, load) for load in kernel.inner_loads)
     fetched = (len(kernel.inner_loads) - gates) * schedule.step // 4
