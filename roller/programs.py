@@ -85,7 +85,7 @@ class Programs:
         start = time.perf_counter()
         considered: tuple[Considered, ...] = ()
         if known.placed.form.is_composed:
-            considered = (_composed(known.placed, top_k, method),)
+            considered = _composed(known.placed, top_k, method)
         elif direct and not set(algorithms) <= {DIRECT}:
             considered = algorithms_of(known.placed, direct[0], algorithms)
         return Programs(
@@ -137,15 +137,18 @@ class Programs:
         """The ``top_k`` best programs of all kinds, best first, and up to ``spares`` more; of equal times those of one
         kernel come first.
 
-        Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds. Without
-        ``direct`` among ``algorithms`` there are chains alone; of attention there is nothing else.
+        Chains take half of the ``top_k`` places at most, so that whoever measures has programs of both kinds; so do
+        fused pairs beside sequences. Without ``direct`` among ``algorithms`` there are chains alone; of attention there
+        is nothing else.
 
         Raises:
             InputError: none of the algorithms applies, and programs of one kernel were not asked for.
         """
         chains = self.chains
         if self.form.is_composed:
-            return list(chains[: top_k + spares])
+            sequences, *fused = (each.programs for each in self.considered)
+            composed: list[Program] = [*sequences, *(each for some in fused for each in some[: max(1, top_k // 2)])]
+            return _best(composed, top_k)[: top_k + spares]
         if DIRECT not in algorithms:
             if not chains:
                 reasons = "; ".join(f"{each.algorithm}: {each.declined}" for each in self.considered)
@@ -194,14 +197,14 @@ def find_programs(
     return Programs.of(construction, searched, top_k=top_k, algorithms=algorithms, method=method)
 
 
-def _composed(placed: PlacedForm, top_k: int, method: str) -> Considered:
+def _composed(placed: PlacedForm, top_k: int, method: str) -> tuple[Considered, ...]:
     """What becomes of an operator that no schedule of tiles computes."""
     if placed.form.kind != "sequence":
-        return composed_programs(placed, top_k)
-    from roller.algorithms import sequence
+        return (composed_programs(placed, top_k),)
+    from roller.algorithms import pair, sequence
 
     stages = [find_programs(stage, placed.device, top_k, method, (DIRECT,)).direct for stage in placed.form.stages]
-    return sequence.combined(placed.form, stages, top_k)
+    return sequence.combined(placed.form, stages, top_k), pair.consider(placed, top_k)
 
 
 def finders(device: DeviceSpec, method: str) -> tuple[bool, bool]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from codegen.gpu import patches, pointwise, rows, tiles, windows
 from codegen.gpu.attention import gradient_multiply_adds, gradient_warps, groups, multiply_adds, slices, warps
 from codegen.gpu.matrix import bulk, mma, wgmma, wmma
+from codegen.gpu.pairs import multiply_adds as pair_multiply_adds
+from codegen.gpu.pairs import warps as pair_warps
 from codegen.gpu.staged import kernel as staged
 from codegen.tir.lowered import Lowered, LoweringError
 from codegen.tir.lowering import Lowering, LoweringRequest, chosen, lowered_by
@@ -14,7 +16,8 @@ from sokoban.schedule.tile import TileSchedule
 #: The lowerings, asked in this order; the first that takes a schedule lowers it.
 LOWERINGS: tuple[Lowering[Lowered], ...] = (
     patches, warps, groups, multiply_adds, slices, gradient_warps,
-    gradient_multiply_adds, rows, wmma, bulk, wgmma, staged, windows, pointwise, mma, tiles,
+    gradient_multiply_adds, pair_warps, pair_multiply_adds, rows, wmma, bulk, wgmma, staged, windows, pointwise, mma,
+    tiles,
 )  # fmt: skip
 
 #: Lowerings that keep tiles in the tensors' order and fetch a step, then compute on it, whatever the schedule says.

@@ -41,6 +41,7 @@ from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.cutting import cut_down
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule, sizes
 
@@ -277,7 +278,7 @@ def _verified(
 
 def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with multiply-adds in place of matrix instructions."""
-    if isinstance(schedule, AttentionSchedule) and schedule.instruction is not Instruction.FMA:
+    if isinstance(schedule, AttentionSchedule | PairSchedule) and schedule.instruction is not Instruction.FMA:
         return replace(schedule, instruction=Instruction.FMA, lanes=_TWIN_LANES, stages=1, held=False)
     if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or not schedule.uses_matrix:
         return schedule

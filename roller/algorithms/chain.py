@@ -15,6 +15,7 @@ from typing import Protocol
 from codegen.verify.chain import ChainCheck, Step
 from roller.construct.program import ProgramPart
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.problem import Problem, tensors_of
 from sokoban.language.expression import Tensor
 from sokoban.model.estimates import Estimate
@@ -39,7 +40,7 @@ class ChainProgram:
     """An operator as a chain of kernels.
 
     Attributes:
-        algorithm: ``"split-k"``, ``"winograd"`` or ``"flash"``.
+        algorithm: ``"split-k"``, ``"winograd"``, ``"flash"``, ``"sequence"`` or ``"fused pair"``.
         variant: its parameters in words: ``16 slices of k``.
         form: the operator as a whole.
         split: how it was taken apart.
@@ -123,7 +124,9 @@ class Considered:
     scored: int = 0
 
 
-def needed_sizes(full: Mapping[str, int], wanted: Sequence[tuple[KernelForm, Mapping[str, int]]]) -> dict[str, int]:
+def needed_sizes(
+    full: Mapping[str, int], wanted: Sequence[tuple[KernelForm | ProductPair, Mapping[str, int]]]
+) -> dict[str, int]:
     """Sizes of axes, none larger than in ``full``, with which every form has at least the wanted sizes if it can.
 
     Args:

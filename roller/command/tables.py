@@ -25,6 +25,7 @@ from roller.programs import finder_of
 from roller.text.quantities import sizes_text
 from sokoban.schedule.attention import LANES, AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.patches import PatchSchedule, Schedule
 
 #: Columns that a narrow terminal does without, the least important first.
@@ -207,6 +208,8 @@ def _tile_cells(schedule: Schedule) -> tuple[str, str, str]:
         return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"key={schedule.keys}"
     if isinstance(schedule, GradientSchedule):
         return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"walked={schedule.step}"
+    if isinstance(schedule, PairSchedule):
+        return f"row={schedule.rows}", f"row={schedule.rows // schedule.warps} of a warp", f"middle={schedule.step}"
     if isinstance(schedule, SliceSumSchedule):
         return f"row={schedule.threads // LANES}", "row=1 of a warp", ""
     return (

@@ -31,6 +31,7 @@ from sokoban.kernel.problem import tensors_of
 from sokoban.language.expression import statement_text
 from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
 
@@ -197,6 +198,11 @@ def _tiles(schedule: Schedule, device: DeviceSpec) -> dict[str, dict[str, int]]:
         return {
             device.registers.name: {"row": schedule.rows // schedule.warps, "walked": schedule.step},
             device.shared.name: {"row": schedule.rows, "walked": schedule.step},
+        }
+    if isinstance(schedule, PairSchedule):
+        return {
+            device.registers.name: {"row": schedule.rows // schedule.warps, "middle": schedule.step},
+            device.shared.name: {"row": schedule.rows, "middle": schedule.step},
         }
     if not isinstance(schedule, TileSchedule):
         return {}

@@ -26,11 +26,13 @@ from sokoban.kernel.attention import AttentionKernel
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.language.expression import TensorExpr
 from sokoban.model.rational import estimate_compiled, worthwhile_blocks
 from sokoban.schedule.attention import AttentionSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.tile import TileSchedule
 from sokoban.search.search import SearchResult, search
 
@@ -291,6 +293,10 @@ def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec)
         from sokoban.model.gpu.attention_gradient import estimate_gradient
 
         return estimate_gradient(form, schedule, device, registers).seconds
+    if isinstance(form, ProductPair) and isinstance(schedule, PairSchedule) and registers is not None:
+        from sokoban.model.gpu.pair import estimate_pair
+
+        return estimate_pair(form, schedule, device, registers).seconds
     if not isinstance(form, KernelForm) or not isinstance(schedule, TileSchedule):
         return part.estimate.seconds
     if registers is None or schedule.instruction is not Instruction.FMA:

@@ -14,20 +14,22 @@ from rich.table import Table
 
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
-from roller.algorithms import ChainProgram, flash, flash_gradient
+from roller.algorithms import ChainProgram, flash, flash_gradient, pair
 from roller.text.quantities import count_text, time_text
 from sokoban.kernel.form import kernel_form
 from sokoban.kernel.placed import PlacedForm
+from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
 from sokoban.language.named.attention import attention_of
 from sokoban.language.named.attention_gradient import attention_gradient_of
 from sokoban.model.estimates import Estimate, EstimateTable
 from sokoban.model.rational import estimate
 from sokoban.schedule.attention import AttentionSchedule
-from sokoban.schedule.attention_files import load_attention_schedules, load_gradient_schedules
+from sokoban.schedule.attention_files import load_attention_schedules, load_gradient_schedules, load_pair_schedules
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.bulk_copies import form_problem
 from sokoban.schedule.files import ScheduleGroup, load_schedules
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.pipelines import copies_past_registers
 from sokoban.schedule.table import Bools, Floats, ScheduleTable
 
@@ -111,7 +113,8 @@ class TileScores:
 
 @dataclass(frozen=True, eq=False)
 class AttentionScores:
-    """Schedules of attention on a device, in the file's order; see :class:`Scores`."""
+    """Schedules of attention, its gradients or pairs of products on a device, in the file's order; see
+    :class:`Scores`."""
 
     device: DeviceSpec
     scored: Sequence[Scored]
@@ -145,14 +148,21 @@ def score_file(path: Path, expr: TensorExpr, device: DeviceSpec) -> Scores:
     elif attention_gradient_of(expr) is not None:
         form = kernel_form(expr)
         programs = [flash_gradient.program_of(form, schedule, device) for schedule in load_gradient_schedules(path)]
+    elif _sums(expr) > 1 and (form := operator_form(expr)).kind == "sequence":
+        programs = [pair.program_of(form, schedule, device) for schedule in load_pair_schedules(path)]
     else:
         return score(load_schedules(path, expr), device)
     return AttentionScores(device, [_attention_score(program, device) for program in programs])
 
 
+def _sums(expr: TensorExpr) -> int:
+    """Statements that reduce something."""
+    return sum(statement.reduction is not None for statement in expr.statements)
+
+
 def _attention_score(program: ChainProgram, device: DeviceSpec) -> Scored:
     schedule, estimate, dtype = program.parts[0].schedule, program.estimate, program.form.expr.inputs[0].dtype
-    assert isinstance(schedule, AttentionSchedule | GradientSchedule)
+    assert isinstance(schedule, AttentionSchedule | GradientSchedule | PairSchedule)
     if not flash.has_instruction(dtype, schedule.instruction, device):
         return Scored(estimate, f"{device.name} has no {schedule.instruction} for {dtype}")
     reason = None

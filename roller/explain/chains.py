@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import Considered
@@ -10,6 +11,7 @@ from roller.construct.program import Program, ProgramPart
 from roller.explain.attention import flash_page
 from roller.explain.attention_gradient import gradient_page
 from roller.explain.pace import stage_bars
+from roller.explain.pair import pair_page
 from roller.programs import Programs
 from roller.text.quantities import clipped, count_text, si_text, time_text, wrapped
 from sokoban.kernel.form import KernelForm
@@ -20,21 +22,23 @@ from sokoban.schedule.patches import PatchSchedule
 
 _MEANING = {
     "winograd": "transforms before and after save multiplications; what they make passes through memory",
-    "sequence": "no single kernel computes it: what one makes passes through memory to the next, each as if alone",
+    "sequence": "kernels one after the other: what one makes passes through memory to the next, each as if alone",
     "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
 }
 
-#: Pages of what is no chain in this sense, by the kind of its form.
+#: Pages of what is no chain in this sense, by the kind of its form or by its algorithm.
 _PAGES: Mapping[str, Callable[[Programs, Program, int], Iterator[str]]] = {
     "attention": flash_page,
     "attention_gradient": gradient_page,
+    "fused pair": pair_page,
 }
 
 
 def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]:
     """How a chain came about, its kernels, and its time beside that of the best program of one kernel."""
-    if program.form.kind in _PAGES:
-        yield from _PAGES[program.form.kind](programs, program, rank)
+    page = _PAGES.get(program.form.kind, _PAGES.get(program.algorithm))
+    if page is not None:
+        yield from page(programs, program, rank)
         return
     yield f"How rank {rank} was composed: {program.policy}"
     yield from wrapped(_MEANING[program.algorithm])
@@ -49,8 +53,13 @@ def chain_page(programs: Programs, program: Program, rank: int) -> Iterator[str]
 
 
 def considered_lines(programs: Programs) -> Iterator[str]:
-    """Every algorithm beside the best program of one kernel: its times, or why it was not tried."""
+    """Every algorithm beside the best program of one kernel: its times, or why it was not tried; beside a sequence
+    what became of one kernel."""
     if not programs.direct:
+        for sequence, fused in zip(programs.considered[:-1], programs.considered[1:], strict=True):
+            seconds = sequence.programs[0].estimate.seconds
+            yield f"One kernel of two products, beside {time_text(seconds)} of the best sequence"
+            yield from _considered(replace(fused, programs=fused.programs[:3]), seconds)
         return
     direct = programs.direct[0].estimate
     launch = time_text(programs.device.launch_overhead_seconds)

@@ -24,6 +24,7 @@ from roller.explain.chains import chain_page, considered_lines, patch_lines, pro
 from roller.explain.cpu_pace import cpu_reasons
 from roller.explain.cpu_page import cpu_program, cpu_story
 from roller.explain.pace import prediction, reasons, residency, rivals, stage_times
+from roller.explain.pair import pair_lines
 from roller.programs import SEARCH_POLICY, Programs
 from roller.text.quantities import (
     clipped,
@@ -40,6 +41,7 @@ from roller.text.quantities import (
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import statement_text
@@ -110,7 +112,7 @@ def _lines(programs: Programs, rank: int, ranked: Sequence[Program]) -> Iterator
     yield from stage_times(ranked, rank)
     yield ""
     yield from rivals(programs, rank, ranked)
-    if programs.considered and programs.direct:
+    if programs.considered and (programs.direct or len(programs.considered) > 1):
         yield ""
         yield from considered_lines(programs)
 
@@ -127,14 +129,17 @@ def _kernel(part: ProgramPart, device: DeviceSpec) -> Iterator[str]:
     if isinstance(part.problem, AttentionGradientKernel):
         yield from gradient_lines(part.problem, part, device)
         return
+    if isinstance(part.problem, ProductPair):
+        yield from pair_lines(part.problem, part, device)
+        return
     if isinstance(part.problem, SliceSum):
         yield from slice_lines(part.problem, part, device)
         return
     program = part.program
-    placed = PlacedForm(part.problem, device)
-    yield from _program(placed, program)
+    placed, page = PlacedForm(part.problem, device), _PAGES[device.teu.lane]
+    yield from page.program(placed, program)
     yield from prediction(placed, program)
-    yield from reasons(placed, program)
+    yield from page.reasons(placed, program)
 
 
 # The operator

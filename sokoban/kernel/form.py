@@ -32,7 +32,14 @@ from sokoban.kernel.attention_gradient import gradient_flops
 from sokoban.kernel.matrix import MatrixRoles, product_roles
 from sokoban.kernel.normalize import drop_unit_axes, fuse_axes, inline_pointwise
 from sokoban.kernel.rows import as_rows
-from sokoban.kernel.statements import axes_of, distinct_reduced_axes, reduction_of, rename_axes, too_much
+from sokoban.kernel.statements import (
+    axes_of,
+    distinct_reduced_axes,
+    reads_elementwise,
+    reduction_of,
+    renamed_to,
+    too_much,
+)
 from sokoban.language.expression import (
     FLOAT8_DTYPES,
     AffineIndex,
@@ -266,9 +273,9 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     expr, reductions = _scalars_on_an_axis(expr, reductions)
     final = expr.statements[-1]
     _check_reads_inside(expr, {statement.tensor for statement in reductions})
-    if len(reductions) == 1 and _reads_elementwise(final, reductions[0]):
+    if len(reductions) == 1 and reads_elementwise(final, reductions[0]):
         expr, (reduction,) = distinct_reduced_axes(expr, (reductions[0],), final.axes)
-        renamed = _rename_to(final, reduction)
+        renamed = renamed_to(final, reduction)
         expr = replace(expr, axes=axes_of(expr, (renamed, final)), statements=(renamed, final))
         return KernelForm(
             source=source, expr=expr, kind="tile", reductions=(renamed,), final=final, fused=_still_named(fused, expr)
@@ -397,7 +404,7 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
     expr, (reduction,) = distinct_reduced_axes(expr, (reductions[0],), final.axes)
     if math.prod(expr.sizes[axis] for axis in (*final.axes, *reduction_of(reduction).axes)) > MAX_REPEATED_POINTS:
         return None
-    renamed = _rename_to(final, reduction)
+    renamed = renamed_to(final, reduction)
     everywhere = Statement(renamed.tensor, final.axes, renamed.value)
     in_place = Load(read.tensor, tuple(AffineIndex.axis(axis) for axis in final.axes))
     final = Statement(final.tensor, final.axes, rewrite(final.value, {read: in_place}))
@@ -407,20 +414,3 @@ def _repeated_where_broadcast(expr: TensorExpr, reductions: list[Statement], fin
     )
     statements = (everywhere, final)
     return replace(expr, axes=axes_of(expr, statements), tensors=tensors, statements=statements)
-
-
-def _reads_elementwise(final: Statement, reduction: Statement) -> bool:
-    """Every load of the reduction's result names each axis of ``final`` once, plainly."""
-    reads = [load for load in loads(final.value) if load.tensor == reduction.tensor]
-    return (
-        len(set(reads)) == 1
-        and all(index.is_plain_axis for index in reads[0].indices)
-        and sorted(index.axes[0] for index in reads[0].indices) == sorted(final.axes)
-    )
-
-
-def _rename_to(final: Statement, reduction: Statement) -> Statement:
-    """The reduction with its spatial axes called as the final statement calls them where it reads the result."""
-    read = next(load for load in loads(final.value) if load.tensor == reduction.tensor)
-    names = {axis: index.axes[0] for axis, index in zip(reduction.axes, read.indices, strict=True)}
-    return rename_axes(reduction, names)

@@ -104,6 +104,13 @@ FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
 }
 
 
+#: The same where what they make is rounded to 16 bits and functions near enough for that are called in their place
+#: (``near_erf`` and its kin of :mod:`codegen.gpu.attention.functions`); counted in the SASS for sm_80 and sm_90.
+NEAR_INSTRUCTIONS: Mapping[str, float] = {
+    **FUNCTION_INSTRUCTIONS, "erf": 12.0, "gelu": 15.0, "sigmoid": 4.0, "silu": 5.0, "tanh": 6.0,
+}  # fmt: skip
+
+
 def value_instructions(
     value: Value, along: Collection[str] | None = None, costs: Mapping[str, float] = FUNCTION_INSTRUCTIONS
 ) -> float:

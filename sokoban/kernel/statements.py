@@ -15,6 +15,7 @@ from sokoban.language.expression import (
     Statement,
     TensorExpr,
     Value,
+    loads,
     rewrite,
     walk,
 )
@@ -70,6 +71,23 @@ def distinct_reduced_axes(
         renamed.append(rename_axes(statement, renames) if renames else statement)
     axes = tuple(Axis(name, size) for name, size in sizes.items())
     return replace(expr, axes=axes), tuple(renamed)
+
+
+def reads_elementwise(final: Statement, reduction: Statement) -> bool:
+    """Every load of the reduction's result names each axis of ``final`` once, plainly."""
+    reads = [load for load in loads(final.value) if load.tensor == reduction.tensor]
+    return (
+        len(set(reads)) == 1
+        and all(index.is_plain_axis for index in reads[0].indices)
+        and sorted(index.axes[0] for index in reads[0].indices) == sorted(final.axes)
+    )
+
+
+def renamed_to(final: Statement, reduction: Statement) -> Statement:
+    """The reduction with its spatial axes called as the final statement calls them where it reads the result."""
+    read = next(load for load in loads(final.value) if load.tensor == reduction.tensor)
+    names = {axis: index.axes[0] for axis, index in zip(reduction.axes, read.indices, strict=True)}
+    return rename_axes(reduction, names)
 
 
 def axes_of(expr: TensorExpr, statements: tuple[Statement, ...]) -> tuple[Axis, ...]:

@@ -9,6 +9,7 @@ from hal.spec.parts import DTYPE_BYTES
 from sokoban.kernel.attention import AttentionKernel, SliceSum
 from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.instructions import Instruction
+from sokoban.kernel.pair import ProductPair
 from sokoban.schedule.tile import COPYING_THREADS
 from sokoban.schedule.warp_groups import PANEL_BYTES
 
@@ -30,7 +31,8 @@ BARRIERS_BYTES = 32
 
 
 class RowTiles:
-    """What schedules of attention and of its gradients have in common: blocks of rows, which lanes share.
+    """What schedules of attention, its gradients and pairs of products have in common: blocks of rows, which lanes
+    share.
 
     Attributes:
         rows: of a block.
@@ -52,7 +54,7 @@ class RowTiles:
         """Rows that a thread has a part of."""
         return self.rows * self.lanes // self.threads
 
-    def row_blocks(self, kernel: AttentionKernel | AttentionGradientKernel) -> int:
+    def row_blocks(self, kernel: AttentionKernel | AttentionGradientKernel | ProductPair) -> int:
         """Blocks along the rows of one problem."""
         return -(-kernel.rows // self.rows)
 
@@ -163,16 +165,25 @@ class SharedFloats:
 
     @staticmethod
     def of(kernel: AttentionKernel, schedule: AttentionSchedule) -> SharedFloats:
-        """The layout of a schedule. Rows of keys lie a piece more than their elements apart, in different banks."""
+        """The layout of a schedule."""
+        attention = kernel.attention
+        return SharedFloats.of_tiles(
+            schedule.rows, schedule.keys, attention.head_dim, attention.value_size, schedule.lanes,
+            exchanged=schedule.rows * schedule.lanes,
+        )  # fmt: skip
+
+    @staticmethod
+    def of_tiles(rows: int, keys: int, head_dim: int, value_dim: int, lanes: int, *, exchanged: int) -> SharedFloats:
+        """The layout of tiles, with so many floats ``exchanged``. Rows of keys lie a piece more than their elements
+        apart, in different banks."""
         piece = PIECE_BYTES // 4
-        depth = padded(kernel.attention.head_dim, piece)
-        width = padded(kernel.attention.value_size, piece * schedule.lanes)
-        step = schedule.rows * (depth + piece)
-        weights = step + schedule.keys * max(depth + piece, width)
-        exchange = weights + schedule.rows * (schedule.keys + piece)
+        depth, width = padded(head_dim, piece), padded(value_dim, piece * lanes)
+        step = rows * (depth + piece)
+        weights = step + keys * max(depth + piece, width)
+        exchange = weights + rows * (keys + piece)
         return SharedFloats(
-            depth=depth, width=width, key_pitch=depth + piece, weight_pitch=schedule.keys + piece, step=step,
-            weights=weights, exchange=exchange, total=exchange + schedule.rows * schedule.lanes,
+            depth=depth, width=width, key_pitch=depth + piece, weight_pitch=keys + piece, step=step,
+            weights=weights, exchange=exchange, total=exchange + exchanged,
         )  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""Schedules of attention and of its gradients that somebody else made, from JSON, checked one by one.
+"""Schedules of attention, of its gradients and of pairs of products that somebody else made, from JSON, checked one by
+one.
 
-A file holds them as one of tiles does (:mod:`sokoban.schedule.files`), in the forms that ``AttentionSchedule.to_json``
-and ``GradientSchedule.to_json`` write; attention has ``slices``, too, where several blocks share the keys of the same
-rows.
+A file holds them as one of tiles does (:mod:`sokoban.schedule.files`), in the forms that the ``to_json`` of
+``AttentionSchedule``, ``GradientSchedule`` and ``PairSchedule`` write; attention has ``slices``, too, where several
+blocks share the keys of the same rows.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sokoban.schedule.attention import (
 )
 from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.columns import MAX_COUNT, plain
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.texts import ScheduleTexts, file_text
 from sokoban.schedule.tile import COPYING_THREADS
 from sokoban.schedule.warp_groups import GROUP_ROWS
@@ -41,7 +43,7 @@ _Warps = Annotated[int, msgspec.Meta(ge=1, le=32)]
 
 
 class _Common(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """What both kinds of schedule have in a file; 0 stands for what was not given."""
+    """What all kinds of schedule have in a file; 0 stands for what was not given."""
 
     rows: _Count
     warps: _Warps
@@ -65,6 +67,11 @@ class _Attention(_Common, frozen=True, kw_only=True):
 class _Gradient(_Common, frozen=True, kw_only=True):
     step: _Count
     shares: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
+
+
+class _Pair(_Common, frozen=True, kw_only=True):
+    step: _Count
+    held: bool = False
 
 
 _Kind = TypeVar("_Kind", bound=_Common)
@@ -99,6 +106,15 @@ def load_gradient_schedules(path: str | Path) -> list[GradientSchedule]:
     return [_gradient(text, place) for text, place in _texts(path, _Gradient)]
 
 
+def load_pair_schedules(path: str | Path) -> list[PairSchedule]:
+    """The schedules of a file for a pair of products.
+
+    Raises:
+        InputError: as :func:`load_attention_schedules`.
+    """
+    return [_pair(text, place) for text, place in _texts(path, _Pair)]
+
+
 def _texts(path: str | Path, kind: type[_Kind]) -> Iterator[tuple[_Kind, str]]:
     """The schedules of a file as they stand, and the place of each."""
     texts = ScheduleTexts.of(file_text(path), str(path))
@@ -117,8 +133,7 @@ def _attention(text: _Attention, place: str) -> SlicedSchedule:
     stages = {Instruction.FMA: (1,), Instruction.WGMMA: GROUP_STAGES}.get(instruction, (1, 2))
     tiles = _Tiles(text, "keys", text.keys, (Instruction.FMA, Instruction.MMA_16X8X16, Instruction.WGMMA), stages)
     _refuse(tiles.problems(), place)
-    if text.held and instruction is not Instruction.MMA_16X8X16:
-        raise InputError(f"{place}.held", f"{instruction} reads queries from shared memory", "leave it out")
+    _refuse(_unheld(text.held, instruction, "queries"), place)
     schedule = AttentionSchedule(
         rows=text.rows, keys=text.keys, warps=text.warps, stages=text.stages or stages[0], held=text.held,
         instruction=instruction, lanes=text.row_lanes,
@@ -139,6 +154,22 @@ def _gradient(text: _Gradient, place: str) -> GradientSchedule:
         rows=text.rows, step=text.step, warps=text.warps, stages=text.stages or stages[0], shares=text.shares,
         instruction=text.instruction, lanes=text.row_lanes,
     )  # fmt: skip
+
+
+def _pair(text: _Pair, place: str) -> PairSchedule:
+    stages = (1,) if text.instruction is Instruction.FMA else (1, 2)
+    tiles = _Tiles(text, "step", text.step, (Instruction.FMA, Instruction.MMA_16X8X16), stages)
+    _refuse(tiles.problems(), place)
+    _refuse(_unheld(text.held, text.instruction, "rows"), place)
+    return PairSchedule(
+        rows=text.rows, step=text.step, warps=text.warps, stages=text.stages or stages[0], held=text.held,
+        instruction=text.instruction, lanes=text.row_lanes,
+    )  # fmt: skip
+
+
+def _unheld(held: bool, instruction: Instruction, rows: str) -> Iterator[_Problem]:
+    if held and instruction is not Instruction.MMA_16X8X16:
+        yield "held", f"{instruction} reads {rows} from shared memory", "leave it out"
 
 
 def _refuse(problems: Iterator[_Problem], place: str) -> None:
@@ -217,9 +248,9 @@ class _Tiles:
 
 # The schema
 
-#: What the keys mean that both kinds have.
+#: What the keys mean that all kinds have.
 _COMMON_KEYS = {
-    "rows": "rows of a block: queries of all heads that share keys, or keys of a gradient",
+    "rows": "rows of a block: queries of all heads that share keys, keys of a gradient, rows of a product",
     "warps": "warps of a block, each with as many rows as any other",
     "stages": "buffers of what is walked; the fewest where left out",
     "instruction": "what multiplies",
@@ -236,6 +267,10 @@ _KEYS = {
         "step": "rows of the other side at a step",
         "shares": "blocks that divide the results of the same rows: with 2 one makes dK, the other dV",
     },
+    "pair": {
+        "step": "columns between the products at a step",
+        "held": "whether rows of the first factor stay in registers (mma_16x8x16); they do not where left out",
+    },
 }
 
 
@@ -249,6 +284,11 @@ def gradient_schema() -> dict[str, Any]:
     return _schema("gradient", (Instruction.FMA, Instruction.MMA_16X8X16), "step")
 
 
+def pair_schema() -> dict[str, Any]:
+    """The JSON Schema of one schedule of a pair of products."""
+    return _schema("pair", (Instruction.FMA, Instruction.MMA_16X8X16), "step")
+
+
 def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict[str, Any]:
     texts = _COMMON_KEYS | _KEYS[kind]
     most = {"warps": 32, "stages": MOST_STAGES if kind == "attention" else 2, "lanes": LANES, "shares": 2}
@@ -256,7 +296,7 @@ def _schema(kind: str, instructions: tuple[Instruction, ...], step: str) -> dict
         name: {"type": "integer", "minimum": 1, "maximum": most.get(name, MAX_COUNT)} for name in texts
     }
     kinds["instruction"] = {"enum": [str(each) for each in instructions], "default": str(Instruction.MMA_16X8X16)}
-    kinds |= {"held": {"type": "boolean", "default": False}} if kind == "attention" else {}
+    kinds |= {"held": {"type": "boolean", "default": False}} if "held" in texts else {}
     properties = {key: {"description": text, **kinds[key]} for key, text in texts.items()}
     required = ["rows", step, "warps"]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

@@ -19,7 +19,7 @@ import numpy as np
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.language.expression import TensorExpr
-from sokoban.schedule.attention_files import attention_schema, gradient_schema
+from sokoban.schedule.attention_files import attention_schema, gradient_schema, pair_schema
 from sokoban.schedule.bulk_copies import CLUSTERS
 from sokoban.schedule.columns import MAX_COUNT, MAX_STAGES, MAX_TILE_ELEMENTS, REDUCED, SPATIAL, ScheduleReader
 from sokoban.schedule.table import Bools, Ints, ScheduleTable
@@ -182,7 +182,7 @@ def schedule_schema() -> dict[str, Any]:
     }  # fmt: skip
     kinds["stages"] = {"type": "integer", "minimum": 1, "maximum": MAX_STAGES, "default": TileSchedule.stages}
     properties = {key: {"description": text, **kinds[key]} for key, text in _KEYS.items()}
-    kinds_of_schedules = ("Schedule", "AttentionSchedule", "GradientSchedule")
+    kinds_of_schedules = ("Schedule", "AttentionSchedule", "GradientSchedule", "PairSchedule")
     item = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in kinds_of_schedules]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -192,5 +192,6 @@ def schedule_schema() -> dict[str, Any]:
             "Schedule": {"type": "object", "properties": properties, "additionalProperties": False},
             "AttentionSchedule": attention_schema(),
             "GradientSchedule": gradient_schema(),
+            "PairSchedule": pair_schema(),
         },
     }

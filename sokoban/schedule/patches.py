@@ -8,6 +8,7 @@ from typing import Any
 from sokoban.kernel.patches import PatchTransform
 from sokoban.schedule.attention import AttentionSchedule, SliceSumSchedule
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.tile import TileSchedule
 
 
@@ -27,4 +28,4 @@ class PatchSchedule:
 
 
 #: How one kernel of a program runs, whatever kind of problem it solves.
-Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule
+Schedule = TileSchedule | PatchSchedule | AttentionSchedule | SliceSumSchedule | GradientSchedule | PairSchedule

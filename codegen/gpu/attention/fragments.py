@@ -26,16 +26,26 @@ def own_fragments(fragments: str, place: str, pitch: str, *, indent: str = "    
 {indent}    load_matrix_x4({fragments}, 0, shared, {place} + m * 16 * {pitch} + d * 32);"""
 
 
+def _walked_load(walked: str, pitch: str, *, down: str, across: str, turn: bool) -> str:
+    """The load of a fragment of a step, the so manyth of the tile by the variables ``down`` and ``across``."""
+    function = "load_matrix_x4_trans" if turn else "load_matrix_x4"
+    return f"{function}(walked_fragment, 0, shared, {walked} + {down} * 16 * {pitch} + {across} * 32);"
+
+
 def product_of_rows(
-    sums: str, own: str, walked: str, pitch: str, *, depth: str, step: str, product: str, loads: str
-) -> str:
+    sums: str, own: str, walked: str, pitch: str, *, depth: str, step: str, product: str, loads: str,
+    is_turned: bool = False,
+) -> str:  # fmt: skip
     """The product of a warp's own rows and those of a step, along the rows of both, ``depth`` elements.
 
     Args:
         own: the fragments of a warp's own rows; ``loads`` brings those of depth ``d``, empty where they are held.
         walked: where a lane finds rows of the step, and ``pitch`` the bytes from one to the next.
         product: the function that multiplies fragments.
+        is_turned: whether the rows of a step lie side by side: ``walked`` is where a lane finds columns of the tile.
     """
+    down, across = ("d", "n") if is_turned else ("n", "d")
+    load = _walked_load(walked, pitch, down=down, across=across, turn=is_turned)
     return f"""\
 {cleared(sums, step)}
 #pragma unroll
@@ -43,7 +53,7 @@ def product_of_rows(
 {loads}#pragma unroll
       for (int n = 0; n < {step} / 16; ++n) {{
         unsigned walked_fragment[4];
-        load_matrix_x4(walked_fragment, 0, shared, {walked} + n * 16 * {pitch} + d * 32);
+        {load}
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; ++m) {{
           {product}({sums}[m][2 * n], 0, {own}, 0, walked_fragment, 0);
@@ -54,14 +64,18 @@ def product_of_rows(
 
 
 def product_of_columns(
-    sums: str, factors: str, walked: str, pitch: str, *, width: str, step: str, product: str, pair: str
-) -> str:
+    sums: str, factors: str, walked: str, pitch: str, *, width: str, step: str, product: str, pair: str,
+    is_turned: bool = False,
+) -> str:  # fmt: skip
     """The product of factors, which lie where the sums of another product did, and ``width`` columns of a step.
 
     Args:
         walked: where a lane finds columns of the step, and ``pitch`` the bytes from one of its rows to the next.
         product, pair: the functions that multiply fragments, and that make two elements of floats.
+        is_turned: whether the columns lie one after the other: ``walked`` is where a lane finds rows of the tile.
     """
+    down, across = ("e", "n") if is_turned else ("n", "e")
+    load = _walked_load(walked, pitch, down=down, across=across, turn=not is_turned)
     return f"""\
 #pragma unroll
     for (int n = 0; n < {step} / 16; ++n) {{
@@ -74,7 +88,7 @@ def product_of_columns(
 #pragma unroll
       for (int e = 0; e < {width} / 16; ++e) {{
         unsigned walked_fragment[4];
-        load_matrix_x4_trans(walked_fragment, 0, shared, {walked} + n * 16 * {pitch} + e * 32);
+        {load}
 #pragma unroll
         for (int m = 0; m < FRAGMENTS; ++m) {{
           {product}({sums}[m][2 * e], 0, weights[m], 0, walked_fragment, 0);

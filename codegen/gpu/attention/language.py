@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,8 @@ class Language:
         languages share."""
         parameters = ", ".join(self.pointer.format(type=kind, name=f"{name}_ptr") for kind, name in tensors)
         for word, written in self.words:
-            body = body.replace(word, written)
+            # A user's tensor may have a word in its name.
+            body = re.sub(rf"(?<!\w){re.escape(word)}" + r"(?!\w)" * word[-1].isalpha(), written, body)
         text = f"{self.opening.format(threads=threads)}{entry}{KERNEL_SUFFIX}({parameters}) {{\n{body}\n}}\n"
         return f"{device_functions(text, is_opencl=True)}\n\n{text}" if self.is_opencl else text
 
@@ -64,5 +66,9 @@ _OPENCL = Language(
     words=(
         ("GLOBAL ", "__global "), ("LOCAL ", "__local "), ("BARRIER;", "barrier(CLK_LOCAL_MEM_FENCE);"),
         ("FMA(", "fma("), ("LARGER(", "fmax("), ("THREAD", "get_local_id(0)"), ("BLOCK", "get_group_id(0)"),
+        # Point-wise functions as CUDA calls them.
+        ("(long long)", "(long)"), ("fminf(", "fmin("), ("fmaxf(", "fmax("), ("fabsf(", "fabs("), ("__expf(", "exp("),
+        ("__logf(", "log("), ("sqrtf(", "sqrt("), ("tanhf(", "tanh("), ("erff(", "erf("), ("__sinf(", "sin("),
+        ("__cosf(", "cos("), ("floorf(", "floor("), ("ceilf(", "ceil("), ("powf(", "pow("),
     ),
 )  # fmt: skip

@@ -100,6 +100,8 @@ class FloatTile:
         rows: rows of the tile.
         bound: condition under which ``row`` is one that there is; empty where all are.
         place: where ``row`` lies in memory.
+        apart: elements from row to row in memory; ``width`` of them where 0.
+        pointer: to its first problem; empty where that is the tensor's own.
     """
 
     tensor: str
@@ -110,13 +112,16 @@ class FloatTile:
     rows: int
     bound: str
     place: str
+    apart: int = 0
+    pointer: str = ""
 
     def copy(self, first_row: str, problem_rows: int, threads: int, ending: str) -> str:
         """The loop that copies it, four elements a thread at a time, zeros where there are none."""
         pieces = self.full // 4
         count = self.rows * pieces
         inside = list(filter(None, [self.bound, f"piece < {self.width // 4}" if self.width != self.full else ""]))
-        at = f"{self.tensor}_ptr + ((long)problem * {problem_rows} + {self.place}) * {self.width} + piece * 4"
+        place = f"((long)problem * {problem_rows} + {self.place}) * {self.apart or self.width}"
+        at = f"{self.pointer or f'{self.tensor}_ptr'} + {place} + piece * 4"
         value = f"four_{ending}({at})"
         if inside:
             value = f"{' && '.join(inside)} ? {value} : zeros"

@@ -26,6 +26,9 @@ class StagedTile:
         is_walked: whether it is copied step by step, into buffers: ``copy_keys(step, buffer)``, not ``copy_queries()``.
         is_grouped: whether its rows are queries of all heads of a group, which lie where ``place_of`` says.
         is_swizzled: whether it lies in panels of 128 bytes, whose pieces are permuted in every eight rows.
+        apart: elements from row to row in memory; ``width`` of them where 0.
+        column: its first column in memory; empty where its rows begin with those in memory.
+        last_column: name of the columns that there are; empty where no tile reaches beyond them.
     """
 
     tensor: str
@@ -40,15 +43,30 @@ class StagedTile:
     is_walked: bool
     is_grouped: bool
     is_swizzled: bool = False
+    apart: int = 0
+    column: str = ""
+    last_column: str = ""
 
     def copy(self, threads: int) -> str:
         """A lambda that copies the tile."""
         arguments = "int step, int buffer" if self.is_walked else ""
         paced = self.is_walked and not self.is_grouped and self._pieces_paced(threads)
-        body = self._guarded(paced) if self.is_bounded or not paced else ""
+        body = self._guarded(paced) if self._whole or not paced else ""
         if paced:
             body = f"{self._plain(threads)}{body}"
         return f"  auto copy_{self.tensor} = [&]({arguments}) {{\n{body}  }};"
+
+    @property
+    def _whole(self) -> str:
+        """The condition that no part of a tile is beyond what there is; empty where it always holds."""
+        rows = [f"{self.first} + {self.rows} <= {self.bound}"] if self.is_bounded else []
+        columns = [f"{self.column} + {self.width} <= {self.last_column}"] if self.last_column else []
+        return " && ".join([*rows, *columns])
+
+    @property
+    def _from(self) -> str:
+        """Where a row begins in memory, in elements from the tensor's start."""
+        return f"{self.apart or self.width}{f' + {self.column}' if self.column else ''}"
 
     def _pieces_paced(self, threads: int) -> bool:
         """Whether a thread copies the same pieces of every so many rows, so that its addresses are constants apart."""
@@ -61,7 +79,7 @@ class StagedTile:
 
     def _copied(self, row: int, piece: int) -> str:
         """The copy of ``row`` rows and ``piece`` pieces behind a thread's first."""
-        apart, more = f"{row} * {self.pitch} + {16 * piece}", row * 2 * self.width + 16 * piece
+        apart, more = f"{row} * {self.pitch} + {16 * piece}", row * 2 * (self.apart or self.width) + 16 * piece
         return f"  copy_async_16_apart(shared, to, {apart}, from, {more});"
 
     @property
@@ -82,15 +100,15 @@ class StagedTile:
             for piece in range(0, pieces, beside)
         ]
         place = f"const int tile_row = thread / {beside}, piece = thread % {beside};"
-        pad = "  " * (2 + self.is_bounded)
+        pad = "  " * (2 + bool(self._whole))
         body = "".join(f"{pad[2:]}{line}\n" for line in lines)
-        opening = f"    if ({self.first} + {self.rows} <= {self.bound}) {{\n" if self.is_bounded else ""
-        closing = "      return;\n    }\n" if self.is_bounded else ""
+        opening = f"    if ({self._whole}) {{\n" if self._whole else ""
+        closing = "      return;\n    }\n" if self._whole else ""
         return (
             f"{opening}{pad}{place}\n"
             f"{pad}const int to = {self.start} + {self._place};\n"
             f"{pad}const unsigned short* from =\n"
-            f"{pad}    {self.tensor} + (long long)({self.first} + tile_row) * {self.width} + piece * 8;\n"
+            f"{pad}    {self.tensor} + (long long)({self.first} + tile_row) * {self._from} + piece * 8;\n"
             f"{body}{closing}"
         )
 
@@ -98,10 +116,12 @@ class StagedTile:
         """Copies piece by piece, zeros beyond the rows and the columns that there are."""
         inside = [f"row < {self.bound}"] * self.is_bounded
         inside += [f"piece < {self.width // 8}"] * (self.width != padded(self.width))
+        inside += [f"{self.column} + piece * 8 < {self.last_column}"] * bool(self.last_column)
         place = "place_of(row)" if self.is_grouped else "row"
         copied, condition = ("copy_async_16_guarded", f", {' && '.join(inside)}") if inside else ("copy_async_16", "")
         # Addresses of a whole tile step by step would take the registers of the loop that they are computed in.
-        unrolled = " 1" if is_rest else " 4" if self.is_swizzled or (self.is_walked and self.is_grouped) else ""
+        is_partly = self.is_swizzled or (self.is_walked and (self.is_grouped or self.apart > 0))
+        unrolled = " 1" if is_rest else " 4" if is_partly else ""
         return f"""\
     constexpr int PIECES = {self.full} / 8, COUNT = {self.rows} * PIECES;
 #pragma unroll{unrolled}
@@ -109,6 +129,6 @@ class StagedTile:
       const int at = first + thread, tile_row = at / PIECES, piece = at % PIECES, row = {self.first} + tile_row;
       const int to = {self.start} + {self._place};
       if (COUNT % THREADS == 0 || at < COUNT)
-        {copied}(shared, to, {self.tensor} + (long long){place} * {self.width} + piece * 8{condition});
+        {copied}(shared, to, {self.tensor} + (long long){place} * {self._from} + piece * 8{condition});
     }}
 """

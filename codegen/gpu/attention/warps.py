@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from codegen.gpu.attention.fragments import own_fragments, product_of_columns, product_of_rows, unseen_keys
 from codegen.gpu.attention.staged_tiles import StagedTile
+from codegen.gpu.attention.staged_walk import StagedWalk, held_rows
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered
 from codegen.tir.lowering import LoweringRequest
 from sokoban.kernel.attention import AttentionKernel
@@ -153,20 +154,22 @@ def _products(schedule: AttentionSchedule, product: str, pair: str, scale: float
         "sums", "logits", "values_now + value_place", "VALUE_PITCH", width="WIDTH", step="KEYS", product=product,
         pair=pair,
     )  # fmt: skip
+    walk = _walk(schedule)
+    held = "  unsigned query_fragments[FRAGMENTS][DEPTH / 16][4];\n" if schedule.held else ""
     return f"""\
   // Where this lane finds rows of fragments: of queries, of keys (two tiles of eight), of values.
   const int query_place = (warp * FRAGMENTS * 16 + lane % 16) * KEY_PITCH + lane / 16 * 16;
   const int key_place = (lane / 16 * 8 + lane % 8) * KEY_PITCH + lane / 8 % 2 * 16;
   const int value_place = lane % 16 * VALUE_PITCH + lane / 16 * 16;
-{_prologue(schedule)}
-  for (int number = 0; number < steps; ++number) {{
+{walk.prologue()}
+{held}  for (int number = 0; number < steps; ++number) {{
     const int step = first_step + number, first_key = step * KEYS;
-{_before_logits(schedule)}
+{walk.before_first()}
     float logits[FRAGMENTS][KEYS / 8][4];
 {logits}
 {mask(scale)}
 {softmax(SHRINK)}
-{_before_sums(schedule)}
+{walk.before_second()}
 {values}
   }}"""
 
@@ -203,65 +206,14 @@ def _query(schedule: AttentionSchedule) -> str:
     return "query_fragments[m][d]" if schedule.held else "query_fragments[m]"
 
 
-def _prologue(schedule: AttentionSchedule) -> str:
-    """What is under way before the first step."""
-    first = "copy_keys(first_step, 0);" if schedule.stages == 1 else (
-        "copy_keys(first_step, 0);\n    copy_values(first_step, 0);"
+def _walk(schedule: AttentionSchedule) -> StagedWalk:
+    """How keys and values arrive."""
+    loads = own_fragments(_query(schedule), "query_place", "KEY_PITCH", indent="      ")
+    return StagedWalk(
+        stages=schedule.stages, own="queries", first="keys", second="values", first_bytes="KEYS * KEY_PITCH",
+        second_bytes="KEYS * VALUE_PITCH", first_step="first_step", step="step", number="number",
+        held=held_rows("number", loads) if schedule.held else "",
     )  # fmt: skip
-    text = f"""\
-  if (steps > 0) {{
-    copy_queries();
-    {first}
-    copy_async_commit();
-  }}"""
-    if not schedule.held:
-        return text
-    return f"""\
-{text}
-  unsigned query_fragments[FRAGMENTS][DEPTH / 16][4];"""
-
-
-def _before_logits(schedule: AttentionSchedule) -> str:
-    """Waits for the keys, and starts what comes next."""
-    held = ""
-    if schedule.held:
-        held = f"""
-    if (number == 0) {{
-#pragma unroll
-      for (int d = 0; d < DEPTH / 16; ++d) {{
-{own_fragments(_query(schedule), "query_place", "KEY_PITCH", indent="      ")}
-      }}
-    }}"""
-    if schedule.stages == 1:
-        return f"""\
-    const int keys_now = key_buffers, values_now = value_buffers;
-    copy_async_wait_0();
-    __syncthreads();
-    copy_values(step, 0);
-    copy_async_commit();{held}"""
-    return f"""\
-    const int buffer = number % 2, keys_now = key_buffers + buffer * KEYS * KEY_PITCH;
-    const int values_now = value_buffers + buffer * KEYS * VALUE_PITCH;
-    copy_async_wait_0();
-    __syncthreads();
-    if (number + 1 < steps) {{
-      copy_keys(step + 1, 1 - buffer);
-      copy_values(step + 1, 1 - buffer);
-      copy_async_commit();
-    }}{held}"""
-
-
-def _before_sums(schedule: AttentionSchedule) -> str:
-    """Waits for the values where they share a buffer with those of all other steps."""
-    if schedule.stages > 1:
-        return ""
-    return """\
-    copy_async_wait_0();
-    __syncthreads();
-    if (number + 1 < steps) {
-      copy_keys(step + 1, 0);
-      copy_async_commit();
-    }"""
 
 
 def mask(scale: float) -> str:

@@ -1,4 +1,4 @@
-"""The final statement of an operator as CUDA C, for kernels whose text no TVM module stands behind."""
+"""Point-wise statements as CUDA C, for kernels whose text no TVM module stands behind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FUNCTIONS = {
 }  # fmt: skip
 
 #: Functions put together of others.
-_COMPOSED = {
+COMPOSED = {
     "neg": "(-{0})",
     "not": "(!{0})",
     "rsqrt": "(1.0f / sqrtf({0}))",
@@ -35,6 +35,15 @@ _COMPOSED = {
     "select": "({0} ? {1} : {2})",
 }
 
+#: The same and some more where what they make is rounded to 16 bits, by functions that are near enough for that.
+NEAR_COMPOSED = COMPOSED | {
+    "erf": "near_erf({0})",
+    "gelu": f"(0.5f * {{0}} * (1.0f + near_erf({{0}} * {math.sqrt(0.5)!r}f)))",
+    "sigmoid": "near_sigmoid({0})",
+    "silu": "({0} * near_sigmoid({0}))",
+    "tanh": "fmaf(2.0f, near_sigmoid(2.0f * {0}), -1.0f)",
+}
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 #: Elements beyond which their number does not fit into an ``int``.
@@ -42,7 +51,7 @@ MOST_INT = 2**31 - 1
 
 #: By element type: how an element is declared, and read as a float.
 POINTERS = {"float16": "unsigned short", "bfloat16": "unsigned short", "float32": "float", "int32": "int"}
-_READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}", "int32": "(float){}"}
+READ = {"float16": "float_of_f16({})", "bfloat16": "float_of_bf16({})", "float32": "{}", "int32": "(float){}"}
 
 
 def affine_text(index: AffineIndex, axes: Mapping[str, str]) -> str:
@@ -70,7 +79,24 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
         axes: the names of the variables that hold its place.
         result: of the variable with what was summed.
     """
-    summed = form.reductions[0].tensor
+    return value_text(form.final.value, form.expr.tensor_by_name, axes, {form.reductions[0].tensor: result})
+
+
+def value_text(
+    value: Value,
+    tensors: Mapping[str, Tensor],
+    axes: Mapping[str, str],
+    results: Mapping[str, str],
+    composed: Mapping[str, str] = COMPOSED,
+) -> str:
+    """A point-wise value at one element, in float32.
+
+    Args:
+        tensors: what it reads, by name.
+        axes: the names of the variables that hold the element's place.
+        results: by tensors that lie nowhere, the variables that hold their element.
+        composed: functions put together of others, by what they are called.
+    """
 
     def text(value: Value) -> str:
         if isinstance(value, Constant):
@@ -79,22 +105,22 @@ def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
         if isinstance(value, AxisValue):
             return f"(float)({affine_text(value.index, axes)})"
         if isinstance(value, Load):
-            if value.tensor == summed:
-                return result
-            tensor = form.expr.tensor_by_name[value.tensor]
+            if value.tensor in results:
+                return results[value.tensor]
+            tensor = tensors[value.tensor]
             element = element_text(tensor, [affine_text(index, axes) for index in value.indices])
-            return _READ[tensor.dtype].format(element)
+            return READ[tensor.dtype].format(element)
         assert not isinstance(value, Reduction)
-        return _call(value, [text(argument) for argument in value.arguments])
+        return _call(value, [text(argument) for argument in value.arguments], composed)
 
-    return text(form.final.value)
+    return text(value)
 
 
-def _call(call: Call, arguments: list[str]) -> str:
+def _call(call: Call, arguments: list[str], composed: Mapping[str, str]) -> str:
     if call.function == "pow" and call.arguments[1] == Constant(2.0):
         return f"({arguments[0]} * {arguments[0]})"
     if call.function in _BINARY:
         return f"({arguments[0]} {_BINARY[call.function]} {arguments[1]})"
-    if call.function in _COMPOSED:
-        return _COMPOSED[call.function].format(*arguments)
+    if call.function in composed:
+        return composed[call.function].format(*arguments)
     return f"{_FUNCTIONS[call.function]}({', '.join(arguments)})"

@@ -29,6 +29,7 @@ from sokoban.schedule.attention import (
     padded,
     shared_bytes,
 )
+from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.table import Floats
 from sokoban.schedule.warp_groups import MOVED_REGISTERS
 
@@ -127,7 +128,7 @@ class Walks:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockWork:
-    """What the blocks of an attention kernel or of a gradient of it do.
+    """What the blocks of an attention kernel, of a gradient of it or of a pair of products do.
 
     Attributes:
         dtype, instruction: what multiplies.
@@ -138,6 +139,7 @@ class BlockWork:
         products: elements that every logit is multiplied by or made of.
         loads_per_product: loads that threads issue per multiply-add.
         exponentials: instructions per logit beside its exponential and the mask.
+        special: exponentials per logit.
         port_bytes: of shared memory's port, a step.
         step_bytes: of a step from L2.
         once_bytes: of a block's own rows and of its results, all blocks together.
@@ -164,6 +166,7 @@ class BlockWork:
     walked_bytes: float
     own_bytes: float
     walk: Walks
+    special: float = 1.0
 
 
 def estimate_attention(
@@ -243,10 +246,10 @@ def _work(kernel: AttentionKernel, schedule: AttentionSchedule) -> BlockWork:
         stages=schedule.stages,
         logits=schedule.rows * schedule.keys,
         products=depth + width,
-        loads_per_product=_loads_per_product(schedule, width) if is_scalar else 0.0,
+        loads_per_product=loads_per_product(schedule, schedule.keys, width) if is_scalar else 0.0,
         # Sums shrink where a step brings a larger logit.
         exponentials=instructions + width / schedule.keys,
-        port_bytes=_fragment_bytes(kernel, schedule),
+        port_bytes=fragment_bytes(schedule, schedule.keys, depth, width, attention.dtype),
         step_bytes=schedule.keys * row,
         once_bytes=float(queries.size_bytes * (kernel.slices if kernel.slices > 1 else 1) + kernel.output.size_bytes),
         walked_bytes=float(sum(tensor.size_bytes for tensor in walked)),
@@ -294,7 +297,7 @@ def _times(work: BlockWork, device: DeviceSpec, rates: MatrixInstruction | None,
     products = 2.0 * work.logits * work.products / (flops / units)
     if rates is None:
         products *= 1.0 + work.loads_per_product
-    exponentials = work.logits * (cycle / EXPONENTIALS + work.exponentials / lanes)
+    exponentials = work.logits * (work.special * cycle / EXPONENTIALS + work.exponentials / lanes)
     masks = work.logits * MASK_INSTRUCTIONS / lanes
     port = (device.shared.bank_count or 32) * (device.shared.bank_width_bytes or 4)
     shared = work.port_bytes / port * cycle
@@ -387,35 +390,34 @@ def _widths(kernel: AttentionKernel, schedule: AttentionSchedule) -> tuple[int, 
     return padded(attention.head_dim), padded(attention.value_size)
 
 
-def _loads_per_product(schedule: AttentionSchedule, width: int) -> float:
+def loads_per_product(schedule: AttentionSchedule | PairSchedule, step: int, width: int) -> float:
     """Loads of four elements that threads issue per multiply-add, the mean of both products.
 
     >>> schedule = AttentionSchedule(
     ...     rows=64, keys=32, warps=4, stages=1, held=False, instruction=Instruction.FMA, lanes=8)
-    >>> _loads_per_product(schedule, 64)  # 4 rows by 4 keys: 8 of 64; 4 rows by 8 columns: 12 of 128
+    >>> loads_per_product(schedule, 32, 64)  # 4 rows by 4 keys: 8 of 64; 4 rows by 8 columns: 12 of 128
     0.109375
     """
-    rows, keys, columns = schedule.thread_rows, schedule.keys // schedule.lanes, width // schedule.lanes
+    rows, keys, columns = schedule.thread_rows, step // schedule.lanes, width // schedule.lanes
     return ((rows + keys) / (4 * rows * keys) + (rows + columns) / (4 * rows * columns)) / 2
 
 
-def _fragment_bytes(kernel: AttentionKernel, schedule: AttentionSchedule) -> float:
-    """Bytes of shared memory's port that a step takes.
+def fragment_bytes(schedule: AttentionSchedule | PairSchedule, step: int, depth: int, width: int, dtype: str) -> float:
+    """Bytes of shared memory's port that a step takes, of ``step`` rows of keys and of values.
 
     Every warp or warp group reads all keys and values, and its queries where they are not held; copies write.
     Multiply-adds read queries and weights for all lanes of a row at once, and keys and values for all rows of a warp at
     once.
     """
-    depth, width = _widths(kernel, schedule)
-    tile = schedule.keys * (depth + width)
+    tile = step * (depth + width)
     if schedule.instruction is Instruction.FMA:
         rows_at_once = LANES // schedule.lanes
         # A broadcast takes the port as long as 128 bytes do.
-        broadcast = schedule.rows / rows_at_once * (depth + schedule.keys) / 4 * PORT_BYTES
-        return broadcast + 4.0 * (schedule.warps * tile + tile + 2 * schedule.rows * schedule.keys)
+        broadcast = schedule.rows / rows_at_once * (depth + step) / 4 * PORT_BYTES
+        return broadcast + 4.0 * (schedule.warps * tile + tile + 2 * schedule.rows * step)
     queries = 0 if schedule.held else schedule.rows * depth
     readers = schedule.warps // GROUP_WARPS if schedule.instruction.is_by_groups else schedule.warps
-    return DTYPE_BYTES[kernel.attention.dtype] * (readers * tile + queries + tile)
+    return DTYPE_BYTES[dtype] * (readers * tile + queries + tile)
 
 
 def _dram_bytes(work: BlockWork, device: DeviceSpec, resident: int) -> float:

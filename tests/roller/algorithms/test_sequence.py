@@ -71,5 +71,17 @@ def test_the_first_is_right(operator: dict[str, Any], device: DeviceSpec) -> Non
 def test_a_page_tells_of_every_kernel() -> None:
     programs = found(BIASED, A100)
     page = " ".join(explain(programs, 1, programs.ranked(3)).split())
-    for told in ("no single kernel computes it", "Kernel 1 of 3: makes T", "Kernel 3 of 3: makes Y", "of workspace"):
+    for told in (
+        "kernels one after the other",
+        "it sums 4 times, not twice",
+        "Kernel 1 of 3: makes T",
+        "Kernel 3 of 3: makes Y",
+        "of workspace",
+    ):
         assert told in page
+
+
+def test_a_page_tells_of_a_processor_too() -> None:
+    programs = found(LAYERS, load_device("epyc-7763"), 2)
+    page = " ".join(explain(programs, 1, programs.ranked(2)).split())
+    assert "Kernel 2 of 2: makes Y" in page and "not tried, as its kernels are for lanes that are threads" in page

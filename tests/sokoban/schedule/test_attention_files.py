@@ -18,8 +18,11 @@ from sokoban.schedule.attention_files import (
     gradient_schema,
     load_attention_schedules,
     load_gradient_schedules,
+    load_pair_schedules,
+    pair_schema,
 )
 from sokoban.schedule.attention_gradient import GradientSchedule
+from sokoban.schedule.pair import PairSchedule
 
 FRAGMENTS: dict[str, Any] = {"rows": 64, "keys": 64, "warps": 4}
 GROUPS = {"rows": 128, "keys": 128, "warps": 8, "instruction": "wgmma_64xNx16"}
@@ -102,3 +105,16 @@ def test_contradictions_of_a_gradient_name_the_field(tmp_path: Path, schedule: d
     with pytest.raises(InputError) as error:
         load_gradient_schedules(path)
     assert str(error.value).startswith(f"{path}[1].{refused}")
+
+
+def test_a_schedule_of_a_pair_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    schedule = PairSchedule(rows=64, step=32, warps=4, stages=2, held=True, instruction=Instruction.MMA_16X8X16)
+    scalar = PairSchedule(rows=16, step=32, warps=2, stages=1, held=False, instruction=Instruction.FMA, lanes=8)
+    short = {"rows": 16, "step": 32, "warps": 2, "instruction": "fma"}
+    path = tmp_path / "s.json"
+    path.write_text(json.dumps([schedule.to_json(), short]))
+    assert load_pair_schedules(path) == [schedule, scalar]
+    assert jsonschema.Draft202012Validator(pair_schema()).is_valid(schedule.to_json())
+    path.write_text(json.dumps([short | {"held": True}]))
+    with pytest.raises(InputError, match="held: fma reads rows from shared memory; leave it out"):
+        load_pair_schedules(path)

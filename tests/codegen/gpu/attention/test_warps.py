@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from codegen.gpu.attention.staged_walk import StagedWalk
 from codegen.gpu.lower import lower
 from codegen.gpu.source.nvrtc import compile_cuda
 from codegen.gpu.source.prelude import strip_prelude
@@ -52,10 +53,8 @@ def test_slices_of_the_keys_come_together(slices: int) -> None:
 
 @pytest.mark.usefixtures("emulator")
 def test_a_text_without_the_wait_for_copies_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from codegen.gpu.attention import warps
-
-    written = warps._before_logits
-    monkeypatch.setattr(warps, "_before_logits", lambda schedule: written(schedule).replace("__syncthreads();", ""))
+    written = StagedWalk.before_first
+    monkeypatch.setattr(StagedWalk, "before_first", lambda walk: written(walk).replace("__syncthreads();", ""))
     result = checked(by_matrices(stages=2), queries=64)
     assert not result.passed
 
