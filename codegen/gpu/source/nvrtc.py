@@ -148,9 +148,10 @@ def parse_resources(log: str) -> Resources | None:
 
 def _steady_log(log: str) -> str:
     """The log without what would differ between two runs, or between two machines: times and header directories."""
+    # What ptxas says of itself begins with a zero byte.
     kept = [
         line.rstrip()
-        for line in log.splitlines()
+        for line in log.replace("\0", "").splitlines()
         if line.strip() and "Compile time =" not in line and "are deprecated and may be removed" not in line
     ]
     text = "\n".join(kept)
