@@ -58,6 +58,7 @@ def test_workers_load_no_torch() -> None:
         assert pool.submit(loaded, "tvm", "torch").result() == ["tvm"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("device_compiler", "pytorch")
 def test_torch_works_beside_tvm() -> None:
     use = "import torch; assert (torch.ones(3) @ torch.ones(3)).item() == 3 and torch.nn.Linear(2, 2) is not None"
