@@ -363,6 +363,8 @@ extern "C" __global__ void {bounds}
         """The wait for the products of the step before, whose buffer is empty then."""
         if not self.reuses_buffers:
             return ""
+        if self._steps() == 1:
+            return "        before = stage;\n"
         return f"""\
         {device.WAIT_FOR_EARLIER}();
         if (step > 0) {self._release("before")}
