@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import Axis, Tensor, loads
+from sokoban.language.expression import Axis, Tensor, TensorExpr, loads
 from sokoban.schedule.tile import TileSchedule
 
 #: Rows whose largest or smallest element is looked for: one of so many notices when part of a row is left out.
@@ -58,6 +58,8 @@ def cut(size: int, tile: int, count: int = 2) -> int:
 def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     """An operator on axes of other ``sizes``; tensors extend beyond their accesses as far as before, or fall short so.
 
+    Axes of a result are longer than asked for where a later statement reads more of it: ``H[i,j]`` as ``H[i,k]``.
+
     >>> from sokoban.kernel.form import kernel_form
     >>> from sokoban.language.parser import parse_program
     >>> form = kernel_form(parse_program("C[i,j] = sum(k, A[i,k] * B[k,j])", {"i": 1000, "j": 100, "k": 50}, {}))
@@ -65,6 +67,7 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     [(168, 10), (10, 100)]
     """
     expr = form.expr
+    sizes = _covering(expr, sizes)
     # By dimension of a tensor: the largest index that is read over the axes as they were, and over the new ones.
     reach: dict[str, list[tuple[int, int]]] = {}
     for statement in expr.statements:
@@ -85,3 +88,17 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)
     return replace(form, expr=replace(expr, axes=axes, tensors=tuple(tensors)))
+
+
+def _covering(expr: TensorExpr, sizes: Mapping[str, int]) -> dict[str, int]:
+    """``sizes``, with which there is all that statements read of each other's results."""
+    axes_of_result = {statement.tensor: statement.axes for statement in expr.statements}
+    read = [load for statement in expr.statements for load in loads(statement.value) if load.pad is None]
+    grown = dict(sizes)
+    while True:
+        before = dict(grown)
+        for load in read:
+            for axis, index in zip(axes_of_result.get(load.tensor, ()), load.indices, strict=False):
+                grown[axis] = max(grown[axis], index.bounds(grown)[1] + 1)
+        if grown == before:
+            return grown

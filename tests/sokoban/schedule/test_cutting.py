@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sokoban.kernel.stages import operator_form
+from sokoban.language.parser import parse_program
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.tile import TileSchedule, sizes
 from tests.sokoban.schedules import form_of, matmul_schedule
@@ -51,3 +53,11 @@ def test_a_padded_input_keeps_its_margins() -> None:
     assert small.expr.tensor_by_name["X"].shape[-2:] == (8, 10)
     part = form_of(expr="C[i] = X[i + 2] + X[i]", sizes={"i": 100}, shapes={"X": [120]})
     assert resize(part, {"i": 10}).expr.inputs[0].shape == (30,)
+
+
+def test_what_one_product_reads_of_another_is_there_where_an_axis_has_two_parts_in_them() -> None:
+    text = "H[i,j] = sum(k, A[i,k] * B[k,j]); Y[i,j] = sum(k, H[i,k] * C[k,j])"
+    form = operator_form(parse_program(text, {"i": 64, "j": 64, "k": 64}, {}))
+    small = resize(form, {"i": 7, "j": 16, "k": 40})
+    assert small.sizes == {"i": 7, "j": 40, "k": 40}
+    assert [tensor.shape for tensor in small.expr.tensors if tensor.name == "H"] == [(7, 40)]
