@@ -148,7 +148,9 @@ class Programs:
         if self.form.is_composed:
             sequences, *fused = (each.programs for each in self.considered)
             composed: list[Program] = [*sequences, *(each for some in fused for each in some[: max(1, top_k // 2)])]
-            return _best(composed, top_k)[: top_k + spares]
+            first = _best(composed, top_k)[:top_k]
+            # Fused pairs hold so much in registers that the first of them may spill: others stand in for it.
+            return [*first, *[each for each in chains if each not in first][:spares]]
         if DIRECT not in algorithms:
             if not chains:
                 reasons = "; ".join(f"{each.algorithm}: {each.declined}" for each in self.considered)

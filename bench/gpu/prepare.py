@@ -74,11 +74,12 @@ def compile_suites(
     Raises:
         InputError: an unknown board or suite, or the compiler failed.
     """
+    from bench.gpu.sections import SUITES
     from bench.suites import suite_path
     from hal.catalog import load_device
 
     name = load_device(device).name
-    for suite in suites or ("roller119", "modern", "attention"):
+    for suite in suites or SUITES:
         command = [sys.executable, "-m", "roller.cli", "compile", str(suite_path(suite)), "--device", device]
         command += ["--out", str(out / name / suite), "--top-k", str(top_k), "--verify", "0"]
         run([*command, *(["--jobs", str(jobs)] if jobs else [])])

@@ -40,7 +40,7 @@ class ChainProgram:
     """An operator as a chain of kernels.
 
     Attributes:
-        algorithm: ``"split-k"``, ``"winograd"``, ``"flash"``, ``"sequence"`` or ``"fused pair"``.
+        algorithm: ``"split-k"``, ``"split-rows"``, ``"winograd"``, ``"flash"``, ``"sequence"`` or ``"fused pair"``.
         variant: its parameters in words: ``16 slices of k``.
         form: the operator as a whole.
         split: how it was taken apart.

@@ -24,6 +24,7 @@ _MEANING = {
     "winograd": "transforms before and after save multiplications; what they make passes through memory",
     "sequence": "kernels one after the other: what one makes passes through memory to the next, each as if alone",
     "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
+    "split-rows": "other blocks reduce other slices of a row, so that no unit idles; rows are read for every reduction",
 }
 
 #: Pages of what is no chain in this sense, by the kind of its form or by its algorithm.

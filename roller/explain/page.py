@@ -54,9 +54,7 @@ _POLICY_MEANING = {
     "scale up, Tensor Core": (
         "a matrix product in 16-bit floats: warps own 16x16x16 fragments, and tiles grow layer by layer from there"
     ),
-    WARP_GROUPS_POLICY: (
-        "a matrix product in 16-bit floats: warp groups multiply from shared memory, and all their tiles are scored"
-    ),
+    WARP_GROUPS_POLICY: ("a matrix product: warp groups multiply from shared memory, and all their tiles are scored"),
     WARP_TILES_POLICY: (
         "a matrix product by single warps: the largest tiles of a warp in blocks of a few, for their rounds"
     ),

@@ -126,3 +126,10 @@ def test_schedules_of_a_file_are_scored(tmp_path: Path) -> None:
     best = found(operator(NARROW)).ranked(1)[0]
     assert isinstance(best, ChainProgram) and first.estimate.seconds == pytest.approx(best.estimate.seconds, rel=0.05)
     assert second.reason is not None and "registers each: no block fits" in second.reason
+
+
+def test_other_pairs_stand_in_for_one_that_spills() -> None:
+    programs = found(operator(NARROW))
+    ranked = programs.ranked(1, spares=3)
+    assert [program.algorithm for program in ranked] == ["fused pair"] * 4
+    assert len({program.composition for program in ranked}) == 4

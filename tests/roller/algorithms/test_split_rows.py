@@ -8,6 +8,7 @@ from codegen.verify.gpu import verify_chain
 from hal.catalog import load_device
 from roller.algorithms.split_rows import NAME, SlicedRows, consider
 from roller.construct.construct import construct
+from roller.explain.page import explain
 from roller.programs import find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
@@ -26,6 +27,12 @@ def test_a_softmax_of_one_long_row_is_shared_by_all_units() -> None:
     assert best.algorithm == NAME and len(best.parts) == 5
     assert best.main.schedule.grid_blocks(best.main.problem.sizes) > A100.unit_count
     assert best.estimate.seconds < alone.estimate.seconds / 3
+
+
+def test_a_page_tells_its_kernels() -> None:
+    programs = find_programs(rows("softmax", 1, 128256), A100, 4)
+    page = explain(programs, 1, programs.ranked(1))
+    assert "other blocks reduce other slices of a row" in page and "puts the slices together" in page
 
 
 def test_every_kernel_of_the_chain_has_a_name_of_its_own_for_what_it_makes() -> None:
