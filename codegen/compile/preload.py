@@ -5,8 +5,19 @@ where looking at it would copy every page of it that they share with the server.
 """
 
 import gc
+import sys
+from types import TracebackType
 
 from codegen.tir.tvm_import import leave_out_the_unused
+
+
+def report_failed_start(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Python's report of a worker that fails before it runs, but for one whose caller has just gone.
+
+    That one finds no orders in its pipe, or semaphores that are unlinked. Whoever pressed Ctrl-C knows.
+    """
+    if not isinstance(error, (EOFError, FileNotFoundError)):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _load() -> None:
@@ -17,6 +28,7 @@ def _load() -> None:
     import codegen.verify.gpu
 
 
+sys.excepthook = report_failed_start
 gc.disable()
 leave_out_the_unused()
 _load()
