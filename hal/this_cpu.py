@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from hal.spec.device import DeviceSpec
 from hal.spec.file import read_device
 from hal.support.errors import InputError
+from hal.support.store import cache_folder
 
 if TYPE_CHECKING:
     from hal.microbench.cpu import Topology
@@ -59,9 +60,8 @@ def this_cpu() -> DeviceSpec:
 def cache_path(topology: Topology) -> Path:
     """The file of this processor: ``~/.cache/roller/devices/cpu-<format>-<model>-<cores>.toml``, or below
     XDG_CACHE_HOME."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     model = re.sub(r"[^a-z0-9]+", "-", topology.title.casefold()).strip("-") or "cpu"
-    return root / "roller" / "devices" / f"cpu-{_FORMAT}-{model}-{len(topology.cpus)}.toml"
+    return cache_folder("devices") / f"cpu-{_FORMAT}-{model}-{len(topology.cpus)}.toml"
 
 
 def cpu_now(settings: Settings | None = None) -> DeviceSpec:

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codegen.tensor_map import MAP_ITEM_BYTES, TensorMap
+from hal.support.store import cache_folder
 
 #: Folders of the headers that stand in for CUDA's, and of what executes a kernel.
 _HEADERS = Path(__file__).parent / "emulator_headers"
@@ -354,7 +355,7 @@ def _program_folder() -> Path:
 def _runtime_folder() -> Path:
     """Where the compiled runtime is kept: in the user's cache, or in this process's folder where there is none."""
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roller" / "emulator"
+        folder = cache_folder("emulator")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from hal.support.store import cache_folder
+
 #: The CPU implementation that the project installs and tests with.
 _POCL = "Portable Computing Language"
 
@@ -175,7 +177,7 @@ def _cache_directory() -> Path:
     and with POCL_KERNEL_CACHE=0 it would leave a directory behind for every kernel all the same.
     """
     try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "roller" / "pocl"
+        root = cache_folder("pocl")
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.access(root, os.W_OK | os.X_OK):
             return root

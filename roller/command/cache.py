@@ -1,24 +1,33 @@
-"""``roller cache``: the finished kernels that ``roller compile`` keeps."""
+"""``roller cache``: the finished kernels that ``roller compile`` keeps, and what was compiled for this machine."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import click
 
 from hal.support.errors import InputError
+from hal.support.store import cache_folder
 
 #: Bytes of a unit as people write it.
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+#: Folders of what is compiled for this machine when it is first wanted: C of this package, the runtime of the emulator,
+#: and what PoCL keeps of the kernels that it ran. Beside them are measurements of this processor, which stay.
+COMPILED = ("native", "emulator", "pocl")
 
 
 @click.command("cache")
 @click.option("--size", default=None, metavar="BYTES", help="Keep at most so much, as in 512M or 2G, from now on.")
 @click.option(
-    "--clear/--no-clear", default=False, help="Remove all results; what was compiled for this machine itself stays."
+    "--clear/--no-clear", default=False, help="Remove everything that can be made again; what was measured stays."
 )
 def cache_command(size: str | None, clear: bool) -> None:
-    """Where finished kernels are kept, how many there are, and how much room they may take."""
+    """Where finished kernels are kept, how many there are, and how much room they may take; and what was compiled for
+    this machine itself, which has no limit."""
     from codegen.compile.toolchain import kernel_store
 
     store = kernel_store()
@@ -26,8 +35,21 @@ def cache_command(size: str | None, clear: bool) -> None:
         store.set_limit(parse_bytes(size))
     if clear:
         store.clear()
+        for path in (path for name in COMPILED for path, _ in _files(name)):
+            with suppress(OSError):
+                path.unlink()
     count, used = store.usage()
     click.echo(f"{store.folder}: {count} results, {bytes_text(used)} of at most {bytes_text(store.limit_bytes)}")
+    told = ", ".join(f"{name} {bytes_text(sum(size for _, size in _files(name)))}" for name in COMPILED)
+    click.echo(f"{store.folder.parent}: {told}, compiled for this machine")
+
+
+def _files(name: str) -> Iterator[tuple[Path, int]]:
+    """What a folder of the cache holds, the folders in it included, and its bytes; other processes change it."""
+    for path in cache_folder(name).rglob("*"):
+        with suppress(OSError):
+            if path.is_file():
+                yield path, path.stat().st_size
 
 
 def parse_bytes(text: str) -> int:

@@ -28,15 +28,28 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_size_is_kept_and_a_wrong_one_refused(here: Path) -> None:
-    assert (
-        roller("cache", "--size", "1.5M").output == f"{here}/cache/roller/kernels: 0 results, 0 B of at most 1.5 MiB\n"
+    empty = (
+        f"{here}/cache/roller/kernels: 0 results, 0 B of at most 1.5 MiB\n"
+        f"{here}/cache/roller: native 0 B, emulator 0 B, pocl 0 B, compiled for this machine\n"
     )
-    assert roller("cache", "--clear").output.endswith("0 results, 0 B of at most 1.5 MiB\n")
+    assert roller("cache", "--size", "1.5M").output == empty
+    assert roller("cache", "--clear").output == empty
     refused = roller("cache", "--size", "much")
     assert (refused.exit_code, refused.stderr) == (
         2,
         "roller: --size: 'much' is no number of bytes; write it as 512M or 2G\n",
     )
+
+
+def test_what_was_compiled_for_this_machine_is_told_and_cleared_and_what_was_measured_stays(here: Path) -> None:
+    cache = here / "cache" / "roller"
+    for name, size in {"native/a.so": 2048, "emulator/b.o": 1024, "pocl/AB/c/d.so": 512, "devices/cpu.toml": 9}.items():
+        (cache / name).parent.mkdir(parents=True)
+        (cache / name).write_bytes(bytes(size))
+    told = "native 2 KiB, emulator 1 KiB, pocl 512 B, compiled for this machine\n"
+    assert roller("cache").output.endswith(told)
+    assert roller("cache", "--clear").output.endswith("native 0 B, emulator 0 B, pocl 0 B, compiled for this machine\n")
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == ["cpu.toml"]
 
 
 #: The command in a process that cannot import what builds or finds programs.
