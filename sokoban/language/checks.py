@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -79,6 +80,22 @@ def check_accumulate(accumulate: str, widest: str) -> None:
         raise InputError("accumulate", f"unknown dtype {accumulate!r}", "use float32 or float64, int32 for integers")
     if accumulate != "float64" and widest == "float64":
         raise InputError("accumulate", f"{accumulate} is narrower than the float64 tensors", "use float64")
+
+
+#: Smallest and largest normal float32; NVRTC refuses smaller numbers in a text.
+_FLOAT32 = (2.0**-126, 2.0**128 - 2.0**104)
+
+
+def check_numbers(statements: Sequence[Statement], accumulate: str) -> None:
+    """Raises InputError unless the arithmetic in ``accumulate`` knows every number that is written."""
+    if accumulate == "float64":
+        return
+    for node in (node for statement in statements for node in walk(statement.value)):
+        number = node.value if isinstance(node, Constant) else node.pad if isinstance(node, Load) else None
+        if number and math.isfinite(number) and not _FLOAT32[0] <= abs(number) <= _FLOAT32[1]:
+            raise InputError(
+                "expr", f"{number:g} is beyond the numbers of float32", 'write 0 or inf, or "accumulate": "float64"'
+            )
 
 
 #: Functions whose results are whole numbers, or truth values, where their arguments are whole numbers.

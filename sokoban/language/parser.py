@@ -16,6 +16,7 @@ from sokoban.language.checks import (
     MAX_ELEMENTS,
     accumulate_dtype,
     check_dtype,
+    check_numbers,
     check_shape,
     check_sizes,
     reach,
@@ -290,4 +291,5 @@ def _tensor_dtypes(
     if output not in dtypes:
         result[output] = RESULT_DTYPE.get(default_dtype, default_dtype)
     accumulate = accumulate_dtype(statements, result, accumulate, output)
+    check_numbers(statements, accumulate)
     return {tensor: result.get(tensor, accumulate) for tensor in shapes}, accumulate

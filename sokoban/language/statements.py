@@ -227,6 +227,8 @@ def _apply(function: str, arguments: list[Value], scope: _Scope) -> Value:
             raise scope.error(f"{function!r} takes a comparison, not a number", "compare it, such as x != 0")
     if function == "pos":
         return arguments[0]
+    if function == "div" and _as_index(arguments[1]) == AffineIndex():
+        raise scope.error("a division by zero", "divide by another number, or multiply by inf")
     folded = _fold(function, arguments)
     if isinstance(folded, AxisValue) and reach(folded.index, scope.sizes) > MAX_AXIS_SIZE:
         folded = None  # beyond 32-bit integers; the floating-point arithmetic as written is not
