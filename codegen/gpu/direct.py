@@ -1,8 +1,7 @@
 """Kernels whose threads read tensors in place and share nothing: what element-wise functions and windows share.
 
-Written directly as statements, like :mod:`codegen.gpu.staged.kernel`. Results are computed element by element and leave
-as vectors; so do operands come that lie along the output. TVM's schedules vectorise the arithmetic as well, which falls
-apart into scalar accesses where a function has no vector form (``erf``) or a type has none (eight halves).
+Written directly as statements, like :mod:`codegen.gpu.staged.kernel`. Results leave as vectors
+(:mod:`codegen.gpu.adjacent`).
 """
 
 from __future__ import annotations
@@ -15,14 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from codegen.gpu.adjacent import AdjacentResults
 from codegen.gpu.staged.threads import ThreadTile
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered, identifier
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
-from codegen.tir.statements import local_buffer, named, vector_read, vector_write
-from codegen.tir.values import Expr, affine, evaluate
+from codegen.tir.statements import named
+from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
-from sokoban.language.expression import Load, loads
+from sokoban.language.expression import Load
 from sokoban.language.names import fresh_name
 from sokoban.schedule.accesses import VECTOR_BYTES, store_vector
 from sokoban.schedule.tile import TileSchedule
@@ -121,27 +121,17 @@ class DirectKernel(ABC):
         form, last = self.form, self.form.final.axes[-1]
         allowed = store_vector(form, self.schedule, VECTOR_BYTES)
         width = math.gcd(self.schedule.vector_of.get(form.expr.output.name, VECTOR_ANY), allowed)
-        results = local_buffer(self.name("results"), width, form.expr.output.dtype)
-        operands = {
-            load: local_buffer(self.name(f"{identifier(load.tensor)}_operands"), width, self.tensors[load.tensor].dtype)
-            for load in (loads(form.final.value) if width > 1 else ())
-            if load.tensor in self.sources and load.pad is None and load.indices and load.indices[-1].coefficient(last)
-        }
+        results = AdjacentResults(form, width, self.sources, self.name)
 
         def leave(place: Place) -> None:
             axes = {axis: self.first[axis] + offset for axis, offset in place.items()}
-            for load, buffer in operands.items():
-                vector_write(buffer, ZERO, width, self.sources[load.tensor][self._vector(load, axes, width)])
-            with named(T.unroll, width, "lane") as lane:
-                element_axes = {**axes, last: axes[last] + lane}
-                taken = {load: buffer[lane] for load, buffer in operands.items()}
-                value = self._final(
+
+            def value(element_axes: Place, taken: Mapping[Load, Expr], lane: Expr) -> Expr:
+                return self._final(
                     element_axes, taken, None if result is None else result(number(self.own, place) + lane)
                 )
-                T.buffer_store(results, value, [lane])
-            indices = [axes[axis] for axis in form.final.axes]
-            indices[-1] = indices[-1] if width == 1 else tirx.Ramp(indices[-1], 1, width)
-            T.buffer_store(self.output, vector_read(results, ZERO, width), indices)
+
+            results.store(self.output, axes, value)
 
         def guarded(place: Place) -> None:
             place = {**place, last: place[last] * width}
@@ -150,11 +140,6 @@ class DirectKernel(ABC):
 
         extents = {**self.own, last: self.own[last] // width}
         when(self._exists, lambda: nest(form.final.axes, extents, {}, guarded))
-
-    def _vector(self, load: Load, axes: Place, width: int) -> tuple[Expr, ...]:
-        """Indices of adjacent elements."""
-        *outer, innermost = [affine(index, axes) for index in load.indices]
-        return (*outer, tirx.Ramp(innermost, 1, width))
 
     def _final(self, axes: Place, taken: Mapping[Load, Expr], result: Expr | None) -> Expr:
         form, dtype = self.form, self.form.expr.final_dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -110,8 +111,22 @@ def as_number(element: Expr, stored: str, dtype: str) -> Expr:
     return tirx.reinterpret("float32", word).astype(dtype)
 
 
-def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr], dtype: str) -> Expr:
-    """``value`` over axis variables ``axes``; ``read`` gives the element of a load, already in ``dtype``."""
+def evaluate(
+    value: Value,
+    axes: Mapping[str, Expr],
+    read: Callable[[Load], Expr],
+    dtype: str,
+    instead: Mapping[str, Callable[[Expr], Expr]] = MappingProxyType({}),
+) -> Expr:
+    """``value`` over axis variables ``axes``.
+
+    Args:
+        value: what is computed.
+        axes: variables or numbers by axis.
+        read: gives the element of a load, already in ``dtype``.
+        dtype: what is computed in.
+        instead: functions of one argument that are computed otherwise, by name.
+    """
     if isinstance(value, Constant):
         return constant(value.value, dtype)
     if isinstance(value, AxisValue):
@@ -121,10 +136,10 @@ def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr
     if isinstance(value, Reduction):
         raise TypeError("a reduction has no point-wise value")
     if value.function == "pow" and value.arguments[1] == Constant(2.0):
-        base = evaluate(value.arguments[0], axes, read, dtype)
+        base = evaluate(value.arguments[0], axes, read, dtype, instead)
         return base * base
-    arguments = [evaluate(argument, axes, read, dtype) for argument in value.arguments]
-    return _call(value, arguments, dtype)
+    arguments = [evaluate(argument, axes, read, dtype, instead) for argument in value.arguments]
+    return instead[value.function](*arguments) if value.function in instead else _call(value, arguments, dtype)
 
 
 def _call(call: Call, arguments: list[Expr], dtype: str) -> Expr:

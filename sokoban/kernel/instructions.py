@@ -16,6 +16,7 @@ from sokoban.language.expression import (
     Constant,
     Load,
     Reduction,
+    TensorExpr,
     Value,
 )
 
@@ -104,11 +105,17 @@ FUNCTION_INSTRUCTIONS: Mapping[str, float] = {
 }
 
 
-#: The same where what they make is rounded to 16 bits and functions near enough for that are called in their place
-#: (``near_erf`` and its kin of :mod:`codegen.gpu.attention.functions`); counted in the SASS for sm_80 and sm_90.
+#: The same where what they make is rounded to 16 bits (:func:`makes_16_bits`) and functions near enough for that are
+#: called in their place (``near_erf`` and its kin of :mod:`codegen.gpu.attention.functions`); counted in the SASS for
+#: sm_80 and sm_90. Kernels with matrix instructions call them.
 NEAR_INSTRUCTIONS: Mapping[str, float] = {
     **FUNCTION_INSTRUCTIONS, "erf": 12.0, "gelu": 15.0, "sigmoid": 4.0, "silu": 5.0, "tanh": 6.0,
 }  # fmt: skip
+
+
+def makes_16_bits(expr: TensorExpr) -> bool:
+    """Whether the last statement is computed in float32 and rounded to 16 bits."""
+    return expr.final_dtype == "float32" and expr.output.dtype in ("float16", "bfloat16")
 
 
 def value_instructions(

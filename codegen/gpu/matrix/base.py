@@ -22,14 +22,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from codegen.gpu.adjacent import SCALAR_FUNCTIONS, AdjacentResults, is_scalar
 from codegen.gpu.raster import block_places
 from codegen.tir.function import parameter, written
 from codegen.tir.lowered import Lowered
 from codegen.tir.lowering import LoweringRequest
 from codegen.tir.reads import VECTOR_ANY, guarded_read, padded_sizes
-from codegen.tir.statements import named
+from codegen.tir.statements import local_buffer, named, vector_read, vector_write
 from codegen.tir.values import Expr, evaluate
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import makes_16_bits
 from sokoban.kernel.matrix import FRAGMENT, STATIC_SHARED_BYTES, MatrixRoles
 from sokoban.language.expression import FLOAT8_DTYPES, Load, Tensor
 from sokoban.schedule.accesses import fetch_vector, store_vector
@@ -38,6 +40,21 @@ from sokoban.schedule.tile import TileSchedule
 WARP = 32
 #: Results per thread and turn on their way out: vectors of more than four floats do not compile.
 RESULT_VECTOR = 4
+
+
+def _near(name: str) -> Callable[[Expr], Expr]:
+    """A device function by its name (:mod:`codegen.gpu.attention.functions`)."""
+    return lambda value: tirx.call_pure_extern("float32", f"near_{name}", value)
+
+
+#: Functions that are near enough where results are rounded to 16 bits: half of the instructions, or fewer.
+_NEAR: Mapping[str, Callable[[Expr], Expr]] = {
+    "erf": _near("erf"),
+    "gelu": lambda value: 0.5 * value * (1.0 + _near("erf")(value * math.sqrt(0.5))),
+    "sigmoid": _near("sigmoid"),
+    "silu": lambda value: value * _near("sigmoid")(value),
+    "tanh": lambda value: 2.0 * _near("sigmoid")(2.0 * value) - 1.0,
+}
 
 
 def warp_tile_problem(schedule: TileSchedule, roles: MatrixRoles) -> str | None:
@@ -168,6 +185,7 @@ class ProductKernel(ABC):
         has_barriers: its statements have all barriers that they need; TVM adds none.
         has_interleaved_rows: the upper half of a fragment's rows in the strip are its even rows, the lower half the odd
             ones.
+        instead: functions of the final statement that are computed nearly.
     """
 
     needs_dynamic_shared = False
@@ -179,6 +197,7 @@ class ProductKernel(ABC):
         self.form, self.schedule, self.roles, self.tile = plan.form, plan.schedule, plan.roles, plan.tile
         self.origin, self.warp, self.lane = block.origin, block.warp, block.lane
         self.thread = block.warp * WARP + block.lane
+        self.instead = _NEAR if makes_16_bits(plan.form.expr) else {}
 
     @staticmethod
     @abstractmethod
@@ -248,30 +267,45 @@ class ProductKernel(ABC):
                 within = within % 8 * 2 + within // 8
             m = strip_row // FRAGMENT * schedule.thread_of[roles.m] + row * FRAGMENT + within
             axes = {**self.origin, roles.m: self.origin[roles.m] + m, roles.n: self.origin[roles.n] + column}
-            value = self._final(axes, strip[strip_row * width + column])
             inside = [axes[axis] < self.form.sizes[axis] for axis in (roles.m, roles.n) if self._is_padded(axis)]
             if not inside:
-                T.buffer_store(self.block.output, value, [axes[axis] for axis in self.form.final.axes])
+                write(axes, strip_row * width + column)
                 return
             with T.If(tirx.all(*inside)), T.Then():
-                T.buffer_store(self.block.output, value, [axes[axis] for axis in self.form.final.axes])
+                write(axes, strip_row * width + column)
 
-        self.share_out(schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n], vector, store)
+        def write(axes: dict[str, Expr], at: Expr) -> None:
+            if not by_lanes:
+                value = self._final(axes, {}, strip[at])
+                T.buffer_store(self.block.output, value, [axes[axis] for axis in self.form.final.axes])
+                return
+            sums = local_buffer("sums_of_strip", vector, strip.dtype)
+            vector_write(sums, tirx.const(0, "int32"), vector, vector_read(strip, at, vector))
+            AdjacentResults(self.form, vector, self.block.buffers).store(
+                self.block.output, axes, lambda places, taken, lane: self._final(places, taken, sums[lane])
+            )
+
+        by_lanes = vector > 1 and is_scalar(self.form.final.value, SCALAR_FUNCTIONS | self.instead.keys())
+        share_out = self.share_out_vectors if by_lanes else self.share_out
+        share_out(schedule.threads_of[roles.m] * FRAGMENT, schedule.block_of[roles.n], vector, store)
 
     def _is_padded(self, axis: str) -> bool:
         return self.plan.padded[axis] > self.form.sizes[axis]
 
-    def _final(self, axes: Mapping[str, Expr], result: Expr) -> Expr:
-        """The final statement at one element of the output, its guarded loads read only where they exist."""
+    def _final(self, axes: Mapping[str, Expr], taken: Mapping[Load, Expr], result: Expr) -> Expr:
+        """The final statement at one element of the output, its guarded loads read only where they exist; ``taken`` are
+        elements in registers."""
         form, dtype = self.form, self.form.expr.final_dtype
 
         def read(load: Load) -> Expr:
             if load.tensor == form.reductions[0].tensor:
                 return result.astype(dtype)
+            if load in taken:
+                return taken[load].astype(dtype)
             value = guarded_read(load, self.plan.tensors[load.tensor], self.source(load), axes, form.sizes)
             return value.astype(dtype)
 
-        return evaluate(form.final.value, axes, read, dtype).astype(form.expr.output.dtype)
+        return evaluate(form.final.value, axes, read, dtype, self.instead).astype(form.expr.output.dtype)
 
     def source(self, load: Load) -> Callable[..., Expr]:
         """The tensor of ``load`` as a function of its indices."""

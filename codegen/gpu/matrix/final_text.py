@@ -9,6 +9,7 @@ import numpy as np
 
 from codegen.tir.lowered import identifier
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.instructions import makes_16_bits
 from sokoban.language.expression import AffineIndex, AxisValue, Call, Constant, Load, Reduction, Tensor, Value
 
 _BINARY = {
@@ -72,14 +73,16 @@ def element_text(tensor: Tensor, indices: list[str]) -> str:
 
 
 def final_text(form: KernelForm, axes: Mapping[str, str], result: str) -> str:
-    """The final statement at one element of the output, in float32.
+    """The final statement at one element of the output, in float32; near enough where it is rounded to 16 bits.
 
     Args:
         form: the operator.
         axes: the names of the variables that hold its place.
         result: of the variable with what was summed.
     """
-    return value_text(form.final.value, form.expr.tensor_by_name, axes, {form.reductions[0].tensor: result})
+    results = {form.reductions[0].tensor: result}
+    composed = NEAR_COMPOSED if makes_16_bits(form.expr) else COMPOSED
+    return value_text(form.final.value, form.expr.tensor_by_name, axes, results, composed)
 
 
 def value_text(

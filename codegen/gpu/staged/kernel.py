@@ -23,6 +23,7 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from codegen.gpu.adjacent import AdjacentResults, is_scalar
 from codegen.gpu.raster import block_places
 from codegen.gpu.staged.copies import Room, TileCopy
 from codegen.gpu.staged.plan import StagedPlan
@@ -331,25 +332,31 @@ class _ThreadWriter:
         form, dtype = self.form, self.form.expr.final_dtype
         last = form.final.axes[-1]
 
-        def write_element(lane: Expr) -> None:
-            element_axes = {**axes, last: axes[last] + lane}
-
+        def final(element_axes: dict[str, Expr], taken: Mapping[Load, Expr], lane: Expr) -> Expr:
             def read(load: Load) -> Expr:
                 if load.tensor == form.reductions[0].tensor:
                     return self.accumulators[element + lane].astype(dtype)
+                if load in taken:
+                    return taken[load].astype(dtype)
                 source = self.buffers.sources[load.tensor]
                 tensor = form.expr.tensor_by_name[load.tensor]
                 value = guarded_read(load, tensor, lambda *indices: source[indices], element_axes, form.sizes)
                 return value.astype(dtype)
 
-            value = evaluate(form.final.value, element_axes, read, dtype).astype(form.expr.output.dtype)
+            return evaluate(form.final.value, element_axes, read, dtype).astype(form.expr.output.dtype)
+
+        def write_element(lane: Expr) -> None:
+            element_axes = {**axes, last: axes[last] + lane}
+            value = final(element_axes, {}, lane)
             T.buffer_store(self.buffers.output, value, [element_axes[axis] for axis in form.final.axes])
 
         if width == 1:
             write_element(tirx.const(0, "int32"))
-            return
-        with named(T.vectorized, width, "lane") as lane:
-            write_element(lane)
+        elif is_scalar(form.final.value):
+            AdjacentResults(form, width, self.buffers.sources).store(self.buffers.output, axes, final)
+        else:
+            with named(T.vectorized, width, "lane") as lane:
+                write_element(lane)
 
 
 def device_call(name: str) -> None:

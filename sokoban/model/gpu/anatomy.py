@@ -24,7 +24,7 @@ from sokoban.schedule.table import ScheduleTable, one
 from sokoban.schedule.tile import TileSchedule
 
 #: What a predicted time may consist of besides the stage that sets the pace and the launch.
-REMAINDERS = ("unhidden", "waiting", "stores", "dram overlap", "hoisting", "power limit")
+REMAINDERS = ("unhidden", "waiting", "stores", "finishing", "dram overlap", "hoisting", "power limit")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -101,6 +101,7 @@ def gpu_anatomy(placed: PlacedForm, schedule: TileSchedule) -> GpuAnatomy:
         "waiting": one(steps * (np.maximum(found.together, found.alone) - found.together + found.unfilled))
         + one(occupancy.rounds * found.filling),
         "stores": one(occupancy.rounds * found.stores),
+        "finishing": one(occupancy.rounds * found.finishing),
     }
     power = one(found.power)
     starting = one(table.block_count) * device.block_launch_seconds

@@ -18,6 +18,7 @@ from sokoban.model.gpu.stages import (
     compute_seconds,
     dram_seconds,
     filling_seconds,
+    final_seconds_per_block,
     l2_seconds,
     pipelined_waiting,
     power_seconds,
@@ -85,6 +86,7 @@ class Breakdown:
         alone: the step of one block by itself.
         unfilled: what other blocks leave of the waiting.
         stores: writing the outputs of the blocks that a unit runs at once.
+        finishing: what their final statements take besides, see :func:`finishing_seconds`.
         units: the whole kernel on the units.
         dram, power: the whole kernel by DRAM alone, and by arithmetic under the power limit alone.
         hoisting: factor, see :func:`hoisting_factor`.
@@ -100,6 +102,7 @@ class Breakdown:
     alone: Floats
     unfilled: Floats
     stores: Floats
+    finishing: Floats
     units: Floats
     dram: Floats
     power: Floats
@@ -143,9 +146,11 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
         # In a pipeline the copies themselves run on while a block waits.
         unfilled = np.where(table.stages > 1, 0.0, unfilled)
     filling, steps = filling_seconds(step), table.step_count
-    units = occupancy.rounds * (steps * (np.maximum(together, alone) + unfilled) + stores + filling)
+    step_time, finals = np.maximum(together, alone) + unfilled, occupancy.running * seconds["final"]
+    finishing = finishing_seconds(step, finals - stores, step_time, seconds["issue"], seconds["compute"])
+    units = occupancy.rounds * (steps * step_time + stores + finishing + filling)
     whole: dict[str, Floats] = {name: occupancy.rounds * steps * each for name, each in busy.items()}
-    whole["compute"] = np.maximum(whole["compute"], seconds["power"])
+    whole["compute"] = np.maximum(whole["compute"] + occupancy.rounds * finals, seconds["power"])
     whole["l2"] = whole["l2"] + occupancy.rounds * stores
     whole["dram"] = seconds["dram"]
     whole["latency"] = occupancy.rounds * (steps * alone + filling)
@@ -159,6 +164,7 @@ def _breakdown_by_columns(step: BlockStep) -> Breakdown:
         alone=alone,
         unfilled=unfilled,
         stores=stores,
+        finishing=finishing,
         units=units,
         dram=seconds["dram"],
         power=seconds["power"],
@@ -177,6 +183,7 @@ def stages_by_columns(step: BlockStep) -> Mapping[str, Any]:
         "shared": shared_seconds(step),
         "l2": l2_seconds(step),
         "stored": stored_seconds_per_block(step),
+        "final": final_seconds_per_block(step),
         "waiting": waiting_seconds(step),
         "dram": dram_seconds(step),
         "power": power_seconds(step),
@@ -219,6 +226,15 @@ def step_seconds(step: BlockStep, busy: Mapping[str, Floats]) -> Floats:
     if table.has_warp_tiles:
         unhidden = np.where(table.mma, np.where(table.bulk, UNHIDDEN_BULK, UNHIDDEN_ASYNCHRONOUS), UNHIDDEN)
     return slowest + unhidden * np.maximum(others, 0.0) / warps**HIDING
+
+
+def finishing_seconds(step: BlockStep, beyond: Floats, step_time: Floats, issue: Floats, compute: Floats) -> Floats:
+    """What the final statements of all running blocks take ``beyond`` their stores, less what other blocks' steps leave
+    of the lanes meanwhile: multiply-adds or, beside matrix instructions, little but issue slots."""
+    table, running = step.table, step.occupancy.running
+    busy = np.where(table.warp_tile, issue, compute) if table.has_warp_tiles else compute
+    left = (1.0 - 1.0 / running) * (table.step_count * np.maximum(0.0, step_time - busy))
+    return np.maximum(0.0, beyond - left)
 
 
 def hoisting_factor(step: BlockStep) -> Floats | float:

@@ -27,6 +27,7 @@ from sokoban.language.expression import Load
 from sokoban.model.gpu.occupancy import uncounted_registers
 from sokoban.model.gpu.row_work import row_work
 from sokoban.model.gpu.stages import (
+    final_seconds,
     issue_operations,
     latency_seconds,
     opened_pages_factor,
@@ -45,8 +46,11 @@ SOURCE = Path(__file__).parent / "native" / "stages.c"
 _MOST = {"axes": 24, "loads": 16, "dimensions": 12, "terms": 12, "lanes": 64, "banks": 128}
 
 #: Lines of the results, in the order in which the C file has them.
-_SECONDS = ("compute", "issue", "shared", "l2", "stored", "waiting", "dram", "power", "hoisting", "rounds", "scheduler")
-_PARTS = ("together", "alone", "unfilled", "stores", "units", "filling", "waiting")
+_SECONDS = (
+    "compute", "issue", "shared", "l2", "stored", "final", "waiting", "dram", "power", "hoisting", "rounds",
+    "scheduler",
+)  # fmt: skip
+_PARTS = ("together", "alone", "unfilled", "stores", "finishing", "units", "filling", "waiting")
 _WHOLE_STAGES = 7
 _SECONDS_LINES = len(_SECONDS) + len(_PARTS) + _WHOLE_STAGES
 #: Those of integers; behind them stand the rounds, the blocks and the steps of a kernel.
@@ -59,8 +63,8 @@ class CompiledStages:
     """Stages of every row of a table.
 
     Attributes:
-        seconds: seconds of one step of all blocks that a unit runs, by stage that they share; of ``stored`` and
-            ``waiting`` of one block; of ``dram`` and ``power`` of the whole kernel; and the factor of ``hoisting``.
+        seconds: seconds of one step of all blocks that a unit runs, by stage that they share; of ``stored``, ``final``
+            and ``waiting`` of one block; of ``dram`` and ``power`` of the whole kernel; and the factor of ``hoisting``.
         occupancy: how the blocks occupy the device.
         parts: how these make the time on the units, by the names of :class:`sokoban.model.gpu.breakdown.Breakdown`.
         whole: seconds of the whole kernel by stage, in the order of :data:`sokoban.model.gpu.breakdown.STAGES`.
@@ -256,6 +260,7 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
         output.element_count, dram.bandwidth_bytes_per_second,
         sum([form.expr.tensor_by_name[tensor].size_bytes for tensor in others]), latency_seconds(device),
         opened_pages_factor(device), limit or 0.0, max(1.0, issue_operations(form)), device.block_launch_seconds,
+        final_seconds(placed),
     ]  # fmt: skip
     return ints, doubles
 

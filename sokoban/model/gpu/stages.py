@@ -10,12 +10,14 @@ import numpy as np
 
 from hal.spec.device import DeviceSpec
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.placed import PlacedForm
 from sokoban.language.expression import REDUCTION_IDENTITY, Load
 from sokoban.model.gpu.banks import cache_lines
 from sokoban.model.gpu.fetch import loads_in_flight
 from sokoban.model.gpu.row_work import bytes_again, row_bytes, row_passes
 from sokoban.model.gpu.step import BlockStep, busiest_scheduler, direct_reads, working_warps
 from sokoban.model.gpu.transactions import dram_bytes, stored_transactions, super_tile, tile_transaction_bytes
+from sokoban.model.gpu.work import final_flops, is_flat
 from sokoban.schedule.bulk_copies import read_share
 from sokoban.schedule.table import Bools, Floats, ScheduleTable, product, shares_rows
 
@@ -135,6 +137,25 @@ def stored_seconds_per_block(step: BlockStep) -> Floats:
     elements = table.form.expr.output.element_count / table.block_count
     moved = elements * stored_transactions(table, device) * l2.transaction_bytes
     return moved / (l2.bandwidth_bytes_per_second / device.unit_count)
+
+
+def final_seconds_per_block(step: BlockStep) -> Floats:
+    """The arithmetic of a block's final statement behind its last step. Flat schedules, and those whose threads share
+    rows, count that with the arithmetic of their one step."""
+    table = step.table
+    outputs = product(table.block.values(), table.count)
+    final: Floats = outputs * final_seconds(step.placed)
+    if table.has_warp_tiles:
+        final = np.where(table.warp_tile, outputs * final_seconds(step.placed, near=True), final)
+    return np.where(is_flat(table) | shares_rows(table), 0.0, final)
+
+
+def final_seconds(placed: PlacedForm, *, near: bool = False) -> float:
+    """Seconds of a unit for the final statement of one element behind a reduction; ``near`` as in
+    :func:`sokoban.model.gpu.work.final_flops`."""
+    device = placed.device
+    dtype = "float64" if placed.form.expr.final_dtype == "float64" else "float32"
+    return final_flops(placed.form, near=near) / (device.peak_flops(dtype) / device.unit_count)
 
 
 def waiting_seconds(step: BlockStep) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.instructions import value_instructions
+from sokoban.kernel.instructions import NEAR_INSTRUCTIONS, makes_16_bits, value_instructions
 from sokoban.model.gpu.row_work import RowWork, row_work
 from sokoban.model.gpu.transactions import store_width
 from sokoban.schedule.table import Bools, Floats, ScheduleTable, shares_rows
@@ -45,6 +45,16 @@ def body_instructions(form: KernelForm) -> tuple[float, float]:
     if form.reduction is None:
         return value_instructions(form.final.value), 0.0
     return value_instructions(form.reductions[0].value), value_instructions(form.final.value)
+
+
+def final_flops(form: KernelForm, *, near: bool = False) -> float:
+    """What the final statement of an element behind a reduction costs, in FLOPs of multiply-adds that take as long;
+    ``near`` where kernels with matrix instructions compute it."""
+    if form.reduction is None:
+        return 0.0
+    if near and makes_16_bits(form.expr):
+        return 2.0 * value_instructions(form.final.value, costs=NEAR_INSTRUCTIONS)
+    return 2.0 * value_instructions(form.final.value)
 
 
 def is_flat(table: ScheduleTable) -> Bools:

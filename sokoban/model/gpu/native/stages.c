@@ -33,7 +33,7 @@ typedef struct {
   i64 shared_reserved, shared_per_block, threads_per_block, blocks_per_unit;
   i64 size[AXES];
   double value_instructions, final_instructions, per_instruction, boost_hz, passes_per_second, l2_seconds_rate;
-  double output_elements, dram_bandwidth, other_bytes, latency, slower, limit, operations, block_launch;
+  double output_elements, dram_bandwidth, other_bytes, latency, slower, limit, operations, block_launch, final_seconds;
   Load load[LOADS];
 } Form;
 
@@ -86,7 +86,7 @@ static void read_form(Form *form, const i64 *ints, const double *doubles) {
   for (int i = 0; i < 28; i++) head[i] = *ints++;
   for (i64 a = 0; a < form->spatial + form->reduced; a++) form->size[a] = *ints++;
   double *rates = &form->value_instructions;
-  for (int i = 0; i < 14; i++) rates[i] = *doubles++;
+  for (int i = 0; i < 15; i++) rates[i] = *doubles++;
   for (i64 l = 0; l < form->loads; l++) {
     Load *load = &form->load[l];
     i64 *fields = &load->tensor;
@@ -585,8 +585,8 @@ static double flat_instructions(const Form *form, const Row *row) {
 /* Lines of the results; those from TOGETHER on, the seven stages of the whole kernel at last, and WAVES, `finish`
  * writes. */
 enum {
-  COMPUTE, ISSUE, SHARED, L2, STORED, WAITING, DRAM, POWER, HOISTING, ROUNDS, SCHEDULER_WARPS,
-  TOGETHER, ALONE, UNFILLED, STORES, UNITS, FILLING, WAITED, WHOLE
+  COMPUTE, ISSUE, SHARED, L2, STORED, FINAL, WAITING, DRAM, POWER, HOISTING, ROUNDS, SCHEDULER_WARPS,
+  TOGETHER, ALONE, UNFILLED, STORES, FINISHING, UNITS, FILLING, WAITED, WHOLE
 };
 enum { REGISTERS, SPILLED, SHARED_BYTES, RESIDENT, RUNNING, WARPS, WAVES, BLOCKS, STEPS };
 enum { ROW_ARITHMETIC, ROW_INSTRUCTIONS, ROW_KEPT, ROW_BATCHES, ROW_LOADS };
@@ -732,6 +732,7 @@ static void price_row(const Form *form, const Row *row, const double *sharing, i
   SECONDS(L2) = block_bytes * (double)running / form->l2_seconds_rate;
   SECONDS(STORED) = form->output_elements / (double)row->block_count * stored_transactions(form, row) *
                     (double)form->l2_transaction / form->l2_seconds_rate;
+  SECONDS(FINAL) = flat || row->reduce_threads > 1 ? 0.0 : (double)row->block_points * form->final_seconds;
   SECONDS(WAITING) = form->latency * (first + 1.28 * more);
   SECONDS(DRAM) = moved / form->dram_bandwidth;
   SECONDS(POWER) = form->limit == 0.0
@@ -791,12 +792,16 @@ void finish(const i64 *ints, const double *doubles, const i64 *columns, i64 coun
     SECONDS(ALONE) = alone;
     SECONDS(UNFILLED) = unfilled;
     SECONDS(STORES) = stores;
-    SECONDS(UNITS) = rounds * (steps * (fmost(together, alone) + unfilled) + stores + filling);
+    double step = fmost(together, alone) + unfilled, finals = running * SECONDS(FINAL);
+    double left = (1.0 - 1.0 / running) * (steps * fmost(0.0, step - compute));
+    double finishing = fmost(0.0, finals - stores - left);
+    SECONDS(FINISHING) = finishing;
+    SECONDS(UNITS) = rounds * (steps * step + stores + finishing + filling);
     SECONDS(FILLING) = filling;
     SECONDS(WAITED) = waiting;
     i64 blocks = launched[index] > 0 ? least(launched[index], COUNT(BLOCKS)) : COUNT(BLOCKS);
     const double whole[7] = {
-        fmost(rounds * steps * compute, SECONDS(POWER)), rounds * steps * issue, rounds * steps * shared,
+        fmost(rounds * steps * compute + rounds * finals, SECONDS(POWER)), rounds * steps * issue, rounds * steps * shared,
         rounds * steps * l2 + rounds * stores, SECONDS(DRAM), rounds * (steps * alone + filling),
         (double)blocks * form.block_launch,
     };

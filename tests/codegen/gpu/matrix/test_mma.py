@@ -82,6 +82,19 @@ def test_epilogues_follow_the_product(epilogue: list[object]) -> None:
     assert_right(form, schedule_of(form), strip=True)
 
 
+@pytest.mark.parametrize("function", ["gelu", "silu", "sigmoid", "tanh"])
+def test_what_is_rounded_to_16_bits_is_computed_nearly_and_leaves_as_vectors(function: str) -> None:
+    epilogue = [{"function": "bias_add", "axis": "n"}, function]
+    halves = form_of(op="matmul", m=130, n=72, k=64, epilogue=epilogue)
+    text = text_of(halves, schedule_of(halves))
+    called = "near_erf" if function == "gelu" else "near_sigmoid"
+    assert text.count(f"float {called}(float x)") == 1 and f"{called}(" in text.split('extern "C"')[-1]
+    assert re.search(r"\*\(half4\*\)\(Out_ptr \+ ", text) and re.search(r"\*\(half4\*\)\(bias_ptr \+ ", text)
+    floats = form_of(op="matmul", m=130, n=72, k=64, output_dtype="float32", epilogue=epilogue)
+    text = text_of(floats, schedule_of(floats))
+    assert "near_" not in text and re.search(r"\*\(float4\*\)\(Out_ptr \+ ", text)
+
+
 @needs_emulator
 def test_a_residual_is_added_before_the_cast() -> None:
     form = form_of(

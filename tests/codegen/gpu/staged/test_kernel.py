@@ -55,6 +55,14 @@ def source_of(form: KernelForm, schedule: TileSchedule) -> str:
     return strip_prelude(cuda_source(lower(form, schedule, entry="staged"), "sm_70", names))
 
 
+def test_results_of_functions_without_vectors_leave_as_vectors() -> None:
+    form = form_of(**GEMM, epilogue=[{"function": "bias_add", "axis": "n"}, "gelu"])
+    text = source_of(form, gemm_schedule())
+    assert "erff(" in text
+    assert re.search(r"\*\(float4\*\)\(Out_ptr \+ ", text) and re.search(r"\*\(float4\*\)\(bias_ptr \+ ", text)
+    assert verify(form, gemm_schedule(), engine="emulator").passed
+
+
 def staged_schedule(form: KernelForm, most: int) -> TileSchedule:
     """Everything staged: blocks of up to ``most`` along the last axes, whole windows, and other reductions in steps."""
     last = form.spatial[-3:]

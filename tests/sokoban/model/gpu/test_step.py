@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from hal.catalog import load_device
+from sokoban.kernel.instructions import FUNCTION_INSTRUCTIONS, NEAR_INSTRUCTIONS, Instruction, value_instructions
 from sokoban.kernel.placed import PlacedForm
+from sokoban.language.expression import Call, Constant
 from sokoban.model.gpu import step as step_module
 from sokoban.model.gpu.breakdown import breakdown
+from sokoban.model.gpu.stages import final_seconds_per_block
 from sokoban.model.gpu.step import BlockStep
 from sokoban.schedule.table import ScheduleTable
 from sokoban.schedule.tile import TileSchedule
@@ -37,6 +41,46 @@ def test_rounds_are_the_blocks_of_the_busiest_unit_by_those_that_run() -> None:
     # 256 blocks on 80 units: four for the busiest of them.
     assert (occupancy.rounds * occupancy.running).tolist() == [4.0]
     assert occupancy.running <= occupancy.resident
+
+
+@pytest.mark.parametrize("device", ["v100", "a100"])
+def test_final_statements_take_what_stores_and_other_blocks_do_not_hide(device: str) -> None:
+    board = load_device(device)
+    per_instruction = 2 / (board.peak_flops("float32") / board.unit_count)
+    instructions = 64 * 64 * value_instructions(Call("gelu", (Constant(1.0),)))
+    for name, epilogue in {"none": [], "relu": ["relu"], "gelu": ["gelu"], "twice": ["gelu", "gelu"]}.items():
+        form = form_of(op="matmul", m=1024, n=1024, k=512, epilogue=epilogue)
+        found = breakdown(ScheduleTable.of(form, [matmul_schedule((64, 64), (4, 4), 16)]), PlacedForm(form, board))
+        final = final_seconds_per_block(found.step)
+        expected = {"none": 0, "relu": 64 * 64, "gelu": instructions, "twice": 2 * instructions}[name] * per_instruction
+        assert final == pytest.approx(expected)
+        running, steps = found.step.occupancy.running, 512 / 16
+        step_time = np.maximum(found.together, found.alone) + found.unfilled
+        left = (1 - 1 / running) * steps * (step_time - found.busy["compute"])
+        assert found.finishing == pytest.approx(np.maximum(0, running * final - found.stores - left))
+        assert found.whole["compute"] >= found.step.occupancy.rounds * running * final
+
+
+def test_a_block_by_itself_has_nobody_to_hide_its_final_statement() -> None:
+    schedule = matmul_schedule((128, 256), (64, 64), 64, instruction=Instruction.MMA_16X8X16, stages=3)
+    units = {}
+    for epilogue in ("relu", "gelu"):
+        form = form_of(
+            op="matmul", m=4096, n=4096, k=512, dtype="float16", accumulate="float32", epilogue=[epilogue]
+        )  # fmt: skip
+        found = breakdown(ScheduleTable.of(form, [schedule]), PlacedForm(form, load_device("a100")))
+        assert found.step.occupancy.running.tolist() == [1]
+        assert found.finishing == np.maximum(0, final_seconds_per_block(found.step) - found.stores)
+        units[epilogue] = found.units
+    assert units["gelu"] > units["relu"]
+
+
+def test_matrix_instructions_end_with_the_near_functions() -> None:
+    form = form_of(op="matmul", m=1024, n=1024, k=512, dtype="float16", accumulate="float32", epilogue=["gelu"])
+    schedule = matmul_schedule((128, 128), (64, 64), 32, instruction=Instruction.MMA_16X8X16, stages=3)
+    table = ScheduleTable.of(form, [schedule, matmul_schedule((128, 128), (8, 8), 16)])
+    near, exact = final_seconds_per_block(BlockStep(table, PlacedForm(form, load_device("a100"))))
+    assert near / exact == pytest.approx(NEAR_INSTRUCTIONS["gelu"] / FUNCTION_INSTRUCTIONS["gelu"])
 
 
 def test_point_wise_operators_have_no_operands_to_read() -> None:

@@ -1,0 +1,74 @@
+"""Adjacent results that are computed one by one and leave as a vector; operands that lie along them come as vectors.
+
+TVM makes vectors of a whole statement, which falls apart into scalar accesses where a function has no vector form
+(``erf``) or a type has none (eight halves).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as T
+
+from codegen.tir.lowered import identifier
+from codegen.tir.statements import local_buffer, named, vector_read, vector_write
+from codegen.tir.values import Expr, affine
+from sokoban.kernel.form import KernelForm
+from sokoban.language.expression import Call, Load, Value, loads, walk
+
+_ZERO = tirx.const(0, "int32")
+
+#: Functions that TVM has no vectors of.
+SCALAR_FUNCTIONS = frozenset({"erf", "gelu"})
+
+
+def is_scalar(value: Value, functions: Collection[str] = SCALAR_FUNCTIONS) -> bool:
+    """Whether one of some functions is in ``value``, so that no vector of it can be computed."""
+    return any(isinstance(node, Call) and node.function in functions for node in walk(value))
+
+
+class AdjacentResults:
+    """Registers for the results of ``width`` adjacent elements of the output, and for the operands along them.
+
+    Args:
+        form: the operator.
+        width: elements per vector (:func:`sokoban.schedule.accesses.store_vector`, so that operands lie as they do).
+        sources: tensors in global memory, by name.
+        name: gives registers a name that the kernel has not got.
+    """
+
+    def __init__(
+        self,
+        form: KernelForm,
+        width: int,
+        sources: Mapping[str, Expr],
+        name: Callable[[str], str] = lambda wanted: wanted,
+    ) -> None:
+        self.width, self.sources, self.outputs = width, sources, form.final.axes
+        tensors, last = form.expr.tensor_by_name, form.final.axes[-1]
+        self._results = local_buffer(name("results"), width, form.expr.output.dtype)
+        self._operands = {
+            load: local_buffer(name(f"{identifier(load.tensor)}_operands"), width, tensors[load.tensor].dtype)
+            for load in (loads(form.final.value) if width > 1 else ())
+            if load.tensor in sources and load.pad is None and load.indices and load.indices[-1].coefficient(last)
+        }
+
+    def store(
+        self,
+        output: Expr,
+        axes: Mapping[str, Expr],
+        value: Callable[[dict[str, Expr], Mapping[Load, Expr], Expr], Expr],
+    ) -> None:
+        """Write the elements from ``axes`` on to the output; ``value`` computes one from its place, those of its
+        operands that are in registers, and its number in the vector."""
+        last, width = self.outputs[-1], self.width
+        for load, buffer in self._operands.items():
+            *outer, innermost = [affine(index, axes) for index in load.indices]
+            vector_write(buffer, _ZERO, width, self.sources[load.tensor][(*outer, tirx.Ramp(innermost, 1, width))])
+        with named(T.unroll, width, "lane") as lane:
+            taken = {load: buffer[lane] for load, buffer in self._operands.items()}
+            T.buffer_store(self._results, value({**axes, last: axes[last] + lane}, taken, lane), [lane])
+        indices = [axes[axis] for axis in self.outputs]
+        indices[-1] = indices[-1] if width == 1 else tirx.Ramp(indices[-1], 1, width)
+        T.buffer_store(output, vector_read(self._results, _ZERO, width), indices)
