@@ -138,6 +138,34 @@ class KernelForm:
         )
 
     @cached_property
+    def reduction_loads(self) -> tuple[Load, ...]:
+        """Distinct loads of input tensors by all reductions."""
+        produced = {statement.tensor for statement in self.reductions}
+        found = [load for statement in self.reductions for load in loads(statement.value)]
+        return tuple(dict.fromkeys(load for load in found if load.tensor not in produced))
+
+    @cached_property
+    def later_loads(self) -> tuple[Load, ...]:
+        """Loads of input tensors that the (first) reduction does not read: by the others of a ``rows`` kernel, and by
+        the final statement (:attr:`final_loads`)."""
+        others = (*self.reduction_loads, *self.final_loads)
+        return tuple(dict.fromkeys(load for load in others if load not in self.body_loads))
+
+    @cached_property
+    def is_rows_of_products(self) -> bool:
+        """Whether it is a ``rows`` kernel that reads its operands again in other rows: none of those of one reduction
+        lies along all axes of a row, as in two products side by side. Nothing keeps them close to the units."""
+        if self.kind != "rows":
+            return False
+        walked, inputs = set(self.walked), {tensor.name for tensor in self.expr.inputs}
+        for statement in self.reductions:
+            read = [load for load in loads(reduction_of(statement).body) if load.tensor in inputs]
+            lies_along = [{axis for index in load.indices for axis in index.axes} for load in read]
+            if read and not any(walked <= axes for axes in lies_along):
+                return True
+        return False
+
+    @cached_property
     def reduces_contiguously(self) -> bool:
         """Whether a reduced axis walks the innermost dimension of the largest input.
 

@@ -4,6 +4,9 @@ Statements are taken as far as one kernel takes them, the longest run of them fi
 next kernel reads it. Factors of products have the type of the operator's result where that is narrower than what sums
 are kept in, so that matrix instructions multiply them; whatever else passes between kernels keeps the type of sums,
 since an exponential of a rounded number is far from that of the number.
+
+Products side by side, such as a layer and its gate, could be one kernel that sums both row by row. It would read every
+operand again for every row, so that from two rows on each is a kernel of its own.
 """
 
 from __future__ import annotations
@@ -38,12 +41,24 @@ def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelFor
     """
     try:
         form = kernel_form(expr)
-        if with_attention or not form.is_composed:
-            return form
     except InputError:
         if len(expr.statements) < 2:
             raise
-    return sequence_form(expr)
+        return sequence_form(expr)
+    if form.is_composed and not with_attention:
+        return sequence_form(expr)
+    return _products_apart(form) or form
+
+
+def _products_apart(form: KernelForm) -> KernelForm | None:
+    """Products that one kernel could compute row by row, as a kernel each; None where that is no operator, or where
+    they are none."""
+    if not form.is_rows_of_products:
+        return None
+    try:
+        return sequence_form(form.source)
+    except InputError:
+        return None
 
 
 def sequence_form(expr: TensorExpr) -> KernelForm:
@@ -82,7 +97,7 @@ def _kernel_of(part: TensorExpr, *, is_alone: bool) -> KernelForm | None:
         if is_alone:
             raise
         return None
-    return None if form.is_composed else form
+    return None if form.is_composed or form.is_rows_of_products else form
 
 
 def _read_later(expr: TensorExpr, inner: Sequence[Statement], last: int) -> bool:

@@ -154,9 +154,10 @@ class Traffic:
         """All accesses of the kernel."""
         inner = len(self.sum_axes)
         streams: list[Stream] = []
-        for load in (*self.form.body_loads, *(self.form.final_loads if self.form.reduction else ())):
+        for load in (*self.form.body_loads, *(self.form.later_loads if self.form.reduction else ())):
             if load.indices:
-                streams += self._of(load, 0 if load in self.form.body_loads else inner)
+                summed = load in self.form.body_loads or load in self.form.reduction_loads
+                streams += self._of(load, 0 if summed else inner)
         output = self.form.expr.output
         extents = [[box[axis] for axis in self.form.final.axes] for box in self.boxes]
         touched = [self._touched(box_extents, output) for box_extents in extents]

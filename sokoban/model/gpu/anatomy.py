@@ -78,7 +78,8 @@ class GpuAnatomy:
     def dram_traffic(self) -> float:
         """Bytes that DRAM reads and writes."""
         tensors = self.form.expr.tensor_by_name
-        once = self.form.expr.output.size_bytes + sum(tensors[load.tensor].size_bytes for load in self.form.final_loads)
+        others = {load.tensor for load in self.form.later_loads} - {load.tensor for load in self.dram_bytes}
+        once = self.form.expr.output.size_bytes + sum(tensors[tensor].size_bytes for tensor in others)
         return sum(self.dram_bytes.values()) + once
 
     @property

@@ -240,7 +240,7 @@ def _head(placed: PlacedForm, axes: tuple[str, ...]) -> tuple[list[int], list[fl
     last = form.final.axes[-1] if form.final.axes else None
     body, final = body_instructions(form)
     limit = device.limited_flops(placed.arithmetic_dtype)
-    others = {load.tensor for load in form.final_loads} - {load.tensor for load in form.body_loads}
+    others = {load.tensor for load in form.later_loads} - {load.tensor for load in form.body_loads}
     ints = [
         len(form.spatial), len(form.reduced), len({load.tensor for load in form.body_loads}), len(form.body_loads),
         form.reduction is not None, form.reduces_contiguously, form.spatial.index(last) if last in form.spatial else -1,

@@ -230,7 +230,7 @@ def dram_seconds(step: BlockStep) -> Floats:
         fetched = np.maximum(1.0, part.bytes * table.step_count * table.block_count)
         read = np.minimum(dram_bytes(table, load, device, together), fetched)
         moved = moved + read * row_factor(table, load, device)
-    others = {load.tensor for load in form.final_loads} - {load.tensor for load in step.fetches}
+    others = {load.tensor for load in form.later_loads} - {load.tensor for load in step.fetches}
     moved = moved + sum(form.expr.tensor_by_name[tensor].size_bytes for tensor in others)
     if step.rows is not None and form.kind == "rows":
         moved = moved + bytes_again(table, device, occupancy.running, step.rows)

@@ -35,6 +35,25 @@ def test_epilogues_and_softmax_stay_with_their_kernel() -> None:
     assert form.is_composed and form.kind == "sequence"
 
 
+GATED = "G[m,n] = sum(k, X[m,k] * A[k,n]); U[m,n] = sum(k, X[m,k] * B[k,n]); Y[m,n] = silu(G[m,n]) * U[m,n]"
+
+
+def test_products_side_by_side_are_a_kernel_each() -> None:
+    form = operator_form(written(GATED, {"m": 6, "n": 7, "k": 8}, dtype="float16"))
+    assert [(stage.expr.output.name, stage.kind) for stage in form.stages] == [("G", "tile"), ("Y", "tile")]
+    assert [stage.roles is not None for stage in form.stages] == [True, True]
+    assert kernel_form(form.source).is_rows_of_products
+
+
+def test_products_of_one_row_and_reductions_that_share_nothing_stay_together() -> None:
+    assert operator_form(written(GATED, {"m": 1, "n": 7, "k": 8})).kind == "rows"
+    masked = (
+        "M[b,i] = max(j, X[b,i,j] + B[b,j]); N[b,i] = sum(j, exp(X[b,i,j] + B[b,j] - M[b,i])); "
+        "Y[b,i,j] = exp(X[b,i,j] + B[b,j] - M[b,i]) / N[b,i]"
+    )
+    assert operator_form(written(masked, {"b": 2, "i": 6, "j": 7})).kind == "rows"
+
+
 def test_what_is_read_twice_is_stored() -> None:
     form = operator_form(written(f"{LAYERS}; R[m] = max(p, Y[m,p]); Z[m,n] = G[m,n] * R[m]", SIZES))
     assert [stage.expr.output.name for stage in form.stages] == ["G", "Y", "Z"]

@@ -83,6 +83,16 @@ def test_matrix_instructions_end_with_the_near_functions() -> None:
     assert near / exact == pytest.approx(NEAR_INSTRUCTIONS["gelu"] / FUNCTION_INSTRUCTIONS["gelu"])
 
 
+def test_memory_brings_what_any_of_the_reductions_reads() -> None:
+    text = "A[i] = sum(j, X[i,j]); B[i] = sum(j, Z[i,j]); Y[i] = A[i] * B[i] + W[i]"
+    form = form_of(expr=text, sizes={"i": 512, "j": 8192})
+    assert [load.tensor for load in form.later_loads] == ["Z", "W"]
+    schedule = TileSchedule(block=(("i", 1),), thread=(("i", 1),), reduce_threads=(("j", 256),))
+    seconds = breakdown(ScheduleTable.of(form, [schedule]), PlacedForm(form, V100)).dram
+    moved = (2 * 512 * 8192 + 2 * 512) * 4
+    assert seconds == pytest.approx(moved / V100.dram.bandwidth_bytes_per_second)
+
+
 def test_point_wise_operators_have_no_operands_to_read() -> None:
     form = form_of(op="elementwise", shape=[64, 64], function="relu")
     axis = form.spatial[0]
