@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from hal.support.errors import InputError
-from roller.algorithms import split_k, split_rows, winograd
+from roller.algorithms import flat_image, split_k, split_rows, winograd
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
@@ -20,6 +20,7 @@ _CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
     split_k.NAME: split_k.consider,
     split_rows.NAME: split_rows.consider,
     winograd.NAME: winograd.consider,
+    flat_image.NAME: flat_image.consider,
 }
 
 #: All that programs may be made by; ``direct`` is one kernel.

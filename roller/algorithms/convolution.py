@@ -1,4 +1,4 @@
-"""Convolutions by 3x3 filters of stride 1, recognised by what they compute."""
+"""Convolutions of two dimensions, recognised by what they compute."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import NamedTuple
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import AffineIndex, Call, Load
 
-#: Rows and columns of the filters.
-TAPS = 3
-
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
-    """A 3x3 convolution of stride 1 as a form has it.
+    """A convolution as a form has it.
 
     Attributes:
         images: axis of the images; None where there is one.
         filters, channels, rows, columns: axes of the output and of the reduction.
         taps: axes of the filters' rows and columns.
+        counts: rows and columns of the filters.
+        strides: of the windows, down and across.
         data, weights: what is multiplied.
         flipped: whether the filters are read backwards along rows, and along columns.
     """
@@ -31,6 +30,8 @@ class Convolution:
     rows: str
     columns: str
     taps: tuple[str, str]
+    counts: tuple[int, int]
+    strides: tuple[int, int]
     data: Load
     weights: Load
     flipped: tuple[bool, bool]
@@ -42,7 +43,7 @@ class Convolution:
 
 
 def convolution_of(form: KernelForm) -> Convolution | None:
-    """The roles of the axes of a 3x3 convolution of stride 1 and dilation 1; None for any other operator."""
+    """The roles of the axes of a convolution without dilation; None for any other operator."""
     reduction = form.reduction
     if form.kind != "tile" or reduction is None or len(form.reduced) != 3 or reduction.function != "sum":
         return None
@@ -84,6 +85,8 @@ def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
         rows=rows.output,
         columns=columns.output,
         taps=taps,
+        counts=(form.sizes[rows.tap], form.sizes[columns.tap]),
+        strides=(rows.stride, columns.stride),
         data=data,
         weights=weights,
         flipped=(rows.flipped, columns.flipped),
@@ -101,19 +104,20 @@ def _is_filter(weights: Load, plain: Sequence[str]) -> bool:
 
 
 class _Side(NamedTuple):
-    """One dimension of the window: its axis of the output, that of the filter, and whether it is read backwards."""
+    """One dimension of the window: its axis of the output, that of the filter, how far windows are apart, and whether
+    the filter is read backwards."""
 
     output: str
     tap: str
+    stride: int
     flipped: bool
 
 
 def _side(form: KernelForm, index: AffineIndex) -> _Side | None:
-    """The window along an index of two axes; None where it is no window of three taps and stride 1."""
+    """The window along an index of two axes; None where it is none, or one with gaps between its taps."""
     tap = next((axis for axis in index.axes if axis in form.reduced), None)
     output = next((axis for axis in index.axes if axis in form.spatial), None)
-    if tap is None or output is None or form.sizes[tap] != TAPS:
+    if tap is None or output is None or abs(index.coefficient(tap)) != 1:
         return None
-    if index.coefficient(output) != 1 or abs(index.coefficient(tap)) != 1:
-        return None
-    return _Side(output, tap, index.coefficient(tap) < 0)
+    stride, flipped = index.coefficient(output), index.coefficient(tap) < 0
+    return _Side(output, tap, stride, flipped) if stride == 1 or (stride > 1 and not flipped) else None

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from hal.spec.device import DeviceSpec
 from roller.algorithms.chain import ChainProgram, Considered
-from roller.algorithms.convolution import TAPS, Convolution, convolution_of
+from roller.algorithms.convolution import Convolution, convolution_of
 from roller.construct.construct import construct
 from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -54,6 +54,9 @@ from sokoban.schedule.tile import TileSchedule
 NAME = "winograd"
 
 Matrix = tuple[tuple[float, ...], ...]
+
+#: Rows and columns of the filters.
+TAPS = 3
 
 #: Outputs per tile -> the matrices Aᵀ, Bᵀ and G, with the points 0, 1, -1 (and 2, -2) that Lavin and Gray use.
 MATRICES: dict[int, tuple[Matrix, Matrix, Matrix]] = {
@@ -363,7 +366,7 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The convolution by tiles of 2x2 and of 4x4 outputs, or why that cannot gain anything over ``direct``."""
     form = placed.form
     convolution = convolution_of(form)
-    if convolution is None:
+    if convolution is None or convolution.counts != (TAPS, TAPS) or convolution.strides != (1, 1):
         return Considered(NAME, declined="it is no 3x3 convolution of stride 1")
     declined = _declined(form, convolution)
     if declined:

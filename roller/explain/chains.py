@@ -24,6 +24,7 @@ _MEANING = {
     "winograd": "transforms before and after save multiplications; what they make passes through memory",
     "sequence": "kernels one after the other: what one makes passes through memory to the next, each as if alone",
     "split-k": "other blocks sum other slices of the reduction, so that no unit idles; a second kernel adds the slices",
+    "flat-image": "the image is copied with its padding written out, so that one product reads it moved by every tap",
     "split-rows": "other blocks reduce other slices of a row, so that no unit idles; rows are read for every reduction",
 }
 

@@ -203,8 +203,10 @@ class MatrixRoles:
 def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction | None) -> MatrixRoles | None:
     """The roles of the axes of an operator, None where it is no product of matrices.
 
-    The three axes index their operands plainly, and each operand's innermost dimension is one of them. Where several
-    choices are left, the output's innermost axis is preferred for n, and large axes for all three.
+    The three axes index their operands plainly, and each operand's innermost dimension is one of them. Rows and columns
+    may start elsewhere in every step, as those of an image do that filters are moved over, where nothing is read beyond
+    the tensor. Where several choices are left, the output's innermost axis is preferred for n, and large axes for all
+    three.
 
     Args:
         expr: the operator over the axes of its kernel.
@@ -221,7 +223,10 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
         for m, n, k in product(outputs, outputs, reduction.axes):
             if outputs.index(m) >= outputs.index(n):
                 continue
-            if not (_takes(a, b, m) and _takes(b, a, n) and _indexes_plainly(a, k) and _indexes_plainly(b, k)):
+            moving = [axis for axis in reduction.axes if axis != k]
+            if not (_takes(a, b, m, moving) and _takes(b, a, n, moving)):
+                continue
+            if not (_indexes_plainly(a, k) and _indexes_plainly(b, k)):
                 continue
             if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
                 continue
@@ -259,12 +264,16 @@ def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load
     return first, second, dtype
 
 
-def _takes(load: Load, other: Load, axis: str) -> bool:
-    """``axis`` indexes ``load`` plainly and ``other`` not at all."""
-    return _indexes_plainly(load, axis) and not any(index.coefficient(axis) for index in other.indices)
+def _takes(load: Load, other: Load, axis: str, moving: Sequence[str]) -> bool:
+    """``axis`` indexes ``other`` not at all and ``load`` plainly, but for axes ``moving`` that are steps of one."""
+    return _indexes_plainly(load, axis, moving) and not any(index.coefficient(axis) for index in other.indices)
 
 
-def _indexes_plainly(load: Load, axis: str) -> bool:
-    """``axis`` is one whole index of ``load`` and has no part in any other."""
+def _indexes_plainly(load: Load, axis: str, moving: Sequence[str] = ()) -> bool:
+    """``axis`` is one whole index of ``load``, or the axes ``moving`` move it, and it has no part in any other."""
     indexed = [index for index in load.indices if index.coefficient(axis)]
-    return len(indexed) == 1 and indexed[0].is_plain_axis
+    if len(indexed) != 1:
+        return False
+    (index,) = indexed
+    is_moved = load.pad is None and index.coefficient(axis) == 1 and set(index.axes) <= {axis, *moving}
+    return index.is_plain_axis or is_moved

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.matrix import WGMMA_OTHER_REGISTERS, MatrixRoles
 from sokoban.kernel.placed import PlacedForm
-from sokoban.language.expression import Load, walk
+from sokoban.language.expression import AffineIndex, Load, walk
 from sokoban.schedule.table import Floats, Ints, ScheduleTable
 from sokoban.schedule.tile import COPYING_THREADS, TileSchedule
 from sokoban.schedule.warp_groups import ELEMENT_BYTES, GROUP_ROWS, PANEL_BYTES, group_schedule
@@ -119,18 +119,20 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     """Why the tiles of an operator cannot be copied in bulk, whatever they are; None where they can.
 
     A tensor map is of a tensor as it lies in memory: every dimension is an axis, and ends where the axis does, since
-    what the hardware fills with zeros is what lies outside of the tensor.
+    what the hardware fills with zeros is what lies outside of the tensor. Rows that start elsewhere in every step
+    (:func:`sokoban.kernel.matrix.product_roles`) need no zeros behind them: no result is made of those.
     """
     for load in (roles.a, roles.b):
         tensor = form.expr.tensor_by_name[load.tensor]
         if tensor.element_bytes != ELEMENT_BYTES and roles.is_turned(load):
             bits = 8 * tensor.element_bytes
             return f"{tensor.name} has its depth down the rows: elements of {bits} bits are multiplied along them"
-        axes = [index.axes[0] if index.is_plain_axis else "" for index in load.indices]
-        if "" in axes or len(set(axes)) < len(axes):
+        axes = [dimension_axis(index, roles) for index in load.indices]
+        if None in axes or len(set(axes)) < len(axes):
             return f"a dimension of {tensor.name} is no axis of its own"
-        if tensor.shape != tuple(form.sizes[axis] for axis in axes):
-            return f"{tensor.name} extends beyond what is read of it"
+        for index, axis, extent in zip(load.indices, axes, tensor.shape, strict=True):
+            if index.is_plain_axis and extent != form.sizes[axis or ""]:
+                return f"{tensor.name} extends beyond what is read of it"
         if not LEAST_RANK <= len(axes) <= MOST_RANK:
             return f"{tensor.name} has {len(axes)} dimensions, a tensor map {LEAST_RANK} to {MOST_RANK}"
         if tensor.shape[-1] * tensor.element_bytes % ROW_BYTES:
@@ -138,6 +140,13 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
     if form.expr.final_dtype not in ("float32", "int32"):
         return f"results of {form.expr.final_dtype}"
     return _final_problem(form, roles)
+
+
+def dimension_axis(index: AffineIndex, roles: MatrixRoles) -> str | None:
+    """The axis along which tiles lie in a dimension of an operand; None where there is none, or several."""
+    if index.is_plain_axis:
+        return index.axes[0]
+    return next((axis for axis in (roles.m, roles.n) if index.coefficient(axis)), None)
 
 
 def _final_problem(form: KernelForm, roles: MatrixRoles) -> str | None:

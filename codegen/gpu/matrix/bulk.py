@@ -19,7 +19,7 @@ from functools import cached_property
 from codegen.gpu.matrix import wgmma_functions as device
 from codegen.gpu.matrix.base import outer_inner, warp_tile_problem
 from codegen.gpu.matrix.copied import stage_bytes
-from codegen.gpu.matrix.final_text import POINTERS, element_text, final_text
+from codegen.gpu.matrix.final_text import POINTERS, affine_text, element_text, final_text
 from codegen.gpu.matrix.wgmma import DEPTH_BYTES, PanelTile, tile_problem
 from codegen.tensor_map import TensorMap
 from codegen.tir.lowered import KERNEL_SUFFIX, Lowered, identifier
@@ -29,7 +29,7 @@ from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.matrix import MATRIX_TYPES, MatrixRoles
 from sokoban.language.expression import Load, Tensor
-from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, schedule_problem
+from sokoban.schedule.bulk_copies import BARRIER_BYTES, BULK_WIDTHS, cluster_shape, dimension_axis, schedule_problem
 from sokoban.schedule.tile import TileSchedule
 from sokoban.schedule.warp_groups import GROUP_ROWS, MOVED_REGISTERS, PANEL_BYTES
 
@@ -186,7 +186,7 @@ class _BulkKernel:
             tensor=tensor.name,
             dtype=self.roles.dtype,
             shape=tensor.shape,
-            box=tuple(box.get(index.axes[0], 1) for index in load.indices),
+            box=tuple(box.get(dimension_axis(index, self.roles) or "", 1) for index in load.indices),
         )
 
     # ---- the text
@@ -331,7 +331,11 @@ extern "C" __global__ void {bounds}
         for first in range(0, self.tile[inner], self.panel):
             to = f"stage * STAGE_BYTES + {panel.start + first // self.panel * panel.panel_bytes}"
             offsets = {outer: f" + {part} * {rows}" if is_shared else "", inner: f" + {first}" if first else ""}
-            at = [f"{_origin(index.axes[0])}{offsets.get(index.axes[0], '')}" for index in reversed(load.indices)]
+            places = {axis: f"{_origin(axis)}" for index in load.indices for axis in index.axes}
+            at = [
+                affine_text(index, places) + offsets.get(dimension_axis(index, self.roles) or "", "")
+                for index in reversed(load.indices)
+            ]
             to += f" + {part} * {rows * PANEL_BYTES}" if is_shared else ""
             barrier = f"FULL + {BARRIER_BYTES} * stage"
             calls.append(f"{name}(shared, {to}, &{identifier(load.tensor)}_map, {barrier}, {blocks}{', '.join(at)});")
