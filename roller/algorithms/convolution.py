@@ -1,4 +1,4 @@
-"""Convolutions of two dimensions, recognised by what they compute."""
+"""Convolutions of one to three dimensions, recognised by what they compute."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import NamedTuple
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import AffineIndex, Call, Load
 
+#: Dimensions of the images: sounds, pictures, volumes.
+MOST_DIMENSIONS = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class Convolution:
@@ -16,25 +19,35 @@ class Convolution:
 
     Attributes:
         images: axis of the images; None where there is one.
-        filters, channels, rows, columns: axes of the output and of the reduction.
-        taps: axes of the filters' rows and columns.
-        counts: rows and columns of the filters.
-        strides: of the windows, down and across.
+        filters, channels: axes of the output and of the reduction.
+        outputs: axes of the output that windows move along, innermost last, as in all that follow.
+        taps: axes of a window.
+        counts: taps of a window.
+        strides: how far windows are apart.
         data, weights: what is multiplied.
-        flipped: whether the filters are read backwards along rows, and along columns.
+        flipped: whether the filters are read backwards.
     """
 
     images: str | None
     filters: str
     channels: str
-    rows: str
-    columns: str
-    taps: tuple[str, str]
-    counts: tuple[int, int]
-    strides: tuple[int, int]
+    outputs: tuple[str, ...]
+    taps: tuple[str, ...]
+    counts: tuple[int, ...]
+    strides: tuple[int, ...]
     data: Load
     weights: Load
-    flipped: tuple[bool, bool]
+    flipped: tuple[bool, ...]
+
+    @property
+    def rows(self) -> str:
+        """Axis of the output's rows, of two dimensions."""
+        return self.outputs[0]
+
+    @property
+    def columns(self) -> str:
+        """Axis of the output's columns."""
+        return self.outputs[-1]
 
     @property
     def channels_last(self) -> bool:
@@ -45,7 +58,7 @@ class Convolution:
 def convolution_of(form: KernelForm) -> Convolution | None:
     """The roles of the axes of a convolution without dilation; None for any other operator."""
     reduction = form.reduction
-    if form.kind != "tile" or reduction is None or len(form.reduced) != 3 or reduction.function != "sum":
+    if form.kind != "tile" or reduction is None or reduction.function != "sum":
         return None
     body = reduction.body
     if not isinstance(body, Call) or body.function != "mul":
@@ -63,17 +76,16 @@ def convolution_of(form: KernelForm) -> Convolution | None:
 def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
     """The convolution of ``data`` by ``weights``; None where their axes have other roles."""
     plain, in_weights = _plain_axes(data), _plain_axes(weights)
-    if len(data.indices) != len(plain) + 2 or not _is_filter(weights, in_weights):
-        return None
     sides = [_side(form, index) for index in data.indices if len(index.axes) == 2]
     known = [side for side in sides if side is not None]
-    if len(known) != 2 or len(sides) != 2:
+    if not 1 <= len(known) == len(sides) <= MOST_DIMENSIONS or len(data.indices) != len(plain) + len(known):
         return None
-    rows, columns = known
-    taps = (rows.tap, columns.tap)
+    if not _is_filter(weights, in_weights, len(known) + 2):
+        return None
+    outputs, taps = tuple(side.output for side in known), tuple(side.tap for side in known)
     channels = [axis for axis in form.reduced if axis not in taps]
     filters = [axis for axis in form.spatial if axis in in_weights]
-    images = [axis for axis in form.spatial if axis not in (*filters, rows.output, columns.output)]
+    images = [axis for axis in form.spatial if axis not in (*filters, *outputs)]
     if len(channels) != 1 or len(filters) != 1 or len(images) > 1:
         return None
     if set(in_weights) != {*channels, *filters, *taps} or sorted(plain) != sorted([*channels, *images]):
@@ -82,14 +94,13 @@ def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
         images=images[0] if images else None,
         filters=filters[0],
         channels=channels[0],
-        rows=rows.output,
-        columns=columns.output,
+        outputs=outputs,
         taps=taps,
-        counts=(form.sizes[rows.tap], form.sizes[columns.tap]),
-        strides=(rows.stride, columns.stride),
+        counts=tuple(form.sizes[tap] for tap in taps),
+        strides=tuple(side.stride for side in known),
         data=data,
         weights=weights,
-        flipped=(rows.flipped, columns.flipped),
+        flipped=tuple(side.flipped for side in known),
     )
 
 
@@ -98,9 +109,9 @@ def _plain_axes(load: Load) -> list[str]:
     return [index.axes[0] for index in load.indices if index.is_plain_axis]
 
 
-def _is_filter(weights: Load, plain: Sequence[str]) -> bool:
-    """Whether a tensor is read at four different axes, and nowhere beyond its end."""
-    return len(weights.indices) == len(set(plain)) == len(plain) == 4 and weights.pad is None
+def _is_filter(weights: Load, plain: Sequence[str], count: int) -> bool:
+    """Whether a tensor is read at so many different axes, and nowhere beyond its end."""
+    return len(weights.indices) == len(set(plain)) == len(plain) == count and weights.pad is None
 
 
 class _Side(NamedTuple):

@@ -10,8 +10,9 @@ places are the rows of one matrix, and a tap moves where they start::
     Y[n, f, oh, ow]  = Z[n, oh*V + ow, f]                                  and the epilogue
 
 Where windows are ``s`` apart, tap ``s*u + a`` of a window is place ``u`` of the lines that are ``a`` further than
-multiples of ``s``: ``P`` has ``s`` images of such lines, and filters have zeros where a tap is none, 7 of 16 for 3x3 by
-strides of two.
+multiples of ``s``. These are channels of their own in ``P``, ``s`` times as many for lines and for columns, and filters
+have zeros where a tap is none: 7 of 16 for 3x3 by strides of two, none where windows do not overlap (patches of
+vision transformers). So they have where channels fill no 16 bytes, as the three of a picture.
 
 This is the implicit GEMM of libraries with the gather of every tile replaced by one copy of the image: matrix
 instructions multiply tiles of places, whatever lines of the image these are from, and bulk copies bring them. The last
@@ -20,6 +21,7 @@ places of every line, two for filters of three columns, are computed and dropped
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,6 +53,9 @@ from sokoban.schedule.tile import TileSchedule
 #: The name of the algorithm.
 NAME = "flat-image"
 
+#: What matrix kernels copy at a time.
+PIECE_BYTES = 16
+
 
 @dataclass(frozen=True)
 class FlatImage:
@@ -68,11 +73,15 @@ class FlatImage:
         *_, product, output = zip(self.problems(form), schedules, strict=True)
         tiles = [(problem, tile) for problem, tile in (product, output) if isinstance(tile, TileSchedule)]
         small = needed_sizes(walked, [(problem, cut_sizes(problem, tile)) for problem, tile in tiles])
-        dropped = layout.lengths[1] - 1
-        lines = -(-(small[layout.place] + dropped) // (small[roles.columns] + dropped))
-        small[roles.rows] = min(walked[roles.rows], max(small[roles.rows], lines))
+        # As many lines as the product wants places, and where these are too few, longer ones.
+        others = [size + length - 1 for size, length in zip(_of(small, roles.outputs), layout.lengths, strict=True)]
+        for side, axis in enumerate(roles.outputs):
+            lines = -(-small[layout.place] // math.prod([*others[:side], *others[side + 1 :]]))
+            small[axis] = min(walked[axis], max(small[axis], lines))
+            others[side] = small[axis] + layout.lengths[side] - 1
         kept = dict(zip(roles.taps, roles.counts, strict=True))
-        return resize(form, {**{axis: small[axis] for axis in form.sizes}, **kept}), self
+        sizes = {axis: min(small[axis], size) for axis, size in form.sizes.items()}
+        return resize(form, {**sizes, **kept}), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """The dtype's: the same products are added up."""
@@ -85,46 +94,63 @@ class _Layout:
 
     Attributes:
         form, convolution: the operator.
-        lines: axes of the copy's lines and of the places on one.
-        parities: axes of the images of every other line, and column; empty by strides of one.
-        taps: axes of the places that taps move by, down and across.
+        lines: axes of the copy, lines and places on a line.
+        parities: axes of a window's places between multiples of the stride; empty by strides of one.
+        taps: axes of the places that taps move by.
         place: axis of the places of an image.
     """
 
     form: KernelForm
     convolution: Convolution
-    lines: tuple[str, str]
+    lines: tuple[str, ...]
     parities: tuple[str, ...]
-    taps: tuple[str, str]
+    taps: tuple[str, ...]
     place: str
 
     # ---- sizes
 
     @cached_property
-    def lengths(self) -> tuple[int, int]:
-        """Places that taps move by, down and across."""
-        down, across = (-(-c // s) for c, s in zip(self.convolution.counts, self.convolution.strides, strict=True))
-        return down, across
+    def lengths(self) -> tuple[int, ...]:
+        """Places that taps move by."""
+        roles = self.convolution
+        return tuple(-(-count // stride) for count, stride in zip(roles.counts, roles.strides, strict=True))
+
+    @cached_property
+    def extents(self) -> tuple[int, ...]:
+        """Lines of the copy, and places of a line."""
+        outputs = (self.form.sizes[axis] for axis in self.convolution.outputs)
+        return tuple(size + length - 1 for size, length in zip(outputs, self.lengths, strict=True))
+
+    @cached_property
+    def pitches(self) -> tuple[int, ...]:
+        """How many places further the next one along each dimension is."""
+        return tuple(math.prod(self.extents[side + 1 :]) for side in range(len(self.extents)))
+
+    def _along(self, axes: Sequence[str]) -> dict[str, int]:
+        """Coefficients that make a number of places of some places along every dimension."""
+        return dict(zip(axes, self.pitches, strict=True))
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Sizes of all axes of all kernels."""
         roles, sizes = self.convolution, self.form.sizes
-        down, across = (
-            sizes[axis] + length - 1 for axis, length in zip((roles.rows, roles.columns), self.lengths, strict=True)
-        )
+        last = sum((sizes[axis] - 1) * pitch for axis, pitch in self._along(roles.outputs).items())
         return {
             **sizes,
-            **dict(zip(self.lines, (down, across), strict=True)),
+            **dict(zip(self.lines, self.extents, strict=True)),
             **dict(zip(self.parities, roles.strides, strict=False)),
             **dict(zip(self.taps, self.lengths, strict=True)),
-            self.place: sizes[roles.rows] * across - (self.lengths[1] - 1),
+            roles.channels: self._channels,
+            self.place: last + 1,
         }
 
     @property
-    def across(self) -> int:
-        """Places of a line."""
-        return self.sizes[self.lines[1]]
+    def _channels(self) -> int:
+        """Channels, with as many zeros behind them as make each place whole pieces of memory."""
+        roles = self.convolution
+        size, piece = self.form.sizes[roles.channels], max(1, PIECE_BYTES // self.data.element_bytes)
+        step = piece // math.gcd(piece, math.prod(roles.strides))
+        return -(-size // step) * step
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -143,8 +169,7 @@ class _Layout:
 
     @cached_property
     def image(self) -> Tensor:
-        axes = (*self.images, *self.parities, *self.lines, self.convolution.channels)
-        return self._tensor("image", axes, self.data.dtype)
+        return self._tensor("image", self._image_axes, self.data.dtype)
 
     @cached_property
     def filters(self) -> Tensor:
@@ -158,14 +183,24 @@ class _Layout:
         return self._tensor("places", (*self.images, self.place, self.convolution.filters), dtype)
 
     @property
+    def _image_axes(self) -> tuple[str, ...]:
+        return (*self.images, *self.lines, *self.parities, self.convolution.channels)
+
+    @property
     def _filter_axes(self) -> tuple[str, ...]:
-        return (*self.parities, *self.taps, self.convolution.channels, self.convolution.filters)
+        return (*self.taps, *self.parities, self.convolution.channels, self.convolution.filters)
 
     @property
     def keeps_filters(self) -> bool:
         """Whether matrix instructions can read the filters as they lie."""
         roles = self.convolution
-        return not self.parities and roles.weights.indices[-1].axes[0] in (roles.channels, roles.filters)
+        innermost = roles.weights.indices[-1].axes[0]
+        return self._is_as_it_was and innermost in (roles.channels, roles.filters)
+
+    @property
+    def _is_as_it_was(self) -> bool:
+        """Whether filters have neither other taps nor more channels."""
+        return not self.parities and self._channels == self.form.sizes[self.convolution.channels]
 
     # ---- kernels
 
@@ -193,14 +228,13 @@ class _Layout:
         """The image with its padding, in lines."""
         roles = self.convolution
         moved: dict[str, AffineIndex] = {}
-        for side, (output, tap) in enumerate(zip((roles.rows, roles.columns), roles.taps, strict=True)):
+        for side, (output, tap) in enumerate(zip(roles.outputs, roles.taps, strict=True)):
             # A window that is read backwards starts with its last tap.
             first = roles.counts[side] - 1 if roles.flipped[side] else 0
             moved[output] = AffineIndex.axis(self.lines[side])
             moved[tap] = AffineIndex.of({self.parities[side]: 1} if self.parities else {}, first)
         indices = tuple(index.substitute(moved) for index in roles.data.indices)
-        axes = (*self.images, *self.parities, *self.lines, roles.channels)
-        return self._kernel([self.data], self.image, axes, Load(roles.data.tensor, indices, 0.0))
+        return self._kernel([self.data], self.image, self._image_axes, Load(roles.data.tensor, indices, 0.0))
 
     def _weights(self) -> Load:
         """The filters at the taps by which places move."""
@@ -211,7 +245,7 @@ class _Layout:
             if self.parities:
                 terms[self.parities[side]] = 1
             at[tap] = AffineIndex.of(terms, roles.counts[side] - 1 if roles.flipped[side] else 0)
-        pad = 0.0 if self.parities else None
+        pad = None if self._is_as_it_was else 0.0
         return Load(roles.weights.tensor, tuple(index.substitute(at) for index in roles.weights.indices), pad)
 
     def _turned(self) -> KernelForm:
@@ -220,25 +254,26 @@ class _Layout:
 
     def _product(self) -> KernelForm:
         roles, image = self.convolution, self.image
-        *before, down, across, channels = image.shape
-        flat = replace(image, shape=(*before, down * across, channels), external_shape=image.caller_shape)
-        row, column = self.taps
-        moved = AffineIndex.of({self.place: 1, row: self.across, column: 1})
-        beside = [AffineIndex.axis(axis) for axis in (*self.images, *self.parities)]
-        data = Load(flat.name, (*beside, moved, AffineIndex.axis(roles.channels)))
+        count = len(self.images)
+        before, within = image.shape[:count], image.shape[count + len(self.extents) :]
+        shape = (*before, math.prod(self.extents), *within)
+        flat = replace(image, shape=shape, external_shape=image.caller_shape)
+        moved = AffineIndex.of({self.place: 1, **self._along(self.taps)})
+        beside, inside = self.images, (*self.parities, roles.channels)
+        data = Load(flat.name, (*map(AffineIndex.axis, beside), moved, *map(AffineIndex.axis, inside)))
         if self.keeps_filters:
             factor, weights = self._weights(), self.form.expr.tensor_by_name[roles.weights.tensor]
         else:
             weights = self.filters
-            factor = Load(weights.name, tuple(AffineIndex.axis(axis) for axis in self._filter_axes))
-        reduced = (*self.parities, *self.taps, roles.channels)
+            factor = Load(weights.name, tuple(map(AffineIndex.axis, self._filter_axes)))
+        reduced = (*self.taps, *self.parities, roles.channels)
         value = Reduction("sum", reduced, Call("mul", (data, factor)))
         return self._kernel([flat, weights], self.sums, (*self.images, self.place, roles.filters), value)
 
     def _output(self) -> KernelForm:
         roles, form, sums = self.convolution, self.form, self.sums
-        place = AffineIndex.of({roles.rows: self.across, roles.columns: 1})
-        at = (*(AffineIndex.axis(axis) for axis in self.images), place, AffineIndex.axis(roles.filters))
+        place = AffineIndex.of(self._along(roles.outputs))
+        at = (*map(AffineIndex.axis, self.images), place, AffineIndex.axis(roles.filters))
         result = form.reductions[0].tensor
         results: dict[Value, Value] = {
             load: Load(sums.name, at) for load in loads(form.final.value) if load.tensor == result
@@ -252,18 +287,22 @@ def _layout(form: KernelForm) -> _Layout:
     convolution = convolution_of(form)
     assert convolution is not None
     taken = {*form.sizes, *form.expr.tensor_by_name}
-    line, column, place, row, across, odd_line, odd_column = (
-        fresh_name(wanted, taken)
-        for wanted in ("line", "column", "place", "down", "across", "line_parity", "column_parity")
-    )
+
+    def axes(suffix: str) -> tuple[str, ...]:
+        return tuple(fresh_name(f"{output}_{suffix}", taken) for output in convolution.outputs)
+
     return _Layout(
         form=form,
         convolution=convolution,
-        lines=(line, column),
-        parities=() if convolution.strides == (1, 1) else (odd_line, odd_column),
-        taps=(row, across),
-        place=place,
+        lines=axes("line"),
+        parities=axes("within") if max(convolution.strides) > 1 else (),
+        taps=axes("tap"),
+        place=fresh_name("place", taken),
     )
+
+
+def _of(sizes: Mapping[str, int], axes: Sequence[str]) -> list[int]:
+    return [sizes[axis] for axis in axes]
 
 
 def consider(placed: PlacedForm, direct: RProgram) -> Considered:

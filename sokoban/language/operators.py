@@ -210,7 +210,12 @@ def _validation_error(message: str, data: dict[str, Any], cls: type[Struct]) -> 
         options = _literals(typing.get_type_hints(cls).get(key)) or []
         given = re.search(r"'.*'|-?\d+$", problem)
         if key == "epilogue":
-            options += [tag_of(step) for step in (BiasAdd, ResidualAdd, Scale)]
+            steps = {tag_of(step): step for step in (BiasAdd, ResidualAdd, Scale)}
+            word = given[0].strip("'") if given else ""
+            if word in steps:
+                fields = "".join(f', "{field}": ...' for field in steps[word].__struct_fields__)
+                return InputError(where, f"{word!r} is no word by itself", f'write {{"function": "{word}"{fields}}}')
+            options += steps
         if key == "padding":
             options += ["a number", "[top, left, bottom, right]"]
         unknown = f"unknown {key} {given[0] if given else ''}".strip()
