@@ -93,7 +93,7 @@ def test_chains_and_single_kernels_share_the_ranks(operator: dict[str, Any], alg
 def test_where_no_algorithm_applies_nothing_changes() -> None:
     programs = find_programs(kernel_form(operator_from_data(SQUARE)), V100, 5, "roller")
     assert programs.ranked(5) == list(programs.direct)
-    assert [one.algorithm for one in programs.considered] == ["split-k", "split-rows", "winograd"]
+    assert [one.algorithm for one in programs.considered] == ["split-k", "split-rows", "winograd", "flat-image"]
     assert all(one.declined for one in programs.considered)
 
 
@@ -249,7 +249,7 @@ def test_an_unknown_algorithm_is_one_line(tmp_path: Path) -> None:
     )
     assert result.exit_code == 2
     assert result.stderr == (
-        "roller: --algorithms: there is no 'fft'; list some of direct, split-k, split-rows, winograd\n"
+        "roller: --algorithms: there is no 'fft'; list some of direct, split-k, split-rows, winograd, flat-image\n"
     )
 
 
