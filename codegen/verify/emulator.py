@@ -31,6 +31,7 @@ from hal.support.store import cache_folder
 
 #: Folders of the headers that stand in for CUDA's, and of what executes a kernel.
 _HEADERS = Path(__file__).parent / "emulator_headers"
+_HEADER = _HEADERS / "cuda_on_cpu.h"
 _RUNTIME = Path(__file__).parent / "emulator_runtime"
 
 _CUDA_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<(?:cuda[\w/]*|mma)(?:\.h)?>.*$", re.MULTILINE)
@@ -243,7 +244,7 @@ class _Kernel:
         ]
         return "\n".join(
             [
-                '#include "cuda_on_cpu.h"',
+                f'#include "{_HEADER.name}"',
                 f'#line 1 "{_TEXT_NAME}"',
                 text,
                 '#line 1 "call.cu"',
@@ -383,6 +384,20 @@ def _runtime() -> Path:
     return built
 
 
+def _read_headers(options: Sequence[str]) -> Path:
+    """The folder of the headers as g++ has read them with some options: reading them takes it longer than most kernels.
+
+    Where g++ finds that they do not fit, it reads the headers themselves.
+    """
+    digest = hashlib.sha256("\n".join(options).encode()).hexdigest()[:16]
+    folder = _runtime_file().with_suffix("") / digest
+    read = folder / f"{_HEADER.name}.gch"
+    if not read.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _run_compiler("emulator", [*options, "-x", "c++-header", _HEADER], read)
+    return folder
+
+
 def _compiled(kernel: _Kernel, level: str, checked: bool) -> Path:
     """The compiled program of a kernel, from this process's cache where it was compiled before."""
     reason = emulator_available()
@@ -399,7 +414,7 @@ def _compiled(kernel: _Kernel, level: str, checked: bool) -> Path:
     unit.write_text(text)
     made = unit.with_suffix(".o")
     try:
-        _run_compiler(kernel.entry, [*options, f"-I{_HEADERS}", "-c", unit], made)
+        _run_compiler(kernel.entry, [*options, f"-I{_read_headers(options)}", f"-I{_HEADERS}", "-c", unit], made)
         _run_compiler(kernel.entry, [*_linker_options(), "-no-pie", made, runtime], program)
     finally:
         unit.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -194,3 +195,15 @@ def test_compiled_programs_go_with_the_worker_process_that_made_them() -> None:
         folder = pool.submit(emulator._program_folder).result()
         assert folder.is_dir()
     assert not folder.exists()
+
+
+def test_headers_are_read_once() -> None:
+    """g++ tells with ``!`` which headers it had read before, and with ``x`` which do not fit."""
+    run("Y[threadIdx.x] = X[threadIdx.x];")
+    options = (*emulator._COMPILE_OPTIONS, *emulator._CHECK_OPTIONS, "-O0")
+    folder = emulator._read_headers(options)
+    command = ["g++", *options, f"-I{folder}", "-H", "-fsyntax-only", "-x", "c++", "-"]
+    told = subprocess.run(
+        command, input=f'#include "{emulator._HEADER.name}"\n', capture_output=True, text=True, check=True
+    )
+    assert told.stderr.startswith(f"! {folder}")
