@@ -10,17 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from hal.support.errors import InputError
-from roller.algorithms import flat_image, split_k, split_rows, winograd
+from roller.algorithms import flat_gradient, flat_image, split_k, split_rows, winograd
 from roller.algorithms.chain import ChainProgram, Considered
 from roller.construct.program import DIRECT, RProgram
 from sokoban.kernel.placed import PlacedForm
+
+
+def _flat_image(placed: PlacedForm, direct: RProgram) -> Considered:
+    module = flat_image if flat_gradient.gradient_of(placed.form) is None else flat_gradient
+    return module.consider(placed, direct)
+
 
 #: Algorithm -> what it makes of an operator, given its best program of one kernel.
 _CONSIDER: Mapping[str, Callable[[PlacedForm, RProgram], Considered]] = {
     split_k.NAME: split_k.consider,
     split_rows.NAME: split_rows.consider,
     winograd.NAME: winograd.consider,
-    flat_image.NAME: flat_image.consider,
+    flat_image.NAME: _flat_image,
 }
 
 #: All that programs may be made by; ``direct`` is one kernel.

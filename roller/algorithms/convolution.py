@@ -24,6 +24,7 @@ class Convolution:
         taps: axes of a window.
         counts: taps of a window.
         strides: how far windows are apart.
+        dilations: how far taps are apart; one of the two is 1.
         data, weights: what is multiplied.
         flipped: whether the filters are read backwards.
     """
@@ -35,6 +36,7 @@ class Convolution:
     taps: tuple[str, ...]
     counts: tuple[int, ...]
     strides: tuple[int, ...]
+    dilations: tuple[int, ...]
     data: Load
     weights: Load
     flipped: tuple[bool, ...]
@@ -56,7 +58,7 @@ class Convolution:
 
 
 def convolution_of(form: KernelForm) -> Convolution | None:
-    """The roles of the axes of a convolution without dilation; None for any other operator."""
+    """The roles of the axes of a convolution; None for any other operator, and for strides and dilation together."""
     reduction = form.reduction
     if form.kind != "tile" or reduction is None or reduction.function != "sum":
         return None
@@ -98,6 +100,7 @@ def _roles(form: KernelForm, data: Load, weights: Load) -> Convolution | None:
         taps=taps,
         counts=tuple(form.sizes[tap] for tap in taps),
         strides=tuple(side.stride for side in known),
+        dilations=tuple(side.dilation for side in known),
         data=data,
         weights=weights,
         flipped=tuple(side.flipped for side in known),
@@ -115,20 +118,22 @@ def _is_filter(weights: Load, plain: Sequence[str], count: int) -> bool:
 
 
 class _Side(NamedTuple):
-    """One dimension of the window: its axis of the output, that of the filter, how far windows are apart, and whether
-    the filter is read backwards."""
+    """One dimension of the window: its axis of the output, that of the filter, how far windows and taps are apart, and
+    whether the filter is read backwards."""
 
     output: str
     tap: str
     stride: int
+    dilation: int
     flipped: bool
 
 
 def _side(form: KernelForm, index: AffineIndex) -> _Side | None:
-    """The window along an index of two axes; None where it is none, or one with gaps between its taps."""
+    """The window along an index of two axes; None where it is none."""
     tap = next((axis for axis in index.axes if axis in form.reduced), None)
     output = next((axis for axis in index.axes if axis in form.spatial), None)
-    if tap is None or output is None or abs(index.coefficient(tap)) != 1:
+    if tap is None or output is None:
         return None
-    stride, flipped = index.coefficient(output), index.coefficient(tap) < 0
-    return _Side(output, tap, stride, flipped) if stride == 1 or (stride > 1 and not flipped) else None
+    stride, dilation, flipped = index.coefficient(output), abs(index.coefficient(tap)), index.coefficient(tap) < 0
+    is_window = stride == 1 or (stride > 1 and dilation == 1 and not flipped)
+    return _Side(output, tap, stride, dilation, flipped) if is_window else None

@@ -12,7 +12,8 @@ places are the rows of one matrix, and a tap moves where they start::
 Where windows are ``s`` apart, tap ``s*u + a`` of a window is place ``u`` of the lines that are ``a`` further than
 multiples of ``s``. These are channels of their own in ``P``, ``s`` times as many for lines and for columns, and filters
 have zeros where a tap is none: 7 of 16 for 3x3 by strides of two, none where windows do not overlap (patches of
-vision transformers). So they have where channels fill no 16 bytes, as the three of a picture.
+vision transformers). So they have where channels fill no 16 bytes, as the three of a picture. Taps that are ``d`` apart
+move by ``d`` places.
 
 This is the implicit GEMM of libraries with the gather of every tile replaced by one copy of the image: matrix
 instructions multiply tiles of places, whatever lines of the image these are from, and bulk copies bring them. The last
@@ -74,11 +75,11 @@ class FlatImage:
         tiles = [(problem, tile) for problem, tile in (product, output) if isinstance(tile, TileSchedule)]
         small = needed_sizes(walked, [(problem, cut_sizes(problem, tile)) for problem, tile in tiles])
         # As many lines as the product wants places, and where these are too few, longer ones.
-        others = [size + length - 1 for size, length in zip(_of(small, roles.outputs), layout.lengths, strict=True)]
+        others = [small[axis] + reach for axis, reach in zip(roles.outputs, layout.reaches, strict=True)]
         for side, axis in enumerate(roles.outputs):
             lines = -(-small[layout.place] // math.prod([*others[:side], *others[side + 1 :]]))
             small[axis] = min(walked[axis], max(small[axis], lines))
-            others[side] = small[axis] + layout.lengths[side] - 1
+            others[side] = small[axis] + layout.reaches[side]
         kept = dict(zip(roles.taps, roles.counts, strict=True))
         sizes = {axis: min(small[axis], size) for axis, size in form.sizes.items()}
         return resize(form, {**sizes, **kept}), self
@@ -116,10 +117,17 @@ class _Layout:
         return tuple(-(-count // stride) for count, stride in zip(roles.counts, roles.strides, strict=True))
 
     @cached_property
+    def reaches(self) -> tuple[int, ...]:
+        """How many places further the last tap is than the first."""
+        return tuple(
+            apart * (length - 1) for apart, length in zip(self.convolution.dilations, self.lengths, strict=True)
+        )
+
+    @cached_property
     def extents(self) -> tuple[int, ...]:
         """Lines of the copy, and places of a line."""
         outputs = (self.form.sizes[axis] for axis in self.convolution.outputs)
-        return tuple(size + length - 1 for size, length in zip(outputs, self.lengths, strict=True))
+        return tuple(size + reach for size, reach in zip(outputs, self.reaches, strict=True))
 
     @cached_property
     def pitches(self) -> tuple[int, ...]:
@@ -148,9 +156,7 @@ class _Layout:
     def _channels(self) -> int:
         """Channels, with as many zeros behind them as make each place whole pieces of memory."""
         roles = self.convolution
-        size, piece = self.form.sizes[roles.channels], max(1, PIECE_BYTES // self.data.element_bytes)
-        step = piece // math.gcd(piece, math.prod(roles.strides))
-        return -(-size // step) * step
+        return padded_channels(self.form.sizes[roles.channels], self.data, math.prod(roles.strides))
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -215,14 +221,7 @@ class _Layout:
         }
 
     def _kernel(self, inputs: Sequence[Tensor], output: Tensor, axes: Sequence[str], value: Value) -> KernelForm:
-        reduced = value.axes if isinstance(value, Reduction) else ()
-        expr = replace(
-            self.form.expr,
-            axes=tuple(Axis(axis, self.sizes[axis]) for axis in (*axes, *reduced)),
-            tensors=(*inputs, output),
-            statements=(Statement(output.name, tuple(axes), value),),
-        )
-        return kernel_form(expr)
+        return kernel_of(self.form, self.sizes, inputs, output, axes, value)
 
     def _copied(self) -> KernelForm:
         """The image with its padding, in lines."""
@@ -258,7 +257,8 @@ class _Layout:
         before, within = image.shape[:count], image.shape[count + len(self.extents) :]
         shape = (*before, math.prod(self.extents), *within)
         flat = replace(image, shape=shape, external_shape=image.caller_shape)
-        moved = AffineIndex.of({self.place: 1, **self._along(self.taps)})
+        taps = zip(self.taps, self.pitches, roles.dilations, strict=True)
+        moved = AffineIndex.of({self.place: 1, **{tap: pitch * apart for tap, pitch, apart in taps}})
         beside, inside = self.images, (*self.parities, roles.channels)
         data = Load(flat.name, (*map(AffineIndex.axis, beside), moved, *map(AffineIndex.axis, inside)))
         if self.keeps_filters:
@@ -283,6 +283,32 @@ class _Layout:
         return self._kernel(inputs, form.expr.output, form.final.axes, rewrite(form.final.value, results))
 
 
+def kernel_of(
+    form: KernelForm,
+    sizes: Mapping[str, int],
+    inputs: Sequence[Tensor],
+    output: Tensor,
+    axes: Sequence[str],
+    value: Value,
+) -> KernelForm:
+    """A kernel of a chain that computes ``form``: ``output[axes] = value``."""
+    reduced = value.axes if isinstance(value, Reduction) else ()
+    expr = replace(
+        form.expr,
+        axes=tuple(Axis(axis, sizes[axis]) for axis in (*axes, *reduced)),
+        tensors=(*inputs, output),
+        statements=(Statement(output.name, tuple(axes), value),),
+    )
+    return kernel_form(expr)
+
+
+def padded_channels(channels: int, tensor: Tensor, parities: int) -> int:
+    """``channels``, with as many zeros behind them as make ``parities`` times them whole pieces of memory."""
+    piece = max(1, PIECE_BYTES // tensor.element_bytes)
+    step = piece // math.gcd(piece, parities)
+    return -(-channels // step) * step
+
+
 def _layout(form: KernelForm) -> _Layout:
     convolution = convolution_of(form)
     assert convolution is not None
@@ -299,10 +325,6 @@ def _layout(form: KernelForm) -> _Layout:
         taps=axes("tap"),
         place=fresh_name("place", taken),
     )
-
-
-def _of(sizes: Mapping[str, int], axes: Sequence[str]) -> list[int]:
-    return [sizes[axis] for axis in axes]
 
 
 def consider(placed: PlacedForm, direct: RProgram) -> Considered:

@@ -366,7 +366,12 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     """The convolution by tiles of 2x2 and of 4x4 outputs, or why that cannot gain anything over ``direct``."""
     form = placed.form
     convolution = convolution_of(form)
-    if convolution is None or convolution.counts != (TAPS, TAPS) or convolution.strides != (1, 1):
+    if (
+        convolution is None
+        or convolution.counts != (TAPS, TAPS)
+        or convolution.strides != (1, 1)
+        or convolution.dilations != (1, 1)
+    ):
         return Considered(NAME, declined="it is no 3x3 convolution of stride 1")
     declined = _declined(form, convolution)
     if declined:

@@ -204,9 +204,9 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
     """The roles of the axes of an operator, None where it is no product of matrices.
 
     The three axes index their operands plainly, and each operand's innermost dimension is one of them. Rows and columns
-    may start elsewhere in every step, as those of an image do that filters are moved over, where nothing is read beyond
-    the tensor. Where several choices are left, the output's innermost axis is preferred for n, and large axes for all
-    three.
+    may start elsewhere in every step, as those of an image do that filters are moved over, and the depth of one operand
+    for every step of an axis beside the product, where nothing is read beyond the tensor. Where several choices are
+    left, the output's innermost axis is preferred for n, and large axes for all three.
 
     Args:
         expr: the operator over the axes of its kernel.
@@ -226,7 +226,8 @@ def product_roles(expr: TensorExpr, outputs: Sequence[str], reduction: Reduction
             moving = [axis for axis in reduction.axes if axis != k]
             if not (_takes(a, b, m, moving) and _takes(b, a, n, moving)):
                 continue
-            if not (_indexes_plainly(a, k) and _indexes_plainly(b, k)):
+            beside = [axis for axis in outputs if axis not in (m, n)]
+            if not (_meets(expr, a, b, k, beside) or _meets(expr, b, a, k, beside)):
                 continue
             if a.indices[-1].axes[0] not in (m, k) or b.indices[-1].axes[0] not in (n, k):
                 continue
@@ -267,6 +268,21 @@ def _operands(expr: TensorExpr, reduction: Reduction | None) -> tuple[Load, Load
 def _takes(load: Load, other: Load, axis: str, moving: Sequence[str]) -> bool:
     """``axis`` indexes ``other`` not at all and ``load`` plainly, but for axes ``moving`` that are steps of one."""
     return _indexes_plainly(load, axis, moving) and not any(index.coefficient(axis) for index in other.indices)
+
+
+def _meets(expr: TensorExpr, load: Load, moved: Load, axis: str, moving: Sequence[str]) -> bool:
+    """``axis`` indexes both operands plainly, ``moved`` but for axes ``moving``.
+
+    Then ``load`` ends where ``axis`` does, so that what a tile has beyond is multiplied by zero.
+    """
+    if not _indexes_plainly(load, axis) or not _indexes_plainly(moved, axis, moving):
+        return False
+    (extent,) = (
+        extent
+        for index, extent in zip(load.indices, expr.tensor_by_name[load.tensor].shape, strict=True)
+        if index.coefficient(axis)
+    )
+    return _indexes_plainly(moved, axis) or extent == expr.sizes[axis]
 
 
 def _indexes_plainly(load: Load, axis: str, moving: Sequence[str] = ()) -> bool:

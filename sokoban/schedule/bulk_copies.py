@@ -120,7 +120,8 @@ def form_problem(form: KernelForm, roles: MatrixRoles) -> str | None:
 
     A tensor map is of a tensor as it lies in memory: every dimension is an axis, and ends where the axis does, since
     what the hardware fills with zeros is what lies outside of the tensor. Rows that start elsewhere in every step
-    (:func:`sokoban.kernel.matrix.product_roles`) need no zeros behind them: no result is made of those.
+    (:func:`sokoban.kernel.matrix.product_roles`) need no zeros behind them: no result is made of those. A depth that
+    starts elsewhere needs none either: the other operand has them.
     """
     for load in (roles.a, roles.b):
         tensor = form.expr.tensor_by_name[load.tensor]
@@ -146,7 +147,7 @@ def dimension_axis(index: AffineIndex, roles: MatrixRoles) -> str | None:
     """The axis along which tiles lie in a dimension of an operand; None where there is none, or several."""
     if index.is_plain_axis:
         return index.axes[0]
-    return next((axis for axis in (roles.m, roles.n) if index.coefficient(axis)), None)
+    return next((axis for axis in (roles.m, roles.n, roles.k) if index.coefficient(axis)), None)
 
 
 def _final_problem(form: KernelForm, roles: MatrixRoles) -> str | None:

@@ -64,6 +64,7 @@ def test_the_product_is_one_of_matrices_over_the_places_of_an_image() -> None:
     [
         ({"layout": "NHWC"}, [(32, 30, 30, 64), (32, 838, 128)]),  # filters lie right as they are
         ({"stride": 2}, [(32, 15, 15, 2, 2, 64), (2, 2, 2, 2, 64, 128), (32, 209, 128)]),
+        ({"dilation": 2, "padding": 2}, [(32, 32, 32, 64), (3, 3, 64, 128), (32, 892, 128)]),
         ({"c": 3}, [(32, 30, 30, 8), (3, 3, 8, 128), (32, 838, 128)]),  # eight halves are 16 bytes
         ({"kh": 4, "kw": 4, "stride": 4, "padding": 0}, [(32, 7, 7, 4, 4, 64), (1, 1, 4, 4, 64, 128), (32, 49, 128)]),
         ({"n": 1, "epilogue": ["relu"]}, [(30, 30, 64), (3, 3, 64, 128), (838, 128)]),
@@ -100,7 +101,7 @@ def test_it_competes_with_one_kernel_and_a_page_tells_of_it() -> None:
         (form_of(dtype="float32"), A100, "has no matrix instruction that multiplies float32"),
         (form_of(dtype="bfloat16"), V100, "has no matrix instruction that multiplies bfloat16"),
         (form_of(kh=1, kw=1, padding=0), A100, "it is no convolution"),
-        (form_of(dilation=2, padding=2), A100, "it is no convolution"),
+        (form_of(groups=2), A100, "it is no convolution"),
         (form_of(n=1, c=16, f=16), A100, "4 kernels take"),
     ],
 )
@@ -116,6 +117,7 @@ CASES = {
     "picture": form_of(c=3, h=112, w=112, kh=7, kw=7, padding=3, stride=2, f=64),
     "patches": form_of(c=3, h=112, w=112, kh=16, kw=16, padding=0, stride=16, f=256),
     "valid": form_of(padding="VALID", kh=5, n=16),
+    "dilation": form_of(dilation=2, padding=2),
     "residual": form_of(epilogue=[{"function": "residual_add"}, "relu"]),
     "rounded": form_of(dtype="float32", allow_tf32=True),
     "sound": form_of(**SOUND),
