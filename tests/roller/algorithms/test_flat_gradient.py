@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from codegen.verify.gpu import verify_chain
-from hal.catalog import load_device
 from roller.algorithms.chain import ChainProgram
 from roller.algorithms.flat_gradient import FlatGradient, consider, gradient_of
 from roller.construct.construct import construct
@@ -18,16 +17,7 @@ from roller.programs import find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.language.operators import operator_from_data
-
-A100, H100, V100 = (load_device(name) for name in ("a100", "h100", "v100"))
-
-HALVES = {
-    "op": "conv2d", "n": 32, "c": 64, "h": 28, "w": 28, "f": 128, "kh": 3, "kw": 3, "padding": 1, "dtype": "float16",
-}  # fmt: skip
-SOUND = {
-    "expr": "Y[n,f,x] = sum([c,k], X[n,c,x+k-1 | pad=0] * W[f,c,k])", "shapes": {"X": [16, 64, 500]},
-    "sizes": {"n": 16, "c": 64, "f": 128, "x": 500, "k": 3}, "dtype": "float16",
-}  # fmt: skip
+from tests.roller.algorithms.test_flat_image import A100, H100, HALVES, SOUND, V100
 
 
 def form_of(**changes: Any) -> KernelForm:
