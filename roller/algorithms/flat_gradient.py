@@ -11,8 +11,8 @@ has none, the places of all images are one sum, and a tap moves where it starts 
 
 ``S`` slices of ``R`` places each give units enough to do (:mod:`roller.algorithms.split_k`). Of windows that are ``t``
 apart the image has a grid of places by itself for each of ``t`` times ``t`` taps, as in the convolution; taps that are
-``d`` apart move by ``d`` places. An infinite
-element of the image is multiplied by the zeros of ``D``, so that taps which never meet it come to NaN.
+``d`` apart move by ``d`` places. An infinite element of the image is multiplied by the zeros of ``D``, so that taps
+which never meet it come to NaN.
 """
 
 from __future__ import annotations
