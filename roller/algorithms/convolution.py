@@ -129,7 +129,7 @@ class _Side(NamedTuple):
 
 
 def _side(form: KernelForm, index: AffineIndex) -> _Side | None:
-    """The window along an index of two axes; None where it is none, or has gaps both between windows and between taps."""
+    """The window along an index of two axes; None where it is none, or has gaps between windows and between taps."""
     tap = next((axis for axis in index.axes if axis in form.reduced), None)
     output = next((axis for axis in index.axes if axis in form.spatial), None)
     if tap is None or output is None:
