@@ -398,6 +398,17 @@ def _read_headers(options: Sequence[str]) -> Path:
     return folder
 
 
+def prepare_emulator() -> None:
+    """Compile what is the same for every kernel, which takes g++ some seconds, where this machine has not yet.
+
+    Raises:
+        EmulatorError: g++ refuses it.
+    """
+    _runtime()
+    for level in ("-O0", "-O2"):
+        _read_headers([*_COMPILE_OPTIONS, *_CHECK_OPTIONS, level])
+
+
 def _compiled(kernel: _Kernel, level: str, checked: bool) -> Path:
     """The compiled program of a kernel, from this process's cache where it was compiled before."""
     reason = emulator_available()

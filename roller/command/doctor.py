@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import NamedTuple
@@ -107,11 +108,14 @@ def _open_cl() -> Finding:
 
 
 def _emulator() -> Finding:
-    from codegen.verify.emulator import emulator_available
+    from codegen.verify.emulator import EmulatorError, emulator_available, prepare_emulator
 
     use = "runs CUDA text thread by thread as a proof: roller verify"
     if emulator_available() is not None:
         return Finding("g++", None, use, "apt-get install g++")
+    # So that the first kernel does not wait for it; what g++ refuses is told when one is verified.
+    with suppress(EmulatorError):
+        prepare_emulator()
     return Finding("g++", _first_line(["g++", "-dumpfullversion"]), use, "")
 
 
