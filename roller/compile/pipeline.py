@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -149,15 +149,16 @@ def compile_operators(
 
 @dataclass(frozen=True)
 class _Building:
-    """A program under way: its kernels, by what was asked for, and the check of all of them together."""
+    """A program under way: what was asked for, the kernels in the same order, and the check of all of them together."""
 
     program: Program
-    kernels: Mapping[BuildRequest, Future[BuiltKernel]]
+    requests: tuple[BuildRequest, ...]
+    kernels: tuple[Future[BuiltKernel], ...]
     check: Future[Verification] | None = None
 
     def result(self) -> BuiltProgram:
         """What became of it; waits for it."""
-        kernels = tuple(future.result() for future in self.kernels.values())
+        kernels = tuple(future.result() for future in self.kernels)
         # What cannot be built need not be right.
         is_checked = self.check is not None and not any(kernel.error for kernel in kernels)
         return BuiltProgram(kernels, self.check.result() if is_checked and self.check is not None else None)
@@ -230,7 +231,7 @@ class _Job:
         # The check needs no cubin, and takes longer: it is under way beside the kernel that it is about.
         check = _checked(program, (Target.of(self.device),), self.pool) if verify else None
         is_near = program.estimate.seconds <= SQUEEZED_REACH * self.ranked[0].estimate.seconds
-        requests = [
+        requests = tuple(
             BuildRequest(
                 form=part.problem,
                 schedule=part.schedule,
@@ -239,8 +240,9 @@ class _Job:
                 worthwhile_blocks=_worthwhile_blocks(part, self.device) if is_near else (),
             )
             for part, name in zip(program.parts, entries, strict=True)
-        ]
-        return _Building(program, {request: self.pool.submit(build_kernel, request) for request in requests}, check)
+        )
+        kernels = tuple(self.pool.submit(build_kernel, request) for request in requests)
+        return _Building(program, requests, kernels, check)
 
     def finish(self) -> CompiledOperator:
         """Wait for the kernels, rank them, and build spares for those that fail."""
@@ -311,7 +313,7 @@ class _Job:
         self.struck_out.append(StruckOut(kernel.program, verification))
         if isinstance(self.pool, KnownFirst):
             building = next(each for each in self.building if each.program is kernel.program)
-            for request in building.kernels:
+            for request in building.requests:
                 self.pool.forget(build_kernel, request)
         return []
 

@@ -71,6 +71,7 @@ class Gpu:
     names: Sequence[str] = ("Pretended GPU",)
     capability: str = "70"
     l2_bytes: int = 0
+    shared_bytes: int = 98304
     seconds: dict[str, float] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     launches: list[tuple[Any, ...]] = field(default_factory=list)
@@ -319,7 +320,7 @@ class Device:
 
     @property
     def attributes(self) -> dict[str, int]:
-        return {"MaxSharedMemoryPerBlockOptin": 98304}
+        return {"MaxSharedMemoryPerBlockOptin": gpu.shared_bytes}
 
     def __enter__(self) -> Device:
         self.before.append(gpu.device)
