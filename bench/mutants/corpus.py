@@ -20,8 +20,9 @@ from codegen.verify.trial import Trial
 from hal.catalog import load_device
 from roller.algorithms import ALGORITHMS, sequence, split_k
 from roller.programs import find_programs
-from sokoban.kernel.form import KernelForm, kernel_form
+from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem
+from sokoban.kernel.stages import operator_form
 from sokoban.language.expression import TensorExpr
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down, resize
@@ -118,7 +119,7 @@ def cases_of(expressions: Sequence[TensorExpr], board: str, top_k: int) -> Itera
     device = load_device(board)
     target = Target.of(device)
     for expr in expressions:
-        form = kernel_form(expr)
+        form = operator_form(expr)
         programs = find_programs(form, device, top_k + SPARES).ranked(top_k, ALGORITHMS, SPARES)
         for rank, program in enumerate(programs[:top_k], start=1):
             check = program.check()
@@ -151,8 +152,8 @@ def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
     if words[-2] == "staged":
         assert isinstance(schedule, TileSchedule)
         return "staged" if schedule.stages == 1 else "asynchronous" if schedule.asynchronous else "pipelined"
-    if words[-2] == "attention":
-        return f"attention, {words[-1].replace('_', ' ')}"
+    if words[-2] in ("attention", "pairs"):
+        return f"{words[-2]}, {words[-1].replace('_', ' ')}"
     return {"mma": "mma.sync"}.get(words[-1], words[-1])
 
 

@@ -201,6 +201,8 @@ class _BulkKernel:
             (f"    registers_more_{moved[0]}();\n", f"    registers_fewer_{moved[1]}();\n") if moved else ("", "")
         )
         meet = "cluster_sync();" if cluster > 1 else "__syncthreads();"
+        # A block whose buffers are filled once ends when the last copy to it has come, and hears from nobody later.
+        part = "  cluster_sync();  // no arrival where a block has ended" if cluster > 1 and self.reuses_buffers else ""
         return f"""\
 extern "C" __global__ void {bounds}
 {entry}{KERNEL_SUFFIX}({self._parameters()}) {{
@@ -227,7 +229,7 @@ extern "C" __global__ void {bounds}
     {self.sum_type} sums[{self.width // 2}];
 {self._multiply_tiles()}
   }}
-{"  cluster_sync();  // nobody copies or arrives where a block has ended" if cluster > 1 else ""}
+{part}
 }}
 """
 
