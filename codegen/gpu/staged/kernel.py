@@ -298,9 +298,11 @@ class _ThreadWriter:
                     element = operand.element({**local, **body})
                 return as_number(element, operand.tile.tensor.dtype, self.plan.dtype)
 
-            value = evaluate(self.reduction.body, {**local, **point}, read, self.plan.dtype)
+            spatial = {axis: self.origin[axis] + self.threads[axis] + place for axis, place in local.items()}
+            reduced = {axis: origins.get(axis, 0) + place for axis, place in point.items()}
+            value = evaluate(self.reduction.body, {**spatial, **reduced}, read, self.plan.dtype)
             if guarded:
-                inside = [origins.get(a, 0) + point[a] < self.form.sizes[a] for a in guarded]
+                inside = [reduced[axis] < self.form.sizes[axis] for axis in guarded]
                 value = tirx.if_then_else(tirx.all(*inside), value, identity(self.reduction.function, self.plan.dtype))
             to = self.thread_tile.element(copies, places)
             T.buffer_store(self.accumulators, combine(self.reduction.function, self.accumulators[to], value), [to])

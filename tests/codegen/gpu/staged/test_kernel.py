@@ -105,6 +105,24 @@ def test_the_cuda_text_itself_agrees(stages: int, dtype: str) -> None:
     assert result.passed, result.reason
 
 
+#: Values of axes inside a reduction: compared with each other, selecting either arm, as factors, outside loads too.
+AXIS_VALUES = (
+    "Y[i,j] = sum(k, select(k <= i, A[i,k], 0) * B[k,j])",
+    "Y[i,j] = sum(k, A[i,k] * B[k,j] * (k + 1))",
+    "Y[i,j] = max(k, select(k < j and i != k, A[i,k] + B[k,j], (2*j - 3*k)))",
+)
+
+
+@pytest.mark.usefixtures("emulator")
+@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("text", AXIS_VALUES)
+def test_the_value_of_an_axis_is_its_place_in_the_operator(text: str, stages: int) -> None:
+    form = form_of(expr=text, sizes={"i": 21, "j": 20, "k": 19})
+    schedule = staged_schedule(form, 8).with_(stages=stages, asynchronous=stages == 3, turned=turned_tensors(form))
+    result = verify(form, schedule, engine="emulator", full_size=True)
+    assert result.passed, result.reason
+
+
 #: Copies at the border of a tensor: of windows, whose steps stay at it; of steps that move along it; of the last rows,
 #: which only results beyond the output's end are made of; of a reduction that no step divides.
 BORDERS: tuple[tuple[dict[str, Any], dict[str, int]], ...] = (
