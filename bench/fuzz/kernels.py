@@ -34,6 +34,9 @@ from sokoban.schedule.tile import TileSchedule
 #: Boards and the processor whose kernels are run.
 DEVICES = ("v100", "a100", "h100", "b200", "cpu")
 
+#: Element types of kernels for processors.
+CPU_DTYPES = ("float32", "float64")
+
 #: Programs that construction is asked for: the later ones are of other kinds.
 CANDIDATES = 30
 
@@ -114,6 +117,8 @@ def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count
         InputError: the device has no kernel for it.
     """
     device = device_of(device_name)
+    if device_name == "cpu" and not {tensor.dtype for tensor in expr.tensors} <= set(CPU_DTYPES):
+        raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")
     form = form_on(expr, device)
     programs = find_programs(form, device, count, method).ranked(count)
     target = Target.of(device)

@@ -152,21 +152,23 @@ class Writer:
         self.inputs.shapes[tensor] = shape
         dtype = self.chance.choice(self.dtypes)
         self.inputs.dtypes[tensor] = dtype
-        return self._term(tensor, dtype, [text for text, _, _ in indices], self._pad() if padded else None)
+        return self._term(tensor, dtype, [text for text, _, _ in indices], self._pad(dtype) if padded else None)
 
-    def _pad(self) -> float:
-        return self.chance.choice((0.0, 0.0, 1.0, -2.0) if self.whole else (0.0, 0.0, 1.0, -0.5))
+    def _pad(self, dtype: str) -> float:
+        return self.chance.choice((0.0, 0.0, 1.0, -2.0) if dtype in ("int8", "int32") else (0.0, 0.0, 1.0, -0.5, 0.3))
 
     def _again(self, axes: Sequence[str]) -> Term | None:
         """A second load of an input, at any place inside it or with a pad."""
         tensor = self.chance.choice(sorted(self.inputs.shapes))
         dtype = self.inputs.dtypes[tensor]
+        if dtype.startswith("float8"):
+            return None  # Operands of products alone.
         indices = [self.index(axes) for _ in self.inputs.shapes[tensor]]
         outside = any(
             low < 0 or high >= extent
             for (_, low, high), extent in zip(indices, self.inputs.shapes[tensor], strict=True)
         )
-        return self._term(tensor, dtype, [text for text, _, _ in indices], self._pad() if outside else None)
+        return self._term(tensor, dtype, [text for text, _, _ in indices], self._pad(dtype) if outside else None)
 
     def _term(self, tensor: str, dtype: str, indices: Sequence[str], pad: float | None) -> Term:
         low, high = INTEGER_BOUNDS if dtype in ("int8", "int32") else FLOAT_BOUNDS
