@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from bench.fuzz.campaign import campaign
-from bench.fuzz.log import Log
+from bench.fuzz.log import Log, code_digest
+from bench.fuzz.tables import Met, lines_of
 from hal.support.errors import InputError
 
 
@@ -21,18 +22,18 @@ from hal.support.errors import InputError
 @click.option("--table", is_flag=True, help="Only show which productions met which lowering in the folder's records.")
 def main(*, minutes: float, operators: int | None, seed: int, folder: Path, table: bool) -> None:
     """Examine drawn operators; exit code 1 where one disagrees, raises or hangs."""
-    from bench.fuzz.tables import print_tables
-
+    failed = False
     try:
-        if table:
-            print_tables(Log(folder))
-            return
-        totals = campaign(folder, seed, minutes, operators, lambda line: click.echo(line))
-        print_tables(Log(folder))
+        log = Log(folder)
+        if not table:
+            totals = campaign(log, seed, minutes, operators, click.echo)
+            failed = bool(totals.failures)
+        for line in lines_of(Met.of(record for record in log.records() if record["code"] == code_digest())):
+            click.echo(line)
     except InputError as error:
         click.echo(f"bench.fuzz: {error}", err=True)
         sys.exit(2)
-    sys.exit(1 if totals.failures else 0)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

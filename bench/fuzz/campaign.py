@@ -13,7 +13,6 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from bench.fuzz.log import Log, Record, code_digest
@@ -98,12 +97,12 @@ class Worker:
         self._pool = None
 
 
-def campaign(folder: Path, seed: int, minutes: float, most: int | None, show: Callable[[str], None]) -> Totals:
-    """Examine operators until the time is over or there are ``most``; those of a folder's log are not examined again.
+def campaign(log: Log, seed: int, minutes: float, most: int | None, show: Callable[[str], None]) -> Totals:
+    """Examine operators until the time is over or there are ``most``; those of the log are not examined again.
 
     Operators that failed under other code come first.
     """
-    log, totals, digest = Log(folder), Totals(), code_digest()
+    totals, digest = Totals(), code_digest()
     done, failed = set(), set()
     for record in log.records():
         if record["seed"] != seed:

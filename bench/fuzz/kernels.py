@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from bench.fuzz.productions import productions
+from bench.fuzz.productions import attention_options, productions
 from codegen.compile.build import verify_chain, verify_schedule
 from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
 from codegen.gpu.lower import LOWERINGS
@@ -24,8 +24,12 @@ from hal.support.errors import InputError
 from roller.construct.program import Program
 from roller.programs import find_programs, form_on
 from sokoban.kernel.form import KernelForm
+from sokoban.kernel.pair import ProductPair
+from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import TensorExpr
+from sokoban.language.named.attention import attention_of
+from sokoban.language.named.attention_gradient import attention_gradient_of
 from sokoban.language.reference import evaluate, random_inputs, round_to_dtype
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.patches import Schedule
@@ -71,13 +75,22 @@ class Kernel:
         met: dict[str, set[str]] = {}
         names = list(self.lowerings)
         for name, part in zip(names, self.program.parts, strict=True):
-            if isinstance(part.problem, KernelForm):
-                met.setdefault(name, set()).update(productions(part.problem.expr))
-            else:
-                met.setdefault(name, set())
+            met.setdefault(name, set()).update(self._productions(part.problem))
         if self.program.algorithm != "direct":
-            met.setdefault(self.program.algorithm, set()).update(productions(self.program.form.expr))
+            met.setdefault(self.program.algorithm, set()).update(self._productions(self.program.form))
         return {name: sorted(found) for name, found in met.items()}
+
+    def _productions(self, problem: Problem) -> frozenset[str]:
+        """Those of what one kernel computes; of attention, what it is asked for."""
+        source = self.program.form.source
+        attention = attention_of(source) or attention_gradient_of(source)
+        if attention is not None:
+            return attention_options(attention, source.inputs[0].dtype)
+        if isinstance(problem, PatchTransform):
+            return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs)
+        if isinstance(problem, ProductPair):
+            return productions(problem.expr)
+        return productions(problem.expr) if isinstance(problem, KernelForm) else frozenset()
 
     def points(self) -> float:
         """Points of the problem that is run."""

@@ -51,6 +51,17 @@ def convolution(chance: random.Random) -> Data:
     return _with_epilogue(chance, data, "f")
 
 
+def large_convolution(chance: random.Random) -> Data:
+    """A convolution of float32 by 3x3 or 5x5 that Winograd's transforms gain on."""
+    side, window = chance.choice((14, 28, 29, 56)), chance.choice((3, 3, 5))
+    data: Data = {
+        "op": "conv2d", "n": chance.choice((8, 16, 32)), "c": chance.choice((64, 128, 130, 256)), "h": side,
+        "w": side + chance.choice((0, 0, 1)), "f": chance.choice((64, 128, 256)), "kh": window, "kw": window,
+        "padding": chance.choice((0, window // 2)), "layout": chance.choice(("NCHW", "NCHW", "NHWC")),
+    }  # fmt: skip
+    return _with_epilogue(chance, data, "f")
+
+
 def matmul(chance: random.Random) -> Data:
     """A product of matrices of any type with an epilogue of steps."""
     dtype = chance.choice((*_FLOATS, "float64", "int8"))
@@ -82,4 +93,4 @@ def _with_epilogue(chance: random.Random, data: Data, axis: str) -> Data:
 
 def named(chance: random.Random) -> Data:
     """Any of them."""
-    return chance.choice((attention, attention_gradient, convolution, matmul, line))(chance)
+    return chance.choice((attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line))(chance)

@@ -386,6 +386,26 @@ def steps(draw: Draw) -> Data:
     return draw.finish(term, ["i", "p"])
 
 
+def pair(draw: Draw) -> Data:
+    """Two products in a row with something point-wise between them, all of one type, as one kernel computes them."""
+    chance = draw.chance
+    dtype = chance.choice(("float16", "float16", "bfloat16", "float32"))
+    draw.dtypes, draw.whole = (dtype,), False
+    draw.writer.dtypes, draw.writer.whole = draw.dtypes, False
+    draw.axes("i", tables=(EDGE, (192, 512, 1000, 2048)))
+    draw.axes("k", "n", "p", tables=((16, 32, 64), (16, 24, 33, 96, 128)))
+    first = product(_plain(draw, "A", ["i", "k"]), _plain(draw, "B", _turned(chance, ["k", "n"])))
+    hidden = draw.state("H", ["i", "n"], draw.reduced("sum", ["k"], first))
+    if chance.random() < 0.85:
+        hidden = draw.state("G", ["i", "n"], bounded_epilogue(draw, ["i", "n"], hidden))
+    term = draw.reduced("sum", ["n"], product(hidden, _plain(draw, "D", _turned(chance, ["n", "p"]))))
+    if chance.random() < 0.5:
+        term = _epilogue(draw, ["i", "p"], draw.state("C", ["i", "p"], term), depth=chance.randint(1, 2))
+    data = draw.finish(within(term, 500.0), ["i", "p"])
+    data["dtypes"]["Y"] = dtype
+    return data
+
+
 def long_reduction(draw: Draw) -> Data:
     """A reduction so long beside its outputs that slices or lines of it are kernels of their own."""
     chance = draw.chance
@@ -420,6 +440,14 @@ def _limit(draw: Draw, points: int) -> None:
     while math.prod(draw.sizes.values()) > points:
         longest = max(draw.sizes, key=draw.sizes.__getitem__)
         draw.sizes[longest] = draw.sizes[longest] // 2 + 1
+
+
+def _plain(draw: Draw, tensor: str, axes: Sequence[str]) -> Term:
+    """A load of an input along axes as they are."""
+    dtype = draw.dtypes[0]
+    draw.writer.inputs.shapes[tensor] = [draw.sizes[axis] for axis in axes]
+    draw.writer.inputs.dtypes[tensor] = dtype
+    return Term(f"{tensor}[{', '.join(axes)}]", -1.0, 1.0, 0.6, exact=True)
 
 
 def _turned(chance: random.Random, axes: list[str]) -> list[str]:
@@ -503,8 +531,8 @@ def _combined(draw: Draw, current: Term, reduced: Term) -> Term:
 
 #: Frames and how often they are drawn.
 FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
-    (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 22), (matrix_product, 16), (windows, 12), (rows, 8),
-    (masked_softmax, 2), (steps, 5), (long_reduction, 5),
+    (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 20), (matrix_product, 22), (windows, 12), (rows, 8),
+    (masked_softmax, 2), (steps, 4), (pair, 5), (long_reduction, 6),
 )  # fmt: skip
 
 
@@ -525,7 +553,7 @@ def operator(number: int, seed: int = 0) -> Data:
 
 
 def _drawn(chance: random.Random) -> Data:
-    if chance.random() < 0.1:
+    if chance.random() < 0.13:
         return named(chance)
     frames, weights = zip(*FRAMES, strict=True)
     return chance.choices(frames, weights)[0](Draw(chance))

@@ -22,6 +22,7 @@ from sokoban.language.expression import (
     Value,
     walk,
 )
+from sokoban.language.named.attention import AttentionSizes
 
 INSIDE, OUTSIDE = "inside", "outside"
 _COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
@@ -32,10 +33,12 @@ PADS = ("pad zero", "pad number", "pad infinity")
 #: Values of axes: as numbers and compared, of an axis that is reduced and of one of the output.
 POSITIONS = ("spatial axis as a number", "spatial axis compared", "reduced axis as a number", "reduced axis compared")
 
+REDUCTIONS = tuple(f"{name} of a reduction" for name in REDUCTION_IDENTITY)
+
 #: The rows of the table of productions: what may stand inside of a reduction and outside.
 _ANYWHERE = (*FUNCTIONS, *INDICES, *PADS)
 ALL: tuple[str, ...] = (
-    *(f"{name} of a reduction" for name in REDUCTION_IDENTITY),
+    *REDUCTIONS,
     *(f"{INSIDE} {name}" for name in (*_ANYWHERE, *POSITIONS)),
     *(f"{OUTSIDE} {name}" for name in (*_ANYWHERE, *POSITIONS[:2])),
 )
@@ -59,6 +62,24 @@ def productions(expr: TensorExpr) -> frozenset[str]:
     found.update({"size 1"} if 1 in sizes else set())
     found.update({"prime size"} if any(_is_prime(size) for size in sizes) else set())
     return frozenset(found)
+
+
+def attention_options(attention: AttentionSizes, dtype: str) -> frozenset[str]:
+    """What an attention, or a gradient of it, is asked for."""
+    options = {
+        "every key seen": not attention.causal, "causal": attention.causal, "window": bool(attention.window_size),
+        "heads share keys": attention.shares_keys, "a head for every key": not attention.shares_keys,
+        "more keys than queries": attention.key_count != attention.queries,
+        "values of another size": attention.value_size != attention.head_dim,
+    }  # fmt: skip
+    return frozenset({name for name, is_asked in options.items() if is_asked} | {f"reads {dtype}"})
+
+
+#: All of :func:`attention_options` but dtypes.
+OPTIONS = (
+    "every key seen", "causal", "window", "heads share keys", "a head for every key", "more keys than queries",
+    "values of another size",
+)  # fmt: skip
 
 
 def _of_statement(statement: Statement, expr: TensorExpr) -> Iterator[str]:
