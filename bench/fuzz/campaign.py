@@ -31,17 +31,20 @@ class Totals:
 
     Attributes:
         operators: examined by this code.
+        core_seconds: that this took on a core.
         kernels: run, by outcome.
         failures: numbers of operators with a kernel that is wrong, with a traceback, or that took too long.
     """
 
     operators: int = 0
+    core_seconds: float = 0.0
     kernels: Counter[str] = field(default_factory=Counter)
     failures: dict[int, str] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         """One more operator."""
         self.operators += 1
+        self.core_seconds += record["core_seconds"]
         self.kernels.update(run["outcome"] for run in record["runs"])
         problem = problem_of(record)
         if problem:
@@ -52,6 +55,8 @@ def problem_of(record: Record) -> str:
     """What is wrong with an operator; empty where nothing is."""
     if "traceback" in record:
         return str(record["traceback"]).strip().splitlines()[-1]
+    if record.get("built"):
+        return str(record["built"])
     wrong = [run for run in record["runs"] if run["outcome"] == "wrong"]
     if wrong:
         return f"{wrong[0]['device']} {wrong[0]['kind']}: {wrong[0]['reason']}"
@@ -153,13 +158,18 @@ def _examined(worker: Worker, number: int, seed: int) -> Record:
         problem = "Crash: the process died"
     except queue.Empty:  # pragma: no cover
         problem = traceback.format_exc()
-    return {"number": number, "took": {}, "refused": {}, "runs": [], "traceback": problem, "seconds": _TIMEOUT}
+    return {"number": number, "took": {}, "refused": {}, "runs": [], "traceback": problem, "seconds": _TIMEOUT,
+            "core_seconds": _TIMEOUT}  # fmt: skip
 
 
 def _progress(totals: Totals, before: int, seconds: float) -> str:
-    each = seconds / max(totals.operators - before, 1)
+    each = totals.core_seconds / max(totals.operators, 1)
     kernels = ", ".join(f"{count} {outcome}" for outcome, count in sorted(totals.kernels.items()))
-    return f"{totals.operators} operators, {each:.2f} s each; kernels: {kernels}; {len(totals.failures)} operators failed"
+    done = totals.operators - before
+    return (
+        f"{totals.operators} operators in {totals.core_seconds / 60:.1f} minutes of a core, {each:.2f} s each"
+        f" ({done} in {seconds / 60:.1f} minutes now); kernels: {kernels}; {len(totals.failures)} operators failed"
+    )
 
 
 def _shrink(
