@@ -14,6 +14,7 @@ from codegen.tir.tvm_import import hide_torch_from_tvm
 from hal.support.lazy import imported_on_use
 
 if TYPE_CHECKING:
+    from codegen.built import BuiltKernel
     from codegen.bundle.manifest import manifest_schema, read_manifest, to_json
     from codegen.bundle.records import (
         FORMAT,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         VerificationRecord,
     )
     from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-    from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
+    from codegen.compile.request import BuildRequest, BuiltProgram
     from codegen.verify.result import Verification
     from hal.support.atomic import staged_directory, write_atomic
 
@@ -45,6 +46,7 @@ _HOMES = {
         "Manifest",
         "VerificationRecord",
     ),
+    "codegen.built": ("BuiltKernel",),
     "codegen.compile.build": (
         "build_kernel",
         "verify_chain",
@@ -52,7 +54,6 @@ _HOMES = {
     ),
     "codegen.compile.request": (
         "BuildRequest",
-        "BuiltKernel",
         "BuiltProgram",
     ),
     "codegen.verify.result": ("Verification",),

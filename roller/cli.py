@@ -98,7 +98,11 @@ def compile_command(
     cached: bool,
     as_json: bool,
 ) -> None:
-    """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each."""
+    """Compile the operators of FILE: ranked kernels, their sources, binaries and a manifest each.
+
+    A kernel that fails its verification is struck out, and the next one takes its rank. Exit code 1 when an operator
+    has no kernel left; nothing is written for it.
+    """
     start = time.perf_counter()
     with kernel_pool(jobs) as pool:
         # The processes load TVM meanwhile.
@@ -119,7 +123,14 @@ def compile_command(
                 return
         from codegen.compile.cache import known_first
         from roller.algorithms import parse_algorithms
-        from roller.command.tables import compiled_json, is_lasting, known_operator, print_compiled
+        from roller.command.tables import (
+            compiled_json,
+            is_lasting,
+            known_operator,
+            print_compiled,
+            refused_json,
+            struck_out_lines,
+        )
         from roller.compile.bundles import write_bundle
         from roller.compile.pipeline import compile_operators
         from sokoban.language.operators import load_operators
@@ -131,18 +142,29 @@ def compile_command(
             expressions, device, top_k=top_k, verify=verify, pool=builders, method=method, algorithms=kinds
         )
         with progress(len(expressions), show=not as_json) as advance:
-            finished = []
+            finished, without = [], []
             for compiled in results:
+                advance(compiled.expr.name)
+                if compiled.error:
+                    without.append(compiled)
+                    if as_json:
+                        click.echo(refused_json(compiled, device))
+                    continue
                 bundle = write_bundle(compiled, device, out)
                 if as_json:
                     click.echo(compiled_json(compiled, bundle))
                 finished.append((compiled, bundle))
-                advance(compiled.expr.name)
     if key is not None:
-        is_whole = all(is_lasting(compiled, verify) for compiled, _ in finished)
+        is_whole = not without and all(is_lasting(compiled, verify) for compiled, _ in finished)
         keep_answer(key, [known_operator(compiled, bundle) for compiled, bundle in finished] if is_whole else [])
-    if not as_json:
+    if finished and not as_json:
         print_compiled(finished, device, time.perf_counter() - start)
+    for line in struck_out_lines([compiled for compiled, _ in finished]):
+        click.echo(f"roller compile: {line}", err=True)
+    for compiled in without:
+        click.echo(f"roller compile: {compiled.expr.name}: {compiled.error}; nothing was written for it", err=True)
+    if without:
+        sys.exit(1)
 
 
 @main.command("verify")

@@ -18,7 +18,7 @@ from bench.cpu.results import Check, Entry, Facts, OperatorResult
 from bench.cpu.statistics import spread
 from bench.cpu.timing import interleaved
 from bench.suites import suite_path
-from codegen.verify.result import tolerance_of
+from codegen.tolerance import tolerance_of
 from hal.support.errors import InputError
 from roller.profile.cpu import rotating_sets
 from sokoban.language.expression import TensorExpr

@@ -14,13 +14,14 @@ from bench.mutants.text import KernelText
 from codegen.gpu.lower import LOWERINGS
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
-from codegen.verify.gpu import EmulatedKernel, emulated_kernel
-from codegen.verify.result import exact_tolerance
+from codegen.tolerance import exact_tolerance
+from codegen.verify.gpu import EmulatedKernel, cuda_trial, emulated_kernel
+from codegen.verify.trial import Trial
 from hal.catalog import load_device
 from roller.algorithms import ALGORITHMS, sequence, split_k
 from roller.programs import find_programs
 from sokoban.kernel.form import KernelForm, kernel_form
-from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.kernel.problem import Problem
 from sokoban.language.expression import TensorExpr
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.cutting import cut_down, resize
@@ -62,6 +63,11 @@ class Case:
     def inputs(self) -> _Values:
         """Values of the operator's inputs."""
         return random_inputs(self.form.expr, 0)
+
+    @cached_property
+    def trial(self) -> Trial:
+        """Its kernels as a bundle."""
+        return cuda_trial(self.form, self.steps, self.target)
 
     @cached_property
     def expected(self) -> np.ndarray:
@@ -153,11 +159,11 @@ def kind_of(problem: Problem, schedule: Schedule, target: Target) -> str:
 def specimens_of(case: Case) -> Iterator[Specimen]:
     """The kernels of a case; those behind the first one get what the ones before them computed."""
     known = dict(case.inputs)
-    for part, (problem, schedule) in enumerate(case.steps):
-        kernel = emulated_kernel(problem, schedule, known, case.target)
+    for part, launch in enumerate(case.trial.launches):
+        kernel = emulated_kernel(case.trial, launch, known)
         yield Specimen(case=case, part=part, kernel=kernel, known=dict(known))
         if part + 1 < len(case.steps):
-            output = tensors_of(problem)[-1]
+            output = kernel.output
             known[output.name] = kernel.run().flat[: output.element_count].reshape(output.shape)
 
 
@@ -172,9 +178,9 @@ def with_other_edges(specimen: Specimen) -> Specimen | None:
     for sizes in _other_sizes(problem, schedule):
         other = resize(problem, sizes)
         known = random_inputs(other.expr, 1)
-        kernel = emulated_kernel(other, schedule, known, specimen.case.target)
+        case = replace(specimen.case, form=other, steps=((other, schedule),), kinds=(specimen.kind,))
+        kernel = emulated_kernel(case.trial, case.trial.launches[0], known)
         if KernelText(kernel.source, kernel.entry).shape == specimen.text.shape:
-            case = replace(specimen.case, form=other, steps=((other, schedule),), kinds=(specimen.kind,))
             return Specimen(case=case, part=0, kernel=kernel, known=known)
     return None
 

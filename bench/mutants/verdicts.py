@@ -15,10 +15,9 @@ import numpy as np
 from bench.mutants.corpus import Specimen, with_other_edges
 from bench.mutants.mutations import SYNC_KINDS, Mutation
 from bench.mutants.variants import one_text
+from codegen.tolerance import judge
 from codegen.verify.emulator import Emulation, EmulatorError, run_cuda_on_cpu
 from codegen.verify.gpu import emulated_kernel, is_guard_written
-from codegen.verify.result import judge
-from sokoban.kernel.problem import tensors_of
 
 #: What may become of a mutant. *Needless*: a synchronization was taken out that the checker called needless.
 VERDICTS = ("noticed", "harmless", "needless", "missed")
@@ -236,11 +235,12 @@ def _final(specimen: Specimen, values: np.ndarray, lowering: threading.Lock) -> 
     """What the last kernel of a case computes where a mutant has computed ``values`` in its place."""
     known = dict(specimen.known)
     known[specimen.kernel.output.name] = values.reshape(specimen.kernel.output.shape)
-    for problem, schedule in specimen.case.steps[specimen.part + 1 :]:
-        output = tensors_of(problem)[-1]
+    trial = specimen.case.trial
+    for launch in trial.launches[specimen.part + 1 :]:
         with lowering:
             # Other mutants come to the same later kernel, which is compiled once.
-            kernel = emulated_kernel(problem, schedule, known, specimen.case.target)
+            kernel = emulated_kernel(trial, launch, known)
+            output = kernel.output
             values = kernel.run().flat[: output.element_count]
         known[output.name] = values.reshape(output.shape)
     return values

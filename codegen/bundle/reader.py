@@ -15,14 +15,16 @@ from hal.support.errors import InputError
 _REMEDY = "give a folder that roller compile wrote"
 
 
-def read_bundle(directory: Path | str) -> Bundle:
-    """The bundle in a folder.
+def read_bundle(directory: Path | str, *, runs_opencl: bool = False) -> Bundle:
+    """The bundle in a folder; ``runs_opencl``: whether the caller launches OpenCL kernels.
 
     Raises:
         InputError: there is none, it is not of this format, it is for OpenCL, or a file of it is missing.
     """
     folder = Path(directory)
     bundle = Bundle(folder, _manifest(folder, manifest_data(folder)))
+    if bundle.kernels[0].source.endswith(".cl") and not runs_opencl:
+        raise InputError(str(folder), "holds OpenCL kernels", "launch them with an OpenCL host; CuPy runs CUDA")
     files = [part.file for kernel in bundle.kernels for part in kernel.parts(bundle.arguments)]
     for name in [*files, *([bundle.reference.source] if bundle.reference else [])]:
         if not (folder / name).is_file():
@@ -66,7 +68,7 @@ def _manifest(folder: Path, data: dict[str, Any]) -> Manifest:
     """The manifest of a folder from its JSON data, with names of files and tensors checked.
 
     Raises:
-        InputError: it is damaged, or holds kernels that no board beside CuPy runs.
+        InputError: it is damaged.
     """
     try:
         manifest: Manifest = _typed(Manifest, data)
@@ -77,8 +79,6 @@ def _manifest(folder: Path, data: dict[str, Any]) -> Manifest:
         problem = f"is damaged: {error}"
     if problem:
         raise InputError(str(folder / MANIFEST), problem, "compile the operator again")
-    if manifest.kernels[0].source.endswith(".cl"):
-        raise InputError(str(folder), "holds OpenCL kernels", "launch them with an OpenCL host; CuPy runs CUDA")
     return manifest
 
 

@@ -7,11 +7,14 @@ them beside a GPU. Both know these records, which need nothing but Python.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from codegen.tensor_map import TensorMap
+
+T = TypeVar("T")
 
 #: Name of the manifest's file in the folder of a bundle.
 MANIFEST = "manifest.json"
@@ -175,13 +178,21 @@ class LaunchRecord:
         """The file that it is loaded from where the board is the bundle's."""
         return self.binary or self.source
 
+    def bind(self, values: Mapping[str, T]) -> tuple[T, ...]:
+        """Its parameters' values, in their order, by the names of tensors: the one place where arguments are bound.
+
+        ``values`` are addresses, arrays or places of the bundle's arguments and of its workspace.
+        """
+        return tuple(values[name] for name in self.tensors)
+
 
 @dataclass(frozen=True, kw_only=True)
 class KernelRecord:
     """One way to compute the operator: a kernel, or several launched one after the other.
 
     With ``launches`` the operator is those, in this order, over the arguments and a workspace; what else is said of
-    entry, files, extents, registers and tiles is then of the longest of them.
+    entry, files, extents, registers and tiles is then of the longest of them. A kernel that does it alone has one
+    where its parameters come in another order than the arguments.
 
     Attributes:
         rank: 1 is the best.
@@ -197,7 +208,7 @@ class KernelRecord:
         zero_output: the kernel adds to its output, which therefore has to be cleared before each launch.
         profiled_seconds: median measured time; None before ``roller profile`` and where a kernel was struck out.
         profile: the rest of what was measured.
-        launches: empty for a kernel that does it alone.
+        launches: empty for a kernel that does it alone over all arguments in their order.
         workspace: bytes of every tensor between the launches, by name.
         tolerance: relative error of its results that counts as right where that is more than the reference's.
         architecture: what its binary was compiled for, ``sm_90a``; None where it is the manifest's.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from codegen.bundle.records import ReferenceLaunch, ReferenceRecord
-from codegen.verify.result import tolerance_of
+from codegen.tolerance import tolerance_of
 from sokoban.language.expression import (
     AffineIndex,
     AxisValue,

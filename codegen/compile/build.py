@@ -5,20 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.built import BuiltKernel
+from codegen.compile.request import BuildRequest
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest
 from codegen.verify.chain import ChainCheck
 from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
 from sokoban.kernel.form import KernelForm
-from sokoban.kernel.problem import tensors_of
 from sokoban.schedule.tile import TileSchedule
-
-if TYPE_CHECKING:
-    from codegen.tir.lowered import Lowered
 
 
 def build_kernel(request: BuildRequest) -> BuiltKernel:
@@ -46,16 +42,12 @@ def build_kernel(request: BuildRequest) -> BuiltKernel:
 
 def _build_cuda(request: BuildRequest) -> BuiltKernel:
     """Source and cubin."""
-    from codegen.gpu.lower import lower
     from codegen.gpu.source.nvrtc import compile_cuda
-    from codegen.gpu.source.prelude import strip_prelude
     from codegen.gpu.source.residency import squeezed
-    from codegen.gpu.source.text import cuda_source, own_architecture
+    from codegen.gpu.sources import cuda_kernel
 
-    own = own_architecture(request.schedule, request.target.architecture)
-    architecture = own or request.target.architecture
-    lowered = lower(_lowering(request))
-    source = strip_prelude(cuda_source(lowered, architecture, _parameters(request)))
+    lowered, kernel = cuda_kernel(_lowering(request))
+    architecture, source = kernel.architecture or request.target.architecture, kernel.source
     compiled = compile_cuda(source, architecture, name=request.entry)
     if lowered.has_barriers:
         # Other kernels are bound by memory, or their registers are no matter of choice.
@@ -63,9 +55,9 @@ def _build_cuda(request: BuildRequest) -> BuiltKernel:
         source, compiled = squeezed(
             source, compiled, threads, shared, architecture, name=request.entry, worthwhile=request.worthwhile_blocks
         )
-    kernel = _source_kernel(request, lowered, source, own)
     return replace(
         kernel,
+        source=source,
         binary=compiled.cubin,
         registers=compiled.registers,
         spill_bytes=compiled.spill_bytes,
@@ -74,70 +66,26 @@ def _build_cuda(request: BuildRequest) -> BuiltKernel:
 
 
 def _build_cuda_source(request: BuildRequest) -> BuiltKernel:
-    from codegen.gpu.lower import lower
-    from codegen.gpu.source.prelude import strip_prelude
-    from codegen.gpu.source.text import cuda_source, own_architecture
+    from codegen.gpu.sources import cuda_kernel
 
-    own = own_architecture(request.schedule, request.target.architecture)
-    lowered = lower(_lowering(request))
-    source = strip_prelude(cuda_source(lowered, own or request.target.architecture, _parameters(request)))
-    return _source_kernel(request, lowered, source, own)
+    return cuda_kernel(_lowering(request))[1]
 
 
 def _build_opencl_source(request: BuildRequest) -> BuiltKernel:
-    from codegen.gpu.lower import lower
-    from codegen.gpu.source.text import opencl_source
+    from codegen.gpu.sources import opencl_kernel
 
-    lowered = lower(_lowering(request))
-    return _source_kernel(request, lowered, opencl_source(lowered, _parameters(request), request.target.lanes))
-
-
-def _lowering(request: BuildRequest) -> LoweringRequest:
-    return LoweringRequest(request.form, request.schedule, request.entry, request.target)
-
-
-def _parameters(request: BuildRequest) -> list[str]:
-    return [tensor.name for tensor in tensors_of(request.form)]
-
-
-def _source_kernel(request: BuildRequest, lowered: Lowered, source: str, own: str | None = None) -> BuiltKernel:
-    """A kernel as source alone."""
-    from codegen.gpu.source.text import static_shared_bytes
-    from codegen.tir.lowered import KERNEL_SUFFIX
-
-    return BuiltKernel(
-        entry=request.entry + KERNEL_SUFFIX,
-        source=source,
-        binary=None,
-        grid=lowered.grid,
-        block=lowered.block,
-        shared_bytes=static_shared_bytes(source) + lowered.dynamic_shared_bytes,
-        dynamic_shared_bytes=lowered.dynamic_shared_bytes,
-        registers=None,
-        spill_bytes=None,
-        architecture=own,
-        tensor_maps=lowered.maps,
-    )
+    return opencl_kernel(_lowering(request))
 
 
 def _build_llvm(request: BuildRequest) -> BuiltKernel:
     """Assembly and shared object."""
-    from codegen.cpu.lower import lower
-    from codegen.cpu.shared_object import build_shared_object
+    from codegen.cpu.kernel import cpu_kernel
 
-    lowered = lower(_lowering(request))
-    built = build_shared_object(lowered, request.target.architecture, len(_parameters(request)))
-    return BuiltKernel(
-        entry=built.entry,
-        source=built.assembly,
-        binary=built.data,
-        grid=(built.blocks, 1, 1),
-        block=(1, 1, 1),
-        shared_bytes=built.scratch_bytes,
-        dynamic_shared_bytes=built.scratch_bytes,
-        registers=None,
-        spill_bytes=None,
-    )
+    return cpu_kernel(_lowering(request))
+
+
+def _lowering(request: BuildRequest) -> LoweringRequest:
+    return LoweringRequest(request.form, request.schedule, request.entry, request.target)
 
 
 #: Generator -> what builds with it.

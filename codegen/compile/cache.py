@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from codegen.built import BuiltKernel
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-from codegen.compile.request import BuiltKernel
 from codegen.compile.toolchain import decoded, kernel_store, toolchain
 from codegen.verify.result import Verification
 from hal.support.store import Store, digest
@@ -25,14 +25,14 @@ class KnownFirst(Executor):
 
     def __init__(self, pool: Executor, store: Store) -> None:
         self._pool, self._store = pool, store
+        self._wrong: set[str] = set()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """The result of ``fn(*args)`` where it is known, else of the pool."""
         kind = _KINDS.get(fn)
         if kind is None or kwargs:
             return self._pool.submit(fn, *args, **kwargs)
-        # Requests are dataclasses of numbers, texts and tuples: what they print is all that they are.
-        key = digest(toolchain(), fn.__name__, repr(args))
+        key = _key(fn, args)
         known = decoded(self._store.read(key), kind)
         if known is not None:
             future: Future[Any] = Future()
@@ -42,9 +42,22 @@ class KnownFirst(Executor):
         future.add_done_callback(partial(self._keep, key))
         return future
 
+    def forget(self, fn: Callable[..., Any], /, *args: Any) -> None:
+        """Take the result of ``fn(*args)`` out of what is kept: it was found wrong."""
+        key = _key(fn, args)
+        self._wrong.add(key)
+        self._store.remove(key)
+
     def _keep(self, key: str, future: Future[Any]) -> None:
         if not future.cancelled() and future.exception() is None and _is_lasting(future.result()):
             self._store.write(key, msgspec.msgpack.encode(future.result()))
+            if key in self._wrong:  # forgotten while it was on its way here
+                self._store.remove(key)
+
+
+def _key(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    # Requests are dataclasses of numbers, texts and tuples: what they print is all that they are.
+    return digest(toolchain(), fn.__name__, repr(args))
 
 
 def known_first(pool: Executor) -> KnownFirst:
@@ -61,7 +74,5 @@ _KINDS: dict[Callable[..., Any], type[Any]] = {
 
 
 def _is_lasting(result: BuiltKernel | Verification) -> bool:
-    """Whether a result would be the same next time: not where something was missing or failed."""
-    if isinstance(result, BuiltKernel):
-        return not result.error
-    return result.relative_error is not None
+    """Whether a result is worth finding again: a kernel that was built, a proof."""
+    return not result.error if isinstance(result, BuiltKernel) else result.passed

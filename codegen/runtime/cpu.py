@@ -57,8 +57,8 @@ class _Step:
         except AttributeError:
             raise InputError(launch.file, f"has no function {launch.entry}", "compile the operator again") from None
         function.argtypes, function.restype = (ctypes.c_void_p, ctypes.c_void_p), ctypes.c_int32
-        found = tuple(places[name] for name in launch.tensors)
-        return _Step(function, found, ctypes.c_void_p * (len(found) + 1))
+        bound = launch.bind(places)
+        return _Step(function, bound, ctypes.c_void_p * (len(bound) + 1))
 
 
 class CpuOperator(BundleOperator):

@@ -79,9 +79,8 @@ class LoadedKernel:
                 size = self.entry.workspace.get(last, output_bytes)
                 cupy.cuda.runtime.memsetAsync(addresses[last], 0, size, cupy.cuda.get_current_stream().ptr)
             maps = {seen.tensor: seen for seen in step.tensor_maps}
-            parameters = tuple(
-                encoded(maps[name], addresses[name]) if name in maps else addresses[name] for name in step.tensors
-            )
+            bound = zip(step.tensors, step.bind(addresses), strict=True)
+            parameters = tuple(encoded(maps[name], address) if name in maps else address for name, address in bound)
             function(step.grid, step.block, parameters, shared_mem=step.dynamic_shared_bytes)
 
     def workspace(self) -> dict[str, Any]:

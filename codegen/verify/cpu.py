@@ -10,7 +10,7 @@ import _ctypes
 import ctypes
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from codegen.cpu.lower import lower
-from codegen.cpu.shared_object import SharedObject, build_shared_object
+from codegen.bundle.records import LaunchRecord
+from codegen.cpu.kernel import cpu_kernel
 from codegen.generators import linker
 from codegen.target import Target
 from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
+from codegen.tolerance import judge, tolerance_of
 from codegen.verify.chain import ChainCheck
 from codegen.verify.engines import CHECKS
 from codegen.verify.guards import guarded
-from codegen.verify.result import Verification, judge, tolerance_of
+from codegen.verify.result import NOT_RUN, Verification
+from codegen.verify.trial import Step, Trial, trial_of
 from hal.microbench.cpu.native import host_architecture
 from sokoban.kernel.form import KernelForm
 from sokoban.language.reference import evaluate, random_inputs
@@ -68,22 +70,17 @@ def verify_cpu(
 def verify_cpu_chain(check: ChainCheck, target: Target, *, seed: int = 0) -> Verification:
     """Run the kernels of a chain one after the other on this processor and compare what the last one writes with the
     reference. What one writes the next one reads: an element that was not written poisons the result."""
-    steps = []
-    for step in check.steps:
-        assert isinstance(step.problem, KernelForm) and isinstance(step.schedule, TileSchedule)
-        steps.append((step.problem, step.schedule))
+    steps = [(step.problem, step.schedule) for step in check.steps]
     return _verified(check.form, steps, target, seed, max(tolerance_of(check.form.expr), check.tolerance or 0.0))
 
 
-def _verified(
-    form: KernelForm, steps: Sequence[tuple[KernelForm, TileSchedule]], target: Target, seed: int, accepted: float
-) -> Verification:
+def _verified(form: KernelForm, steps: Sequence[Step], target: Target, seed: int, accepted: float) -> Verification:
     """What became of kernels that compute ``form``, by the largest relative error that is ``accepted``."""
     sizes = dict(form.sizes)
     if linker() is None:
         reason = "not run: there is no C compiler to link with; install gcc or clang"
         return Verification(
-            passed=False, method="none", relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=reason
+            passed=False, method=NOT_RUN, relative_error=None, tolerance=accepted, axis_sizes=sizes, reason=reason
         )
     here = host_architecture()
     method = "native" if target.architecture == here else f"native (compiled for {here})"
@@ -97,48 +94,44 @@ def _verified(
     )
     inputs = random_inputs(form.expr, seed)
     values = dict(inputs)
-    for kernel, schedule in steps:
-        output = kernel.expr.output
-        try:
-            library = _built(kernel, schedule, replace(target, architecture=here))
-            flat, problem = _run(kernel, library, values)
-        except LoweringError as refused:
-            return verdict(passed=False, relative_error=None, reason=str(refused))
+    twin = replace(target, architecture=here)
+    try:
+        built = [cpu_kernel(LoweringRequest(*step, "verify", twin), needs_vectors=False) for step in steps]
+        trial = trial_of(form, steps, built, twin)
+    except LoweringError as refused:
+        return verdict(passed=False, relative_error=None, reason=str(refused))
+    for launch in trial.launches:
+        output = launch.bind(trial.tensors)[-1]
+        flat, problem = _run(trial, launch, values)
         if not problem and not np.isnan(flat[output.element_count :]).all():
             problem = "written behind the end of the output"
         if problem:
             return verdict(passed=False, relative_error=math.inf, reason=problem)
         values[output.name] = flat[: output.element_count].reshape(output.shape)
-    error, reason = judge(values[form.expr.output.name].ravel(), evaluate(form.expr, inputs), accepted)
+    error, reason = judge(values[trial.bundle.output.name].ravel(), evaluate(form.expr, inputs), accepted)
     return verdict(passed=not reason, relative_error=error, reason=reason)
 
 
-def _built(form: KernelForm, schedule: TileSchedule, target: Target) -> SharedObject:
-    lowered = lower(LoweringRequest(form, schedule, "verify", target))
-    # LLVM splits vectors that are wider than the processor's: it has whatever such a kernel needs.
-    return build_shared_object(replace(lowered, vector_bytes=0), target.architecture, len(form.expr.inputs) + 1)
-
-
-def _run(form: KernelForm, library: SharedObject, inputs: dict[str, Any]) -> tuple[Any, str]:
+def _run(trial: Trial, launch: LaunchRecord, known: Mapping[str, Any]) -> tuple[Any, str]:
     """The output with its guard, and what was wrong on the way.
 
     The blocks run in this thread, last ones first, as if several threads had taken them.
     """
-    output = form.expr.output
-    arrays = [guarded(inputs[tensor.name], tensor) for tensor in form.expr.inputs]
-    arrays.append(guarded(np.full(output.shape, np.nan), output))
-    room = _WORKERS * library.scratch_bytes
+    tensors = launch.bind(trial.tensors)
+    values = launch.bind({**known, tensors[-1].name: np.full(tensors[-1].shape, np.nan)})
+    arrays = [guarded(array, tensor) for array, tensor in zip(values, tensors, strict=True)]
+    room = _WORKERS * launch.dynamic_shared_bytes
     scratch = np.full(room + 2 * _GUARD_BYTES + 64, _POISON, np.uint8)
     start = _GUARD_BYTES + -(scratch.ctypes.data + _GUARD_BYTES) % 64
     pointers = (ctypes.c_void_p * (len(arrays) + 1))(
         *(array.ctypes.data for array in arrays), scratch.ctypes.data + start
     )
     with tempfile.TemporaryDirectory(prefix="roller-verify-") as folder:
-        path = Path(folder) / "kernel.so"
-        path.write_bytes(library.data)
+        path = Path(folder) / launch.file
+        path.write_bytes(trial.binary(launch))
         loaded = ctypes.CDLL(str(path))
         try:
-            function = loaded[library.entry]
+            function = loaded[launch.entry]
             function.argtypes, function.restype = (_PARALLEL_FOR, ctypes.c_void_p), ctypes.c_int32
             function(_PARALLEL_FOR(_in_turn), pointers)
         finally:

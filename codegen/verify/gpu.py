@@ -20,23 +20,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from codegen.gpu.lower import lower
-from codegen.gpu.source.prelude import strip_prelude
-from codegen.gpu.source.text import cuda_source, opencl_source
+from codegen.built import BuiltKernel
+from codegen.bundle.records import LaunchRecord
+from codegen.gpu.sources import cuda_kernel, opencl_kernel
 from codegen.target import Target
 from codegen.tensor_map import TensorMap
-from codegen.tir.lowered import KERNEL_SUFFIX, LoweringError
+from codegen.tir.lowered import LoweringError
 from codegen.tir.lowering import LoweringRequest
+from codegen.tolerance import TOLERANCE, exact_tolerance, judge, tolerance_of
 from codegen.verify.chain import ChainCheck
 from codegen.verify.emulator import EmulatorError, Synchronization, emulator_available, run_cuda_on_cpu
-from codegen.verify.engines import CHECKS, ORDER_SEEDS
+from codegen.verify.engines import CHECKS, ORDER_SEEDS, engine_for
 from codegen.verify.guards import guarded
 from codegen.verify.opencl import OpenClError, opencl_available, run_opencl
-from codegen.verify.result import TOLERANCE, Verification, exact_tolerance, judge, tolerance_of
+from codegen.verify.result import NOT_RUN, Verification
+from codegen.verify.trial import Step, Trial, trial_of
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.instructions import Instruction
-from sokoban.kernel.patches import PatchTransform
-from sokoban.kernel.problem import Problem, tensors_of
+from sokoban.kernel.problem import Problem
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.attention import AttentionSchedule
@@ -80,7 +81,7 @@ def verify(
     *,
     seed: int = 0,
     full_size: bool = False,
-    engine: str = "opencl",
+    engine: str | None = None,
     target: Target = EMULATED,
     order_seeds: Sequence[int] = ORDER_SEEDS,
 ) -> Verification:
@@ -90,7 +91,7 @@ def verify(
         seed: of the inputs.
         full_size: run the whole problem and compare with the operator as its author wrote it, before any
             normalisation.
-        engine: ``"opencl"`` or ``"emulator"``.
+        engine: ``"emulator"`` or ``"opencl"``; None for the emulator, or OpenCL where g++ is missing.
         target: whose CUDA text is emulated.
         order_seeds: of the orders in which the emulator runs threads, warps and blocks.
     """
@@ -99,16 +100,14 @@ def verify(
         # Blocks that have several tiles, however few are left.
         schedule = replace(schedule, launched=schedule.cluster)
     reference = _source_value if full_size else _value
-    steps = [(small, schedule)]
-    plan = _opencl_plan(small, steps) if engine == "opencl" else _emulator_plan(small, steps, target, order_seeds)
-    return _verified(small, plan, reference, seed)
+    return _verified(small, _plan(small, [(small, schedule)], engine, target, order_seeds), reference, seed)
 
 
 def verify_chain(
     check: ChainCheck,
     *,
     seed: int = 0,
-    engine: str = "opencl",
+    engine: str | None = None,
     target: Target = EMULATED,
     order_seeds: Sequence[int] = ORDER_SEEDS,
 ) -> Verification:
@@ -118,9 +117,8 @@ def verify_chain(
     is said is as for :func:`verify`.
     """
     steps = [(step.problem, step.schedule) for step in check.steps]
-    form = check.form
-    plan = _opencl_plan(form, steps) if engine == "opencl" else _emulator_plan(form, steps, target, order_seeds)
-    return _verified(form, plan._replace(tolerance=max(plan.tolerance, check.tolerance or 0.0)), _value, seed)
+    plan = _plan(check.form, steps, engine, target, order_seeds)
+    return _verified(check.form, plan._replace(tolerance=max(plan.tolerance, check.tolerance or 0.0)), _value, seed)
 
 
 _Inputs = Mapping[str, np.ndarray]
@@ -131,19 +129,31 @@ class _Plan(NamedTuple):
 
     Attributes:
         steps: the kernels, or their twins.
-        run: runs one of them.
+        target: what they are lowered for.
+        build: makes the text of one of them.
+        run: runs a launch of the bundle that they make.
         engine: the engine that it is run by, and ``method`` how the result calls that.
         tolerance: largest accepted relative error.
         missing: why nothing runs here; None where it does.
     """
 
-    steps: Sequence[tuple[Problem, Schedule]]
-    run: Callable[[Problem, Schedule, _Inputs], Run]
+    steps: Sequence[Step]
+    target: Target
+    build: Callable[[LoweringRequest], BuiltKernel]
+    run: Callable[[Trial, LaunchRecord, _Inputs], Run]
     engine: str
     method: str
     tolerance: float
     missing: str | None
     seeds: tuple[int, ...] = ()
+
+    def trial(self, form: KernelForm) -> Trial:
+        """The bundle that is run.
+
+        Raises:
+            LoweringError: a schedule cannot be lowered.
+        """
+        return _trial(form, self.steps, self.target, self.build)
 
 
 class Run(NamedTuple):
@@ -214,25 +224,30 @@ class EmulatedKernel:
         return _numbers(result, self.output.dtype)
 
 
-def _emulator_plan(
-    form: KernelForm, steps: Sequence[tuple[Problem, Schedule]], target: Target, seeds: Sequence[int]
-) -> _Plan:
+def _plan(form: KernelForm, steps: Sequence[Step], engine: str | None, target: Target, seeds: Sequence[int]) -> _Plan:
+    """The kernels as an engine runs them."""
+    engine = engine or engine_for(EMULATED.generator)
+    return _opencl_plan(form, steps) if engine == "opencl" else _emulator_plan(form, steps, target, seeds)
+
+
+def _emulator_plan(form: KernelForm, steps: Sequence[Step], target: Target, seeds: Sequence[int]) -> _Plan:
     """The kernels' own CUDA text, thread by thread."""
 
-    def run(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
-        return emulated_kernel(problem, schedule, inputs, target).run(seeds)
+    def run(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
+        return emulated_kernel(trial, launch, known).run(seeds)
 
-    tolerance, missing = exact_tolerance(form.expr), emulator_available()
-    return _Plan(steps, run, "emulator", "cuda, emulated", tolerance, missing, tuple(seeds))
+    return _Plan(
+        steps, _with_cuda(target), _cuda_text, run, "emulator", "cuda, emulated", exact_tolerance(form.expr),
+        emulator_available(), tuple(seeds),
+    )  # fmt: skip
 
 
-def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) -> _Plan:
+def _opencl_plan(form: KernelForm, steps: Sequence[Step]) -> _Plan:
     """OpenCL, with twins for matrix instructions and for narrow floats."""
     dtypes = {tensor.dtype for tensor in (*form.expr.inputs, form.expr.output)}
     notes = []
-    scalar = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
-    if scalar != list(steps):
-        steps = scalar
+    twins = [(problem, _scalar(problem, schedule)) for problem, schedule in steps]
+    if twins != list(steps):
         notes.append("scalar twin of the Tensor Core tiling")
     is_widened = any(isinstance(problem, KernelForm) for problem, _ in steps)
     if is_widened and dtypes & {"float16", "bfloat16"}:
@@ -243,27 +258,54 @@ def _opencl_plan(form: KernelForm, steps: Sequence[tuple[Problem, Schedule]]) ->
     is_widened = (is_widened and bool(dtypes & {"float16", "bfloat16", *FLOAT8_DTYPES})) or form.expr.allow_tf32
     tolerance = TOLERANCE["float32"] if is_widened else tolerance_of(form.expr)
     method = "opencl" + (f" ({', '.join(notes)})" if notes else "")
-    return _Plan(steps, _run_opencl, "opencl", method, tolerance, opencl_available())
+    widened = [(_widen(problem), schedule) for problem, schedule in twins]
+    return _Plan(widened, _OPENCL, opencl_kernel, _run_opencl, "opencl", method, tolerance, opencl_available())
+
+
+def _with_cuda(target: Target) -> Target:
+    """A target whose text is CUDA: where it gets none, what another board would."""
+    return target if target.architecture.startswith("sm_") else EMULATED
+
+
+def _cuda_text(request: LoweringRequest) -> BuiltKernel:
+    return cuda_kernel(request)[1]
+
+
+def _trial(
+    form: KernelForm, steps: Sequence[Step], target: Target, build: Callable[[LoweringRequest], BuiltKernel]
+) -> Trial:
+    entries = ["verify"] if len(steps) == 1 else [f"verify_part_{number}" for number in range(1, len(steps) + 1)]
+    built = [build(LoweringRequest(*step, entry, target)) for step, entry in zip(steps, entries, strict=True)]
+    return trial_of(form, steps, built, target)
+
+
+def cuda_trial(form: KernelForm, steps: Sequence[Step], target: Target = EMULATED) -> Trial:
+    """The bundle of CUDA texts of kernels that compute ``form``, as the emulator runs it.
+
+    Raises:
+        LoweringError: a schedule cannot be lowered.
+    """
+    return _trial(form, steps, _with_cuda(target), _cuda_text)
 
 
 def _verified(
     form: KernelForm, plan: _Plan, reference: Callable[[KernelForm, _Inputs], np.ndarray], seed: int
 ) -> Verification:
-    """The kernels of a plan, run in order, against the reference of ``form``."""
+    """The launches of a plan's bundle, run in order, against the reference of ``form``."""
     judged = partial(Verification, tolerance=plan.tolerance, axis_sizes=dict(form.sizes))
     if plan.missing is not None:
-        return judged(passed=False, method="none", relative_error=None, reason=f"not run: {plan.missing}")
+        return judged(passed=False, method=NOT_RUN, relative_error=None, reason=f"not run: {plan.missing}")
     checks = CHECKS[plan.engine]
     verdict = partial(judged, method=plan.method, engine=plan.engine, checks=checks, seeds=plan.seeds)
     inputs = random_inputs(form.expr, seed)
-    expected = reference(form, inputs)
-    known, needless = dict(inputs), []
+    values, needless = dict(inputs), []
     try:
-        for number, (problem, schedule) in enumerate(plan.steps, start=1):
-            ran = plan.run(problem, schedule, known)
-            output = tensors_of(problem)[-1]
-            known[output.name] = ran.flat[: output.element_count]
-            where = f"kernel {number}, " if len(plan.steps) > 1 else ""
+        trial = plan.trial(form)
+        for number, launch in enumerate(trial.launches, start=1):
+            ran = plan.run(trial, launch, values)
+            output = launch.bind(trial.tensors)[-1]
+            values[output.name] = ran.flat[: output.element_count]
+            where = f"kernel {number}, " if len(trial.launches) > 1 else ""
             needless += [f"{where}line {place.line}: {place.text.strip()}" for place in ran.needless]
             if is_guard_written(ran.flat, output):
                 written = "the output" if output.name == form.expr.output.name else output.name
@@ -272,7 +314,8 @@ def _verified(
         return verdict(passed=False, relative_error=math.inf, reason=str(error))
     except (OpenClError, LoweringError) as error:
         return verdict(passed=False, relative_error=None, reason=str(error))
-    error_figure, reason = judge(known[form.expr.output.name], expected, plan.tolerance)
+    expected = reference(form, inputs)
+    error_figure, reason = judge(values[trial.bundle.output.name], expected, plan.tolerance)
     return verdict(passed=not reason, relative_error=error_figure, reason=reason, needless=tuple(needless))
 
 
@@ -290,60 +333,48 @@ def _value(form: KernelForm, inputs: _Inputs) -> np.ndarray:
     return evaluate(form.expr, inputs)
 
 
-def _run_opencl(problem: Problem, schedule: Schedule, inputs: _Inputs) -> Run:
+def _run_opencl(trial: Trial, launch: LaunchRecord, known: _Inputs) -> Run:
     """The output computed by OpenCL, in float32 where its dtype is narrower and the kernel not a text of ours."""
-    widened = _widen(problem)
-    lowered = lower(LoweringRequest(widened, schedule, "verify", _OPENCL))
-    tensors = tensors_of(widened)
-    source = opencl_source(lowered, [tensor.name for tensor in tensors])
-    values = [inputs[tensor.name] for tensor in tensors[:-1]] + [np.full(tensors[-1].shape, np.nan)]
-    arrays = [_stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)]
+    tensors, arrays = _arguments(trial, launch, known)
     run_opencl(
-        source,
-        lowered.entry + KERNEL_SUFFIX,
+        trial.source(launch),
+        launch.entry,
         arrays,
-        [blocks * threads for blocks, threads in zip(lowered.grid, lowered.block, strict=True)],
-        lowered.block,
+        [blocks * threads for blocks, threads in zip(launch.grid, launch.block, strict=True)],
+        launch.block,
         output_indices=[len(arrays) - 1],
-        optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
+        optimized=_is_long(trial),
     )
     return Run(_numbers(arrays[-1], tensors[-1].dtype))
 
 
-def _turns(problem: Problem) -> float:
-    """How often what is innermost is computed: every point of every axis, every product of a patch's transform."""
-    if isinstance(problem, PatchTransform):
-        return problem.points * problem.patch * problem.transformed * (problem.patch + problem.transformed)
-    return math.prod(problem.sizes.values())
+def _arguments(trial: Trial, launch: LaunchRecord, known: _Inputs) -> tuple[tuple[Tensor, ...], tuple[np.ndarray, ...]]:
+    """What a launch takes, bound as its record says: tensors, and an array each with its guard; the output poisoned."""
+    tensors = launch.bind(trial.tensors)
+    poison = np.full(tensors[-1].shape, np.nan)
+    values = launch.bind({**known, tensors[-1].name: poison})
+    arrays = [_stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)]
+    return tensors, tuple(arrays)
 
 
-def emulated_kernel(
-    problem: Problem, schedule: Schedule, inputs: Mapping[str, np.ndarray], target: Target = EMULATED
-) -> EmulatedKernel:
-    """A kernel's CUDA text and what a run of it takes, by the values of its inputs; outputs are poisoned.
+def _is_long(trial: Trial) -> bool:
+    """Whether a kernel turns its innermost loop so often that optimising it pays."""
+    return math.prod(trial.bundle.manifest.axes.values()) > _TURNS_WORTH_OPTIMIZING
 
-    The text is what ``target`` gets; where that gets no CUDA, what another board would.
 
-    Raises:
-        LoweringError: the schedule cannot be lowered.
-    """
-    target = target if target.architecture.startswith("sm_") else EMULATED
-    lowered = lower(LoweringRequest(problem, schedule, "verify", target))
-    tensors = tensors_of(problem)
-    source = strip_prelude(cuda_source(lowered, target.architecture, [tensor.name for tensor in tensors]))
-    values = [inputs[tensor.name] for tensor in tensors[:-1]] + [np.full(tensors[-1].shape, np.nan)]
+def emulated_kernel(trial: Trial, launch: LaunchRecord, known: Mapping[str, np.ndarray]) -> EmulatedKernel:
+    """A launch's CUDA text and what a run of it takes, by the values of what it reads; outputs are poisoned."""
+    tensors, arrays = _arguments(trial, launch, known)
     return EmulatedKernel(
-        source=source,
-        entry=lowered.entry + KERNEL_SUFFIX,
-        arguments=tuple(
-            _stored(guarded(array, tensor), tensor.dtype) for array, tensor in zip(values, tensors, strict=True)
-        ),
-        grid=lowered.grid,
-        block=lowered.block,
-        dynamic_shared_bytes=lowered.dynamic_shared_bytes,
-        optimized=_turns(problem) > _TURNS_WORTH_OPTIMIZING,
+        source=trial.source(launch),
+        entry=launch.entry,
+        arguments=arrays,
+        grid=launch.grid,
+        block=launch.block,
+        dynamic_shared_bytes=launch.dynamic_shared_bytes,
+        optimized=_is_long(trial),
         tensors=tensors,
-        maps=lowered.maps,
+        maps=launch.tensor_maps,
     )
 
 

@@ -1,62 +1,12 @@
-"""The result of a verification, and how outputs are judged; :mod:`codegen.verify.gpu`, which obtains one, needs TVM."""
+"""The result of a verification; :mod:`codegen.verify.gpu`, which obtains one, needs TVM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sokoban.language.expression import FLOAT8_DTYPES, TensorExpr
-
-#: Largest accepted relative error by dtype of the output (narrowest dtype that takes part). Sums of integers are exact.
-#: Products of eight-bit floats are, too, but matrix units keep no more than some 13 bits of their sums.
-TOLERANCE = {
-    "float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 2e-2, "int8": 0.0, "int32": 0.0,
-    "float8_e4m3fn": 2e-2, "float8_e5m2": 2e-2,
-}  # fmt: skip
-
-#: What rounding operands to the ten bits of TensorFloat-32 may add: half a unit in the last place of each of two
-#: factors is 2**-10 of a product, whose errors add up as the products themselves do; some deviations of that.
-TF32_TOLERANCE = 8 * 2.0**-10
-
-#: How much of itself a number changes by at most when it is rounded to a narrow type: half a unit in its last place.
-HALF_UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-
-#: What stands for infinity in the narrowest dtype.
-LARGEST_HALF = 65504.0
-
-Array = NDArray[Any]
-
-
-def tolerance_of(expr: TensorExpr) -> float:
-    """The largest relative error that a kernel of ``expr`` may have, by what takes part in it.
-
-    >>> from sokoban.language.operators import operator_from_data
-    >>> tolerance_of(operator_from_data({"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "float16"}))
-    0.02
-    """
-    dtypes = {tensor.dtype for tensor in (*expr.inputs, expr.output)}
-    return max([TOLERANCE[dtype] for dtype in dtypes] + [TF32_TOLERANCE] * expr.allow_tf32)
-
-
-def exact_tolerance(expr: TensorExpr) -> float:
-    """The largest relative error of a kernel of ``expr`` whose every operation is rounded as the kernel asks for.
-
-    That is what sums of its accumulator's type may be off by, and twice the rounding of a narrower output. Matrix units
-    and functions of a board are less exact, for which :func:`tolerance_of` has room.
-
-    >>> from sokoban.language.operators import operator_from_data
-    >>> operator = {"op": "matmul", "m": 8, "n": 8, "k": 8, "dtype": "float16", "accumulate": "float32"}
-    >>> exact_tolerance(operator_from_data(operator)) == 1e-4 + 2 * 2**-11
-    True
-    """
-    if expr.output.dtype in FLOAT8_DTYPES:
-        return tolerance_of(expr)
-    sums = max(TOLERANCE[expr.final_dtype], TF32_TOLERANCE * expr.allow_tf32)
-    return sums + 2 * HALF_UNITS.get(expr.output.dtype, 0.0)
+#: The method of a verification for which this machine has no engine.
+NOT_RUN = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +15,7 @@ class Verification:
 
     Attributes:
         passed: the outputs agree and the guards are untouched.
-        method: how the kernel was run: the target, and the twin where there was one; ``"none"`` where nothing ran.
+        method: how the kernel was run: the target, and the twin where there was one; :data:`NOT_RUN` where nothing ran.
         relative_error: largest |out - reference| / (|reference| + rms(reference)); None where nothing ran.
         tolerance: the bound it was held to.
         axis_sizes: sizes of the problem that ran.
@@ -87,36 +37,7 @@ class Verification:
     seeds: tuple[int, ...] = ()
     needless: tuple[str, ...] = ()
 
-
-def judge(values: Array, expected: Array, tolerance: float) -> tuple[float, str]:
-    """Relative error of an output, and what is wrong with it (empty where nothing is).
-
-    >>> judge(np.array([1.0, np.nan]), np.array([1.0, 2.0]), 1e-4)
-    (inf, '1 of 2 outputs not written, or read outside a tensor')
-    """
-    result = values.reshape(expected.shape).astype(np.float64)
-    unwritten = int(np.isnan(result).sum() - np.isnan(expected).sum())
-    if unwritten > 0:
-        return float("inf"), f"{unwritten} of {result.size} outputs not written, or read outside a tensor"
-    error = relative_error(result, expected)
-    return error, "" if error <= tolerance else f"relative error {error:.3g} is above {tolerance:.3g}"
-
-
-def relative_error(result: Array, expected: Array) -> float:
-    """Largest ``|result - expected| / (|expected| + rms(expected))``: elements near zero are judged by the others.
-
-    Infinities have to be infinite or the largest finite number of the same sign, which kernels write for them; what
-    the reference finds undefined is not judged.
-
-    >>> relative_error(np.array([3.0, 1.5]), np.array([3.0, 1.0])) == 0.5 / (1.0 + 5.0**0.5)
-    True
-    """
-    finite = np.isfinite(expected)
-    infinite = np.isinf(expected)
-    if not (np.isfinite(result) | ~finite).all():
-        return float("inf")
-    if not (np.sign(expected[infinite]) * result[infinite] > LARGEST_HALF / 2).all():
-        return float("inf")
-    scale = float(np.sqrt(np.mean(np.square(expected[finite])))) if finite.any() else 0.0
-    denominator = np.abs(expected[finite]) + max(scale, 1e-30)
-    return float(np.max(np.abs(result[finite] - expected[finite]) / denominator, initial=0.0))
+    @property
+    def ran(self) -> bool:
+        """Whether an engine was at hand to run the kernel."""
+        return self.method != NOT_RUN

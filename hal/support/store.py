@@ -89,6 +89,11 @@ class Store:
             path.parent.mkdir(exist_ok=True)
             write_atomic(path, hashlib.blake2b(result, digest_size=_DIGEST_BYTES).digest() + result)
 
+    def remove(self, key: str) -> None:
+        """Forget the result of ``key``, if it is there."""
+        with suppress(OSError):
+            self._path(key).unlink()
+
     def trim(self) -> None:
         """Remove results, the longest unused first, where all together take more than the limit."""
         found = sorted(self._found())

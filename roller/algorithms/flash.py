@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 
-from codegen.verify.result import HALF_UNITS, tolerance_of
+from codegen.tolerance import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 from hal.support.errors import InputError

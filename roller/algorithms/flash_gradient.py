@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from codegen.verify.result import HALF_UNITS, tolerance_of
+from codegen.tolerance import HALF_UNITS, tolerance_of
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered
@@ -28,7 +28,7 @@ from roller.algorithms.flash import (
     has_matrix_instructions,
 )
 from roller.construct.program import ProgramPart
-from sokoban.kernel.attention_gradient import GRADIENT_INPUTS, AttentionGradientKernel
+from sokoban.kernel.attention_gradient import AttentionGradientKernel
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
@@ -75,9 +75,8 @@ class WholeGradient:
 def gradient_kernel(form: KernelForm) -> AttentionGradientKernel:
     """The kernel of a gradient of attention."""
     expr = form.expr
-    inputs = tuple(expr.tensor_by_name[name] for name in GRADIENT_INPUTS)
     return AttentionGradientKernel(
-        name=expr.name, attention=form.attention_gradient, inputs=inputs, output=expr.output
+        name=expr.name, attention=form.attention_gradient, inputs=expr.inputs, output=expr.output
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from codegen.verify.result import HALF_UNITS
+from codegen.tolerance import HALF_UNITS
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes

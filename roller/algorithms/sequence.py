@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from codegen.verify.result import HALF_UNITS
+from codegen.tolerance import HALF_UNITS
 from hal.support.errors import InputError
 from roller.algorithms.chain import ChainProgram, Considered, needed_sizes
 from roller.algorithms.flash import ROUNDINGS

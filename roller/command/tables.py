@@ -130,7 +130,36 @@ def _told(compiled: CompiledOperator, bundle: Bundle) -> dict[str, Any]:
         "out": "",
         "kernels": [{"binary": None} | json_of(entry) for entry in record.kernels],
         "failures": list(compiled.failures),
+        "struck_out": _struck_out(compiled),
     }
+
+
+def refused_json(compiled: CompiledOperator, device: DeviceSpec) -> str:
+    """An operator without kernels as one line of JSON."""
+    facts = {
+        "name": compiled.expr.name, "device": device.name, "error": compiled.error, "kernels": [],
+        "failures": list(compiled.failures), "struck_out": _struck_out(compiled),
+    }  # fmt: skip
+    return msgspec.json.encode(facts).decode()
+
+
+def _struck_out(compiled: CompiledOperator) -> list[dict[str, Any]]:
+    """The kernels that failed their verification."""
+    return [
+        {"policy": each.program.policy, "block": dict(getattr(each.program.main.schedule, "block", ())),
+         "engine": each.verification.engine, "reason": each.verification.reason}
+        for each in compiled.struck_out
+    ]  # fmt: skip
+
+
+def struck_out_lines(results: Sequence[CompiledOperator]) -> list[str]:
+    """A line per kernel that failed its verification, of operators that others compute."""
+    return [
+        f"{compiled.expr.name}: struck out {_tile_cells(each.program.main.schedule)[0]} ({each.program.policy}): "
+        f"{each.verification.method}: {each.verification.reason}"
+        for compiled in results
+        for each in compiled.struck_out
+    ]
 
 
 def print_compiled(results: Sequence[tuple[CompiledOperator, Bundle]], device: DeviceSpec, seconds: float) -> None:
@@ -159,7 +188,8 @@ def known_operator(compiled: CompiledOperator, bundle: Bundle) -> KnownOperator:
 def is_lasting(compiled: CompiledOperator, verify: int) -> bool:
     """Whether the next run would find the same: everything was built, and every check that was asked for did run."""
     checks = [kernel.built.verification for kernel in compiled.kernels[:verify]]
-    return not compiled.failures and all(check is not None and check.relative_error is not None for check in checks)
+    is_whole = not compiled.failures and not compiled.struck_out
+    return is_whole and all(check is not None and check.passed for check in checks)
 
 
 def _kernel_cells(entry: KernelRecord, kernel: RankedKernel) -> tuple[str, ...]:
@@ -225,11 +255,9 @@ def _finder(program: Program) -> str:
 
 
 def _verdict(check: Verification | None) -> str:
-    if check is None:
-        return "-"
-    if check.passed:
-        return f"yes, {check.relative_error:.0e}" if check.relative_error else "yes, exact"
-    return "NO" if check.relative_error is not None else "not run"
+    if check is None or not check.passed:
+        return "unverified"
+    return f"yes, {check.relative_error:.0e}" if check.relative_error else "yes, exact"
 
 
 def verified_json(name: str, device: DeviceSpec, checks: Sequence[Verification]) -> str:

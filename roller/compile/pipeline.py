@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from codegen.built import BuiltKernel
 from codegen.compile.build import build_kernel, verify_chain, verify_schedule
-from codegen.compile.request import BuildRequest, BuiltKernel, BuiltProgram
+from codegen.compile.cache import KnownFirst
+from codegen.compile.request import BuildRequest, BuiltProgram
 from codegen.target import Target
 from codegen.verify.engines import ORDER_SEEDS, engine_for
 from codegen.verify.result import Verification
@@ -72,8 +74,10 @@ class CompiledOperator:
     """An operator's kernels, best first, and how they came about.
 
     Attributes:
+        kernels: none of them failed a verification; empty where all that were built did.
         total_seconds: from the parsed operator to the last kernel; other operators may have run meanwhile.
         failures: why some programs gave no kernel.
+        struck_out: programs whose kernels failed their verification, in the order in which they were tried.
     """
 
     expr: TensorExpr
@@ -82,6 +86,25 @@ class CompiledOperator:
     kernels: tuple[RankedKernel, ...]
     total_seconds: float
     failures: tuple[str, ...]
+    struck_out: tuple[StruckOut, ...] = ()
+
+    @property
+    def error(self) -> str:
+        """Why there is no kernel: which engine found how many wrong, and how far off the first was; empty where there
+        are kernels."""
+        if self.kernels or not self.struck_out:
+            return ""
+        first, count = self.struck_out[0], len(self.struck_out)
+        tried = "the only kernel" if count == 1 else f"all {count} kernels tried"
+        return f"{tried} failed verification by {first.verification.method}: {first.verification.reason}"
+
+
+@dataclass(frozen=True)
+class StruckOut:
+    """A program that computes something else than its operator, as a run of its kernels showed."""
+
+    program: Program
+    verification: Verification
 
 
 def compile_operators(
@@ -99,7 +122,9 @@ def compile_operators(
 
     Args:
         top_k: kernels per operator.
-        verify: how many of them, from rank 1 down, are run against the reference.
+        verify: how many of them, from rank 1 down, are run against the reference. One that fails is struck out, and the
+            next takes its rank and is run in its place; an operator may be left without kernels
+            (:attr:`CompiledOperator.error`).
         pool: executes :func:`codegen.build_kernel` and :func:`sokoban.search.search.search`.
         method: who looks for programs, one of :data:`roller.programs.METHODS`.
         algorithms: which kinds of programs compete, some of :data:`roller.algorithms.ALGORITHMS`.
@@ -124,14 +149,15 @@ def compile_operators(
 
 @dataclass(frozen=True)
 class _Building:
-    """A program under way: its kernels, and the check of all of them together."""
+    """A program under way: its kernels, by what was asked for, and the check of all of them together."""
 
-    kernels: tuple[Future[BuiltKernel], ...]
+    program: Program
+    kernels: Mapping[BuildRequest, Future[BuiltKernel]]
     check: Future[Verification] | None = None
 
     def result(self) -> BuiltProgram:
         """What became of it; waits for it."""
-        kernels = tuple(future.result() for future in self.kernels)
+        kernels = tuple(future.result() for future in self.kernels.values())
         # What cannot be built need not be right.
         is_checked = self.check is not None and not any(kernel.error for kernel in kernels)
         return BuiltProgram(kernels, self.check.result() if is_checked and self.check is not None else None)
@@ -161,6 +187,8 @@ class _Job:
         self.searched: Future[SearchResult] | None = None
         self.ranked: list[Program] = []
         self.building: list[_Building] = []
+        self.failures: list[str] = []
+        self.struck_out: list[StruckOut] = []
         self.seconds_before = time.perf_counter() - start
 
     def search_here(self) -> None:
@@ -194,7 +222,7 @@ class _Job:
         )  # fmt: skip
         self.ranked = self.programs.ranked(self.top_k, self.algorithms, SPARES)
         asked = self.ranked[: self.top_k]
-        self.building = [self._submit(program, rank < self.verify) for rank, program in enumerate(asked)]
+        self.building += [self._submit(program, rank < self.verify) for rank, program in enumerate(asked)]
 
     def _submit(self, program: Program, verify: bool) -> _Building:
         entry, count = entry_name(self.expr.name), len(program.parts)
@@ -202,18 +230,17 @@ class _Job:
         # The check needs no cubin, and takes longer: it is under way beside the kernel that it is about.
         check = _checked(program, (Target.of(self.device),), self.pool) if verify else None
         is_near = program.estimate.seconds <= SQUEEZED_REACH * self.ranked[0].estimate.seconds
-        kernels = [self._build(part, name, is_near) for part, name in zip(program.parts, entries, strict=True)]
-        return _Building(tuple(kernels), check)
-
-    def _build(self, part: ProgramPart, entry: str, is_near: bool) -> Future[BuiltKernel]:
-        request = BuildRequest(
-            form=part.problem,
-            schedule=part.schedule,
-            entry=entry,
-            target=Target.of(self.device),
-            worthwhile_blocks=_worthwhile_blocks(part, self.device) if is_near else (),
-        )
-        return self.pool.submit(build_kernel, request)
+        requests = [
+            BuildRequest(
+                form=part.problem,
+                schedule=part.schedule,
+                entry=name,
+                target=Target.of(self.device),
+                worthwhile_blocks=_worthwhile_blocks(part, self.device) if is_near else (),
+            )
+            for part, name in zip(program.parts, entries, strict=True)
+        ]
+        return _Building(program, {request: self.pool.submit(build_kernel, request) for request in requests}, check)
 
     def finish(self) -> CompiledOperator:
         """Wait for the kernels, rank them, and build spares for those that fail."""
@@ -229,43 +256,64 @@ class _Job:
             raise BrokenProcessPool(f"{self.expr.name}: a build process died; try fewer --jobs") from error
 
     def _finish(self) -> CompiledOperator:
-        programs = self.ranked
-        built = [building.result() for building in self.building]
-        # Spares stand in for programs that do not build, and are tried where every kernel so far spills.
-        while len(built) < len(programs) and (_good(built) < self.top_k):
-            missing = max(1, self.top_k - _good(built))
-            more = programs[len(built) : len(built) + missing]
-            built += [building.result() for building in [self._submit(program, False) for program in more]]
-        kernels = [RankedKernel(p, b, self.device) for p, b in zip(programs, built, strict=False) if not b.error]
-        kernels.sort(key=_order)
-        kernels = kernels[: self.top_k]
-        kernels = self._verify_ranked(kernels)
-        failures = tuple(b.error for b in built if b.error)
-        if not kernels:
+        kernels = self._proved()
+        if not kernels and not self.struck_out:
             raise InputError(
-                self.expr.name, f"no program could be built: {failures[0]}", "change the operator, or report it"
+                self.expr.name, f"no program could be built: {self.failures[0]}", "change the operator, or report it"
             )
-        seconds = self.seconds_before + time.perf_counter() - self.started
         return CompiledOperator(
             expr=self.expr,
             form=self.form,
             programs=self.programs,
             kernels=tuple(kernels),
-            total_seconds=seconds,
-            failures=failures,
+            total_seconds=self.seconds_before + time.perf_counter() - self.started,
+            failures=tuple(self.failures),
+            struck_out=tuple(self.struck_out),
         )
 
-    def _verify_ranked(self, kernels: list[RankedKernel]) -> list[RankedKernel]:
-        """Verify what moved up into the first ranks; what turns out wrong moves behind everything that is not."""
+    def _proved(self) -> list[RankedKernel]:
+        """The ``top_k`` best kernels, the first ``verify`` of which were run and found right."""
+        kernels = self._built(self.building)
         while True:
-            kernels = sorted(kernels, key=lambda kernel: _wrong(kernel.built.verification))
-            due = [i for i, k in enumerate(kernels[: self.verify]) if k.built.verification is None]
+            # Spares stand in for programs that do not build or are wrong, and are tried where every kernel spills.
+            missing = self.top_k - sum(not kernel.built.spill_bytes for kernel in kernels)
+            tried = len(self.building)
+            if missing > 0 and tried < len(self.ranked):
+                more = [self._submit(program, False) for program in self.ranked[tried : tried + missing]]
+                self.building += more
+                kernels += self._built(more)
+                continue
+            kernels.sort(key=_order)
+            due = [kernel for kernel in kernels[: self.top_k][: self.verify] if kernel.built.verification is None]
             if not due:
-                return kernels
-            checks = [_checked(kernels[i].program, (Target.of(self.device),), self.pool) for i in due]
-            for i, check in zip(due, checks, strict=True):
-                built = replace(kernels[i].built, verification=check.result())
-                kernels[i] = RankedKernel(kernels[i].program, built, self.device)
+                return kernels[: self.top_k]
+            checks = [_checked(kernel.program, (Target.of(self.device),), self.pool) for kernel in due]
+            for kernel, check in zip(due, checks, strict=True):
+                position = kernels.index(kernel)
+                kernels[position : position + 1] = self._right(kernel, check.result())
+
+    def _built(self, building: Sequence[_Building]) -> list[RankedKernel]:
+        """The kernels of programs that were built, and are not known to be wrong."""
+        kernels = []
+        for each in building:
+            built = each.result()
+            if built.error:
+                self.failures.append(built.error)
+                continue
+            kernel = RankedKernel(each.program, built, self.device)
+            kernels += [kernel] if built.verification is None else self._right(kernel, built.verification)
+        return kernels
+
+    def _right(self, kernel: RankedKernel, verification: Verification) -> list[RankedKernel]:
+        """A kernel with its verification; nothing where it failed, which strikes the program out."""
+        if verification.passed or not verification.ran:
+            return [replace(kernel, built=replace(kernel.built, verification=verification))]
+        self.struck_out.append(StruckOut(kernel.program, verification))
+        if isinstance(self.pool, KnownFirst):
+            building = next(each for each in self.building if each.program is kernel.program)
+            for request in building.kernels:
+                self.pool.forget(build_kernel, request)
+        return []
 
 
 def entry_name(name: str) -> str:
@@ -273,13 +321,9 @@ def entry_name(name: str) -> str:
     return "roller_" + "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
 
 
-def _good(built: Sequence[BuiltProgram]) -> int:
-    return sum(not b.error and not b.spill_bytes for b in built)
-
-
-def _order(kernel: RankedKernel) -> tuple[bool, bool, float]:
+def _order(kernel: RankedKernel) -> tuple[bool, float]:
     """Spilling kernels rank below those that do not; then by predicted time, with the registers that they got."""
-    return (_wrong(kernel.built.verification), bool(kernel.built.spill_bytes), kernel.seconds)
+    return bool(kernel.built.spill_bytes), kernel.seconds
 
 
 def _compiled_seconds(part: ProgramPart, built: BuiltKernel, device: DeviceSpec) -> float:
@@ -315,10 +359,6 @@ def _worthwhile_blocks(part: ProgramPart, device: DeviceSpec) -> tuple[int, ...]
         return None
     assert isinstance(schedule, TileSchedule)
     return worthwhile_blocks(problem, device, schedule)
-
-
-def _wrong(verification: Verification | None) -> bool:
-    return verification is not None and not verification.passed and verification.relative_error is not None
 
 
 def verify_operators(

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from codegen.built import BuiltKernel
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
 from codegen.bundle.records import KernelRecord, LaunchRecord, Manifest
-from codegen.compile.request import BuiltKernel
 from codegen.gpu.source.nvrtc import CompileError, compile_cuda
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError

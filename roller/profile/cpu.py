@@ -24,7 +24,7 @@ from codegen.bundle.manifest import read_manifest
 from codegen.bundle.operators import operator_of
 from codegen.bundle.records import Bundle, KernelRecord
 from codegen.runtime.cpu import CpuOperator
-from codegen.verify.result import judge, tolerance_of
+from codegen.tolerance import judge, tolerance_of
 from hal.microbench.cpu.topology import Topology, read_topology
 from hal.support.errors import InputError
 from roller.profile.measurement import Board, Measurement

@@ -15,9 +15,6 @@ from sokoban.kernel.attention import GroupedHeads, seen_pairs
 from sokoban.language.expression import Tensor
 from sokoban.language.named.attention_gradient import AttentionGradient
 
-#: The inputs of a kernel in the order of its parameters.
-GRADIENT_INPUTS = ("Q", "K", "V", "dY", "L", "D")
-
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionGradientKernel(GroupedHeads):
@@ -26,7 +23,7 @@ class AttentionGradientKernel(GroupedHeads):
     Attributes:
         name: of the operator.
         attention: its sizes, mask, scale, and what the gradient is of.
-        inputs: tensors of the names :data:`GRADIENT_INPUTS`.
+        inputs: Q, K, V, dY, L and D by these names, in the order of the operator's arguments.
         output: dQ ``[b, heads, queries, head_dim]``, or dK and dV side by side, ``[b, kv_heads, keys, head_dim +
             value_dim]``.
     """

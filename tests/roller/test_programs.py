@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.built import BuiltKernel
+from codegen.compile.request import BuildRequest
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.support.errors import InputError

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from codegen.built import BuiltKernel
 from codegen.compile.build import build_kernel, verify_schedule
-from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.compile.request import BuildRequest
 from codegen.generators import linker
 from codegen.gpu.source.text import static_shared_bytes
 from codegen.target import Target

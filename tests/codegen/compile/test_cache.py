@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from codegen.built import BuiltKernel
 from codegen.compile.build import build_kernel, verify_schedule
 from codegen.compile.cache import KnownFirst
-from codegen.compile.request import BuiltKernel
 from codegen.verify.result import Verification
 from hal.support.store import Store
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.cpu.shared_object import SharedObject
+from codegen.built import BuiltKernel
 from codegen.verify import cpu as module
 from codegen.verify.cpu import WHOLE_POINTS, verify_cpu
 from hal.microbench.cpu.native import host_architecture
@@ -67,13 +67,13 @@ def test_a_kernel_that_leaves_its_blocks_out_is_found(monkeypatch: pytest.Monkey
 
 
 def test_scratch_memory_beyond_its_end_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = module._built
+    build = module.cpu_kernel
 
-    def smaller(*arguments: Any) -> SharedObject:
-        found = build(*arguments)
-        return replace(found, scratch_bytes=found.scratch_bytes - 256)
+    def smaller(*arguments: Any, **options: Any) -> BuiltKernel:
+        kernel = build(*arguments, **options)
+        return replace(kernel, dynamic_shared_bytes=kernel.dynamic_shared_bytes - 256)
 
-    monkeypatch.setattr(module, "_built", smaller)
+    monkeypatch.setattr(module, "cpu_kernel", smaller)
     # One whole block of columns: the second thread fills all of its scratch memory, however wide vectors are.
     check = checked(form_of(op="matmul", m=20, n=4 * LANES, k=12))
     assert not check.passed and check.reason == "written outside the scratch memory"

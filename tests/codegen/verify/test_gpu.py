@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.gpu import sources
+from codegen.tolerance import relative_error
 from codegen.verify import gpu as module
 from codegen.verify.gpu import verify
-from codegen.verify.result import Verification, relative_error
+from codegen.verify.result import Verification
 from hal.catalog import load_device
 from roller.construct.construct import construct
 from sokoban.kernel.form import KernelForm, kernel_form
@@ -56,7 +58,7 @@ def test_infinities_may_be_the_largest_numbers_but_nothing_else() -> None:
 
 
 def tampered(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> None:
-    original = module.opencl_source
+    original = sources.opencl_source
 
     def opencl_source(*arguments: Any) -> str:
         source = original(*arguments)
@@ -64,15 +66,15 @@ def tampered(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str]) -> N
         assert changed != source
         return changed
 
-    monkeypatch.setattr(module, "opencl_source", opencl_source)
+    monkeypatch.setattr(sources, "opencl_source", opencl_source)
 
 
 @pytest.mark.usefixtures("opencl")
 def test_a_right_kernel_passes_and_says_how() -> None:
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert (result.passed, result.method, result.reason, result.tolerance) == (True, "opencl", "", 1e-4)
     assert result.relative_error is not None and 0 < result.relative_error < 1e-5
-    half = verify(matmul(dtype="float16"), SCHEDULE)
+    half = verify(matmul(dtype="float16"), SCHEDULE, engine="opencl")
     assert (half.passed, half.method) == (True, "opencl (float32 twin of half-precision storage)")
     double = verify(matmul(dtype="float64"), SCHEDULE)
     assert double.passed and double.tolerance == 1e-9
@@ -81,7 +83,7 @@ def test_a_right_kernel_passes_and_says_how() -> None:
 @pytest.mark.usefixtures("opencl")
 def test_a_wrong_operation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: re.sub(r"\] \* (B_\w+\[)", r"] - \1", source))
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert not result.passed
     assert re.fullmatch(r"relative error \S+ is above 0.0001", result.reason)
 
@@ -89,7 +91,7 @@ def test_a_wrong_operation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("opencl")
 def test_an_output_that_is_not_written_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("C_ptr[", "if (get_local_id(0) != 3) C_ptr[", 1))
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert not result.passed
     assert "outputs not written" in result.reason
 
@@ -97,14 +99,14 @@ def test_an_output_that_is_not_written_is_caught(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("opencl")
 def test_a_read_behind_an_input_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("A_ptr[", "A_ptr[70 * 19 + "))
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert not result.passed and "read outside a tensor" in result.reason
 
 
 @pytest.mark.usefixtures("opencl")
 def test_a_write_behind_the_output_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     tampered(monkeypatch, lambda source: source.replace("  C_ptr[", "  C_ptr[70 * 45] = 1; C_ptr[", 1))
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert (result.passed, result.reason) == (False, "written behind the end of the output")
 
 
@@ -113,21 +115,21 @@ def test_a_kernel_that_does_not_compile_is_a_failure_with_the_compiler_s_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tampered(monkeypatch, lambda source: source.replace("A_ptr[", "nothing[", 1))
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert not result.passed and result.relative_error is None
     assert "nothing" in result.reason and "\n" not in result.reason
 
 
 @pytest.mark.usefixtures("opencl")
 def test_a_launch_that_is_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = module.lower
+    original = sources.lower
 
     def lower(*arguments: Any, **more: Any) -> Any:
         lowered = original(*arguments, **more)
         return replace(lowered, grid=(lowered.grid[0] - 1, 1, 1))
 
-    monkeypatch.setattr(module, "lower", lower)
-    result = verify(matmul(), SCHEDULE)
+    monkeypatch.setattr(sources, "lower", lower)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     # 70 rows and 45 columns: the last block holds 6 rows by 13 columns.
     assert result.reason == "78 of 3150 outputs not written, or read outside a tensor"
 
@@ -141,7 +143,7 @@ def test_a_schedule_that_cannot_be_lowered_is_a_failure_with_its_reason() -> Non
 
 def test_without_opencl_nothing_passes_and_the_reason_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "opencl_available", lambda: "no OpenCL CPU device")
-    result = verify(matmul(), SCHEDULE)
+    result = verify(matmul(), SCHEDULE, engine="opencl")
     assert (result.passed, result.method, result.relative_error) == (False, "none", None)
     assert result.reason == "not run: no OpenCL CPU device"
 
@@ -169,7 +171,7 @@ def test_tensor_core_tilings_are_run_by_a_scalar_twin() -> None:
     form = matmul(m=256, n=256, k=128, dtype="float16")
     programs = construct(form, load_device("v100"), 10).programs
     program = next(p for p in programs if p.schedule.instruction != "fma")
-    result = verify(form, program.schedule)
+    result = verify(form, program.schedule, engine="opencl")
     assert result.passed, result.reason
     assert "scalar twin of the Tensor Core tiling" in result.method
 
@@ -196,7 +198,7 @@ def test_the_cuda_text_itself_can_be_run(operator: dict[str, Any], device: str) 
 
 def emulated(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], **more: Any) -> Verification:
     """What verification says of a staged product whose CUDA text was changed."""
-    original = module.cuda_source
+    original = sources.cuda_source
 
     def cuda_source(*arguments: Any) -> str:
         source = original(*arguments)
@@ -204,7 +206,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch, change: Callable[[str], str], **mo
         assert changed != source
         return changed
 
-    monkeypatch.setattr(module, "cuda_source", cuda_source)
+    monkeypatch.setattr(sources, "cuda_source", cuda_source)
     return verify(matmul(), SCHEDULE, engine="emulator", **more)
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from codegen.built import BuiltKernel
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.reader import read_bundle
 from codegen.bundle.records import Bundle
-from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.compile.request import BuildRequest
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.support.errors import InputError

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.tolerance import TOLERANCE
 from codegen.verify.gpu import verify_chain
-from codegen.verify.result import TOLERANCE
 from hal.catalog import load_device
 from roller.algorithms.chain import Considered
 from roller.algorithms.convolution import convolution_of

@@ -11,17 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
+from codegen.built import BuiltKernel
 from codegen.bundle.manifest import read_manifest
 from codegen.bundle.reader import read_bundle
 from codegen.bundle.records import Manifest
 from codegen.bundle.reference import ReferenceKernel, reference_kernel
 from codegen.compile.build import verify_schedule
-from codegen.compile.request import BuildRequest, BuiltKernel
+from codegen.compile.request import BuildRequest
 from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.support.errors import InputError
 from roller.compile import bundles, pipeline
-from roller.compile.bundles import manifest, write_bundle
+from roller.compile.bundles import WrongKernelError, manifest, write_bundle
 from roller.compile.pipeline import SPARES, CompiledOperator, compile_operators, entry_name
 from roller.construct.construct import construct
 from sokoban.kernel.form import kernel_form
@@ -152,20 +153,25 @@ def test_an_operator_without_any_kernel_is_an_error() -> None:
     assert str(caught.value) == "small: no program could be built: ptxas says no; change the operator, or report it"
 
 
-def test_a_wrong_kernel_ends_last_and_the_next_is_verified() -> None:
-    result, _ = compiled(check=lambda schedule: WRONG if rank_of(schedule) == 0 else PASSED)
-    assert order(result) == [1, 2, 3, 0]
-    first, last = result.kernels[0].built.verification, result.kernels[-1].built.verification
-    assert first is not None and first.passed
-    assert last == WRONG
-
-
 @pytest.mark.parametrize("wrong_ranks", [{0}, {0, 1}, {0, 1, 2}])
-def test_the_first_rank_is_verified_however_many_before_it_were_wrong(wrong_ranks: set[int]) -> None:
+def test_a_wrong_kernel_is_struck_out_and_the_next_takes_its_rank(wrong_ranks: set[int]) -> None:
     result, _ = compiled(check=lambda schedule: WRONG if rank_of(schedule) in wrong_ranks else PASSED)
     first = result.kernels[0].built.verification
-    assert order(result)[0] == len(wrong_ranks) and first is not None and first.passed
-    assert set(order(result)[-len(wrong_ranks) :]) == wrong_ranks
+    count = len(wrong_ranks)
+    # Spares fill the ranks behind.
+    assert order(result) == [count, count + 1, count + 2, count + 3] and first is not None and first.passed
+    assert [each.verification for each in result.struck_out] == [WRONG] * count and result.error == ""
+
+
+def test_an_operator_whose_kernels_are_all_wrong_has_none_and_says_how_far_off_they_are(tmp_path: Path) -> None:
+    result, builder = compiled(check=lambda schedule: WRONG)
+    count = len(builder.requests)
+    assert result.kernels == () and len(result.struck_out) == count
+    problem = f"all {count} kernels tried failed verification by made up: relative error 0.5 is above 0.0001"
+    assert result.error == problem
+    with pytest.raises(WrongKernelError, match=f"small: {problem}"):
+        write_bundle(result, V100, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_manifest_says_what_ran_a_kernel_and_what_it_looked_at(tmp_path: Path) -> None:
@@ -201,8 +207,9 @@ def test_a_check_that_could_not_run_says_nothing_about_the_kernel() -> None:
     result, _ = compiled(check=lambda schedule: missing)
     assert order(result) == [0, 1, 2, 3]
     record = manifest(result, V100, None).kernels[0]
-    assert record.verified is False
+    assert record.verified is None
     assert record.verification is not None and record.verification.reason == "not run: no OpenCL CPU device"
+    assert manifest(result, V100, None).notes == ("unverified: not run: no OpenCL CPU device",)
 
 
 def test_a_dead_worker_is_named_with_the_operator() -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from codegen.bundle.reader import read_bundle
+from codegen.tolerance import LARGEST_HALF, relative_error
 from codegen.verify.gpu import _stored
-from codegen.verify.result import LARGEST_HALF, relative_error
 from hal.support.errors import InputError
 from roller.profile import gpu as measure
 from roller.profile.gpu import (
