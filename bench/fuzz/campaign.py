@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
-import queue
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -156,8 +155,6 @@ def _examined(worker: Worker, number: int, seed: int) -> Record:
         problem = f"Timeout: longer than {_TIMEOUT:g} s"
     except BrokenProcessPool:
         problem = "Crash: the process died"
-    except queue.Empty:  # pragma: no cover
-        problem = traceback.format_exc()
     return {"number": number, "took": {}, "refused": {}, "runs": [], "traceback": problem, "seconds": _TIMEOUT,
             "core_seconds": _TIMEOUT}  # fmt: skip
 
@@ -184,9 +181,7 @@ def _shrink(
     kind = f"{run['kind']} {run['outcome']}" if run else problem_of(record)
     shrinkings[kind] += 1
     if run is not None and "traceback" not in record and shrinkings[kind] <= _SHRUNK:
-        try:
+        with contextlib.suppress(FutureTimeout, BrokenProcessPool):
             data = worker.call(shrunk_operator, data, run, _SHRINK_SECONDS, timeout=_SHRINK_SECONDS + 120)
-        except (FutureTimeout, BrokenProcessPool):
-            pass
     path = log.write_finding(record, data, run or {"traceback": record.get("traceback", "")})
     show(f"written to {path}: {data.get('expr', data)}")

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
 from codegen.gpu.lower import LOWERINGS
 from codegen.target import Target
 from codegen.tir.lowering import LoweringRequest, chosen
-from codegen.verify.chain import ChainCheck
-from codegen.verify.result import Verification, relative_error
+from codegen.tolerance import relative_error
+from codegen.verify.result import Verification
 from hal.catalog import load_device
 from hal.spec.device import DeviceSpec
 from hal.support.errors import InputError
@@ -64,11 +64,6 @@ class Kernel:
         """Its lowerings and its algorithm in a word."""
         algorithm = self.program.algorithm
         return "+".join(dict.fromkeys((*self.lowerings, *((algorithm,) if algorithm != "direct" else ()))))
-
-    @property
-    def lowered(self) -> tuple[tuple[str, Problem], ...]:
-        """The lowering of every kernel, with the problem that it computes."""
-        return tuple(zip(self.lowerings, (part.problem for part in self.program.parts), strict=True))
 
     def productions(self) -> dict[str, list[str]]:
         """The productions that each lowering meets in it."""
@@ -117,7 +112,7 @@ def _points(problem: Problem) -> float:
     return math.prod(sizes.values()) if sizes else 1e5
 
 
-@lru_cache(maxsize=None)
+@cache
 def device_of(name: str) -> DeviceSpec:
     """A device of the catalog."""
     return load_device(name)
@@ -165,9 +160,9 @@ def traits(kernel: Kernel) -> tuple[object, ...]:
 def is_quick(kernel: Kernel) -> bool:
     """Whether it is built and run in seconds."""
     schedule = kernel.program.main.schedule
-    if kernel.device == "cpu" and isinstance(schedule, TileSchedule):
-        if math.prod(size for _, size in schedule.thread) > MOST_ELEMENTS:
-            return False
+    is_tiled = kernel.device == "cpu" and isinstance(schedule, TileSchedule)
+    if is_tiled and math.prod(size for _, size in schedule.thread) > MOST_ELEMENTS:
+        return False
     return kernel.points() <= MOST_POINTS
 
 
@@ -217,6 +212,3 @@ def drawn(kernels: Sequence[Kernel], chance: random.Random, count: int) -> list[
         if kernel not in chosen_kernels and is_quick(kernel):
             chosen_kernels.append(kernel)
     return chosen_kernels
-
-
-__all__ = ["ChainCheck", "DEVICES", "InputError", "Kernel", "device_of", "drawn", "kernels_of"]

@@ -91,6 +91,13 @@ def _with_epilogue(chance: random.Random, data: Data, axis: str) -> Data:
     return {**data, "epilogue": steps} if steps else data
 
 
+_KINDS = (
+    attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line,
+)  # fmt: skip
+
+
 def named(chance: random.Random) -> Data:
     """Any of them."""
-    return chance.choice((attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line))(chance)
+    return chance.choice(
+        (attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line)
+    )(chance)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bench.fuzz.named import named
@@ -187,7 +187,10 @@ def reduction(draw: Draw) -> Data:
 def contraction(draw: Draw) -> Data:
     """A sum of products over two inputs that share the summed axes, weighted and masked by positions."""
     batch = draw.axes("b", tables=(TINY,)) if draw.chance.random() < 0.25 else []
-    rows, columns = draw.axes("i", tables=(TINY, PRIME, EDGE, LARGE, LARGE)), draw.axes("j", tables=(PRIME, EDGE, LARGE))
+    rows, columns = (
+        draw.axes("i", tables=(TINY, PRIME, EDGE, LARGE, LARGE)),
+        draw.axes("j", tables=(PRIME, EDGE, LARGE)),
+    )
     reduced = draw.axes("k", tables=(PRIME, EDGE, LARGE))
     if draw.chance.random() < 0.15:
         reduced += draw.axes("r", tables=(TINY, TINY, PRIME))
@@ -325,12 +328,15 @@ def rows(draw: Draw) -> Data:
     for number, function in enumerate(functions):
         if chance.random() < 0.25:
             mask = f"select({draw.writer.truth(axes, 1)}, {current.text}, {chance.choice(('0', '-1', '0.5'))})"
-            current = Term(mask, min(current.low, -1), max(current.high, 1), current.usual, current.error, peaked=current.peaked)
+            current = Term(
+                mask, min(current.low, -1), max(current.high, 1), current.usual, current.error, peaked=current.peaked
+            )
         if current.most > 1e3 and not current.peaked:
             current = within(current, 100.0)
         reduced = draw.reduced(function, columns, current)
         if function == "sum":
-            reduced = Term(f"({reduced.text} / {count})", current.low, current.high, current.usual, current.error + current.usual, peaked=current.peaked)  # fmt: skip
+            mean = f"({reduced.text} / {count})"
+            reduced = replace(current, text=mean, error=current.error + current.usual, exact=False)
         reduced = draw.state(f"R{number}", left, reduced)
         current = _combined(draw, current, reduced)
         if chance.random() < 0.5:
@@ -425,7 +431,8 @@ def long_reduction(draw: Draw) -> Data:
     if kind == 0:
         body = product(body, Term(f"(k / {draw.sizes['k']})", 0, 1, 0.5, 1)) if not draw.whole else body
     elif kind == 1:
-        body = Term(f"select({draw.writer.truth([*spatial, 'k'], 1)}, {body.text}, 0)", min(body.low, 0), max(body.high, 0), body.usual, body.error, peaked=body.peaked)  # fmt: skip
+        masked = f"select({draw.writer.truth([*spatial, 'k'], 1)}, {body.text}, 0)"
+        body = replace(body, text=masked, low=min(body.low, 0), high=max(body.high, 0), exact=False)
     term = draw.reduced(function, ["k"], body)
     if chance.random() < 0.6:
         term = _epilogue(draw, spatial, draw.state("C", spatial, term))
@@ -483,7 +490,15 @@ def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operan
         text = f"select({truth}, {operand.text}, {other})"
         if other == "0" and draw.chance.random() < 0.3:
             text = f"select({truth}, 0, {operand.text})"
-        return Term(text, min(operand.low, -3), max(operand.high, 3), operand.usual, operand.error + 1, draw.whole, operand.peaked)
+        return Term(
+            text,
+            min(operand.low, -3),
+            max(operand.high, 3),
+            operand.usual,
+            operand.error + 1,
+            draw.whole,
+            operand.peaked,
+        )
     if kind == "weighted":
         return product(operand, _position_weight(draw, axes))
     if kind == "function":

@@ -16,7 +16,7 @@ from bench.fuzz.shrink import failure, shrunk
 from codegen.compile.build import build_kernel
 from codegen.compile.request import BuildRequest
 from codegen.target import Target
-from codegen.verify.result import relative_error
+from codegen.tolerance import relative_error
 from hal.support.errors import InputError
 from sokoban.kernel.form import KernelForm
 from sokoban.language.operators import operator_from_data

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -148,11 +147,9 @@ def _used(statements: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 def _simpler(node: Value) -> Iterator[Value]:
     if isinstance(node, Reduction):
-        for axis in node.axes:
-            if len(node.axes) > 1:
-                kept = tuple(other for other in node.axes if other != axis)
-                body = rewrite(node.body, _without(node.body, axis))
-                yield Reduction(node.function, kept, body)
+        for axis in node.axes if len(node.axes) > 1 else ():
+            kept = tuple(other for other in node.axes if other != axis)
+            yield Reduction(node.function, kept, rewrite(node.body, _without(node.body, axis)))
     elif isinstance(node, Call):
         is_truth = node.function in _TRUTHS
         for argument in node.arguments:
@@ -167,11 +164,16 @@ def _simpler(node: Value) -> Iterator[Value]:
         yield Constant(1.0)
     elif isinstance(node, Load):
         yield Constant(1.0)
-        for position, index in enumerate(node.indices):
-            if not index.is_plain_axis:
-                for axis in index.axes:
-                    indices = (*node.indices[:position], AffineIndex.axis(axis), *node.indices[position + 1 :])
-                    yield Load(node.tensor, indices, node.pad)
+        yield from _plainer(node)
+
+
+def _plainer(load: Load) -> Iterator[Load]:
+    """A load with one of its indices a single axis."""
+    for position, index in enumerate(load.indices):
+        if not index.is_plain_axis:
+            for axis in index.axes:
+                indices = (*load.indices[:position], AffineIndex.axis(axis), *load.indices[position + 1 :])
+                yield Load(load.tensor, indices, load.pad)
 
 
 def _without(body: Value, axis: str) -> dict[Value, Value]:
@@ -220,6 +222,3 @@ def _data(data: Data, expr: TensorExpr, statements: tuple[Statement, ...], sizes
         "sizes": {axis: sizes[axis] for axis in sizes if axis in axes},
         "dtypes": dtypes, "shapes": shapes,
     }  # fmt: skip
-
-
-__all__ = ["failure", "random", "shrunk"]

@@ -27,6 +27,9 @@ _INSIDE = frozenset(row for row in ALL if row.startswith(INSIDE) and not row.end
 _BODIES = _INSIDE | frozenset(REDUCTIONS)
 _PRODUCTS = frozenset({"sum of a reduction", *(f"{INSIDE} {name}" for name in _OPERANDS)})
 _ATTENTION = frozenset(OPTIONS)
+_PAIRS = frozenset({"sum of a reduction", f"{INSIDE} mul", f"{INSIDE} plain"}) | {
+    row for row in _OUTSIDE if not row.endswith(("pad zero", "pad number"))
+}
 
 
 def _without(rows: frozenset[str], *names: str) -> frozenset[str]:
@@ -48,10 +51,8 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "wgmma": _without(_PRODUCTS, "pad zero") | _OUTSIDE | {"reads float16", "reads bfloat16", *_RESULTS},
     "bulk": _without(_PRODUCTS, "pad zero") | _OUTSIDE
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS},
-    "pairs.warps": frozenset({"sum of a reduction", f"{INSIDE} mul", f"{INSIDE} plain", "reads float16", "reads bfloat16"})
-    | _without(_OUTSIDE, "pad zero", "pad number"),
-    "pairs.multiply_adds": frozenset({"sum of a reduction", f"{INSIDE} mul", f"{INSIDE} plain", *_ANY_FLOAT})
-    | _without(_OUTSIDE, "pad zero", "pad number"),
+    "pairs.warps": _PAIRS | {"reads float16", "reads bfloat16"},
+    "pairs.multiply_adds": _PAIRS | set(_ANY_FLOAT),
     "attention.warps": _ATTENTION | {"reads float16", "reads bfloat16"},
     "attention.groups": _without(_ATTENTION) | {"reads float16", "reads bfloat16"},
     "attention.multiply_adds": _ATTENTION | set(_ANY_FLOAT),

@@ -95,7 +95,9 @@ class Writer:
 
     def index(self, axes: Sequence[str]) -> tuple[str, int, int]:
         """An affine index over one or two axes, or a number, with its bounds."""
-        kind = self.chance.choices(("axis", "strided", "reversed", "shifted", "window", "constant"), (6, 1, 1, 1, 2, 1))[0]
+        kind = self.chance.choices(
+            ("axis", "strided", "reversed", "shifted", "window", "constant"), (6, 1, 1, 1, 2, 1)
+        )[0]
         if kind == "constant" or not axes:
             at = self.chance.randrange(3)
             return str(at), at, at
@@ -116,7 +118,11 @@ class Writer:
             return f"2*{axis} + 1", 1, 2 * last + 1
         reach = stride * (self.sizes[other] - 1)
         if self.chance.random() < 0.2:
-            return f"{axis} - {other} + {reach}" if stride == 1 else f"{axis} - {stride}*{other} + {reach}", 0, last + reach
+            return (
+                f"{axis} - {other} + {reach}" if stride == 1 else f"{axis} - {stride}*{other} + {reach}",
+                0,
+                last + reach,
+            )
         shift = self.chance.choice((0, 0, -1))
         text = f"{axis} + {other}" if stride == 1 else f"{axis} + {stride}*{other}"
         return (f"{text} - 1" if shift else text), shift, last + reach + shift
@@ -267,7 +273,9 @@ class Writer:
         return self._unary(inner)
 
     def _binary(self, axes: Sequence[str], depth: int, left: Term) -> Term:
-        functions = ("add", "sub", "mul", "min", "max") if self.whole else ("add", "sub", "mul", "min", "max", "div", "pow")
+        functions = (
+            ("add", "sub", "mul", "min", "max") if self.whole else ("add", "sub", "mul", "min", "max", "div", "pow")
+        )
         function = self.chance.choice(functions)
         if function == "pow":
             return self._power(left)
@@ -284,16 +292,15 @@ class Writer:
 
     def _power(self, base: Term) -> Term:
         exponent = self.chance.choice((2, 3, 0.5, -1, 1.5))
-        if exponent in (2, 3) and self.chance.random() < 0.5:
-            base = positive(within(base, 4.0))
-        else:
-            base = positive(base)
+        base = positive(within(base, 4.0) if exponent in (2, 3) else base)
         ends = [base.low**exponent, base.high**exponent]
         high = max(ends)
         shown = f"{exponent:g}" if exponent >= 0 else f"({exponent:g})"
         usual = max(min(base.usual**exponent, high), 1e-3)
         slope = abs(exponent) * usual / max(base.usual, 0.5)
-        return Term(f"({base.text} ** {shown})", min(ends), high, usual, slope * base.error + 2 * usual, peaked=base.peaked)
+        return Term(
+            f"({base.text} ** {shown})", min(ends), high, usual, slope * base.error + 2 * usual, peaked=base.peaked
+        )
 
     def _unary(self, inner: Term) -> Term:
         if self.whole:
@@ -306,7 +313,9 @@ class Writer:
         function = self.chance.choice(functions)
         if function in ("floor", "ceil"):
             inner = inner if inner.most > 2 else product(inner, Term("3", 3, 3, 3, exact=True))
-            return replace(inner, text=f"{function}({inner.text})", low=math.floor(inner.low), high=math.ceil(inner.high))
+            return replace(
+                inner, text=f"{function}({inner.text})", low=math.floor(inner.low), high=math.ceil(inner.high)
+            )
         return UNARY[function](inner)
 
 
@@ -369,7 +378,9 @@ def quotient(left: Term, right: Term) -> Term:
     usual = left.usual / max(right.usual, 0.5)
     error = left.error / max(right.usual, 0.5) + usual * right.error / max(right.usual, 0.5) + usual
     low = -bound if left.low < 0 else 0.0
-    return Term(f"({left.text} / {right.text})", low, bound, max(usual, 1e-6), error, peaked=left.peaked or right.peaked)
+    return Term(
+        f"({left.text} / {right.text})", low, bound, max(usual, 1e-6), error, peaked=left.peaked or right.peaked
+    )
 
 
 def _is_whole(term: Term) -> bool:
@@ -401,7 +412,9 @@ def _tanh(term: Term) -> Term:
 def _wave(function: str) -> Callable[[Term], Term]:
     def apply(term: Term) -> Term:
         term = within(term, 8.0)
-        return Term(f"{function}({term.text})", -1.0, 1.0, min(term.usual, 0.6) if function == "sin" else 0.6, term.error + 1)
+        return Term(
+            f"{function}({term.text})", -1.0, 1.0, min(term.usual, 0.6) if function == "sin" else 0.6, term.error + 1
+        )
 
     return apply
 
@@ -418,7 +431,14 @@ def _root(function: str) -> Callable[[Term], Term]:
         term = positive(term)
         ends = [term.low**0.5, term.high**0.5] if function == "sqrt" else [term.high**-0.5, term.low**-0.5]
         usual = term.usual**0.5 if function == "sqrt" else term.usual**-0.5
-        return Term(f"{function}({term.text})", ends[0], ends[1], usual, usual * term.error / term.usual + usual, peaked=term.peaked)
+        return Term(
+            f"{function}({term.text})",
+            ends[0],
+            ends[1],
+            usual,
+            usual * term.error / term.usual + usual,
+            peaked=term.peaked,
+        )
 
     return apply
 
