@@ -96,9 +96,11 @@ test: $(STAMP) opencl
 docs: $(STAMP)
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 
-## fuzz: MINUTES=n (10) of new draws in every test that draws; prints the SEED=s that repeats them
+## fuzz: MINUTES=n (10) of drawn operators, run as kernels of every kind; goes on where the last run of a SEED=s (0) ended
+# OF=tests has every test that draws draw anew instead, and prints the SEED=s that repeats it.
 fuzz: $(STAMP) opencl
-	@$(VENV)/bin/python -m tests.fuzz --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+	@$(VENV)/bin/python -m $(if $(filter tests,$(OF)),tests,bench).fuzz --minutes $(or $(MINUTES),10) \
+		$(if $(SEED),--seed $(SEED))
 
 ## lint: style, types and the order of the layers
 lint: $(STAMP)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import tirx
 
-from codegen.tir.values import Expr, affine, constant
+from codegen.tir.values import Expr, affine, stored_constant
 from sokoban.kernel.form import KernelForm
 from sokoban.language.expression import Load, Tensor
 from sokoban.schedule.tile import TileSchedule
@@ -47,4 +47,4 @@ def guarded_read(load: Load, tensor: Tensor, source: Any, axes: Mapping[str, Exp
     value = source(*(indices or [tirx.const(0, "int32")]))
     if not conditions:
         return value
-    return tirx.if_then_else(tirx.all(*conditions), value, constant(load.pad or 0.0, tensor.dtype))
+    return tirx.if_then_else(tirx.all(*conditions), value, stored_constant(load.pad or 0.0, tensor.dtype))

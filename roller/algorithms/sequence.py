@@ -79,7 +79,7 @@ def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     """An operator of several stages on axes of other ``sizes``."""
     attention = attention_of(form.source) or attention_gradient_of(form.source)
     if attention is None:
-        return sequence_form(resize(form, sizes).expr)
+        return sequence_form(resize(form, sizes).expr, [len(stage.source.statements) for stage in form.stages])
     small = attention.smaller(
         b=sizes["b"], key_heads=sizes["g"] if attention.shares_keys else sizes["h"], queries=sizes["i"],
         keys=sizes["j"], head_dim=sizes["d"], value_dim=sizes["e"],

@@ -98,11 +98,11 @@ def _declined(placed: PlacedForm, direct: RProgram) -> str:
 
 def _axis(form: KernelForm) -> str | None:
     """The longest reduction axis that can be cut; None where none can."""
-    able = [axis for axis in form.reduced if _can_cut(form, axis)]
+    able = [axis for axis in form.reduced if can_cut(form, axis)]
     return max(able, key=lambda axis: form.sizes[axis], default=None)
 
 
-def _can_cut(form: KernelForm, axis: str) -> bool:
+def can_cut(form: KernelForm, axis: str) -> bool:
     """Every index that uses the axis is the axis itself over a whole dimension, the same one in all reads of a
     tensor."""
     tensors = form.expr.tensor_by_name

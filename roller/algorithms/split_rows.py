@@ -87,6 +87,8 @@ def consider(placed: PlacedForm, direct: RProgram) -> Considered:
     if declined:
         return Considered(NAME, declined=declined)
     axis, reductions = form.columns[0], list(_reductions(form))
+    if not all(split_k.can_cut(stage, axis) for stage in reductions):
+        return Considered(NAME, declined=f"{axis} is not one dimension of all that it indexes")
     counts = [each for each in split_k.counts_of(PlacedForm(reductions[0], device), axis, SNAP) if each.divides(form)]
     if not counts:
         return Considered(NAME, declined=f"{axis} cannot be cut into whole slices that are worth it")

@@ -77,8 +77,9 @@ class PlacedForm:
         if self.product is None:
             problem = f"{what}, and {device.name} has none for it"
             raise InputError(where, problem, "use float16, or a board like l4 or h200")
+        read_again = {load.tensor for load in form.final_loads}
         for tensor in narrow:
-            if tensor.name not in (form.roles.a.tensor, form.roles.b.tensor):
+            if tensor.name not in (form.roles.a.tensor, form.roles.b.tensor) or tensor.name in read_again:
                 problem = f"dtype {tensor.dtype} of {tensor.name} is for the operands of the product alone"
                 raise InputError(where, problem, "use float16 or float32")
 

@@ -11,6 +11,7 @@ operand again for every row, so that from two rows on each is a kernel of its ow
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -61,16 +62,29 @@ def _products_apart(form: KernelForm) -> KernelForm | None:
         return None
 
 
-def sequence_form(expr: TensorExpr) -> KernelForm:
+def sequence_form(expr: TensorExpr, counts: Sequence[int] = ()) -> KernelForm:
     """An operator as a ``sequence`` of kernels, of one where that is enough.
 
+    Args:
+        expr: the operator.
+        counts: of the statements that each kernel computes; empty for as many as it can. How many those are depends on
+            the sizes: a reduction is repeated for the outputs that share it where that takes no time.
+
     Raises:
-        InputError: a statement alone is no kernel.
+        InputError: a statement alone is no kernel, or those of ``counts`` are none.
     """
-    stages = tuple(_stages(expr))
+    stages = tuple(_stages_of(expr, counts) if counts else _stages(expr))
     return KernelForm(
         source=expr, expr=expr, kind="sequence", reductions=(), final=expr.statements[-1], fused=(), stages=stages
     )
+
+
+def _stages_of(expr: TensorExpr, counts: Sequence[int]) -> list[KernelForm]:
+    """The kernels of an operator by the number of their statements."""
+    ends = list(itertools.accumulate(counts))
+    return [
+        kernel_form(part_of(expr, expr.statements[end - count : end])) for end, count in zip(ends, counts, strict=True)
+    ]
 
 
 def _stages(expr: TensorExpr) -> list[KernelForm]:

@@ -10,6 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from hal.support.errors import InputError
 from sokoban.language.checks import (
     MAX_AXIS_SIZE,
@@ -22,6 +24,7 @@ from sokoban.language.checks import (
     reach,
 )
 from sokoban.language.expression import (
+    INTEGER_DTYPES,
     RESULT_DTYPE,
     AffineIndex,
     Axis,
@@ -39,6 +42,7 @@ from sokoban.language.expression import (
 )
 from sokoban.language.grammar import parse_tree
 from sokoban.language.names import unused_name
+from sokoban.language.reference import round_to_dtype
 from sokoban.language.statements import Pads, build_statements
 
 
@@ -91,6 +95,7 @@ def parse_program(
     tensor_dtypes, accumulate = _tensor_dtypes(
         statements, tensor_shapes, user_tensors, dtypes, accumulate, default_dtype
     )
+    statements = [replace(s, value=_stored_pads(s.value, tensor_dtypes)) for s in statements]
     for key in pads:
         if key not in tensor_shapes:
             raise InputError(f"pad.{key}", "the expression has no tensor of this name", "remove it")
@@ -271,6 +276,28 @@ def _check_loads(statement: Statement, sizes: Mapping[str, int], shapes: Mapping
                 "write | pad=0 in the brackets, or correct the index, size or shape",
             )
     return rewrite(statement.value, replacements) if replacements else statement.value
+
+
+def _stored_pads(value: Value, dtypes: Mapping[str, str]) -> Value:
+    """A value whose pads are elements of their tensors: rounded to a narrow float, whole among integers.
+
+    Infinities stay: kernels take the largest number for them.
+    """
+    replacements: dict[Value, Value] = {}
+    for load in loads(value):
+        dtype = dtypes[load.tensor]
+        if load.pad is None or not math.isfinite(load.pad) or dtype in ("float32", "float64"):
+            continue
+        if dtype in INTEGER_DTYPES:
+            most = 2 ** (7 if dtype == "int8" else 31)
+            if not float(load.pad).is_integer() or not -most <= load.pad < most:
+                problem = f"{load.pad:g} pads {load.tensor}, whose elements are {dtype}"
+                raise InputError("expr", problem, f"pad by a whole number of {dtype}")
+            continue
+        rounded = float(round_to_dtype(np.asarray(load.pad), dtype))
+        if rounded != load.pad:
+            replacements[load] = replace(load, pad=rounded)
+    return rewrite(value, replacements) if replacements else value
 
 
 def _tensor_dtypes(

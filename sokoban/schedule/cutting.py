@@ -68,22 +68,28 @@ def resize(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     """
     expr = form.expr
     sizes = _covering(expr, sizes)
-    # By dimension of a tensor: the largest index that is read over the axes as they were, and over the new ones.
+    # By dimension of a tensor: the largest index that is read over the axes as they were, and over the new ones; and
+    # that of loads over the new ones that have no pad.
     reach: dict[str, list[tuple[int, int]]] = {}
+    inside: dict[str, list[int]] = {}
     for statement in expr.statements:
         for load in loads(statement.value):
             ends = [(index.bounds(expr.sizes)[1], index.bounds(sizes)[1]) for index in load.indices]
             known = reach.setdefault(load.tensor, ends)
             reach[load.tensor] = [(max(a, b), max(x, y)) for (a, x), (b, y) in zip(known, ends, strict=True)]
+            if load.pad is None:
+                lasts = inside.setdefault(load.tensor, [0] * len(ends))
+                inside[load.tensor] = [max(last, end) for last, (_, end) in zip(lasts, ends, strict=True)]
     written = {statement.tensor: statement for statement in expr.statements}
     tensors = []
     for tensor in expr.tensors:
         if tensor.name in written:
             shape = tuple(sizes[axis] for axis in written[tensor.name].axes)
         else:
-            ends = reach[tensor.name]
+            ends, lasts = reach[tensor.name], inside.get(tensor.name, [0] * len(tensor.shape))
             shape = tuple(
-                max(1, extent + end - before) for extent, (before, end) in zip(tensor.shape, ends, strict=True)
+                max(last + 1, extent + end - before)
+                for extent, (before, end), last in zip(tensor.shape, ends, lasts, strict=True)
             )
         tensors.append(Tensor(tensor.name, shape, tensor.dtype))
     axes = tuple(Axis(axis.name, sizes[axis.name]) for axis in expr.axes)

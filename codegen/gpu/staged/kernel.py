@@ -97,7 +97,9 @@ class _Buffers:
     """
 
     def __init__(self, plan: StagedPlan, sources: Mapping[str, Any], output: Any) -> None:
-        self.sources, self.output = sources, output
+        # Views, as the staged tensors are read by below: TVM gives a kernel a second parameter for a tensor of which
+        # there are accesses both by a view and without one.
+        self.sources, self.output = {name: _view(source) for name, source in sources.items()}, output
         self._names = set(plan.tensors)
         scope = "shared.dyn" if plan.is_dynamic else "shared"
         self.shared = {
@@ -120,6 +122,13 @@ class _Buffers:
         name = fresh_name(wanted, self._names)
         self._names.add(name)
         return name
+
+
+def _view(source: Any) -> Any:
+    """A buffer of the same elements and shape."""
+    view = T.decl_buffer(source.shape, source.dtype, data=source.data)
+    IRBuilder.name(f"{source.name}_view", view)
+    return view
 
 
 class _ThreadWriter:

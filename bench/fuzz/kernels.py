@@ -1,0 +1,214 @@
+"""The kernels of an operator on several devices, sorted by how they are lowered."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from bench.fuzz.productions import attention_options, productions
+from codegen.compile.build import verify_chain, verify_schedule
+from codegen.cpu.lower import LOWERINGS as CPU_LOWERINGS
+from codegen.gpu.lower import LOWERINGS
+from codegen.target import Target
+from codegen.tir.lowering import LoweringRequest, chosen
+from codegen.tolerance import relative_error
+from codegen.verify.result import Verification
+from hal.catalog import load_device
+from hal.spec.device import DeviceSpec
+from hal.support.errors import InputError
+from roller.construct.program import Program
+from roller.programs import find_programs, form_on
+from sokoban.kernel.form import KernelForm
+from sokoban.kernel.pair import ProductPair
+from sokoban.kernel.patches import PatchTransform
+from sokoban.kernel.problem import Problem
+from sokoban.language.expression import TensorExpr
+from sokoban.language.named.attention import attention_of
+from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.reference import evaluate, random_inputs, round_to_dtype
+from sokoban.schedule.cutting import cut_down, resize
+from sokoban.schedule.patches import Schedule
+from sokoban.schedule.tile import TileSchedule
+
+#: Boards and the processor whose kernels are run.
+DEVICES = ("v100", "a100", "h100", "b200", "cpu")
+
+#: Element types of kernels for processors.
+CPU_DTYPES = ("float32", "float64")
+
+#: Programs that construction is asked for: the later ones are of other kinds.
+CANDIDATES = 30
+
+#: Points of a problem that is run at most, and elements of a thread of a processor's kernel: LLVM takes seconds for
+#: thousands of instructions.
+MOST_POINTS = 2**23
+MOST_ELEMENTS = 96
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A program of an operator on a device, and which lowerings write it."""
+
+    device: str
+    rank: int
+    program: Program
+    lowerings: tuple[str, ...]
+
+    @property
+    def kind(self) -> str:
+        """Its lowerings and its algorithm in a word."""
+        algorithm = self.program.algorithm
+        return "+".join(dict.fromkeys((*self.lowerings, *((algorithm,) if algorithm != "direct" else ()))))
+
+    def productions(self) -> dict[str, list[str]]:
+        """The productions that each lowering meets in it."""
+        met: dict[str, set[str]] = {}
+        names = list(self.lowerings)
+        for name, part in zip(names, self.program.parts, strict=True):
+            met.setdefault(name, set()).update(self._productions(part.problem))
+        if self.program.algorithm != "direct":
+            met.setdefault(self.program.algorithm, set()).update(self._productions(self.program.form))
+        return {name: sorted(found) for name, found in met.items()}
+
+    def _productions(self, problem: Problem) -> frozenset[str]:
+        """Those of what one kernel computes; of attention, what it is asked for."""
+        source = self.program.form.source
+        attention = attention_of(source) or attention_gradient_of(source)
+        if attention is not None:
+            return attention_options(attention, source.inputs[0].dtype)
+        if isinstance(problem, PatchTransform):
+            return frozenset(f"reads {tensor.dtype}" for tensor in source.inputs)
+        if isinstance(problem, ProductPair):
+            return productions(problem.expr)
+        return productions(problem.expr) if isinstance(problem, KernelForm) else frozenset()
+
+    def points(self) -> float:
+        """Points of the problem that is run."""
+        check = self.program.check()
+        if check is not None:
+            return sum(_points(step.problem) for step in check.steps)
+        form, schedule = self.program.form, self.program.main.schedule
+        assert isinstance(schedule, TileSchedule)
+        if self.device == "cpu":
+            return math.prod(form.sizes.values())
+        return _points(cut_down(form, schedule))
+
+    def verify(self, engine: str | None, seeds: Sequence[int]) -> Verification:
+        """Run it against the reference."""
+        target = Target.of(device_of(self.device))
+        check = self.program.check()
+        if check is not None:
+            return verify_chain(check, target, engine, seeds)
+        return verify_schedule(self.program.form, self.program.main.tiles, target, engine, seeds)
+
+
+def _points(problem: Problem) -> float:
+    sizes = getattr(problem, "sizes", None)
+    return math.prod(sizes.values()) if sizes else 1e5
+
+
+@cache
+def device_of(name: str) -> DeviceSpec:
+    """A device of the catalog."""
+    return load_device(name)
+
+
+def kernels_of(expr: TensorExpr, device_name: str, method: str = "roller", count: int = CANDIDATES) -> list[Kernel]:
+    """The programs of an operator on a device, best first.
+
+    Raises:
+        InputError: the device has no kernel for it.
+    """
+    device = device_of(device_name)
+    if device_name == "cpu" and not {tensor.dtype for tensor in expr.tensors} <= set(CPU_DTYPES):
+        raise InputError(expr.name, f"kernels for processors take {', '.join(CPU_DTYPES)}")
+    form = form_on(expr, device)
+    programs = find_programs(form, device, count, method).ranked(count)
+    target = Target.of(device)
+    found = []
+    for rank, program in enumerate(programs, start=1):
+        names = tuple(_lowering(part.problem, part.schedule, target) for part in program.parts)
+        found.append(Kernel(device_name, rank, program, names))
+    return found
+
+
+def _lowering(problem: Problem, schedule: Schedule, target: Target) -> str:
+    lowerings = CPU_LOWERINGS if target.generator == "llvm" else LOWERINGS
+    name = chosen(lowerings, LoweringRequest(problem, schedule, "drawn", target)).__name__  # type: ignore[attr-defined]
+    if target.generator == "llvm":
+        return name.removeprefix("codegen.")
+    return name.removeprefix("codegen.gpu.").removesuffix(".kernel").removeprefix("matrix.")
+
+
+def traits(kernel: Kernel) -> tuple[object, ...]:
+    """What sets kernels of one lowering apart."""
+    schedule = kernel.program.main.schedule
+    if not isinstance(schedule, TileSchedule):
+        return (kernel.kind,)
+    return (
+        kernel.kind, schedule.stages > 1, schedule.asynchronous, bool(schedule.reduce_threads), bool(schedule.turned),
+        len(schedule.cached), schedule.cluster, schedule.launched > 0, schedule.kept_columns > 0, schedule.raster > 0,
+        any(count > 1 for _, count in schedule.vthreads),
+    )  # fmt: skip
+
+
+def is_quick(kernel: Kernel) -> bool:
+    """Whether it is built and run in seconds."""
+    schedule = kernel.program.main.schedule
+    is_tiled = kernel.device == "cpu" and isinstance(schedule, TileSchedule)
+    if is_tiled and math.prod(size for _, size in schedule.thread) > MOST_ELEMENTS:
+        return False
+    return kernel.points() <= MOST_POINTS
+
+
+def outcome_of(kernel: Kernel, result: Verification) -> str:
+    """``agrees``, ``wrong``, ``refused`` by the lowering, or ``unsound``: an operator that no arithmetic of its types
+    computes as exactly as it is judged."""
+    if result.passed:
+        return "agrees"
+    if result.relative_error is None:
+        return "refused"
+    if "relative error" in result.reason and not _is_sound(kernel, result):
+        return "unsound"
+    return "wrong"
+
+
+def _is_sound(kernel: Kernel, result: Verification) -> bool:
+    """Whether the reference stays where it is, to a quarter of the tolerance, when inputs change by a unit of the
+    accumulator's last place, and when the result is rounded."""
+    form = resize(kernel.program.form, result.axis_sizes)
+    expr, inputs = form.expr, random_inputs(form.expr, 0)
+    chance = np.random.default_rng(0)
+    unit = 2.0**-52 if expr.accumulate == "float64" else 2.0**-23
+    expected = evaluate(expr, inputs)
+    moved = {name: array * (1 + unit * chance.uniform(-1, 1, array.shape)) for name, array in inputs.items()}
+    rounded = round_to_dtype(expected, expr.output.dtype)
+    limit = result.tolerance / 4
+    # Half a unit in the last place is what every rounding may change.
+    return relative_error(evaluate(expr, moved), expected) <= limit and (
+        relative_error(rounded, expected) <= result.tolerance / 2 + 1e-12
+    )
+
+
+def drawn(kernels: Sequence[Kernel], chance: random.Random, count: int) -> list[Kernel]:
+    """Some kernels of as many kinds as there are: the first of all, then kinds at random."""
+    by_kind: dict[str, dict[tuple[object, ...], list[Kernel]]] = {}
+    for kernel in kernels:
+        by_kind.setdefault(kernel.kind, {}).setdefault(traits(kernel), []).append(kernel)
+    chosen_kernels: list[Kernel] = []
+    kinds = list(by_kind)
+    chance.shuffle(kinds)
+    for turn in range(4 * count):
+        if len(chosen_kernels) == count or not kinds:
+            break
+        groups = by_kind[kinds[turn % len(kinds)]]
+        group = groups[chance.choice(list(groups))]
+        kernel = chance.choice(group)
+        if kernel not in chosen_kernels and is_quick(kernel):
+            chosen_kernels.append(kernel)
+    return chosen_kernels

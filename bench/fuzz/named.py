@@ -1,0 +1,103 @@
+"""Named operators drawn by chance: those with kernels or algorithms of their own, at sizes that those take."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+Data = dict[str, Any]
+
+_FLOATS = ("float16", "bfloat16", "float32")
+_HEADS = (16, 32, 40, 64, 72, 80, 128)
+
+
+def attention(chance: random.Random) -> Data:
+    """Attention with any mask, heads that share keys or not, one query or many."""
+    kv_heads = chance.choice((1, 2, 4))
+    queries = chance.choice((1, 1, 5, 64, 100, 257, 512, 1000))
+    data: Data = {
+        "op": "attention", "b": chance.choice((1, 2)), "heads": kv_heads * chance.choice((1, 2, 4)),
+        "kv_heads": kv_heads, "queries": queries, "keys": max(queries, chance.choice((64, 100, 300, 1000, 4000))),
+        "head_dim": chance.choice(_HEADS), "causal": chance.random() < 0.6, "dtype": chance.choice(_FLOATS),
+    }  # fmt: skip
+    if data["causal"] and chance.random() < 0.3:
+        data["window"] = chance.choice((1, 17, 64, 130))
+    if chance.random() < 0.2:
+        data["value_dim"] = chance.choice((16, 32, 64))
+    return data
+
+
+def attention_gradient(chance: random.Random) -> Data:
+    """A gradient of attention after the queries, or after keys and values."""
+    kv_heads = chance.choice((1, 2))
+    queries = chance.choice((5, 64, 100, 257, 512))
+    return {
+        "op": "attention_gradient", "of": chance.choice(("queries", "keys")), "b": chance.choice((1, 2)),
+        "heads": kv_heads * chance.choice((1, 2)), "kv_heads": kv_heads, "queries": queries,
+        "keys": queries + chance.choice((0, 0, 33)), "head_dim": chance.choice((16, 32, 64, 128)),
+        "causal": chance.random() < 0.6, "dtype": chance.choice(_FLOATS),
+    }  # fmt: skip
+
+
+def convolution(chance: random.Random) -> Data:
+    """A convolution large enough for flat images and, where its window is 3x3 or 5x5, for Winograd."""
+    window = chance.choice((1, 3, 3, 3, 5))
+    data: Data = {
+        "op": "conv2d", "n": chance.choice((1, 4, 16)), "c": chance.choice((16, 32, 64, 128)),
+        "h": chance.choice((7, 14, 28, 29, 56)), "w": chance.choice((7, 14, 28, 30, 56)),
+        "f": chance.choice((16, 33, 64, 128)), "kh": window, "kw": window, "stride": chance.choice((1, 1, 1, 2)),
+        "padding": window // 2, "layout": chance.choice(("NCHW", "NHWC")), "dtype": chance.choice(_FLOATS),
+    }  # fmt: skip
+    return _with_epilogue(chance, data, "f")
+
+
+def large_convolution(chance: random.Random) -> Data:
+    """A convolution of float32 by 3x3 or 5x5 that Winograd's transforms gain on."""
+    side, window = chance.choice((14, 28, 29, 56)), chance.choice((3, 3, 5))
+    data: Data = {
+        "op": "conv2d", "n": chance.choice((8, 16, 32)), "c": chance.choice((64, 128, 130, 256)), "h": side,
+        "w": side + chance.choice((0, 0, 1)), "f": chance.choice((64, 128, 256)), "kh": window, "kw": window,
+        "padding": chance.choice((0, window // 2)), "layout": chance.choice(("NCHW", "NCHW", "NHWC")),
+    }  # fmt: skip
+    return _with_epilogue(chance, data, "f")
+
+
+def matmul(chance: random.Random) -> Data:
+    """A product of matrices of any type with an epilogue of steps."""
+    dtype = chance.choice((*_FLOATS, "float64", "int8"))
+    data: Data = {
+        "op": "matmul", "m": chance.choice((1, 16, 64, 127, 512, 1024)), "n": chance.choice((64, 65, 256, 1000, 2048)),
+        "k": chance.choice((32, 64, 100, 512, 4096)), "transpose_a": chance.random() < 0.3,
+        "transpose_b": chance.random() < 0.5, "dtype": dtype,
+    }  # fmt: skip
+    return data if dtype == "int8" else _with_epilogue(chance, data, "n")
+
+
+def line(chance: random.Random) -> Data:
+    """A softmax or a layer norm."""
+    shape = [chance.choice((1, 3, 17, 33)), chance.choice((1, 31, 128, 1000, 2049))]
+    return {"op": chance.choice(("softmax", "layer_norm")), "shape": shape, "axis": chance.choice((-1, 0)),
+            "dtype": chance.choice((*_FLOATS, "float64"))}  # fmt: skip
+
+
+def _with_epilogue(chance: random.Random, data: Data, axis: str) -> Data:
+    steps: list[Any] = []
+    if chance.random() < 0.4:
+        steps.append({"function": "bias_add", "axis": axis})
+    if chance.random() < 0.3:
+        steps.append({"function": "residual_add"})
+    if chance.random() < 0.5:
+        steps.append(chance.choice(("relu", "gelu", "tanh", "sigmoid", "silu")))
+    return {**data, "epilogue": steps} if steps else data
+
+
+_KINDS = (
+    attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line,
+)  # fmt: skip
+
+
+def named(chance: random.Random) -> Data:
+    """Any of them."""
+    return chance.choice(
+        (attention, attention, attention_gradient, convolution, large_convolution, large_convolution, matmul, line)
+    )(chance)

@@ -1,0 +1,140 @@
+"""Which productions of the grammar an operator has, by the place that they stand in.
+
+What is inside a reduction is computed at every point of it, what is outside once for every output; lowerings write the
+two differently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from sokoban.language.expression import (
+    FUNCTIONS,
+    REDUCTION_IDENTITY,
+    AxisValue,
+    Call,
+    Constant,
+    Load,
+    Reduction,
+    Statement,
+    TensorExpr,
+    Value,
+    walk,
+)
+from sokoban.language.named.attention import AttentionSizes
+
+INSIDE, OUTSIDE = "inside", "outside"
+_COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+#: What indices of a load may be.
+INDICES = ("plain", "strided", "offset", "reversed", "window", "constant", "diagonal", "broadcast", "transposed")
+PADS = ("pad zero", "pad number", "pad infinity")
+#: Values of axes: as numbers and compared, of an axis that is reduced and of one of the output.
+POSITIONS = ("spatial axis as a number", "spatial axis compared", "reduced axis as a number", "reduced axis compared")
+
+REDUCTIONS = tuple(f"{name} of a reduction" for name in REDUCTION_IDENTITY)
+
+#: The rows of the table of productions: what may stand inside of a reduction and outside.
+_ANYWHERE = (*FUNCTIONS, *INDICES, *PADS)
+ALL: tuple[str, ...] = (
+    *REDUCTIONS,
+    *(f"{INSIDE} {name}" for name in (*_ANYWHERE, *POSITIONS)),
+    *(f"{OUTSIDE} {name}" for name in (*_ANYWHERE, *POSITIONS[:2])),
+)
+
+
+def productions(expr: TensorExpr) -> frozenset[str]:
+    """The productions of a kernel's expression, and the dtypes of its tensors."""
+    found: set[str] = set()
+    for statement in expr.statements:
+        found.update(_of_statement(statement, expr))
+    found.update(f"reads {tensor.dtype}" for tensor in expr.inputs)
+    found.add(f"writes {expr.output.dtype}")
+    found.add(f"computes {expr.accumulate}")
+    if len(expr.statements) > 2:
+        found.add("several statements")
+    if sum(statement.reduction is not None for statement in expr.statements) > 1:
+        found.add("several reductions")
+    if len(expr.inputs) < len({load for s in expr.statements for load in walk(s.value) if isinstance(load, Load)}):
+        found.add("one tensor read in several ways")
+    sizes = set(expr.sizes.values())
+    found.update({"size 1"} if 1 in sizes else set())
+    found.update({"prime size"} if any(_is_prime(size) for size in sizes) else set())
+    return frozenset(found)
+
+
+def attention_options(attention: AttentionSizes, dtype: str) -> frozenset[str]:
+    """What an attention, or a gradient of it, is asked for."""
+    options = {
+        "every key seen": not attention.causal, "causal": attention.causal, "window": bool(attention.window_size),
+        "heads share keys": attention.shares_keys, "a head for every key": not attention.shares_keys,
+        "more keys than queries": attention.key_count != attention.queries,
+        "values of another size": attention.value_size != attention.head_dim,
+    }  # fmt: skip
+    return frozenset({name for name, is_asked in options.items() if is_asked} | {f"reads {dtype}"})
+
+
+#: All of :func:`attention_options` but dtypes.
+OPTIONS = (
+    "every key seen", "causal", "window", "heads share keys", "a head for every key", "more keys than queries",
+    "values of another size",
+)  # fmt: skip
+
+
+def _of_statement(statement: Statement, expr: TensorExpr) -> Iterator[str]:
+    reduction = statement.reduction
+    place, order = OUTSIDE, statement.axes
+    body: Value = statement.value
+    if reduction is not None:
+        yield f"{reduction.function} of a reduction"
+        place, order, body = INSIDE, (*statement.axes, *reduction.axes), reduction.body
+    reduced = reduction.axes if reduction is not None else ()
+    for name in _of_value(body, order, reduced, expr):
+        yield f"{place} {name}"
+
+
+def _of_value(
+    value: Value, order: Sequence[str], reduced: Sequence[str], expr: TensorExpr, compared: bool = False
+) -> Iterator[str]:
+    if isinstance(value, Call):
+        yield value.function
+        for argument in value.arguments:
+            yield from _of_value(argument, order, reduced, expr, value.function in _COMPARISONS)
+    elif isinstance(value, AxisValue):
+        for axis in value.index.axes:
+            yield f"{'reduced' if axis in reduced else 'spatial'} axis {'compared' if compared else 'as a number'}"
+    elif isinstance(value, Load):
+        yield from _of_load(value, order)
+    else:
+        assert isinstance(value, Constant | Reduction)
+
+
+def _of_load(load: Load, order: Sequence[str]) -> Iterator[str]:
+    if load.pad is not None:
+        yield "pad infinity" if math.isinf(load.pad) else "pad number" if load.pad else "pad zero"
+    walked = [axis for index in load.indices for axis in index.axes]
+    for index in load.indices:
+        if not index.terms:
+            yield "constant"
+        if index.is_plain_axis:
+            yield "plain"
+        if index.terms and index.offset:
+            yield "offset"
+        if any(coefficient > 1 for _, coefficient in index.terms):
+            yield "strided"
+        if any(coefficient < 0 for _, coefficient in index.terms):
+            yield "reversed"
+        if len(index.terms) > 1:
+            yield "window"
+    if len(set(walked)) < len(walked):
+        yield "diagonal"
+    if set(order) - set(walked):
+        yield "broadcast"
+    places = [order.index(axis) for axis in dict.fromkeys(walked) if axis in order]
+    if places != sorted(places):
+        yield "transposed"
+
+
+def _is_prime(number: int) -> bool:
+    return number > 1 and all(number % divisor for divisor in range(2, math.isqrt(number) + 1))

@@ -1,0 +1,148 @@
+"""One drawn operator from end to end: its kernels on every device, some of them run."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+from bench.fuzz.kernels import DEVICES, Kernel, device_of, drawn, kernels_of, outcome_of
+from bench.fuzz.operators import Data, operator
+from bench.fuzz.shrink import failure, shrunk
+from codegen.compile.build import build_kernel
+from codegen.compile.request import BuildRequest
+from codegen.target import Target
+from codegen.tolerance import relative_error
+from hal.support.errors import InputError
+from sokoban.kernel.form import KernelForm
+from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate, random_inputs
+
+#: Kernels of an operator that are run: so many, or one of every kind if those are more, up to the second number.
+KERNELS = (2, 3)
+#: One kernel in so many is run by its OpenCL twin, one operator in so many on the processor, and searched for.
+OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 6, 10
+
+#: One operator in so many has a kernel built by the device's compiler.
+BUILD_EVERY = 25
+
+#: Points of an operator up to which its canonical form is compared with what was written, and by how much they may
+#: differ: both are float64.
+MOST_MEANING_POINTS, MOST_MEANING_ERROR = 2**20, 1e-8
+
+Record = dict[str, Any]
+
+
+def examined(number: int, seed: int = 0) -> Record:
+    """The record of an operator: what it takes on every device, and what came of the kernels that were run."""
+    return examined_data(operator(number, seed), random.Random(f"{seed}/{number}/kernels")) | {"number": number}
+
+
+def examined_data(data: Data, chance: random.Random) -> Record:
+    """The record of any operator."""
+    start, core = time.perf_counter(), _core_seconds()
+    record: Record = {"took": {}, "refused": {}, "runs": []}
+    try:
+        expr = operator_from_data(data)
+        kernels: list[Kernel] = []
+        devices = [name for name in DEVICES if name != "cpu" or chance.randrange(CPU_EVERY) == 0]
+        for device in devices:
+            method = "both" if device != "cpu" and chance.randrange(SEARCH_EVERY) == 0 else "roller"
+            try:
+                some = kernels_of(expr, device, method)
+            except InputError as error:
+                record["refused"][device] = str(error)
+                continue
+            record["took"][device] = some[0].kind
+            kernels += some
+        on_boards = [kernel for kernel in kernels if kernel.device != "cpu"]
+        least, most = KERNELS
+        chosen = drawn(on_boards, chance, min(most, max(least, len({kernel.kind for kernel in on_boards}))))
+        chosen += drawn([kernel for kernel in kernels if kernel.device == "cpu"], chance, 1)
+        for form in _distinct_forms(chosen):
+            error = meaning_error(form)
+            if error > MOST_MEANING_ERROR:
+                record["traceback"] = f"Meaning: the {form.kind} is {error:.3g} off the operator as written"
+        for kernel in chosen:
+            record["runs"].append(run(kernel, chance))
+        if chosen and chance.randrange(BUILD_EVERY) == 0:
+            record["built"] = _built(chance.choice(chosen))
+    except Exception:  # A fuzzer outlives what it finds.
+        record["traceback"] = traceback.format_exc()
+    record["seconds"] = round(time.perf_counter() - start, 3)
+    record["core_seconds"] = round(_core_seconds() - core, 3)
+    return record
+
+
+def _core_seconds() -> float:
+    """Time on a core of this process and of those that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def _distinct_forms(kernels: Sequence[Kernel]) -> list[KernelForm]:
+    """The canonical forms of some kernels, one of a kind; devices differ in whether attention is written out."""
+    return list({kernel.program.form.kind: kernel.program.form for kernel in kernels}.values())
+
+
+def meaning_error(form: KernelForm) -> float:
+    """How far the canonical form, whose kernels are run against it, is off the operator as its author wrote it.
+
+    0 where that would take long.
+    """
+    expr = form.source
+    points = max(
+        math.prod(expr.sizes[axis] for axis in (*s.axes, *(s.reduction.axes if s.reduction else ())))
+        for s in expr.statements
+    )
+    if points > MOST_MEANING_POINTS:
+        return 0.0
+    known: dict[str, Any] = dict(random_inputs(expr, 0))
+    expected = evaluate(expr, known)
+    for kernel in form.stages or (form,):
+        given = {tensor.name: known[tensor.name].reshape(tensor.shape) for tensor in kernel.expr.inputs}
+        known[kernel.expr.output.name] = evaluate(kernel.expr, given)
+    return relative_error(known[expr.output.name].reshape(expected.shape), expected)
+
+
+def _built(kernel: Kernel) -> str:
+    """What the device's own compiler says of a kernel; empty where it takes it."""
+    target = Target.of(device_of(kernel.device))
+    for part in kernel.program.parts:
+        request = BuildRequest(
+            form=part.problem, schedule=part.schedule, entry="drawn", target=target, worthwhile_blocks=()
+        )
+        error = build_kernel(request).error
+        if error:
+            return f"{kernel.device} {kernel.kind}: {error}"
+    return ""
+
+
+def run(kernel: Kernel, chance: random.Random) -> Record:
+    """The record of one kernel that was run."""
+    start = time.perf_counter()
+    engine = None
+    if kernel.device != "cpu":
+        engine = "opencl" if chance.randrange(OPENCL_EVERY) == 0 else "emulator"
+    seeds = (0, chance.randrange(1, 1000), chance.randrange(1000, 10000))
+    result = kernel.verify(engine, seeds)
+    outcome = outcome_of(kernel, result)
+    record: Record = {
+        "device": kernel.device, "rank": kernel.rank, "kind": kernel.kind, "engine": result.engine or engine,
+        "outcome": outcome, "met": kernel.productions(), "seconds": round(time.perf_counter() - start, 3),
+    }  # fmt: skip
+    if not result.passed:
+        record["reason"] = result.reason
+        record["seeds"] = seeds
+    elif result.needless:
+        record["needless"] = list(result.needless)
+    return record
+
+
+def shrunk_operator(data: Data, run_record: Record, seconds: float) -> Data:
+    """An operator with a failing kernel made small."""
+    fails = failure(run_record["device"], run_record["kind"], run_record["outcome"], run_record["engine"])
+    return shrunk(data, fails, seconds) if fails(data) else data
