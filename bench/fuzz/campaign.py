@@ -101,7 +101,9 @@ class Worker:
         self._pool = None
 
 
-def campaign(log: Log, seed: int, minutes: float, most: int | None, show: Callable[[str], None]) -> Totals:
+def campaign(
+    log: Log, seed: int, minutes: float, most: int | None, show: Callable[[str], None], worker: Worker | None = None
+) -> Totals:
     """Examine operators until the time is over or there are ``most``; those of the log are not examined again.
 
     Operators that failed under other code come first.
@@ -117,7 +119,7 @@ def campaign(log: Log, seed: int, minutes: float, most: int | None, show: Callab
         elif problem_of(record):
             failed.add(record["number"])
     used = {record["number"] for record in log.records() if record["seed"] == seed}
-    worker, shrinkings = Worker(), Counter[str]()
+    worker, shrinkings = worker or Worker(), Counter[str]()
     end, start, before = time.monotonic() + 60 * minutes, time.monotonic(), totals.operators
     shown = start
     try:
