@@ -25,7 +25,7 @@ from sokoban.language.reference import evaluate, random_inputs
 #: Kernels of an operator that are run: so many, or one of every kind if those are more, up to the second number.
 KERNELS = (2, 3)
 #: One kernel in so many is run by its OpenCL twin, one operator in so many on the processor, and searched for.
-OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 6, 10
+OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 4, 10
 
 #: One operator in so many has a kernel built by the device's compiler.
 BUILD_EVERY = 25
