@@ -67,7 +67,7 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.
-    "split-rows": _without(_BODIES, "strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
+    "split-rows": _without(_BODIES - {"prod of a reduction"}, "strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
     | _without(_OUTSIDE, "strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
     | {*_ANY_FLOAT},
     "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
