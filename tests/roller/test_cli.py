@@ -17,10 +17,10 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
+from codegen.bundle import writer
 from hal import catalog
 from hal.support import atomic
 from roller.cli import main
-from roller.compile import bundles
 
 MATMUL = {"op": "matmul", "m": 65, "n": 33, "k": 17}
 ROOT = Path(__file__).resolve().parents[2]
@@ -213,7 +213,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
 
         monkeypatch.setattr(atomic, "_replace_directory", replace)
     else:
-        to_json = bundles.to_json
+        to_json = writer.to_json
 
         def interrupted(value: object) -> bytes:
             calls.append(Path())
@@ -221,7 +221,7 @@ def test_an_interrupt_leaves_what_is_complete(here: Path, monkeypatch: pytest.Mo
                 raise KeyboardInterrupt
             return to_json(value)
 
-        monkeypatch.setattr(bundles, "to_json", interrupted)
+        monkeypatch.setattr(writer, "to_json", interrupted)
     result = roller(*arguments)
     assert result.exit_code == 130
     assert result.stderr.strip() == "roller: interrupted"
@@ -250,7 +250,7 @@ def test_a_signal_ends_all_processes_and_leaves_whole_bundles(
         time.sleep(0.1)
     time.sleep(delay)
     os.killpg(process.pid, number)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=600)
     assert process.returncode == code
     assert stderr.strip() in ("roller: interrupted", "")
     for _ in range(100):

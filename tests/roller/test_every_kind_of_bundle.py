@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +38,7 @@ from sokoban.language.named import NAMED_OPERATORS
 from sokoban.language.operators import operator_from_data
 from sokoban.language.reference import evaluate, random_inputs
 from tests.codegen import fake_cupy
+from tests.support.executors import InTurn
 
 BOARDS = {"v100": "70", "a100": "80", "h100": "90", "h200": "90", "b200": "100"}
 
@@ -80,15 +80,6 @@ MOST_POINTS = 10**8
 
 #: Algorithms and boards that have no program for the operator above.
 WITHOUT = [(("flat-image",), "v100")]
-
-
-class InTurn(Executor):
-    """Whatever is asked for is done at once."""
-
-    def submit(self, function: Any, *arguments: Any, **options: Any) -> Future[Any]:  # type: ignore[override]
-        future: Future[Any] = Future()
-        future.set_result(function(*arguments, **options))
-        return future
 
 
 @cache
