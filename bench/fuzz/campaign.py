@@ -17,8 +17,9 @@ from typing import Any
 from bench.fuzz.log import Log, Record, code_digest
 from bench.fuzz.operators import operator
 
-#: Seconds that an operator may take; operators after which a worker makes room for a fresh one.
-_TIMEOUT, _RECYCLED = 180.0, 400
+#: Seconds that an operator may take, on a machine that others use too; operators after which a worker makes room for a
+#: fresh one.
+_TIMEOUT, _RECYCLED = 600.0, 400
 
 #: Failures of one kind that are shrunk, and seconds that this may take.
 _SHRUNK, _SHRINK_SECONDS = 3, 60.0

@@ -46,7 +46,7 @@ CANDIDATES = 30
 
 #: Points of a problem that is run at most, and elements of a thread of a processor's kernel: LLVM takes seconds for
 #: thousands of instructions.
-MOST_POINTS = 2**23
+MOST_POINTS = 2**22
 MOST_ELEMENTS = 96
 
 

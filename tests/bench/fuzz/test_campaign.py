@@ -63,7 +63,7 @@ def test_other_code_starts_its_count_anew_with_what_failed(tmp_path: Path, monke
 def test_a_failing_operator_is_shrunk_and_written_as_a_file_of_operators(tmp_path: Path) -> None:
     lines: list[str] = []
     totals = campaign(Log(tmp_path), 0, 1.0, 3, lines.append, InProcess(wrong=(1,), hanging=(2,)))
-    assert totals.failures == {1: "v100 rows: off", 2: "Timeout: longer than 180 s"}
+    assert totals.failures == {1: "v100 rows: off", 2: "Timeout: longer than 600 s"}
     small, whole = (tmp_path / "findings" / f"drawn_0_{number}.json" for number in (1, 2))
     assert [expr.name for expr in load_operators(small)] == ["drawn_0_1"]
     assert json.loads(small.read_text())["expr"] == "Y[i] = X[i]"

@@ -92,9 +92,7 @@ class _Judged:
         ("no such tile", None, True, "refused"),
     ],
 )
-def test_outcomes(
-    monkeypatch: pytest.MonkeyPatch, reason: str, error: float | None, sound: bool, outcome: str
-) -> None:
+def test_outcomes(monkeypatch: pytest.MonkeyPatch, reason: str, error: float | None, sound: bool, outcome: str) -> None:
     monkeypatch.setattr(bench.fuzz.kernels, "_is_sound", lambda kernel, result: sound)
     kernel: Kernel = kernels_of(operator_from_data(TRIANGLE), "v100")[0]
     assert outcome_of(kernel, _Judged(reason, error).result) == outcome
