@@ -22,6 +22,9 @@ _RESULTS = ("writes float16", "writes bfloat16", "writes float32")
 #: What indices of a product's operands may be; those of images move with the steps of a filter.
 _OPERANDS = ("mul", "plain", "transposed", "broadcast", "offset", "strided", "window", "pad zero")
 
+#: What indices of a row's columns cannot be where the row is cut into slices.
+_MOVED = ("strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
+
 _INFINITE = "pad infinity"
 _OUTSIDE = frozenset(row for row in ALL if row.startswith(OUTSIDE) and not row.endswith(_INFINITE))
 _INSIDE = frozenset(row for row in ALL if row.startswith(INSIDE) and not row.endswith(_INFINITE))
@@ -67,9 +70,7 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "patches": frozenset({"reads float32"}),
     "split-k": _BODIES | _OUTSIDE | {*_ANY_NUMBER, *_RESULTS},
     # Every reduction is cut along its columns: what walks those walks them plainly.
-    "split-rows": _without(_BODIES - {"prod of a reduction"}, "strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
-    | _without(_OUTSIDE, "strided", "offset", "reversed", "window", "diagonal", "pad zero", "pad number")
-    | {*_ANY_FLOAT},
+    "split-rows": _without(_BODIES - {"prod of a reduction"} | _OUTSIDE, *_MOVED) | {*_ANY_FLOAT},
     "sequence": _BODIES | _OUTSIDE | {*_ANY_FLOAT},
     "winograd": frozenset({"reads float32"}),
     "flat-image": frozenset(_ANY_FLOAT),

@@ -242,7 +242,10 @@ class _RegisterTile:
                 local[axis] = base if axis == copy.staged.panel else base + row.get(axis, start + lane)
             return copy.staged.element(self.buffers.scratch, local, start + lane)
 
-        return evaluate(plan.reduction.body, axes, read, plan.dtype, lambda load: load in copies or self._is_inside(load))
+        def is_inside(load: Load) -> bool:
+            return load in copies or self._is_inside(load)
+
+        return evaluate(plan.reduction.body, axes, read, plan.dtype, is_inside)
 
     def _read(self, load: Load, axes: Mapping[str, Expr], dtype: str) -> Expr:
         """An element of an operand in place."""
