@@ -49,6 +49,9 @@ HARD: list[dict[str, Any]] = [
     # Selections, masks and axis values.
     {"expr": "C[i,j] = sum(k, select(k <= i, X[i,k] * Y[j,k], 0))", "sizes": {"i": 65, "j": 65, "k": 65}},
     {"expr": "C[i] = sum(k, X[i,k] * k) / 65", "sizes": {"i": 65, "k": 65}},
+    # Reductions of places alone, which read nothing.
+    {"expr": "C[i] = sum(k, select(k <= i, 1, 0)) + X[i]", "sizes": {"i": 100, "k": 33}},
+    {"expr": "C[i,j] = max(k, (i - k) * (j - k))", "sizes": {"i": 65, "j": 70, "k": 33}},
     # Padding with infinity.
     {"expr": "C[i] = max(k, Y[k + i | pad=-inf])", "sizes": {"i": 20, "k": 4}, "shapes": {"Y": [20]}},
     # Transposed and mixed orders.
