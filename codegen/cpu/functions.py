@@ -14,7 +14,8 @@ from tvm import tirx
 
 from codegen.tir import values
 from codegen.tir.values import Expr
-from sokoban.language.expression import Call, Constant, Load, Value
+from sokoban.language.expression import Call, Load, Value
+from sokoban.language.functions import FUNCTIONS, expanded
 
 #: exp(r) = 1 + r + r^2 * polynomial(r), highest power first, for |r| <= ln(2) / 2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -49,8 +50,8 @@ def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr
     def prepared(node: Value) -> Value:
         if not isinstance(node, Call):
             return node
-        if node.function in _BY_OTHERS:
-            return prepared(_BY_OTHERS[node.function](node.arguments[0]))
+        if FUNCTIONS[node.function].value is not None:
+            return prepared(expanded(node))
         node = Call(node.function, tuple(map(prepared, node.arguments)))
         if node.function not in _FUNCTIONS:
             return node
@@ -64,23 +65,6 @@ def evaluate(value: Value, axes: Mapping[str, Expr], read: Callable[[Load], Expr
         return written_out[load] if load in written_out else read(load)
 
     return values.evaluate(prepared(value), axes, read_or_result, dtype)
-
-
-def _sigmoid(x: Value) -> Value:
-    return Call("div", (Constant(1.0), Call("add", (Constant(1.0), Call("exp", (Call("neg", (x,)),))))))
-
-
-def _gelu(x: Value) -> Value:
-    erf = Call("erf", (Call("mul", (x, Constant(math.sqrt(0.5)))),))
-    return Call("mul", (Call("mul", (Constant(0.5), x)), Call("add", (Constant(1.0), erf))))
-
-
-#: Functions by way of those of `_FUNCTIONS`.
-_BY_OTHERS: Mapping[str, Callable[[Value], Value]] = {
-    "sigmoid": _sigmoid,
-    "silu": lambda x: Call("mul", (x, _sigmoid(x))),
-    "gelu": _gelu,
-}
 
 
 def _number(value: float) -> Expr:

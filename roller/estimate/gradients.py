@@ -18,12 +18,13 @@ from typing import Any
 import msgspec
 
 from hal.support.errors import InputError
-from roller.estimate.derivative import ONE, ZERO, derivative
+from roller.estimate.derivative import derivative
 from roller.library.recognise import recognise
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import product_factors
 from sokoban.kernel.normalize import substitute_axes
 from sokoban.language.expression import FLOAT_DTYPES, AffineIndex, Call, Load, TensorExpr, Value, loads, value_text
+from sokoban.language.functions import ONE, ZERO
 from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
 from sokoban.language.named.attention import Attention, AttentionSizes, attention_of, program_expression
 from sokoban.language.named.attention_gradient import AttentionGradient, Subject

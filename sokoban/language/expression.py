@@ -28,14 +28,6 @@ DTYPES = (*FLOAT_DTYPES, *INTEGER_DTYPES, *FLOAT8_DTYPES)
 #: Dtype of what an operator makes of dtypes too narrow for results, unless it is told another.
 RESULT_DTYPE = {"int8": "int32", "float8_e4m3fn": "float32", "float8_e5m2": "float32"}
 
-#: Function name -> number of arguments. The whole vocabulary of :class:`Call`.
-FUNCTIONS: Mapping[str, int] = {
-    "add": 2, "sub": 2, "mul": 2, "div": 2, "neg": 1, "pow": 2, "min": 2, "max": 2,
-    "lt": 2, "le": 2, "gt": 2, "ge": 2, "eq": 2, "ne": 2, "and": 2, "or": 2, "not": 1, "select": 3,
-    "abs": 1, "exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1, "sigmoid": 1, "erf": 1,
-    "sin": 1, "cos": 1, "floor": 1, "ceil": 1, "relu": 1, "gelu": 1, "silu": 1,
-}  # fmt: skip
-
 #: Reduction name -> the value that changes nothing.
 REDUCTION_IDENTITY: Mapping[str, float] = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}
 
@@ -140,7 +132,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function of :data:`FUNCTIONS` applied to values.
+    """A function of :data:`sokoban.language.functions.FUNCTIONS` applied to values.
 
     Comparisons give truth values, which only select, and, or, not take.
     """
