@@ -33,7 +33,7 @@ from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.instructions import Instruction
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import Problem
-from sokoban.language.named.attention import program_expression
+from sokoban.language.named.expressions import program_as
 from sokoban.model.estimates import Estimate
 from sokoban.model.gpu.attention_gradient import estimate_gradient
 from sokoban.schedule.attention import FRAGMENT_ROWS, LANES, padded
@@ -63,7 +63,7 @@ class WholeGradient:
             queries=cut(gradient.queries, rows, steps if of_keys else 1),
             keys=cut(gradient.key_count, key_tile, 1 if of_keys else steps),
         )  # fmt: skip
-        return kernel_form(program_expression(small, form.expr.name)), self
+        return kernel_form(program_as(small, form.expr)), self
 
     def tolerance(self, form: KernelForm) -> float | None:
         """More than the rounding of results, since probabilities and gradients of logits are rounded, too, before they
@@ -75,9 +75,8 @@ class WholeGradient:
 def gradient_kernel(form: KernelForm) -> AttentionGradientKernel:
     """The kernel of a gradient of attention."""
     expr = form.expr
-    inputs = tuple(expr.tensor_by_name[name] for name in GRADIENT_INPUTS)
     return AttentionGradientKernel(
-        name=expr.name, attention=form.attention_gradient, inputs=inputs, output=expr.output
+        name=expr.name, attention=form.attention_gradient, inputs=expr.operands(GRADIENT_INPUTS), output=expr.output
     )  # fmt: skip
 
 

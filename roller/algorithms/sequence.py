@@ -20,8 +20,9 @@ from roller.construct.program import ProgramPart, RProgram
 from sokoban.kernel.form import KernelForm
 from sokoban.kernel.problem import Problem
 from sokoban.kernel.stages import sequence_form
-from sokoban.language.named.attention import attention_of, program_expression
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
+from sokoban.language.named.expressions import program_as
 from sokoban.schedule.cutting import cut_sizes, resize
 from sokoban.schedule.patches import Schedule
 from sokoban.schedule.tile import TileSchedule
@@ -77,14 +78,13 @@ def _limited(form: KernelForm, sizes: Mapping[str, int]) -> dict[str, int]:
 
 def _resized(form: KernelForm, sizes: Mapping[str, int]) -> KernelForm:
     """An operator of several stages on axes of other ``sizes``."""
-    attention = attention_of(form.source) or attention_gradient_of(form.source)
-    if attention is None:
+    origin = form.source.origin
+    attention = form.source.operator_as(Attention) or form.source.operator_as(AttentionGradient)
+    if origin is None or attention is None or (form.source.has_epilogue and not attention.epilogue):
         return sequence_form(resize(form, sizes).expr)
-    small = attention.smaller(
-        b=sizes["b"], key_heads=sizes["g"] if attention.shares_keys else sizes["h"], queries=sizes["i"],
-        keys=sizes["j"], head_dim=sizes["d"], value_dim=sizes["e"],
-    )  # fmt: skip
-    return sequence_form(program_expression(small, form.expr.name))
+    b, heads, i, j, d, e = (sizes[origin.name(axis)] for axis in ("b", attention.axes[1], *"ijde"))
+    small = attention.smaller(b=b, key_heads=heads, queries=i, keys=j, head_dim=d, value_dim=e)
+    return sequence_form(program_as(small, form.source))
 
 
 def combined(form: KernelForm, ranked: Sequence[Sequence[RProgram]], top_k: int) -> Considered:

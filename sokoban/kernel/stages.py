@@ -46,7 +46,7 @@ def operator_form(expr: TensorExpr, *, with_attention: bool = True) -> KernelFor
             raise
         return sequence_form(expr)
     if form.is_composed and not with_attention:
-        return sequence_form(expr)
+        return sequence_form(form.expr)
     return _products_apart(form) or form
 
 
@@ -116,7 +116,7 @@ def part_of(expr: TensorExpr, group: Sequence[Statement]) -> TensorExpr:
     axes = axes_of(expr, tuple(group))
     name = f"{expr.name}_{group[-1].tensor}"
     output = _stored(expr, tensors[group[-1].tensor])
-    return replace(expr, name=name, axes=axes, tensors=(*outer, *inner, output), statements=tuple(group))
+    return expr.rewritten(name=name, axes=axes, tensors=(*outer, *inner, output), statements=tuple(group))
 
 
 def _stored(expr: TensorExpr, tensor: Tensor) -> Tensor:
