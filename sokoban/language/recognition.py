@@ -170,9 +170,20 @@ def _agreeing(operator: _Recognised, expr: TensorExpr, value: Product) -> Origin
         tensors = [(program.tensor_by_name[own], expr.tensor_by_name[name]) for own, name in names.items()]
         axes = [(program.sizes[axis_name(own)], expr.sizes[axis_name(axis)]) for own, axis in match.axes.items()]
         if all(own == size for own, size in axes) and all(_is_alike(own, tensor) for own, tensor in tensors):
-            pairs = tuple((own, name) for own, name in names.items() if own != name)
-            return Origin(operator=operator, result=expr.output.name, names=pairs)
+            pairs = (_axis_names(match) | names).items()
+            differing = tuple((own, name) for own, name in pairs if own != name)
+            return Origin(operator=operator, result=expr.output.name, names=differing)
     return None
+
+
+def _axis_names(match: Correspondence) -> dict[str, str]:
+    """The expression's axes by the program's, one for each: an axis of several names has the first, and of those that
+    share a name one has it."""
+    names: dict[str, str] = {}
+    for own, axis in match.axes.items():
+        if axis_name(own) not in names and axis_name(axis) not in names.values():
+            names[axis_name(own)] = axis_name(axis)
+    return names
 
 
 def _is_alike(tensor: Tensor, other: Tensor) -> bool:
