@@ -52,7 +52,7 @@ def gradients(expr: TensorExpr) -> list[Gradient]:
     if narrow is not None:
         raise _refused(expr, f"{narrow.name} is {narrow.dtype}, which no gradient fits into")
     attention = expr.operator_as(Attention)
-    if attention is not None and not expr.has_epilogue:
+    if attention is not None and not expr.epilogue:
         return _of_attention(attention)
     form = kernel_form(expr, fuse=False)
     if form.kind == "rows":

@@ -61,10 +61,9 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
 
 def _epilogue(expr: TensorExpr) -> list[LibraryCall]:
     """The calls of the statements behind the result of a named operator."""
-    if expr.origin is None or not expr.has_epilogue:
+    statements = expr.epilogue
+    if not statements:
         return []
-    result = next(n for n, each in enumerate(expr.statements, start=1) if each.tensor == expr.origin.result)
-    statements = expr.statements[result:]
     used = {load.tensor for statement in statements for load in loads(statement.value)}
     used |= {statement.tensor for statement in statements}
     tensors = tuple(tensor for tensor in expr.tensors if tensor.name in used)

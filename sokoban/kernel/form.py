@@ -57,7 +57,7 @@ from sokoban.language.expression import (
 from sokoban.language.named.attention import Attention
 from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.named.base import tag_of
-from sokoban.language.named.expressions import program_as
+from sokoban.language.named.expressions import in_program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +279,7 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     Raises:
         InputError: the operator needs more than one kernel (for instance one contraction of another's result).
     """
-    operator = source.operator_as(Attention) or source.operator_as(AttentionGradient)
+    operator = attention_of(source)
     if operator is not None:
         return _attention_form(source, operator, fuse)
     expr, fused = source.rewritten(), dict[str, tuple[str, ...]]()
@@ -334,6 +334,11 @@ def kernel_form(source: TensorExpr, *, fuse: bool = True) -> KernelForm:
     )
 
 
+def attention_of(source: TensorExpr) -> Attention | AttentionGradient | None:
+    """The attention, or the gradient of it, that an operator is; None where it is anything else."""
+    return source.operator_as(Attention) or source.operator_as(AttentionGradient)
+
+
 def _attention_form(source: TensorExpr, operator: Attention | AttentionGradient, fuse: bool) -> KernelForm:
     """Attention or a gradient of it: the program of the operator, on the tensors of its ``source``.
 
@@ -343,12 +348,10 @@ def _attention_form(source: TensorExpr, operator: Attention | AttentionGradient,
     if not fuse:
         problem = "attention is no product over its own axes: its kernels take no schedules of tiles"
         raise InputError(source.name, problem, "use roller estimate --implementation library")
-    if source.has_epilogue:
+    if source.epilogue:
         problem = "kernels of attention have no epilogue"
         raise InputError(source.name, problem, "make the epilogue an operator of its own")
-    program = program_as(operator, source)
-    tensors = tuple(source.tensor_by_name.get(tensor.name, tensor) for tensor in program.tensors)
-    expr = replace(program, tensors=tensors)
+    expr = in_program(operator, source)
     return KernelForm(
         source=source, expr=expr, kind=tag_of(operator), reductions=(), final=expr.statements[-1], fused=()
     )  # fmt: skip

@@ -220,8 +220,8 @@ class Origin:
     Attributes:
         operator: the operator, a frozen value of :data:`sokoban.language.named.NamedOperator`.
         result: the tensor of the operator's result; statements behind it are an epilogue.
-        names: pairs of a tensor or an axis of the operator's own program and its name in the expression; those of the
-            same name, as in an expression that the operator wrote itself, are left out.
+        names: pairs of a tensor or an axis of the operator's own program and its name in the expression; none where
+            the operator wrote the expression itself.
     """
 
     operator: object
@@ -258,9 +258,12 @@ class TensorExpr:
         return operator if isinstance(operator, kind) else None
 
     @property
-    def has_epilogue(self) -> bool:
-        """Whether statements follow the result of the named operator that the expression is."""
-        return self.origin is not None and self.origin.result != self.output.name
+    def epilogue(self) -> tuple[Statement, ...]:
+        """The statements behind the result of the named operator that the expression is."""
+        if self.origin is None:
+            return ()
+        written = [statement.tensor for statement in self.statements]
+        return self.statements[written.index(self.origin.result) + 1 :]
 
     def operands(self, names: Iterable[str]) -> tuple[Tensor, ...]:
         """The tensors that have these ``names`` in the program of the named operator that the expression is."""

@@ -170,9 +170,8 @@ def _agreeing(operator: _Recognised, expr: TensorExpr, value: Product) -> Origin
         tensors = [(program.tensor_by_name[own], expr.tensor_by_name[name]) for own, name in names.items()]
         axes = [(program.sizes[axis_name(own)], expr.sizes[axis_name(axis)]) for own, axis in match.axes.items()]
         if all(own == size for own, size in axes) and all(_is_alike(own, tensor) for own, tensor in tensors):
-            pairs = (_axis_names(match) | names).items()
-            differing = tuple((own, name) for own, name in pairs if own != name)
-            return Origin(operator=operator, result=expr.output.name, names=differing)
+            pairs = tuple((_axis_names(match) | names).items())
+            return Origin(operator=operator, result=expr.output.name, names=pairs)
     return None
 
 

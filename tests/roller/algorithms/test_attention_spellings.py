@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -15,12 +16,14 @@ from codegen.verify.gpu import verify_chain
 from hal.catalog import load_device
 from roller.algorithms import flash, flash_gradient
 from roller.algorithms.chain import ChainProgram
+from roller.algorithms.sequence import _resized
 from sokoban.kernel.attention_gradient import GRADIENT_INPUTS
 from sokoban.kernel.form import KernelForm, kernel_form
 from sokoban.kernel.placed import PlacedForm
 from sokoban.kernel.problem import tensors_of
 from sokoban.kernel.stages import operator_form
 from sokoban.language.operators import operator_from_data
+from sokoban.language.reference import evaluate, random_inputs
 from tests.sokoban.attention_spellings import Spelling, attention_spellings, gradient_spellings
 
 A100, V100, H100 = (load_device(name) for name in ("a100", "v100", "h100"))
@@ -110,6 +113,31 @@ def test_kernels_of_renamed_tensors_are_right(kind: str, device: Any) -> None:
     assert check is not None
     result = verify_chain(check, engine="emulator", target=Target.of(device))
     assert result.passed, result.reason
+
+
+EPILOGUES = {
+    "a function": ("; Z[n,h,x,e] = relu(Q[n,h,x,e])", ["relu"]),
+    "a tensor": ("; Z[n,h,x,e] = Q[n,h,x,e] + P[n,h,x,e]", [{"function": "residual_add"}]),
+}
+
+
+@pytest.mark.parametrize("text, steps", EPILOGUES.values(), ids=EPILOGUES)
+def test_what_follows_attention_follows_the_same_sequence(text: str, steps: list[Any]) -> None:
+    """Of a window, over which a smaller operator still sees keys; ``P`` is a tensor of the program, too."""
+    masked = WRITTEN.replace(
+        "M[n,h,x] = max(y, S[n,h,x,y])",
+        "L[n,h,x,y] = select(y <= x and y > x - 50, S[n,h,x,y], -inf); M[n,h,x] = max(y, L[n,h,x,y])",
+    ).replace("(S[", "(L[")
+    data = {"expr": masked + text, "sizes": AXES, "dtype": "float16", "name": "core"}
+    named = {"op": "attention", "dtype": "float16", "causal": True, "window": 50, "epilogue": steps, **SIZES}
+    forms = [operator_form(operator_from_data(each)) for each in (data, named)]
+    assert [form.kind for form in forms] == ["sequence"] * 2
+    stages = [[(each.kind, list(each.sizes.values()), each.flops) for each in form.stages] for form in forms]
+    assert stages[0] == stages[1]
+    small = _resized(forms[0], {axis: min(32, size) for axis, size in forms[0].sizes.items()})
+    assert [stage.kind for stage in small.stages] == [stage.kind for stage in forms[0].stages]
+    inputs = random_inputs(small.source, seed=2)
+    assert np.isfinite(evaluate(small.source, inputs)).all()
 
 
 def test_where_no_kernel_has_it_whole_its_program_is_written_out() -> None:

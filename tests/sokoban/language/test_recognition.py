@@ -35,7 +35,7 @@ def recognised_as(spelling: Spelling, kind: type[AttentionSizes]) -> tuple[Tenso
     operator, meant = written.operator_as(kind), named.operator_as(kind)
     assert operator is not None and meant is not None, spelling.written["expr"]
     assert facts(operator) == facts(meant)
-    assert written.origin is not None and not written.has_epilogue
+    assert written.origin is not None and not written.epilogue
     assert {own: written.origin.name(own) for own in spelling.names} == dict(spelling.names)
     return named, written
 
@@ -138,7 +138,7 @@ def test_types_and_shapes_have_to_be_those_of_attention(keys: dict[str, Any], is
 def test_an_epilogue_may_follow() -> None:
     text = text_of() + "; Z[b,h,i,e] = relu(Y[b,h,i,e]) + R[b,h,i,e]"
     expr = operator_from_data({"expr": text, "sizes": SIZES, "dtype": "float16"})
-    assert expr.operator_as(Attention) is not None and expr.has_epilogue
+    assert expr.operator_as(Attention) is not None and [each.tensor for each in expr.epilogue] == ["Z"]
     assert expr.origin is not None and expr.origin.result == "Y"
     # What follows reads the result alone.
     inside = text_of() + "; Z[b,h,i,e] = Y[b,h,i,e] + T[b,h,i]"
