@@ -317,11 +317,12 @@ def _divided(first: Product, second: Product) -> Product:
 
 
 def _power(base: Product, exponent: int) -> Product:
-    """A whole power of a product; of 0, none that is negative."""
-    if exponent < 0 and not base.coefficient:
+    """A whole power of a product, where its number has that power."""
+    try:
+        coefficient = base.coefficient**exponent
+    except ArithmeticError:
         return _factor(Applied("pow", (base, Product(float(exponent)))))
-    factors = tuple((factor, power * exponent) for factor, power in base.factors)
-    return Product(base.coefficient**exponent, factors)
+    return Product(coefficient, tuple((factor, power * exponent) for factor, power in base.factors))
 
 
 def _raised(base: Product, exponent: Product) -> Product:

@@ -148,7 +148,9 @@ def _indices(
 
 def _index(pattern: AffineIndex, value: AffineIndex, start: Correspondence) -> Iterator[Correspondence]:
     """All ways in which an index is a pattern: as many terms of the same coefficients, and the offset."""
-    begun = start if pattern.offset == value.offset else start.with_number(pattern.offset, value.offset)
+    if start.numbers is None and pattern.offset != value.offset:
+        return
+    begun = start.with_number(pattern.offset, value.offset)
     if begun is not None and len(pattern.terms) == len(value.terms):
         yield from _in_any_order(pattern.terms, value.terms, _term, begun)
 

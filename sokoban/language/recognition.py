@@ -113,7 +113,7 @@ def _origin(expr: TensorExpr) -> Origin | None:
     """The named operator that an expression is, without an epilogue."""
     try:
         value = canonical_value(expr)
-    except TooLarge:
+    except (TooLarge, RecursionError):
         return None
     for pattern in _patterns():
         if len(pattern.expr.inputs) != len(expr.inputs):
