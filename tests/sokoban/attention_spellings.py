@@ -1,4 +1,4 @@
-"""Hypothesis strategies for attention and its gradients as somebody else would write them, beside the operator meant.
+"""Hypothesis strategies for attention and its gradients as users may write them, with the operators that these are.
 
 Tensors and axes have other names, statements and operands another order, and what can be put in several ways (the
 scale, the mask, the quotient of the softmax, statements written into others) is put in any of them.
@@ -160,18 +160,19 @@ class _Writer:
         """What was written; the last statement is the ``result``."""
         program = ("Q", "K", "V", "dY", "L", "D")
         names = {name: self.names[name] for name in (*program, result) if name in self.names}
-        text, kept = self.text(), self.named
+        text, named = self.text(), self.named
         sizes = {
-            "b": kept["b"], "g": kept["kv_heads"], "h": kept["heads"] // kept["kv_heads"], "i": kept["queries"],
-            "j": kept["keys"], "d": kept["head_dim"], "e": kept["value_dim"], "w": kept["head_dim"] + kept["value_dim"],
+            "b": named["b"], "g": named["kv_heads"], "h": named["heads"] // named["kv_heads"], "i": named["queries"],
+            "j": named["keys"], "d": named["head_dim"], "e": named["value_dim"],
+            "w": named["head_dim"] + named["value_dim"],
         }  # fmt: skip
         if not self.is_grouped:
             sizes["h"] = sizes.pop("g")
         if result != "dKV":
             sizes.pop("w")
-        dtypes = {name: "float32" if own in "LD" else kept["dtype"] for own, name in names.items()}
+        dtypes = {name: "float32" if own in "LD" else named["dtype"] for own, name in names.items()}
         written = {"expr": text, "sizes": {self.axes[axis]: size for axis, size in sizes.items()}, "dtypes": dtypes}
-        return Spelling(named=kept, written=written | {"name": "spelled"}, names=names)
+        return Spelling(named=named, written=written | {"name": "spelled"}, names=names)
 
 
 @st.composite
