@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -22,7 +22,8 @@ UNARY, BINARY = (
 )
 
 if TYPE_CHECKING:
-    Unary = Binary = str
+    Unary: TypeAlias = str
+    Binary: TypeAlias = str
 else:
     Unary, Binary = Literal[UNARY], Literal[BINARY]
 
