@@ -48,6 +48,8 @@ def convolution(chance: random.Random) -> Data:
         "f": chance.choice((16, 33, 64, 128)), "kh": window, "kw": window, "stride": chance.choice((1, 1, 1, 2)),
         "padding": window // 2, "layout": chance.choice(("NCHW", "NHWC")), "dtype": chance.choice(_FLOATS),
     }  # fmt: skip
+    if data["dtype"] == "float32" and chance.random() < 0.6:
+        data["allow_tf32"] = True
     return _with_epilogue(chance, data, "f")
 
 

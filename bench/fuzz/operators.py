@@ -90,13 +90,17 @@ class Draw:
         term = self.writer.value(axes, depth, first)
         if function == "prod":
             count = math.prod(self.sizes[axis] for axis in reduced)
-            scale = 2.0 ** -math.ceil(math.log2(2 + count / 4))
-            return Term(f"(1 + {scale:g}*{bounded(term).text})", 0.5, 1.5, 1.0, 1.0, peaked=term.peaked)
+            return self.factor(term, count)
         if self.whole:
-            return self._whole_body(first, term, reduced)
+            return self.whole_body(first, term, reduced)
         return within(term, 1e4) if not term.peaked else term
 
-    def _whole_body(self, first: Term, term: Term, reduced: Sequence[str]) -> Term:
+    def factor(self, term: Term, count: int) -> Term:
+        """A factor near one, of which ``count`` may be multiplied."""
+        scale = 2.0 ** -math.ceil(math.log2(2 + count / 4))
+        return Term(f"(1 + {scale:g}*{bounded(term).text})", 0.5, 1.5, 1.0, 1.0, peaked=term.peaked)
+
+    def whole_body(self, first: Term, term: Term, reduced: Sequence[str]) -> Term:
         """Integers whose sum 32 bits hold."""
         count = math.prod(self.sizes[axis] for axis in reduced)
         return term if term.most * count < 2**30 else first
@@ -230,10 +234,14 @@ def matrix_product(draw: Draw) -> Data:
     draw.sizes["k"] = max(draw.sizes["k"], 16)
     if dtype == "int8" or dtype.startswith("float8"):
         draw.sizes["k"] = -(-draw.sizes["k"] // 32) * 32
-    spatial = [*batch, "i", "j"]
-    left = _operand(draw, "A", _turned(chance, [*batch, "i", "k"]), dtype)
-    right = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
-    term = draw.state("C", spatial, draw.reduced("sum", ["k"], product(left, right)))
+    spatial, reduced = [*batch, "i", "j"], ["k"]
+    if not batch and chance.random() < 0.2:
+        reduced = ["r", "k"]
+        left, right = _moved(draw, dtype)
+    else:
+        left = _operand(draw, "A", _turned(chance, [*batch, "i", "k"]), dtype)
+        right = _operand(draw, "B", _turned(chance, [*batch, "k", "j"]), dtype)
+    term = draw.state("C", spatial, draw.reduced("sum", reduced, product(left, right)))
     if chance.random() < 0.75:
         if draw.whole:
             # What follows a sum of integers is computed in floats unless integers are asked for.
@@ -295,6 +303,9 @@ def windows(draw: Draw) -> Data:
             order = ["c", "r", "s"] if depthwise else ["f", "c", "r", "s"]
             body = product(load, _operand(draw, "W", order))
         if chance.random() < 0.3:
+            body = _epilogue(draw, [*spatial, *reduced], body, chance.randint(1, 2))
+            body = draw.whole_body(load, body, reduced) if draw.whole else within(body, 100.0)
+        if chance.random() < 0.3:
             body = product(body, _position_weight(draw, [*spatial, *reduced]))
         elif chance.random() < 0.3:
             zero = Term("0", 0, 0, 0.1, exact=True)
@@ -313,13 +324,26 @@ def windows(draw: Draw) -> Data:
 def rows(draw: Draw) -> Data:
     """Several reductions over the columns of each row, each of what the ones before made of it."""
     chance = draw.chance
+    columns = draw.axes("j", tables=(TINY, PRIME, EDGE, LARGE))
+    left = draw.axes(*("b", "i")[: chance.choice((1, 1, 2))])
+    draw.sizes.update({axis: min(draw.sizes[axis], 130) for axis in left})
+    return _rows(draw, left, columns)
+
+
+def long_rows(draw: Draw) -> Data:
+    """Few rows so long that slices of them are kernels of their own."""
+    columns = draw.axes("j", tables=((8192, 16384, 24576, 40960),))
+    return _rows(draw, draw.axes("i", tables=((1, 2, 3),)), columns)
+
+
+def _rows(draw: Draw, left: list[str], columns: list[str]) -> Data:
+    chance = draw.chance
     if draw.whole:
         draw.whole = draw.writer.whole = False
-    left = draw.axes(*("b", "i")[: chance.choice((1, 1, 2))])
-    columns = draw.axes("j", tables=(TINY, PRIME, EDGE, LARGE))
-    draw.sizes.update({axis: min(draw.sizes[axis], 130) for axis in left})
     axes = [*left, *columns]
-    functions = [chance.choice(("sum", "max", "min", "sum")) for _ in range(chance.randint(1, 3))]
+    # Thousands of equal factors are rounded the same way.
+    known = ("sum", "max", "min", "sum", "prod") if draw.sizes[columns[0]] <= 600 else ("sum", "max", "min", "sum")
+    functions = [chance.choice(known) for _ in range(chance.randint(1, 3))]
     draw.writer.peaked = "max" in functions
     current = _epilogue(draw, axes, draw.writer.load([], every=axes), depth=chance.randint(0, 2))
     if chance.random() < 0.5:
@@ -333,7 +357,7 @@ def rows(draw: Draw) -> Data:
             )
         if current.most > 1e3 and not current.peaked:
             current = within(current, 100.0)
-        reduced = draw.reduced(function, columns, current)
+        reduced = draw.reduced(function, columns, draw.factor(current, count) if function == "prod" else current)
         if function == "sum":
             mean = f"({reduced.text} / {count})"
             reduced = replace(current, text=mean, error=current.error + current.usual, exact=False)
@@ -449,6 +473,19 @@ def _limit(draw: Draw, points: int) -> None:
         draw.sizes[longest] = draw.sizes[longest] // 2 + 1
 
 
+def _moved(draw: Draw, dtype: str) -> tuple[Term, Term]:
+    """Operands of a product whose rows move in every step, as those of an image do below a filter."""
+    stride = draw.chance.choice((1, 1, 2, 30))
+    draw.axes("r", tables=((2, 3, 5),))
+    sizes, inputs = draw.sizes, draw.writer.inputs
+    inputs.shapes["A"] = [sizes["i"] + stride * (sizes["r"] - 1), sizes["k"]]
+    inputs.shapes["B"] = [sizes["r"], sizes["k"], sizes["j"]]
+    inputs.dtypes.update({"A": dtype, "B": dtype})
+    low, high = INTEGER_BOUNDS if dtype in INTEGERS else (-1.0, 1.0)
+    read = Term(f"A[i + {stride}*r, k]", low, high, high / 2, exact=True)
+    return read, replace(read, text="B[r, k, j]")
+
+
 def _plain(draw: Draw, tensor: str, axes: Sequence[str]) -> Term:
     """A load of an input along axes as they are."""
     dtype = draw.dtypes[0]
@@ -468,16 +505,19 @@ def _operand(draw: Draw, tensor: str, axes: Sequence[str], dtype: str | None = N
     if dtype is None and draw.chance.random() < 0.3:
         draw.chance.shuffle(order)
     dtype = dtype or draw.chance.choice(draw.dtypes)
-    shape, indices = [], []
+    shape, indices, pad = [], [], ""
     for axis in order:
-        offset = draw.chance.choice((1, 2)) if draw.chance.random() < 0.04 else 0
-        is_reversed = draw.chance.random() < 0.04
-        shape.append(draw.sizes[axis] + offset)
+        offset = draw.chance.choice((1, 2, 8, -1)) if draw.chance.random() < 0.06 else 0
+        is_reversed = offset >= 0 and draw.chance.random() < 0.03
+        # What is missing is zero.
+        shape.append(max(draw.sizes[axis] + offset, 1))
+        if offset < 0:
+            pad, offset = " | pad=0", 0
         text = f"{draw.sizes[axis] - 1 + offset} - {axis}" if is_reversed else axis + (f" + {offset}" if offset else "")
         indices.append(text)
     draw.writer.inputs.shapes[tensor], draw.writer.inputs.dtypes[tensor] = shape, dtype
     low, high = INTEGER_BOUNDS if dtype in INTEGERS else (-1.0, 1.0)
-    return Term(f"{tensor}[{', '.join(indices)}]", low, high, high / 2, exact=True, peaked=draw.writer.peaked)
+    return Term(f"{tensor}[{', '.join(indices)}{pad}]", low, high, high / 2, exact=True, peaked=draw.writer.peaked)
 
 
 def _weighted(draw: Draw, spatial: Sequence[str], reduced: Sequence[str], operand: Term) -> Term:
@@ -546,8 +586,8 @@ def _combined(draw: Draw, current: Term, reduced: Term) -> Term:
 
 #: Frames and how often they are drawn.
 FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
-    (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 20), (matrix_product, 22), (windows, 12), (rows, 8),
-    (masked_softmax, 2), (steps, 4), (pair, 5), (long_reduction, 6),
+    (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 19), (matrix_product, 22), (windows, 14), (rows, 8),
+    (long_rows, 4), (masked_softmax, 2), (steps, 4), (pair, 9), (long_reduction, 6),
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from sokoban.language.reference import evaluate, random_inputs
 #: Kernels of an operator that are run: so many, or one of every kind if those are more, up to the second number.
 KERNELS = (2, 3)
 #: One kernel in so many is run by its OpenCL twin, one operator in so many on the processor, and searched for.
-OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 6, 10
+OPENCL_EVERY, CPU_EVERY, SEARCH_EVERY = 8, 4, 10
 
 #: One operator in so many has a kernel built by the device's compiler.
 BUILD_EVERY = 25
@@ -64,9 +64,9 @@ def examined_data(data: Data, chance: random.Random) -> Record:
         chosen = drawn(on_boards, chance, min(most, max(least, len({kernel.kind for kernel in on_boards}))))
         chosen += drawn([kernel for kernel in kernels if kernel.device == "cpu"], chance, 1)
         for form in _distinct_forms(chosen):
-            error = meaning_error(form)
-            if error > MOST_MEANING_ERROR:
-                record["traceback"] = f"Meaning: the {form.kind} is {error:.3g} off the operator as written"
+            distance = meaning_error(form)
+            if distance > MOST_MEANING_ERROR:
+                record["traceback"] = f"Meaning: the {form.kind} is {distance:.3g} off the operator as written"
         for kernel in chosen:
             record["runs"].append(run(kernel, chance))
         if chosen and chance.randrange(BUILD_EVERY) == 0:

@@ -16,7 +16,7 @@ from functools import cache
 from sokoban.language.expression import Call, Constant, Load, Value, rewrite, walk
 
 #: What definitions are written over: the first, the second and the third argument.
-X, Y, Z = PARAMETERS = (Load("|0", ()), Load("|1", ()), Load("|2", ()))
+X, Y, Z = PARAMETERS = (Load("$0", ()), Load("$1", ()), Load("$2", ()))
 
 ZERO, ONE = Constant(0.0), Constant(1.0)
 
