@@ -28,8 +28,8 @@ from sokoban.kernel.pair import ProductPair
 from sokoban.kernel.patches import PatchTransform
 from sokoban.kernel.problem import Problem
 from sokoban.language.expression import TensorExpr
-from sokoban.language.named.attention import attention_of
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
 from sokoban.language.reference import evaluate, random_inputs, round_to_dtype
 from sokoban.schedule.cutting import cut_down, resize
 from sokoban.schedule.patches import Schedule
@@ -78,7 +78,7 @@ class Kernel:
     def _productions(self, problem: Problem) -> frozenset[str]:
         """Those of what one kernel computes; of attention, what it is asked for."""
         source = self.program.form.source
-        attention = attention_of(source) or attention_gradient_of(source)
+        attention = source.operator_as(Attention) or source.operator_as(AttentionGradient)
         if attention is not None:
             return attention_options(attention, source.inputs[0].dtype)
         if isinstance(problem, PatchTransform):
@@ -160,9 +160,10 @@ def traits(kernel: Kernel) -> tuple[object, ...]:
 def is_quick(kernel: Kernel) -> bool:
     """Whether it is built and run in seconds."""
     schedule = kernel.program.main.schedule
-    is_tiled = kernel.device == "cpu" and isinstance(schedule, TileSchedule)
-    if is_tiled and math.prod(size for _, size in schedule.thread) > MOST_ELEMENTS:
-        return False
+    if kernel.device == "cpu" and isinstance(schedule, TileSchedule):
+        elements = math.prod([size for _, size in schedule.thread])
+        if elements > MOST_ELEMENTS:
+            return False
     return kernel.points() <= MOST_POINTS
 
 

@@ -64,9 +64,9 @@ def examined_data(data: Data, chance: random.Random) -> Record:
         chosen = drawn(on_boards, chance, min(most, max(least, len({kernel.kind for kernel in on_boards}))))
         chosen += drawn([kernel for kernel in kernels if kernel.device == "cpu"], chance, 1)
         for form in _distinct_forms(chosen):
-            error = meaning_error(form)
-            if error > MOST_MEANING_ERROR:
-                record["traceback"] = f"Meaning: the {form.kind} is {error:.3g} off the operator as written"
+            distance = meaning_error(form)
+            if distance > MOST_MEANING_ERROR:
+                record["traceback"] = f"Meaning: the {form.kind} is {distance:.3g} off the operator as written"
         for kernel in chosen:
             record["runs"].append(run(kernel, chance))
         if chosen and chance.randrange(BUILD_EVERY) == 0:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from bench.fuzz.log import Record
 from bench.fuzz.productions import ALL, INSIDE, OPTIONS, OUTSIDE, POSITIONS, REDUCTIONS
-from sokoban.language.expression import FUNCTIONS
+from sokoban.language.functions import FUNCTIONS
 
 #: Element types of inputs, and what results are stored as.
 _ANY_FLOAT = ("reads float16", "reads bfloat16", "reads float32")

@@ -14,7 +14,8 @@ from tvm import tirx
 
 from codegen.tir import values
 from codegen.tir.values import Expr
-from sokoban.language.expression import Call, Constant, Load, Value, loads
+from sokoban.language.expression import Call, Load, Value, loads
+from sokoban.language.functions import FUNCTIONS, expanded
 
 #: exp(r) = 1 + r + r^2 * polynomial(r), highest power first, for |r| <= ln(2) / 2.
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
@@ -70,8 +71,8 @@ def evaluate(
     def prepared(node: Value) -> Value:
         if not isinstance(node, Call):
             return node
-        if node.function in _BY_OTHERS:
-            return prepared(_BY_OTHERS[node.function](node.arguments[0]))
+        if node.function != _CHOICE and FUNCTIONS[node.function].value is not None:
+            return prepared(expanded(node))
         node = Call(node.function, tuple(map(prepared, node.arguments)))
         if node.function not in _FUNCTIONS:
             return node
@@ -94,23 +95,6 @@ def _with_choices(value: Value, is_inside: Callable[[Load], bool]) -> Value:
     arguments = tuple(_with_choices(argument, is_inside) for argument in value.arguments)
     is_choice = value.function == "select" and all(map(is_inside, (*loads(arguments[1]), *loads(arguments[2]))))
     return Call(_CHOICE if is_choice else value.function, arguments)
-
-
-def _sigmoid(x: Value) -> Value:
-    return Call("div", (Constant(1.0), Call("add", (Constant(1.0), Call("exp", (Call("neg", (x,)),))))))
-
-
-def _gelu(x: Value) -> Value:
-    erf = Call("erf", (Call("mul", (x, Constant(math.sqrt(0.5)))),))
-    return Call("mul", (Call("mul", (Constant(0.5), x)), Call("add", (Constant(1.0), erf))))
-
-
-#: Functions by way of those of `_FUNCTIONS`.
-_BY_OTHERS: Mapping[str, Callable[[Value], Value]] = {
-    "sigmoid": _sigmoid,
-    "silu": lambda x: Call("mul", (x, _sigmoid(x))),
-    "gelu": _gelu,
-}
 
 
 def _number(value: float) -> Expr:

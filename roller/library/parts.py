@@ -12,7 +12,8 @@ from dataclasses import replace
 from hal.support.errors import InputError
 from roller.library.calls import LibraryCall
 from roller.library.elementwise import OPERATORS, Direction
-from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES, FUNCTIONS
+from sokoban.language.expression import DTYPE_BYTES, FLOAT8_DTYPES
+from sokoban.language.functions import FUNCTIONS, primitives_of
 from sokoban.language.named.attention import Attention
 
 #: Function of the expression language -> the modelled operator whose forward and whose backward kernels it has; ``u``
@@ -54,7 +55,13 @@ def _variants(function: str, number: bool) -> tuple[str, str]:
     """The modelled operators for a function's forward and backward kernels."""
     if number and function in WITH_NUMBER:
         return WITH_NUMBER[function]
-    return ELEMENTWISE.get(function) or WITHOUT_GRADIENT[min(FUNCTIONS.get(function, 1), 2)]
+    if function in ELEMENTWISE:
+        return ELEMENTWISE[function]
+    if function not in FUNCTIONS or FUNCTIONS[function].value is None:
+        return WITHOUT_GRADIENT[min(FUNCTIONS[function].arity, 2) if function in FUNCTIONS else 1]
+    # A kernel of one function takes what the dearest of its primitives takes, and streams one tensor.
+    unary = [each for each in primitives_of(function) if FUNCTIONS[each].arity == 1 and each in ELEMENTWISE]
+    return ELEMENTWISE[max(unary, default="relu", key=lambda each: OPERATORS[ELEMENTWISE[each][0]].instructions)]
 
 
 def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False, bias: bool = False) -> LibraryCall:

@@ -27,9 +27,8 @@ from sokoban.language.expression import (
     rewrite,
     walk,
 )
-from sokoban.language.named.attention import STATEMENTS as ATTENTION_STATEMENTS
-from sokoban.language.named.attention import attention_of
-from sokoban.language.named.attention_gradient import attention_gradient_of
+from sokoban.language.named.attention import Attention
+from sokoban.language.named.attention_gradient import AttentionGradient
 
 #: How many times smaller than the result a tensor may be and still count as read for every element.
 BROADCAST = 4
@@ -41,10 +40,10 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
     Raises:
         InputError: the operator is attention in a type that the library has no kernel for, or one of its gradients.
     """
-    fused = attention_of(expr)
+    fused = expr.operator_as(Attention)
     if fused is not None:
-        return [*attention(fused), *_epilogue_after(expr, ATTENTION_STATEMENTS)]
-    if attention_gradient_of(expr) is not None:
+        return [*attention(fused), *_epilogue(expr)]
+    if expr.operator_as(AttentionGradient) is not None:
         problem = "libraries compute all gradients of attention in one call"
         raise InputError(expr.name, problem, 'ask for "op": "attention" with "direction": "backward"')
     try:
@@ -60,15 +59,15 @@ def recognise(expr: TensorExpr) -> list[LibraryCall]:
     return main if main is not None else [_roofline(form)]
 
 
-def _epilogue_after(expr: TensorExpr, count: int) -> list[LibraryCall]:
-    """The calls of the statements behind the first ``count``."""
-    statements = expr.statements[count:]
+def _epilogue(expr: TensorExpr) -> list[LibraryCall]:
+    """The calls of the statements behind the result of a named operator."""
+    statements = expr.epilogue
     if not statements:
         return []
     used = {load.tensor for statement in statements for load in loads(statement.value)}
     used |= {statement.tensor for statement in statements}
     tensors = tuple(tensor for tensor in expr.tensors if tensor.name in used)
-    return recognise(replace(expr, statements=statements, tensors=tensors))
+    return recognise(expr.rewritten(statements=statements, tensors=tensors))
 
 
 # Products
