@@ -80,7 +80,8 @@ HARD: list[dict[str, Any]] = [
      "sizes": {"i": 64, "j": 64, "k": 64}, "shapes": {"B": [64, 64]}, "dtype": "bfloat16"},
     {"expr": "C[i] = sum(k, A[i,k]); Y[i] = C[i] * i", "sizes": {"i": 1, "k": 70}, "dtypes": {"Y": "bfloat16"}},
     # A tensor that is read with a pad and without one.
-    {"expr": "C[i] = sum(k, X[i,k] * X[k,i]) + X[3*i, i + 1 | pad=-0.5]", "sizes": {"i": 65, "k": 65}},
+    {"expr": "C[i] = sum(k, X[i,k] * X[k,i]) + X[3*i, i + 1 | pad=-0.5]", "sizes": {"i": 65, "k": 65},
+     "shapes": {"X": [65, 65]}},
     # Double precision, whose constants need all their digits.
     {"op": "elementwise", "function": "gelu", "shape": [100], "dtype": "float64"},
     {"op": "layer_norm", "shape": [10, 100], "dtype": "float64"},
