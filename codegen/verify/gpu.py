@@ -41,6 +41,7 @@ from sokoban.kernel.problem import Problem
 from sokoban.language.expression import FLOAT8_DTYPES, INTEGER_DTYPES, Tensor
 from sokoban.language.reference import evaluate, random_inputs
 from sokoban.schedule.attention import AttentionSchedule
+from sokoban.schedule.attention_gradient import GradientSchedule
 from sokoban.schedule.cutting import cut_down
 from sokoban.schedule.pair import PairSchedule
 from sokoban.schedule.patches import Schedule
@@ -323,9 +324,10 @@ def _scalar(problem: Problem, schedule: Schedule) -> Schedule:
     """The schedule with multiply-adds in place of matrix instructions."""
     if isinstance(schedule, AttentionSchedule | PairSchedule) and schedule.instruction is not Instruction.FMA:
         return replace(schedule, instruction=Instruction.FMA, lanes=_TWIN_LANES, stages=1, held=False)
+    if isinstance(schedule, GradientSchedule) and schedule.instruction is not Instruction.FMA:
+        return replace(schedule, instruction=Instruction.FMA, lanes=_TWIN_LANES, stages=1, shares=1)
     if not isinstance(schedule, TileSchedule) or not isinstance(problem, KernelForm) or not schedule.uses_matrix:
         return schedule
-
     return tile_twin(schedule, problem)
 
 
