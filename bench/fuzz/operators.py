@@ -135,6 +135,8 @@ class Draw:
             "dtypes": {name: dtype for name, dtype in dtypes.items() if dtype != "float32"} | {tensor: result},
             "shapes": {name: shape for name, shape in inputs.shapes.items() if name in read},
         }
+        if not self.whole and self.chance.random() < 0.05:
+            data["accumulate"] = "float64"
         return data
 
 
@@ -264,7 +266,7 @@ def matrix_product(draw: Draw) -> Data:
         if data["dtypes"]["Y"] == "float16":
             data["dtypes"]["Y"] = "float32" if dtype == "int8" else "float16"
     if dtype == "float32":
-        data["allow_tf32"] = True
+        data["allow_tf32"] = "accumulate" not in data
     elif dtype in NARROW:
         data["accumulate"] = "float32"
     return data
