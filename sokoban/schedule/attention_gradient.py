@@ -38,6 +38,17 @@ class GradientSchedule(RowTiles):
     shares: int = 1
     lanes: int = FRAGMENT_LANES
 
+    WALKED = "walked"
+
+    @property
+    def walked(self) -> int:
+        """Rows of the other side at a step."""
+        return self.step
+
+    def scalar_twin(self, problem: Any) -> GradientSchedule:
+        """The schedule itself, which OpenCL's text takes as it is."""
+        return self
+
     def blocks(self, kernel: AttentionGradientKernel) -> int:
         """Blocks of the launch."""
         return self.row_blocks(kernel) * kernel.problems * self.shares
