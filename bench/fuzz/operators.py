@@ -74,6 +74,9 @@ class Draw:
         shown = axes[0] if len(axes) == 1 and self.chance.random() < 0.5 else f"[{', '.join(axes)}]"
         inner = body.text[1:-1] if body.text.startswith("(") and _encloses(body.text) else body.text
         text = f"{function}({shown}, {inner})"
+        if function == "sum" and not self.whole and self.chance.random() < 0.1:
+            # The mean; whole numbers have none.
+            return replace(body, text=f"mean({shown}, {inner})", error=2 * (body.error + body.usual), exact=False)
         if function in ("max", "min"):
             return Term(text, body.low, body.high, body.usual, body.error, body.exact, body.peaked)
         if function == "prod":
@@ -180,7 +183,14 @@ def reduction(draw: Draw) -> Data:
     draw.writer.peaked = function == "max"
     if function == "prod":
         draw.sizes.update({axis: min(draw.sizes[axis], 33) for axis in reduced})
-    term = draw.reduced(function, reduced, draw.body(function, spatial, reduced, draw.chance.randint(0, 3)))
+    if draw.chance.random() < 0.08 and not draw.whole and function != "prod":
+        # Of places alone.
+        weights = [_position_weight(draw, [axis, *spatial]) for axis in reduced]
+        body = total(draw.writer.position(reduced[:1]), weights[-1])
+        body = within(product(body, weights[0]), 100.0)
+    else:
+        body = draw.body(function, spatial, reduced, draw.chance.randint(0, 3))
+    term = draw.reduced(function, reduced, body)
     if draw.chance.random() < 0.4:
         term = draw.state("C", spatial, term)
     if draw.chance.random() < 0.7:
@@ -436,6 +446,37 @@ def pair(draw: Draw) -> Data:
     return data
 
 
+def read_again(draw: Draw) -> Data:
+    """A tensor of a value or of a sum, read by the next statement elsewhere, too: shifted, turned, or as a window."""
+    chance = draw.chance
+    draw.whole = draw.writer.whole = False
+    axes = draw.axes("i", "j", tables=(TINY, PRIME, EDGE))
+    turned = chance.random() < 0.3
+    if turned:
+        draw.sizes["j"] = draw.sizes["i"]
+    if chance.random() < 0.5:
+        reduced = draw.axes("k", tables=(PRIME, EDGE))
+        term = draw.reduced("sum", reduced, within(draw.body("sum", axes, reduced, 1), 8.0))
+    else:
+        term = _epilogue(draw, axes, draw.writer.load(axes))
+    first = draw.state("C", axes, within(term, 500.0))
+    last = draw.sizes["i"] - 1
+    indices, pad = chance.choice(
+        (("i - 1, j", "1"), ("i + 2, j - 1", "0"), (f"{last} - i, j", ""), ("0, j", ""), (f"{last}, j", ""))
+    )
+    if turned and chance.random() < 0.7:
+        indices, pad = "j, i", ""
+    text = f"C[{indices}{f' | pad={pad}' if pad else ''}]"
+    other = replace(first, text=text, low=min(first.low, 0), high=max(first.high, 1), exact=False)
+    if chance.random() < 0.25:
+        draw.axes("r", tables=((2, 3),))
+        function = chance.choice(("sum", "max", "min"))
+        # Larger elements than those that the peaks are put on are of a computed tensor.
+        windows = replace(other, text=f"C[i + r - 1, j | pad={'0' if function == 'sum' else '-1'}]")
+        return draw.finish(draw.reduced(function, ["r"], windows), axes)
+    return draw.finish(_epilogue(draw, axes, total(first, product(other, draw.writer.constant()))), axes)
+
+
 def long_reduction(draw: Draw) -> Data:
     """A reduction so long beside its outputs that slices or lines of it are kernels of their own."""
     chance = draw.chance
@@ -587,7 +628,7 @@ def _combined(draw: Draw, current: Term, reduced: Term) -> Term:
 #: Frames and how often they are drawn.
 FRAMES: tuple[tuple[Callable[[Draw], Data], int], ...] = (
     (pointwise, 6), (transposed, 3), (reduction, 14), (contraction, 19), (matrix_product, 22), (windows, 14), (rows, 8),
-    (long_rows, 4), (masked_softmax, 2), (steps, 4), (pair, 9), (long_reduction, 6),
+    (long_rows, 4), (masked_softmax, 2), (steps, 4), (pair, 9), (read_again, 4), (long_reduction, 6),
 )  # fmt: skip
 
 

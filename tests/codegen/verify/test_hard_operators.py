@@ -49,6 +49,9 @@ HARD: list[dict[str, Any]] = [
     # Selections, masks and axis values.
     {"expr": "C[i,j] = sum(k, select(k <= i, X[i,k] * Y[j,k], 0))", "sizes": {"i": 65, "j": 65, "k": 65}},
     {"expr": "C[i] = sum(k, X[i,k] * k) / 65", "sizes": {"i": 65, "k": 65}},
+    # Reductions of places alone, which read nothing.
+    {"expr": "C[i] = sum(k, select(k <= i, 1, 0)) + X[i]", "sizes": {"i": 100, "k": 33}},
+    {"expr": "C[i,j] = max(k, (i - k) * (j - k))", "sizes": {"i": 65, "j": 70, "k": 33}},
     # Padding with infinity.
     {"expr": "C[i] = max(k, Y[k + i | pad=-inf])", "sizes": {"i": 20, "k": 4}, "shapes": {"Y": [20]}},
     # Transposed and mixed orders.
@@ -77,7 +80,8 @@ HARD: list[dict[str, Any]] = [
      "sizes": {"i": 64, "j": 64, "k": 64}, "shapes": {"B": [64, 64]}, "dtype": "bfloat16"},
     {"expr": "C[i] = sum(k, A[i,k]); Y[i] = C[i] * i", "sizes": {"i": 1, "k": 70}, "dtypes": {"Y": "bfloat16"}},
     # A tensor that is read with a pad and without one.
-    {"expr": "C[i] = sum(k, X[i,k] * X[k,i]) + X[3*i, i + 1 | pad=-0.5]", "sizes": {"i": 65, "k": 65}},
+    {"expr": "C[i] = sum(k, X[i,k] * X[k,i]) + X[3*i, i + 1 | pad=-0.5]", "sizes": {"i": 65, "k": 65},
+     "shapes": {"X": [65, 65]}},
     # Double precision, whose constants need all their digits.
     {"op": "elementwise", "function": "gelu", "shape": [100], "dtype": "float64"},
     {"op": "layer_norm", "shape": [10, 100], "dtype": "float64"},
