@@ -37,6 +37,7 @@ class TaskPlan:
         handoff: dependencies between CPU threads.
         clocked: CPU tasks that start by the clock.
         queue_depth: GPU tasks that may wait for their start before the next launch blocks.
+        warnings: what was inferred, or can't be told, a sentence each.
     """
 
     trace: Trace
@@ -51,6 +52,7 @@ class TaskPlan:
     handoff: Handoff
     clocked: Flags
     queue_depth: int
+    warnings: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -131,7 +133,7 @@ def assemble(plan: TaskPlan) -> TaskGraph:
         queue_depth=plan.queue_depth,
         trace=trace,
         enclosing=plan.enclosing,
-        warnings=(*trace.warnings, *_contradictions(sound)),
+        warnings=(*trace.warnings, *plan.warnings, *_contradictions(sound)),
     )
 
 

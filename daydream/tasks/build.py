@@ -47,7 +47,7 @@ def build_graph(trace: Trace) -> TaskGraph:
     steps, step_rows = find_steps(trace)
     recorded = cpu_tasks(trace, enclosing, step_rows)
     streams = gpu_tasks(trace, recorded)
-    waits = find_waits(trace, recorded, streams)
+    waits = find_waits(trace, enclosing, recorded, streams)
     cut, returns = cut_waiting_calls(trace, recorded, streams, waits.calls)
     released, queue_depth = release_full_queue(trace, cut, streams)
     launched = time_launches(released, streams, waits.streams.target)
@@ -70,6 +70,7 @@ def build_graph(trace: Trace) -> TaskGraph:
             handoff=handoff,
             clocked=clocked,
             queue_depth=queue_depth,
+            warnings=waits.warnings,
         )
     )
     return link_gloo(graph)

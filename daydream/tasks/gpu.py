@@ -8,6 +8,7 @@ import numpy as np
 
 from daydream.graph.graph import TaskKind
 from daydream.tasks.cpu import CpuTasks
+from daydream.trace.collectives import is_collective, is_collective_name
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
 
 #: Tasks of one stream that overlap by more ran at the same time (branches of a CUDA graph); by less, the profiler
@@ -80,9 +81,8 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     start, duration = trace.start_us[rows], trace.duration_us[rows].copy()
     same = lane[1:] == lane[:-1]
     duration[:-1][same] = np.minimum(duration[:-1], start[1:] - start[:-1])[same]
-    collective = np.array([name.lower().startswith(("nccl", "rccl", "onecclk")) for name in trace.names], np.bool_)
     kind = np.array([_KINDS.get(Category(c), TaskKind.KERNEL) for c in range(len(Category))])[trace.category[rows]]
-    kind = np.where(collective[trace.name[rows]], TaskKind.COMMUNICATION, kind)
+    kind = np.where(_collective(trace, rows), TaskKind.COMMUNICATION, kind)
     named = tuple((int(thread), int(number)) for thread, number in lanes)
     zeros = np.zeros(len(rows))
     return GpuTasks(
@@ -96,6 +96,17 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
         launch=_launches(trace, cpu, rows),
         latency_us=zeros.copy(),
     )
+
+
+def _collective(trace: Trace, rows: Ints) -> Flags:
+    """Which of these rows are kernels of collectives, by what the profiler says of them or by name."""
+    by_name = np.array([is_collective_name(name) for name in trace.names], np.bool_)[trace.name[rows]]
+    kernels = trace.category[rows] == Category.KERNEL
+    said = np.array(["Collective name" in trace.arguments[row] for row in rows.tolist()], np.bool_)
+    for place in np.flatnonzero(said & kernels & ~by_name).tolist():
+        row = int(rows[place])
+        by_name[place] = is_collective(trace.text(row), trace.arguments[row])
+    return by_name & kernels
 
 
 def _parts(thread: Ints, start: Floats, end: Floats) -> Ints:

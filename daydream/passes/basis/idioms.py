@@ -37,7 +37,6 @@ _ELEMENTWISE = re.compile(r"elementwise|pointwise|multi_tensor_apply|triton_poi_
 _FUSED_OPTIMIZER = re.compile(
     r"(adam|adamw|sgd|lamb|adagrad)\w*functor|fused_?(adam|sgd|adagrad|lamb)|rowwise_adagrad", re.I
 )
-_COLLECTIVE = re.compile(r"^(nccl|rccl|onecclk)", re.I)
 
 #: What :func:`is_elementwise` looks for, as a regular expression regardless of case.
 ELEMENTWISE = _ELEMENTWISE.pattern
@@ -76,11 +75,6 @@ def is_elementwise(name: str) -> bool:
 def is_fused_optimizer(name: str) -> bool:
     """Optimizer kernels that do the whole update of a parameter at once."""
     return _FUSED_OPTIMIZER.search(name) is not None
-
-
-def is_collective(name: str) -> bool:
-    """Kernels of NCCL and its relatives."""
-    return _COLLECTIVE.match(name) is not None
 
 
 def is_within_device(name: str) -> bool:
