@@ -210,7 +210,7 @@ def whatif_command(
 
 def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
     """The answer of ``whatif --json``: means over the steps, then each of them."""
-    from daydream.report.analysis import critical_record, ratio, seconds
+    from daydream.report.analysis import compared, critical_record, ratio, seconds
 
     graph = before.timeline.graph
 
@@ -225,17 +225,19 @@ def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
             "critical_path_seconds": critical_record(new.critical_us),
         }
 
-    pairs = list(zip(before.step_times, after.step_times, strict=True))
+    comparison = compared(before, after)
+    lengths = zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True)
+    pairs = list(zip(before.step_times, after.step_times, lengths, strict=True))
     return {
-        **record(before.measured_us, before, after, before.mean_us, after.mean_us),
+        **record(before.measured_us, before, after, *comparison.means_us),
         "baseline_sustained_seconds": seconds(before.timeline.sustained_us),
         "predicted_sustained_seconds": seconds(after.timeline.sustained_us),
         "steps": [
             {
                 "name": old.name,
-                **record(graph.steps[old.index].measured_us, old, new, old.length_us, new.length_us),
+                **record(graph.steps[old.index].measured_us, old, new, *each),
             }
-            for old, new in pairs
+            for old, new, each in pairs
         ],
     }
 

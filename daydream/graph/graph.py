@@ -335,6 +335,18 @@ class TaskGraph:
 
     # Shrink, scale, replace
 
+    def without_waiting(self) -> TaskGraph:
+        """The graph with a GPU and links that take no time: what the CPU takes by itself."""
+        on_cpu = self.on_cpu
+        between = on_cpu[self.edge_source] & on_cpu[self.edge_target]
+        return replace(
+            self,
+            duration_us=np.where(on_cpu, self.duration_us, 0.0),
+            gap_us=np.where(on_cpu, self.gap_us, 0.0),
+            edge_lag_us=np.where(between, self.edge_lag_us, 0.0),
+            queue_depth=0,
+        )
+
     def with_durations(self, rows: Ints, duration_us: Floats | float) -> TaskGraph:
         """The graph with other durations for these rows (scalar, or one for each).
 
