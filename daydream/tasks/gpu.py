@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,9 @@ OVERLAP_US = 2.0
 
 #: From a launch call's end to the task's start where no task of the trace found its stream idle, microseconds.
 USUAL_LATENCY_US = 5.0
+
+#: Calls that set a GPU task off.
+_LAUNCH = re.compile(r"Launch|Mem(cpy|set)", re.IGNORECASE)
 
 _KINDS = {
     Category.KERNEL: TaskKind.KERNEL,
@@ -39,6 +43,7 @@ class GpuTasks:
         gap_us: how long its lane then stays busy with the change to the next task.
         launch: position of the CPU task that launches it, -1 where the trace has none.
         latency_us: from the end of the launch to the earliest possible start.
+        warnings: what was mended or is missing, a sentence each.
     """
 
     event: Ints
@@ -50,6 +55,7 @@ class GpuTasks:
     gap_us: Floats
     launch: Ints
     latency_us: Floats
+    warnings: tuple[str, ...] = ()
 
     def before(self) -> Ints:
         """Position of the task before it on its lane, -1 without."""
@@ -73,12 +79,16 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     """
     rows = np.flatnonzero(np.isin(trace.category, list(_KINDS)))
     rows = rows[np.argsort(trace.thread[rows], kind="stable")]
-    part = _parts(trace.thread[rows], trace.start_us[rows], trace.start_us[rows] + trace.duration_us[rows])
+    launch = _launches_by_external(trace, cpu, rows, _launches(trace, cpu, rows))
+    duration = _cut_overflows(trace, rows, launch)
+    part = _parts(trace.thread[rows], trace.start_us[rows], trace.start_us[rows] + duration)
     lanes, lane = np.unique(np.stack([trace.thread[rows], part], axis=1).reshape(-1, 2), axis=0, return_inverse=True)
     lane = lane.reshape(-1)
     order = np.argsort(lane, kind="stable")
-    rows, lane = rows[order], lane[order]
-    start, duration = trace.start_us[rows], trace.duration_us[rows].copy()
+    overflown = duration < trace.duration_us[rows] - OVERLAP_US
+    excess_us = float((trace.duration_us[rows] - duration)[overflown].sum())
+    rows, lane, launch, duration = rows[order], lane[order], launch[order], duration[order]
+    start = trace.start_us[rows]
     same = lane[1:] == lane[:-1]
     duration[:-1][same] = np.minimum(duration[:-1], start[1:] - start[:-1])[same]
     kind = np.array([_KINDS.get(Category(c), TaskKind.KERNEL) for c in range(len(Category))])[trace.category[rows]]
@@ -93,8 +103,44 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
         start_us=start,
         duration_us=duration,
         gap_us=zeros,
-        launch=_launches(trace, cpu, rows),
+        launch=launch,
         latency_us=zeros.copy(),
+        warnings=(*_overflow_warning(int(overflown.sum()), excess_us), *_unlaunched_warning(trace, launch)),
+    )
+
+
+def _cut_overflows(trace: Trace, rows: Ints, launch: Ints) -> Floats:
+    """Durations of GPU events, in order of stream and start, cut where the next of their stream starts.
+
+    Only tasks of one call (a CUDA graph) run at the same time on a stream. Two with calls of their own can't: the first
+    one's recorded end is wrong.
+    """
+    duration = trace.duration_us[rows].copy()
+    if len(rows) < 2:
+        return duration
+    thread, start = trace.thread[rows], trace.start_us[rows]
+    apart = (thread[1:] == thread[:-1]) & (launch[1:] != launch[:-1]) & (launch[1:] != NONE) & (launch[:-1] != NONE)
+    duration[:-1] = np.where(apart, np.minimum(duration[:-1], start[1:] - start[:-1]), duration[:-1])
+    return duration
+
+
+def _overflow_warning(count: int, excess_us: float) -> tuple[str, ...]:
+    if not count:
+        return ()
+    return (
+        f"{count} GPU task{'s' * (count != 1)} reach{'es' * (count == 1)} over the start of the next on the same stream,"
+        f" which can't be: cut there, {excess_us / 1000:.2f} ms in all",
+    )
+
+
+def _unlaunched_warning(trace: Trace, launch: Ints) -> tuple[str, ...]:
+    """A warning where the trace has calls of the CPU but hardly a launch of a GPU task."""
+    without = int((launch == NONE).sum())
+    if 2 * without <= len(launch) or not np.isin(trace.category, (Category.OPERATOR, Category.RUNTIME)).any():
+        return ()
+    return (
+        f"{without} of {len(launch)} GPU tasks have no launch in the trace: they start by the clock or behind others of"
+        " their stream, and nothing that changes on the CPU changes them",
     )
 
 
@@ -150,3 +196,27 @@ def _launches(trace: Trace, cpu: CpuTasks, rows: Ints) -> Ints:
         chosen[task] = low[task] + max(int(earlier) - 1, 0)
     launched = (high > low) & (trace.correlation[rows] > 0)
     return np.where(launched, cpu.task_of[calls[chosen]], NONE)
+
+
+def _launches_by_external(trace: Trace, cpu: CpuTasks, rows: Ints, launch: Ints) -> Ints:
+    """The launches completed by external ids, for events and calls without correlation.
+
+    The calls of an operator are joined in order with what it set off, provided they are equally many.
+    """
+    alone = (trace.correlation == NONE) & (trace.external > 0)
+    launching = np.array([_LAUNCH.search(name) is not None for name in trace.names], np.bool_)
+    calls = np.flatnonzero(alone & (trace.category == Category.RUNTIME) & launching[trace.name] & (cpu.task_of != NONE))
+    open_places = np.flatnonzero((launch == NONE) & alone[rows])
+    if not len(calls) or not len(open_places):
+        return launch
+    tasks = rows[open_places]
+    calls = calls[np.lexsort((trace.start_us[calls], trace.external[calls]))]
+    order = np.lexsort((trace.start_us[tasks], trace.external[tasks]))
+    called, count = np.unique(trace.external[calls], return_counts=True)
+    wanted, needed = np.unique(trace.external[tasks], return_counts=True)
+    common, of_calls, of_tasks = np.intersect1d(called, wanted, return_indices=True)
+    even = common[count[of_calls] == needed[of_tasks]]
+    chosen = order[np.isin(trace.external[tasks[order]], even)]
+    completed = launch.copy()
+    completed[open_places[chosen]] = cpu.task_of[calls[np.isin(trace.external[calls], even)]]
+    return completed
