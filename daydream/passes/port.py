@@ -15,9 +15,10 @@ from daydream.operators.repricing import algorithm_of
 from daydream.operators.wave_scaling import Launch, habitat_ratio, launch_of, memory_share, sustained_rate, wave_ratio
 from daydream.operators.work import PRODUCT_KINDS, Work
 from daydream.passes import Outcome, what_if
-from daydream.passes.amp import HALF, TF32
+from daydream.passes.amp import TF32
 from daydream.passes.basis.communication import collective_arguments, collective_kind, message_bytes
 from daydream.passes.basis.idioms import is_compute_bound, is_within_device, named
+from daydream.passes.basis.narrow import is_narrow
 from daydream.trace.trace import NONE, Floats, Ints
 from hal.support.errors import InputError
 
@@ -207,7 +208,7 @@ def _scale_call(
 
 def _boundedness(name: str, work: Work | None, source: DeviceSpec) -> tuple[float, str, bool, bool]:
     """How far bandwidth decides a kernel, its type, whether it multiplies matrices, and whether sizes say so."""
-    dtype = "float16" if HALF.search(name) else "tfloat32" if TF32.search(name) else "float32"
+    dtype = "float16" if is_narrow(name) else "tfloat32" if TF32.search(name) else "float32"
     if is_auxiliary(name):
         return 1.0, dtype, False, work is not None
     if work is None:
