@@ -18,6 +18,7 @@ from daydream.passes import Outcome, what_if
 from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.gradients import Gradients, find_gradients
 from daydream.passes.basis.halves import halved
+from daydream.passes.basis.idioms import preceding
 from daydream.passes.basis.narrow import is_mixed, narrow
 from daydream.passes.basis.scaler import SCALER, add_scaler
 from daydream.trace.collectives import is_collective_name
@@ -369,21 +370,30 @@ def _add_casts(
     def seconds(elements: float) -> float:
         return CAST_BYTES * elements / spec.dram.bandwidth_bytes_per_second + spec.launch_overhead_seconds
 
+    read_single = _read_single(graph)
+    begun: set[int] = set()
     for call in chosen.calls.calls if chosen.calls is not None else ():
         elements = _weights(call) if graph.phase[call.main] != Phase.BACKWARD and _gains(call) else 0
         if not elements:
             continue
-        forward.add(elements)
         first = int(call.rows[0])
+        casts = [("cast weights to half", elements)]
+        if bias := _bias(call):
+            casts.append(("cast bias to half", bias))
+        if read_single[first] or int(graph.step[first]) not in begun:
+            casts.append(("cast input to half", _input(call)))
+        begun.add(int(graph.step[first]))
+        forward |= {elements, bias}
         shared = {"phase": int(graph.phase[first]), "layer": int(graph.layer[first])}
-        task = edit.add("cast weights to half", TaskKind.KERNEL, seconds(elements) * 1e6, before=first, **shared)
-        if graph.launch[first] != NONE:
-            launch = edit.add("cudaLaunchKernel", TaskKind.CPU, call_us, before=int(graph.launch[first]), **shared)
-            edit.depend(launch, task, Dependency.LAUNCH)
-        added, total = added + 1, total + seconds(elements)
+        for name, size in casts:
+            task = edit.add(name, TaskKind.KERNEL, seconds(size) * 1e6, before=first, **shared)
+            if graph.launch[first] != NONE:
+                launch = edit.add("cudaLaunchKernel", TaskKind.CPU, call_us, before=int(graph.launch[first]), **shared)
+                edit.depend(launch, task, Dependency.LAUNCH)
+            added, total = added + 1, total + seconds(size)
     notes = []
     if added:
-        notes.append(f"{added} casts of weights added, {total * 1e3:.2f} ms on the GPU, {call_us:.1f} µs per launch")
+        notes.append(f"{added} casts of weights, biases and inputs added, {total * 1e3:.2f} ms on the GPU, {call_us:.1f} µs per launch")
     of_weights = [
         gradient
         for gradients_of_step in (gradients.steps.values() if gradients is not None else ())
@@ -403,6 +413,31 @@ def _add_casts(
         total = sum(seconds(gradient.bytes / 4) for gradient in of_weights)
         notes.append(f"{len(of_weights)} casts of their gradients added, {total * 1e3:.2f} ms on the GPU")
     return notes
+
+
+def _read_single(graph: TaskGraph) -> NDArray[np.bool_]:
+    """For each task whether the one before it on its stream computes in float32 under autocast, as a layer norm does."""
+    before = preceding(graph)
+    single = np.zeros(len(graph), np.bool_)
+    rows = np.flatnonzero(graph.on_gpu & (before != NONE))
+    if len(rows):
+        single[rows] = _single(graph, before[rows]) & graph.on_gpu[before[rows]]
+    return single
+
+
+def _bias(call: CallPrice) -> int:
+    """Elements of the bias of a forward matrix product, 0 without."""
+    data = call.work.parts[0].data if call.work is not None else {}
+    biased = any(each.get("function") == "bias_add" for each in data.get("epilogue") or ())
+    return int(data["n"]) if data.get("op") == "matmul" and biased else 0
+
+
+def _input(call: CallPrice) -> int:
+    """Elements of the input of a forward convolution or plain matrix product."""
+    data = call.work.parts[0].data if call.work is not None else {}
+    if data.get("op") == "conv2d":
+        return int(data["n"] * data["c"] * data["h"] * data["w"])
+    return int(data["m"] * data["k"]) if data.get("op") == "matmul" else 0
 
 
 def _weights(call: CallPrice) -> int:

@@ -19,8 +19,12 @@ SCALER = "non_finite_check|amp_update_scale|_amp_foreach"
 #: Bytes of a gradient read and written for each of its own.
 _TRAFFIC = 2.0
 
-#: Kernels of single numbers: the scale inverted in float64 (three), the result gathered over boards (two).
-_SCALARS = 5
+#: Kernels of single numbers: the loss scaled and the gradient of that (two), the scale inverted in float64 (three), the
+#: flag set to zero (one), scale and flag copied to every board (two).
+_SCALARS = 8
+
+#: Share of a graph's kernels that are no longer than the floor taken for kernels of single numbers.
+_SHORTEST = 0.05
 
 #: A copy of four bytes to the host, microseconds.
 _COPY_US = 2.0
@@ -40,7 +44,10 @@ def add_scaler(edit: Edit, gradients: Gradients, spec: DeviceSpec, call_us: floa
     """
     from roller.library.elementwise import kernel_seconds_floor
 
-    graph, floor_us = edit.graph, kernel_seconds_floor(spec) * 1e6
+    graph = edit.graph
+    recorded = graph.duration_us[graph.on_gpu & (graph.kind == TaskKind.KERNEL)]
+    shortest_us = float(np.quantile(recorded, _SHORTEST)) if len(recorded) else 0.0
+    floor_us = max(kernel_seconds_floor(spec) * 1e6, shortest_us)
     total, steps = 0.0, 0
     for step in gradients.steps:
         place = _places(graph, step)
