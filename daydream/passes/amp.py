@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 #: Kernels that are bound by arithmetic, by name (4.5.1: "e.g., sgemm, conv").
 COMPUTE = re.compile(
-    r"gemm|conv(?!ert)|xmma|cutlass|wgrad|dgrad|fprop|winograd|scudnn|attention|attn_|flash_|fmha|gemv|_dot_|cijk_|nvjet",
+    r"gemm|conv(?!ert)|xmma|cutlass|wgrad|dgrad|fprop|winograd|scudnn|attention|attn_|flash_|fmha|gemv|_dot_|cijk_|nvjet|bwd_kernel_d",
     re.IGNORECASE,
 )
 

@@ -29,6 +29,10 @@ _KINDS = {
 }
 
 
+#: AMD's runtime copies and fills within a board by kernels of its own.
+_COPYING_KERNELS = {"__amd_rocclr_copyBuffer": TaskKind.MEMCPY, "__amd_rocclr_fillBuffer": TaskKind.MEMSET}
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuTasks:
     """GPU tasks, stream by stream in order of start, one array entry each. Times are microseconds.
@@ -93,6 +97,9 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     duration[:-1][same] = np.minimum(duration[:-1], start[1:] - start[:-1])[same]
     kind = np.array([_KINDS.get(Category(c), TaskKind.KERNEL) for c in range(len(Category))])[trace.category[rows]]
     kind = np.where(_collective(trace, rows), TaskKind.COMMUNICATION, kind)
+    for begin, meant in _COPYING_KERNELS.items():
+        named = np.array([name.startswith(begin) for name in trace.names], np.bool_)
+        kind[named[trace.name[rows]]] = meant
     named = tuple((int(thread), int(number)) for thread, number in lanes)
     zeros = np.zeros(len(rows))
     return GpuTasks(
