@@ -99,7 +99,9 @@ def report_command(
     batch: int | None,
 ) -> None:
     """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
-    before = _replayed(trace, number, steps_by, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
+    before = _replayed(trace, number, steps_by, out, html).analysis(
+        rows=rows, recorded=True, device=device, batch=batch
+    )
     memories = _memories(before.timeline)
     if as_json:
         from daydream.memory.report import memory_record

@@ -281,7 +281,9 @@ def _use_prices(
     except InputError as error:
         return [f"{error.problem}: kernels take the factors"]
     recorded = graph.duration_us[rows]
-    single = np.where(limited > prices.microseconds, np.clip(recorded, prices.microseconds, limited), prices.microseconds)
+    single = np.where(
+        limited > prices.microseconds, np.clip(recorded, prices.microseconds, limited), prices.microseconds
+    )
     has_prices = np.isfinite(single) & np.isfinite(half) & (half > 0) & (single > 0)
     has_prices &= matrix_units | ~chosen.compute[wanted]
     places = np.flatnonzero(wanted)[has_prices]
@@ -359,9 +361,7 @@ def _gradients(graph: TaskGraph) -> Gradients | None:
         return None
 
 
-def _add_casts(
-    edit: Edit, chosen: _Chosen, gradients: Gradients | None, spec: DeviceSpec, call_us: float
-) -> list[str]:
+def _add_casts(edit: Edit, chosen: _Chosen, gradients: Gradients | None, spec: DeviceSpec, call_us: float) -> list[str]:
     """Adds before every forward product its weights' cast, which autocast keeps for the backward pass, and behind
     every gradient that a product makes of such weights a cast back."""
     graph, added, total = edit.graph, 0, 0.0
@@ -393,7 +393,9 @@ def _add_casts(
             added, total = added + 1, total + seconds(size)
     notes = []
     if added:
-        notes.append(f"{added} casts of weights, biases and inputs added, {total * 1e3:.2f} ms on the GPU, {call_us:.1f} µs per launch")
+        notes.append(
+            f"{added} casts of weights, biases and inputs added, {total * 1e3:.2f} ms on the GPU, {call_us:.1f} µs per launch"
+        )
     of_weights = [
         gradient
         for gradients_of_step in (gradients.steps.values() if gradients is not None else ())

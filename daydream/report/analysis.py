@@ -107,7 +107,9 @@ def compared(before: Analysis, after: Analysis) -> Comparison:
     paces = [each.timeline.paced_us[steps] for each in (before, after)] if len(steps) > 1 else []
     if not paces or not np.isfinite(paces).all():
         return Comparison(*lengths, paced=False)
-    uneven = [float(np.abs(own - pace).max() / max(pace.mean(), 1e-9)) for own, pace in zip(lengths, paces, strict=True)]
+    uneven = [
+        float(np.abs(own - pace).max() / max(pace.mean(), 1e-9)) for own, pace in zip(lengths, paces, strict=True)
+    ]
     if uneven[1] > uneven[0] + UNEVEN:
         return Comparison(*paces, paced=True)
     return Comparison(*lengths, paced=False)

@@ -78,9 +78,7 @@ class Job:
         name = f"{self.prefix}LaunchKernel"
         self.trace.launch(place + 2.0, 6.0, correlation=self.correlation, name=name)
         given = self.arguments if stream else {}
-        self.trace.kernel(
-            kernel, start, duration, correlation=self.correlation, stream=self.streams[stream], **given
-        )
+        self.trace.kernel(kernel, start, duration, correlation=self.correlation, stream=self.streams[stream], **given)
         return start + duration
 
     def _wait(self, place: float) -> float:
@@ -92,7 +90,9 @@ class Job:
         return place
 
 
-def looped(steps: int = 3, kernels: int = 10, kernel_us: float = 400.0, *, marks: bool = True, **optional: str) -> Builder:
+def looped(
+    steps: int = 3, kernels: int = 10, kernel_us: float = 400.0, *, marks: bool = True, **optional: str
+) -> Builder:
     """Steps of equal products, each waited for; `update` ends each with a range of that name, `batch` begins it."""
     trace, correlation, begin = Builder(head=dict(H100)), 100, 0.0
     for step in range(steps):

@@ -26,7 +26,9 @@ _CONVOLUTION = re.compile(
     r"|igemm_(fwd|bwd|wrw)",
     re.I,
 )
-_GEMM = re.compile(r"gemm|gemv|nvjet|Cijk_|wgmma|(?<!sub)tensorop|cublas(?!.*split_?k_?reduce)|wvsplitk|matmul_kernel", re.I)
+_GEMM = re.compile(
+    r"gemm|gemv|nvjet|Cijk_|wgmma|(?<!sub)tensorop|cublas(?!.*split_?k_?reduce)|wvsplitk|matmul_kernel", re.I
+)
 _ATTENTION = re.compile(
     r"flash_(fwd|bwd|attn)|fmha|mha_(fwd|bwd)|attention_kernel|fused_attention|attn_(fwd|bwd)|unified_attention"
     r"|bwd_kernel_(dk_?dv|dq|fuse)|attn_bwd",

@@ -65,7 +65,9 @@ def add_scaler(edit: Edit, gradients: Gradients, spec: DeviceSpec, call_us: floa
         total, steps = total + unscale_us + (_SCALARS + 1) * floor_us + _COPY_US, steps + 1
     if not steps:
         return "no step has an update that a scaler could stand before: none is added"
-    return f"GradScaler adds {total / steps / 1e3:.2f} ms of kernels a step and a wait before the update (scaler=no: none)"
+    return (
+        f"GradScaler adds {total / steps / 1e3:.2f} ms of kernels a step and a wait before the update (scaler=no: none)"
+    )
 
 
 def _places(graph: TaskGraph, step: int) -> tuple[int, int] | None:
