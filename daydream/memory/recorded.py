@@ -16,8 +16,8 @@ import numpy as np
 from daydream.graph.graph import Phase
 from daydream.memory.allocator import CachingAllocator
 from daydream.memory.footprint import Allocation, Footprint, MemoryKind, Replayed
-from daydream.tasks.steps import find_steps
 from daydream.tasks.layers import LayerMap, assign_layers
+from daydream.tasks.steps import find_steps
 from daydream.trace.nesting import CPU_CATEGORIES, enclosing_events, innermost_of, outermost
 from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, MemoryEvents, Trace
 

@@ -47,7 +47,7 @@ SINGLE = re.compile(r"softmax|layer_?norm|group_?norm|RowwiseMoments|nll_?loss|c
 #: The paper's speedup of compute-bound kernels.
 _COMPUTE = 3.0
 
-#: A memory-bound kernel that takes longer than its bytes by this factor is bound by something else.
+#: A reduction that takes longer than its bytes by this factor is bound by something else.
 _SLOWER = 2.0
 
 #: Bytes moved per element that becomes half precision: 4 read and 2 written.
@@ -87,13 +87,14 @@ def amp(
     convolution (layouts, transforms) are memory-bound. Matrix products and convolutions with known sizes on a known
     board gain what Roller's library models say of it, other compute-bound kernels three times, as in the paper.
     A float32 product that was recorded slower than its price ran on a board at its power limit, as far as the board's
-    file knows that limit: then it is compared with the price there. A memory-bound kernel that took more than twice
-    what its bytes take saves the time of half its bytes alone.
+    file knows that limit: then it is compared with the price there. A reduction that took more than twice what its
+    bytes take saves the time of half its bytes alone.
 
     Unlike the paper, what cannot gain stays: kernels that run in half precision already (by name, or by the recorded
-    types of their operators; all of them where the step's products do), integer kernels, copies to and from the host, the update, which keeps float32 weights, and
-    what autocast keeps in float32, forward and backward: softmax, losses, layer and group norms, exponentials, sums
-    (batch norms and element-wise operators run in half precision). ``single=no`` shortens these too, as the paper does.
+    types of their operators; all of them where the step's products do), integer kernels, copies to and from the host,
+    the update, which keeps float32 weights, and what autocast keeps in float32, forward and backward: softmax, losses,
+    layer and group norms, exponentials, sums (batch norms and element-wise operators run in half precision).
+    ``single=no`` shortens these too, as the paper does.
 
     Feature maps that other operators make take half the bytes, indices and masks what they did. Weights get copies in
     half precision besides, and so does the batch where a product or convolution reads it; autocast keeps them until the
@@ -249,12 +250,16 @@ def _factors(graph: TaskGraph, chosen: _Chosen, compute: float, memory: float, t
 
 
 def _bound_by_latency(graph: TaskGraph, chosen: _Chosen, spec: DeviceSpec, factor: Floats, memory: float) -> None:
-    """Puts in place what memory-bound kernels save that took far longer than their bytes: the time of these alone."""
+    """Puts in place what reductions save that took far longer than their bytes: the time of these alone.
+
+    Sums along columns have too few blocks to fill a board, whatever the type.
+    """
     if chosen.calls is None:
         return
     bandwidth = spec.dram.bandwidth_bytes_per_second * 1e-6
     for place, call in enumerate(chosen.calls.calls):
-        moving_us = call.work.bytes / bandwidth if call.work is not None else 0.0
+        is_sum = call.work is not None and call.work.kind == "reduction"
+        moving_us = call.work.bytes / bandwidth if call.work is not None and is_sum else 0.0
         if 0 < _SLOWER * moving_us < call.recorded_us:
             factor[(chosen.calls.call == place) & ~chosen.compute] = 1 / (
                 1 - moving_us * (1 - 1 / memory) / call.recorded_us
@@ -394,7 +399,8 @@ def _add_casts(edit: Edit, chosen: _Chosen, gradients: Gradients | None, spec: D
     notes = []
     if added:
         notes.append(
-            f"{added} casts of weights, biases and inputs added, {total * 1e3:.2f} ms on the GPU, {call_us:.1f} µs per launch"
+            f"{added} casts of weights, biases and inputs added, {total * 1e3:.2f} ms on the GPU,"
+            f" {call_us:.1f} µs per launch"
         )
     of_weights = [
         gradient
@@ -418,7 +424,7 @@ def _add_casts(edit: Edit, chosen: _Chosen, gradients: Gradients | None, spec: D
 
 
 def _read_single(graph: TaskGraph) -> NDArray[np.bool_]:
-    """For each task whether the one before it on its stream computes in float32 under autocast, as a layer norm does."""
+    """For each task whether the one before it on its stream computes in float32 under autocast."""
     before = preceding(graph)
     single = np.zeros(len(graph), np.bool_)
     rows = np.flatnonzero(graph.on_gpu & (before != NONE))

@@ -25,14 +25,14 @@ LONGEST_NAME = 72
 RUN_AHEAD = 0.02
 
 SUSTAINED = (
-    "Sustained is the time between completions of steps on the GPU, or what the CPU takes where it takes longer: the CPU"
+    "Sustained is the time between completions of steps on the GPU, or what the CPU takes where that is longer: the CPU"
     " ran ahead in these steps."
 )
 
 #: Said where :attr:`daydream.report.analysis.Comparison.paced`.
 PACED = (
-    "Steps are told by their completions, as in a long training: after the change the CPU runs ahead of the GPU, so that"
-    " its own marks say little."
+    "Steps are told by their completions, as in a long training: after the change the CPU runs ahead of the GPU, so"
+    " that its own marks say little."
 )
 
 

@@ -74,7 +74,7 @@ def is_collective(name: str, arguments: Mapping[str, Any]) -> bool:
 def collective_word(*texts: object) -> str:
     """The kind of a collective in NCCL's words (``allreduce``, ``reducescatter``, ...), by the first text that says it.
 
-    >>> collective_word(None, "_allgather_base"), collective_word("ncclDevKernel_Generic"), collective_word("c10d::send")
+    >>> collective_word(None, "_allgather_base"), collective_word("ncclDevKernel_Generic"), collective_word("send")
     ('allgather', '', 'send')
     """
     for text in texts:

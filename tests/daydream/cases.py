@@ -1,4 +1,4 @@
-"""Synthetic traces of the kinds that Daydream once answered wrongly: jobs with collectives, backlogs, damaged kernels."""
+"""Synthetic traces of kinds that were once answered wrongly: jobs with collectives, backlogs, damaged kernels."""
 
 from __future__ import annotations
 

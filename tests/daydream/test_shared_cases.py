@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.accuracy.data import default_directory
 from daydream.answers import Prediction, Replay, predict, replay
-from daydream.passes.amp import COMPUTE
 from daydream.graph.graph import Mark, TaskGraph, TaskKind
+from daydream.passes.amp import COMPUTE
 from daydream.report.analysis import compared
 from daydream.report.breakdown import Resource
 from daydream.whatif import parse_pass
-from bench.accuracy.data import default_directory
 
 CASES = default_directory().parent / "cases" / "traces"
 

@@ -1,8 +1,7 @@
 """What kernels are by their names, operators and layers (thesis 4.4.4: select by keyword and by layer).
 
-Names are those of cuDNN, cuBLAS, CUTLASS, ATen and Triton, and AMD's of MIOpen, Tensile, composable kernel and AOTriton.
-A name that says nothing is judged by the operator
-that launched it, then by its layer.
+Names are those of cuDNN, cuBLAS, CUTLASS, ATen and Triton, and AMD's of MIOpen, Tensile, composable kernel and
+AOTriton. A name that says nothing is judged by the operator that launched it, then by its layer.
 """
 
 from __future__ import annotations
