@@ -30,7 +30,7 @@ from typing import Any
 from hal.spec.device import DeviceSpec
 from hal.spec.parts import DTYPE_BYTES
 
-#: A grid of at least this share of the blocks that the board holds is as large as the board; tiles rarely divide evenly.
+#: A grid of at least this share of the blocks that the board holds is as large as the board; tiles divide unevenly.
 FULL_GRID = 0.85
 
 #: A product's grid of at least this share of whole waves was made to fill the board.

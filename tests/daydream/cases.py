@@ -134,3 +134,66 @@ def backlog(steps: int = 3, kernels: int = 30, cpu_us: float = 400.0, kernel_us:
             busy, place = busy + 1.0 + kernel_us, place + cpu_us
         trace.step(step, begin - 1.0, place - begin)
     return trace
+
+
+def overlapped(
+    *,
+    records: bool,
+    steps: int = 2,
+    buckets: int = 4,
+    kernels: int = 5,
+    exchange_us: float = 900.0,
+    prefetch: bool = False,
+) -> Builder:
+    """Steps whose buckets are exchanged beside the backward pass, which a thread of its own launches.
+
+    Every collective waits for the kernels before it; the update waits for all collectives, one call each. With
+    `prefetch` each collective is waited for one bucket later by the kernels that use it (as of sharded parameters).
+    """
+    trace, correlation, begin = Builder(head=dict(H100)), 0, 0.0
+
+    def call(name: str, place: float, thread: int) -> float:
+        nonlocal correlation
+        correlation += 1
+        trace.launch(place, 2.0, correlation=correlation, name=name, thread=thread)
+        return place + 3.0
+
+    def wait(place: float, thread: int) -> float:
+        place = call("cudaEventRecord", place, thread) if records else place
+        return call("cudaStreamWaitEvent", place, thread)
+
+    def launch(operator: str, kernel: str, place: float, start: float, us: float, stream: int, thread: int) -> float:
+        nonlocal correlation
+        correlation += 1
+        trace.operator(operator, place, 9.0, thread=thread)
+        trace.launch(place + 1.0, 6.0, correlation=correlation, thread=thread)
+        trace.kernel(kernel, start, us, correlation=correlation, stream=stream)
+        return start + us
+
+    for step in range(steps):
+        place, compute, network, done = begin + 5.0, begin, begin, []
+        for _ in range(buckets):
+            for _ in range(kernels):
+                compute = launch("MmBackward0", "sgemm", place, max(compute + 1, place + 10), 150.0, 7, 101)
+                place += 10.0
+            place = wait(place, 101)
+            network = max(network + 1, compute + 2, place + 10)
+            network = launch(
+                "c10d::allreduce_", "ncclDevKernel_AllReduce_Sum_f32", place, network, exchange_us, 20, 101
+            )
+            place += 10.0
+            place = call("cudaEventRecord", place, 101) if records else place
+            done.append(network)
+            if prefetch and len(done) > 1:
+                place = call("cudaStreamWaitEvent", place, 101)
+                compute = max(compute, done[-2] + 1)
+        for _ in done:
+            place = call("cudaStreamWaitEvent", place, 100)
+        compute = max(compute + 1, network + 2)
+        compute = launch("aten::_foreach_add_", "multi_tensor_apply_kernel", place, compute, 100.0, 7, 100)
+        correlation += 1
+        place += 12.0
+        trace.launch(place, compute + 5.0 - place, correlation=correlation, name="cudaDeviceSynchronize", thread=100)
+        trace.step(step, begin, compute + 10.0 - begin, thread=100)
+        begin = compute + 20.0
+    return trace

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from daydream.report.analysis import compared
 from daydream.report.breakdown import Resource
 from daydream.trace.collectives import is_collective_name
 from daydream.whatif import parse_pass
-from tests.daydream.cases import Job, answered, backlog, looped, means_ms, replayed
+from tests.daydream.cases import Job, answered, backlog, looped, means_ms, overlapped, replayed
 
 FASTER = "bandwidth:factor=1000"
 
@@ -47,6 +48,15 @@ def test_inferred_waits_are_those_that_records_say(tmp_path: Path) -> None:
         return {(graph.text(a), graph.text(b), int(graph.step[b])) for a, b in pairs}
 
     assert waits(records=False) == waits(records=True)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"exchange_us": 300.0}, {"exchange_us": 2000.0}, {"buckets": 8, "kernels": 3}])
+@pytest.mark.parametrize("text", [FASTER, "bandwidth:factor=0.3", "gpu-scale:factor=4"])
+def test_overlapped_buckets_need_no_records(text: str, sizes: dict[str, Any], tmp_path: Path) -> None:
+    known, inferred = (
+        means_ms(answered(overlapped(records=records, **sizes), tmp_path, text)) for records in (True, False)
+    )
+    assert inferred == pytest.approx(known, rel=1e-6)
 
 
 def test_a_collective_that_runs_beside_kernels_holds_none_of_them(tmp_path: Path) -> None:
