@@ -10,7 +10,7 @@ import numpy as np
 from daydream.graph.graph import TaskKind
 from daydream.tasks.cpu import CpuTasks
 from daydream.trace.collectives import is_collective, is_collective_name
-from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace
+from daydream.trace.trace import NONE, Category, Flags, Floats, Ints, Trace, looked_up
 
 #: Tasks of one stream that overlap by more ran at the same time (branches of a CUDA graph); by less, the profiler
 #: rounded their times.
@@ -18,6 +18,10 @@ OVERLAP_US = 2.0
 
 #: From a launch call's end to the task's start where no task of the trace found its stream idle, microseconds.
 USUAL_LATENCY_US = 5.0
+
+#: Calls that return when everything launched before is done, and by how much clocks of CPU and GPU may differ.
+_DEVICE_SYNC = re.compile(r"^(cuda|hip)DeviceSynchronize$|^cuCtxSynchronize$")
+_SKEW_US = 100.0
 
 #: Calls that set a GPU task off.
 _LAUNCH = re.compile(r"Launch|Mem(cpy|set)", re.IGNORECASE)
@@ -84,7 +88,7 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     rows = np.flatnonzero(np.isin(trace.category, list(_KINDS)))
     rows = rows[np.argsort(trace.thread[rows], kind="stable")]
     launch = _launches_by_external(trace, cpu, rows, _launches(trace, cpu, rows))
-    duration = _cut_overflows(trace, rows, launch)
+    duration = _cut_overflows(trace, cpu, rows, launch)
     part = _parts(trace.thread[rows], trace.start_us[rows], trace.start_us[rows] + duration)
     lanes, lane = np.unique(np.stack([trace.thread[rows], part], axis=1).reshape(-1, 2), axis=0, return_inverse=True)
     lane = lane.reshape(-1)
@@ -116,19 +120,23 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     )
 
 
-def _cut_overflows(trace: Trace, rows: Ints, launch: Ints) -> Floats:
+def _cut_overflows(trace: Trace, cpu: CpuTasks, rows: Ints, launch: Ints) -> Floats:
     """Durations of GPU events, in order of stream and start, cut where the next of their stream starts.
 
     Only tasks of one call (a CUDA graph) run at the same time on a stream. Two with calls of their own can't: the first
-    one's recorded end is wrong.
+    one's recorded end is wrong. So is an end long after the CPU had waited for the whole device.
     """
     duration = trace.duration_us[rows].copy()
-    if len(rows) < 2:
-        return duration
     thread, start = trace.thread[rows], trace.start_us[rows]
     apart = (thread[1:] == thread[:-1]) & (launch[1:] != launch[:-1]) & (launch[1:] != NONE) & (launch[:-1] != NONE)
     duration[:-1] = np.where(apart, np.minimum(duration[:-1], start[1:] - start[:-1]), duration[:-1])
-    return duration
+    waiting = np.array([_DEVICE_SYNC.match(name) is not None for name in trace.names], np.bool_)
+    calls = np.flatnonzero(waiting[trace.name] & (trace.category == Category.RUNTIME))
+    called = looked_up(cpu.start_us, launch, np.inf)
+    place = np.searchsorted(trace.start_us[calls], called)
+    returned = np.append((trace.start_us + trace.duration_us)[calls], np.inf)[place]
+    late = (start < returned) & (start + trace.duration_us[rows] > returned + _SKEW_US)
+    return np.where(late, np.minimum(duration, returned - start), duration)
 
 
 def _overflow_warning(count: int, excess_us: float) -> tuple[str, ...]:

@@ -227,6 +227,15 @@ def test_a_kernel_ends_where_the_next_of_its_stream_starts(tmp_path: Path) -> No
     assert any("2 GPU tasks reach over the start of the next" in warning for warning in graph.warnings)
 
 
+def test_a_kernel_ends_before_the_wait_for_its_board_returns(tmp_path: Path) -> None:
+    trace = looped(3)
+    last = [event for event in trace.events if event["cat"] == "kernel"][9::10]
+    for event in last:
+        event["dur"] = 9_000.0
+    before, after = means_ms(answered(trace, tmp_path, "gpu-scale:factor=2"))
+    assert before / after == pytest.approx(1.96, abs=0.03)
+
+
 def test_tasks_of_a_cuda_graph_may_overlap(tmp_path: Path) -> None:
     from tests.daydream.traces import Builder
 
