@@ -154,7 +154,8 @@ def amp(
 
 
 def _by_price(price: str | bool) -> str:
-    text = {True: "yes", False: "no"}.get(price, price) if isinstance(price, bool) else price.lower()
+    """``auto``, ``yes`` or ``no`` in any spelling of the command line or Python."""
+    text = str(price).lower()
     text = {"true": "yes", "on": "yes", "1": "yes", "false": "no", "off": "no", "0": "no"}.get(text, text)
     if text not in ("auto", "yes", "no"):
         raise InputError("price", f"there is no {price!r}", "use auto, yes or no")

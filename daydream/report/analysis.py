@@ -103,16 +103,16 @@ def compared(before: Analysis, after: Analysis) -> Comparison:
     step that waits at last pays for all. Such steps are compared by when they are completed.
     """
     lengths = [np.array([step.length_us for step in each.step_times], np.float64) for each in (before, after)]
-    steps = list(before.steps)
-    paces = [each.timeline.paced_us[steps] for each in (before, after)] if len(steps) > 1 else []
-    if not paces or not np.isfinite(paces).all():
-        return Comparison(*lengths, paced=False)
+    marked = Comparison(lengths[0], lengths[1], paced=False)
+    if len(before.steps) < 2:
+        return marked
+    paces = [each.timeline.paced_us[list(before.steps)] for each in (before, after)]
+    if not np.isfinite(paces).all():
+        return marked
     uneven = [
-        float(np.abs(own - pace).max() / max(pace.mean(), 1e-9)) for own, pace in zip(lengths, paces, strict=True)
+        float(np.abs(length - pace).max() / max(pace.mean(), 1e-9)) for length, pace in zip(lengths, paces, strict=True)
     ]
-    if uneven[1] > uneven[0] + UNEVEN:
-        return Comparison(*paces, paced=True)
-    return Comparison(*lengths, paced=False)
+    return Comparison(paces[0], paces[1], paced=True) if uneven[1] > uneven[0] + UNEVEN else marked
 
 
 def analyse(
