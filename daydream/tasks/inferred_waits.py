@@ -61,6 +61,8 @@ class InferredWaits:
         following = [self._first_after(lane, called_us) for lane in self._lanes]
         for target in sorted((each for each in following if each != NONE), key=lambda each: self._called_us[each]):
             ready_us = max(self._called_us[target], self._free_us[target])
+            if self.gpu.start_us[target] <= ready_us + _OVERRUN_US:
+                continue
             sources = self._over_before(target, called_us)
             source = max(sources, key=lambda each: self._ends[each], default=NONE)
             if source != NONE and self._ends[source] > max(ready_us, self.gpu.start_us[target] - _NEAR_US):

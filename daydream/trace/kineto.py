@@ -132,6 +132,8 @@ def _timed(
 def _durations(tasks: list[Event], categories: list[int], notes: Notes) -> Floats:
     duration = np.array([event.dur for event in tasks], np.float64)  # None becomes NaN
     negative, unusable = duration < 0, ~(duration <= _LONGEST_US) & ~(duration < 0)
+    if not (negative | unusable).any():
+        return duration
     on_gpu = np.isin(categories, _GPU_WORK)
     steps = np.array([(event.name or "").startswith(_STEP) for event in tasks], np.bool_)
     notes.add("{} with a negative duration, taken as 0", int((negative & ~steps).sum()))
@@ -167,12 +169,14 @@ def _with_time(raw: NDArray[Any], duration: Floats, category: Ints, notes: Notes
 
 def _mend_steps(tasks: list[Event], categories: list[int], raw: NDArray[Any], duration: Floats, clock: Clock) -> None:
     """Gives steps without a usable duration an end, in place: where their last child on their thread ends."""
+    open_ended = [
+        place for place in np.flatnonzero(duration == 0).tolist() if (tasks[place].name or "").startswith(_STEP)
+    ]
+    if not open_ended:
+        return
     steps = [place for place, event in enumerate(tasks) if (event.name or "").startswith(_STEP)]
     unit = 1000.0 if clock.exact else 1.0
-    for place in steps:
-        recorded = tasks[place].dur
-        if recorded is not None and 0 <= recorded <= _LONGEST_US:
-            continue
+    for place in open_ended:
         begin, line = raw[place], (tasks[place].pid, tasks[place].tid)
         next_begin = min((raw[other] for other in steps if raw[other] > begin), default=math.inf)
         ends = [
