@@ -102,8 +102,8 @@ def gpu_tasks(trace: Trace, cpu: CpuTasks) -> GpuTasks:
     kind = np.array([_KINDS.get(Category(c), TaskKind.KERNEL) for c in range(len(Category))])[trace.category[rows]]
     kind = np.where(_collective(trace, rows), TaskKind.COMMUNICATION, kind)
     for begin, meant in _COPYING_KERNELS.items():
-        named = np.array([name.startswith(begin) for name in trace.names], np.bool_)
-        kind[named[trace.name[rows]]] = meant
+        copying = np.array([name.startswith(begin) for name in trace.names], np.bool_)
+        kind[copying[trace.name[rows]]] = meant
     named = tuple((int(thread), int(number)) for thread, number in lanes)
     zeros = np.zeros(len(rows))
     return GpuTasks(
