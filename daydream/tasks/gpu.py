@@ -143,8 +143,8 @@ def _overflow_warning(count: int, excess_us: float) -> tuple[str, ...]:
     if not count:
         return ()
     return (
-        f"{count} GPU task{'s' * (count != 1)} reach{'es' * (count == 1)} over the start of the next on its stream,"
-        f" which can't be: cut there, {excess_us / 1000:.2f} ms in all",
+        f"{count} GPU task{'s' * (count != 1)} reach{'es' * (count == 1)} over the start of the next on the same stream"
+        f" or over a wait for the board: cut there, {excess_us / 1000:.2f} ms in all",
     )
 
 

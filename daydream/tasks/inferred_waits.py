@@ -52,12 +52,15 @@ class InferredWaits:
     def pair(self, call: int) -> tuple[int, int] | None:
         """Positions of the GPU task waited for and of the one that waited, for a CPU task `cudaStreamWaitEvent`."""
         called_us = float(self.cpu.start_us[call])
-        return self._by_starts(called_us) or self._by_calls(call, called_us)
+        return self.by_starts(called_us) or self._by_calls(call, called_us)
 
     # By what starts when
 
-    def _by_starts(self, called_us: float) -> tuple[int, int] | None:
-        """The task launched first after this time whose start nothing explains but an end on another stream."""
+    def by_starts(self, called_us: float) -> tuple[int, int] | None:
+        """The task launched first after this time whose start nothing explains but an end on another stream.
+
+        The pair is (waited for, waiting); None where there is no such task.
+        """
         following = [self._first_after(lane, called_us) for lane in self._lanes]
         for target in sorted((each for each in following if each != NONE), key=lambda each: self._called_us[each]):
             ready_us = max(self._called_us[target], self._free_us[target])

@@ -235,11 +235,17 @@ class _WaitFinder:
             waits = self._recorded_pairs(call)
             if waits is None:
                 waits = self._inferred_pairs(call, record_times, by_thread)
+                if not any(self._possible(*pair) for pair in waits):
+                    # The latest record was of another event.
+                    waits = [pair] if (pair := self.unrecorded.by_starts(float(self.cpu.start_us[call]))) else []
             pairs |= dict.fromkeys(waits)
-        for source, target in pairs:
-            # What had not ended when the task started can't have been waited for.
-            if target != NONE and source != target and self.ends[source] <= self.gpu.start_us[target] + OVERRUN_US:
-                yield source, target
+        yield from (pair for pair in pairs if self._possible(*pair))
+
+    def _possible(self, source: int, target: int) -> bool:
+        """Whether a task can have waited for another: what had not ended when it started was not waited for."""
+        if target == NONE or source == target:
+            return False
+        return bool(self.ends[source] <= self.gpu.start_us[target] + OVERRUN_US)
 
     def _recorded_pairs(self, call: int) -> list[tuple[int, int]] | None:
         """Pairs that the trace names for a call of `cudaStreamWaitEvent`; None where it doesn't."""
