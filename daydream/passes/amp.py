@@ -41,6 +41,9 @@ TF32 = re.compile(r"tf32|s1688gemm|s16816gemm(?!_f16|_bf16)", re.IGNORECASE)
 #: Kernels whose elements are no floating-point numbers: their types and table of indices stay as they are.
 INTEGER = re.compile(r"offsets?kernel|<(?:long|int|bool|unsigned char)\b", re.IGNORECASE)
 
+#: Kernels of the weight update by name: they work on parameters in float32.
+_OVER_LISTS = re.compile(r"multi_?tensor_?apply|fused_?(adam|sgd|lamb|adagrad)", re.IGNORECASE)
+
 #: Kernels of operators that autocast keeps in float32, by name.
 SINGLE = re.compile(r"softmax|layer_?norm|group_?norm|RowwiseMoments|nll_?loss|cross_entropy", re.IGNORECASE)
 
@@ -195,7 +198,9 @@ def _choose(graph: TaskGraph, spec: DeviceSpec | None, update: bool) -> _Chosen:
     )
     wanted = graph.on_gpu & (graph.kind == TaskKind.KERNEL) & (graph.mark == Mark.NONE) & ~skipped[graph.name]
     if not update:
-        wanted &= graph.phase != Phase.UPDATE
+        # Kernels over lists of tensors are the update's, also where a recording begins inside it.
+        over_lists = np.array([bool(_OVER_LISTS.search(text)) for text in texts] or [False], np.bool_)
+        wanted &= (graph.phase != Phase.UPDATE) & ~over_lists[graph.name]
     rows = np.flatnonzero(wanted)
     rows = rows[~narrow(graph, rows)]
     by_name = np.array([bool(COMPUTE.search(t)) and not is_auxiliary(t) for t in texts] or [False], np.bool_)
