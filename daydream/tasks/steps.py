@@ -29,6 +29,9 @@ CUT_STEP = 0.9
 #: Runs of kernels are steps where this share of kernels has its like one run later ...
 _REPEATED = 0.95
 
+#: ... the last run is one where this share of its kernels are those of the run before it ...
+_ALIKE = 0.8
+
 #: ... and there are at least so many runs, of so many kernels.
 _FEWEST_RUNS, _SHORTEST_RUN = 3, 4
 
@@ -231,10 +234,15 @@ def _by_kernels(trace: Trace, enclosing: Ints) -> _Boundaries | None:
         return None
     first = _first_repeat(name, length)
     heads = np.arange(first, len(name) - length + 1, length)
+    while len(heads) > 1 and (name[heads[-1] :][:length] != name[heads[-2] :][:length]).mean() > 1 - _ALIKE:
+        heads = heads[:-1]
     if len(heads) < _FEWEST_RUNS:
         return None
     begin = np.array([_beginning(trace, enclosing, launch, head) for head in heads.tolist()])
     behind = int(heads[-1]) + length
+    # Layers repeat, too: behind the last of them comes what no layer has.
+    if trace.steps_by == "auto" and not np.isin(name[behind:], name[first:behind]).all():
+        return None
     thread = int(np.bincount(trace.thread[launch]).argmax())
     last = _beginning(trace, enclosing, launch, behind) if behind < len(launch) else _last_end(trace, thread)
     return _Boundaries(thread, begin, last, f"a run of {length} kernels that repeats")

@@ -182,6 +182,15 @@ def test_equal_kernels_alone_are_no_steps(tmp_path: Path) -> None:
     assert asked.graph.warnings == ("--steps-by loader: the trace has no two such steps and is read as one",)
 
 
+def test_layers_are_no_steps(tmp_path: Path) -> None:
+    trace = looped(24, 5, 50.0, marks=False, update="layer")
+    last = [event for event in trace.events if event["cat"] == "kernel"][-3:]
+    for place, event in enumerate(last):
+        event["name"] = f"head_{place}"
+    assert len(replayed(trace, tmp_path).graph.steps) == 1
+    assert len(replayed(trace, tmp_path, steps_by="kernels").graph.steps) == 23
+
+
 def test_a_fused_update_is_one_a_step(tmp_path: Path) -> None:
     prediction = answered(looped(6, marks=False, update="Optimizer.step#SGD.step"), tmp_path, "fused-optimizer")
     assert "in 6 steps became 6" in prediction.applied[0].notes[0]
