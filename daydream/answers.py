@@ -69,17 +69,18 @@ class Prediction:
     applied: tuple[AppliedPass, ...]
 
 
-def replay(trace: Path, step: int | None = None) -> Replay:
+def replay(trace: Path, step: int | None = None, steps_by: str = "auto") -> Replay:
     """A trace file as it was recorded, replayed.
 
     Args:
         trace: a file of PyTorch's profiler, or a folder of those of a job's ranks, which are merged.
         step: answers are about this one: ``ProfilerStep#N``, else the N-th from 0; None is all full ones.
+        steps_by: what tells the steps of a trace without marks.
 
     Raises:
         InputError: the file cannot be read or is no trace, or there is no such step.
     """
-    return _replay(_merged(trace) if trace.is_dir() else read_graph(trace), str(trace), step)
+    return _replay(_merged(trace) if trace.is_dir() else read_graph(trace, steps_by), str(trace), step)
 
 
 def _merged(folder: Path) -> TaskGraph:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from daydream.report.timeline import Counter
     from daydream.whatif import AppliedPass
 
+#: As :data:`daydream.tasks.steps.STEPS_BY`, which takes NumPy to import.
+STEPS_BY = ("auto", "optimizer", "loader", "kernels", "none")
+
 
 @click.group("daydream", cls=Program, context_settings=CONTEXT)
 def main() -> None:
@@ -51,6 +54,13 @@ def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
+        ),
+        click.option(
+            "--steps-by",
+            type=click.Choice(STEPS_BY),
+            default="auto",
+            show_default=True,
+            help="What tells the steps of a trace without ProfilerStep; auto: the first of these that repeats.",
         ),
         click.argument("trace", type=click.Path(path_type=Path)),
     ):
@@ -80,6 +90,7 @@ def report_command(
     *,
     trace: Path,
     number: int | None,
+    steps_by: str,
     out: Path | None,
     html: Path | None,
     as_json: bool,
@@ -88,7 +99,9 @@ def report_command(
     batch: int | None,
 ) -> None:
     """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
-    before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
+    before = _replayed(trace, number, steps_by, out, html).analysis(
+        rows=rows, recorded=True, device=device, batch=batch
+    )
     memories = _memories(before.timeline)
     if as_json:
         from daydream.memory.report import memory_record
@@ -118,9 +131,11 @@ def report_command(
 
 @main.command("simulate")
 @_trace_options
-def simulate_command(trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool) -> None:
+def simulate_command(
+    trace: Path, number: int | None, steps_by: str, out: Path | None, html: Path | None, as_json: bool
+) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
-    answer = _replayed(trace, number, out, html)
+    answer = _replayed(trace, number, steps_by, out, html)
     if as_json:
         print_json({"trace": str(trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
@@ -180,6 +195,7 @@ def whatif_command(
     trace: Path,
     passes: tuple[str, ...],
     number: int | None,
+    steps_by: str,
     out: Path | None,
     html: Path | None,
     as_json: bool,
@@ -189,7 +205,7 @@ def whatif_command(
     from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]
-    baseline = _replayed(trace, number, out, html)
+    baseline = _replayed(trace, number, steps_by, out, html)
     from daydream.answers import predict
 
     prediction = predict(baseline, requests)
@@ -210,7 +226,7 @@ def whatif_command(
 
 def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
     """The answer of ``whatif --json``: means over the steps, then each of them."""
-    from daydream.report.analysis import critical_record, ratio, seconds
+    from daydream.report.analysis import compared, critical_record, ratio, seconds
 
     graph = before.timeline.graph
 
@@ -225,17 +241,19 @@ def _prediction_record(before: Analysis, after: Analysis) -> dict[str, Any]:
             "critical_path_seconds": critical_record(new.critical_us),
         }
 
-    pairs = list(zip(before.step_times, after.step_times, strict=True))
+    comparison = compared(before, after)
+    lengths = zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True)
+    pairs = list(zip(before.step_times, after.step_times, lengths, strict=True))
     return {
-        **record(before.measured_us, before, after, before.mean_us, after.mean_us),
+        **record(before.measured_us, before, after, *comparison.means_us),
         "baseline_sustained_seconds": seconds(before.timeline.sustained_us),
         "predicted_sustained_seconds": seconds(after.timeline.sustained_us),
         "steps": [
             {
                 "name": old.name,
-                **record(graph.steps[old.index].measured_us, old, new, old.length_us, new.length_us),
+                **record(graph.steps[old.index].measured_us, old, new, *each),
             }
-            for old, new in pairs
+            for old, new, each in pairs
         ],
     }
 
@@ -368,12 +386,12 @@ def record_command(
 # What the commands share
 
 
-def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | None) -> Replay:
+def _replayed(trace: Path, number: int | None, steps_by: str, out: Path | None, html: Path | None) -> Replay:
     """A trace replayed; whether the outputs can be written is checked first."""
     check_outputs(out, html)
     from daydream.answers import replay
 
-    return replay(trace, number)
+    return replay(trace, number, steps_by)
 
 
 def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:

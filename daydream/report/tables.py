@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from daydream.passes import WhatIf
-from daydream.report.analysis import Analysis, mean_busy, ratio
+from daydream.report.analysis import Analysis, compared, mean_busy, ratio
 from daydream.report.breakdown import Busy, Resource, Share
 from daydream.whatif import AppliedPass, parameter_text, written
 from hal.support.tables import print_line, print_table
@@ -23,6 +23,17 @@ LONGEST_NAME = 72
 
 #: The sustained pace is shown where it differs by more than this share from the mean step.
 RUN_AHEAD = 0.02
+
+SUSTAINED = (
+    "Sustained is the time between completions of steps on the GPU, or what the CPU takes where that is longer: the CPU"
+    " ran ahead in these steps."
+)
+
+#: Said where :attr:`daydream.report.analysis.Comparison.paced`.
+PACED = (
+    "Steps are told by their completions, as in a long training: after the change the CPU runs ahead of the GPU, so"
+    " that its own marks say little."
+)
 
 
 def ms(microseconds: float) -> str:
@@ -203,14 +214,15 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
     """Measured, simulated baseline and predicted step, and what changed."""
     steps_table = table("Steps, ms", "step", "measured", "baseline", "predicted", "speed-up", "bottleneck")
     graph = before.timeline.graph
-    for old, new in zip(before.step_times, after.step_times, strict=True):
+    comparison = compared(before, after)
+    lengths = zip(comparison.before_us.tolist(), comparison.after_us.tolist(), strict=True)
+    for old, new, (old_us, new_us) in zip(before.step_times, after.step_times, lengths, strict=True):
         measured = ms(graph.steps[old.index].measured_us)
-        speedup = f"{ratio(old.length_us, new.length_us):.3f}"
-        _add(steps_table, old.name, measured, ms(old.length_us), ms(new.length_us), speedup, new.bottleneck.label)
+        _add(steps_table, old.name, measured, ms(old_us), ms(new_us), _speedup(old_us, new_us), new.bottleneck.label)
     if len(before.steps) > 1:
-        speedup = f"{ratio(before.mean_us, after.mean_us):.3f}"
-        times = (ms(before.measured_us), ms(before.mean_us), ms(after.mean_us))
-        _add(steps_table, "mean", *times, speedup, after.bottleneck.label)
+        means = comparison.means_us
+        measured = ms(before.measured_us)
+        _add(steps_table, "mean", measured, *map(ms, means), _speedup(*means), after.bottleneck.label)
     sustained = (before.timeline.sustained_us, after.timeline.sustained_us)
     ran_ahead = len(before.steps) == sum(step.full for step in graph.steps) and any(
         abs(pace / analysis.mean_us - 1) > RUN_AHEAD
@@ -218,10 +230,12 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         if analysis.mean_us
     )
     if ran_ahead:
-        _add(steps_table, "sustained", "", *map(ms, sustained), f"{ratio(*sustained):.3f}", "")
+        _add(steps_table, "sustained", "", *map(ms, sustained), _speedup(*sustained), "")
     print_table(steps_table)
     if ran_ahead:
-        print_line("Sustained is the time between completions of steps on the GPU: the CPU ran ahead in these steps.")
+        print_line(SUSTAINED)
+    if comparison.paced:
+        print_line(PACED)
     print_line()
     print_breakdown([("baseline", before.busy), ("predicted", after.busy)])
     print_line()
@@ -234,6 +248,10 @@ def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPas
         if applied_pass.memory_bytes:
             kinds = ", ".join(f"{kind} {size / 1e6:+,.1f} MB" for kind, size in applied_pass.memory_bytes.items())
             print_line(f"  at the peak of memory: {kinds}")
+
+
+def _speedup(before_us: float, after_us: float) -> str:
+    return f"{ratio(before_us, after_us):.3f}"
 
 
 def print_passes(passes: Sequence[WhatIf]) -> None:
