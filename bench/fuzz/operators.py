@@ -282,7 +282,7 @@ def matrix_product(draw: Draw) -> Data:
     if dtype.startswith("float8"):
         draw.writer.dtypes = ("float32",)
     aligned = ((64, 128, 256), (512, 1024, 2048), (192, 384, 768, 96))
-    even = aligned if chance.random() < 0.6 else (PRIME, EDGE, LARGE)
+    even: Sequence[Sequence[int]] = aligned if chance.random() < 0.6 else (PRIME, EDGE, LARGE)
     if draw.target is not None:
         even = ((512, 1024, 2048),)
     batch = draw.axes("b", tables=((2, 3, 16),)) if chance.random() < 0.2 and draw.target is None else []
