@@ -108,7 +108,7 @@ def amp(
     factors = {"compute-factor": compute_factor, "memory-factor": memory_factor, "tf32-factor": tf32_factor}
     _check({**factors, "communication-factor": communication_factor}, tensor_cores)
     spec, notes = _board(graph, device, needed=price or casts)
-    if tensor_cores == "auto" and spec is not None and spec.matrix_instruction("float16") is None:
+    if tensor_cores == "auto" and spec is not None and spec.best_matrix_instruction("float16") is None:
         tensor_cores = "no"
         notes.append(f"{spec.title} has no Tensor Cores: compute-bound kernels keep their durations")
     if tensor_cores == "no":

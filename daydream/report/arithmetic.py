@@ -151,15 +151,17 @@ def _board(graph: TaskGraph, device: str) -> tuple[DeviceSpec | None, str]:
 def peak_of(device: DeviceSpec, work: Work, kernels: Sequence[str]) -> Rate | None:
     """The peak that this work is compared with; None where the board has none for its type.
 
-    Products in 16 bits have that of Tensor Cores wherever the board has them, those in float32 where the names of
-    their kernels tell that operands were rounded to TF32. All other arithmetic in 16 bits is done in float32.
+    Products in 16 bits have that of matrix units wherever the board has them, those in float32 where the names of
+    their kernels tell that operands were rounded to TF32, or where the units take float32 as it is (AMD's do). All
+    other arithmetic in 16 bits is done in float32.
     """
     dtype = work.dtype
     if work.kind in MODEL_WORK:
         matrix_dtype = "tfloat32" if dtype == "float32" and algorithm_of(kernels) == "TF32" else dtype
         instruction = device.best_matrix_instruction(matrix_dtype)
         if instruction is not None:
-            return Rate(f"{matrix_dtype} on Tensor Cores", instruction.peak_flops)
+            units = "Matrix" if instruction.is_by_wavefronts else "Tensor"
+            return Rate(f"{matrix_dtype} on {units} Cores", instruction.peak_flops)
     if dtype in ("float16", "bfloat16"):
         dtype = "float32"
     return Rate(dtype, device.peak_flops(dtype)) if dtype in device.dtypes else None
