@@ -11,6 +11,7 @@ from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_t
 from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
+from daydream.report.tables import ACHIEVED, achieved
 from daydream.whatif import AppliedPass
 
 #: Lines of a table, at most.
@@ -374,20 +375,25 @@ def _utilisation(analysis: Analysis) -> str:
         tile("CPU", percent(mean.cpu), f"of {figures.cores_text}"),
     ]
     notes = "".join(f"<li>{esc(sentence)}</li>" for sentence in figures.sentences())
+    cells = [
+        [esc(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), *achieved(figures, each)]
+        for each in figures.kinds
+    ]
+    kinds = table(["kind of GPU task", "count", "ms per step", "share", *ACHIEVED], cells)
     lists = []
     for title, kind, rows in (
         (f"Longest kernels below the average of {percent(mean.of_peak)}", "kernel", figures.slow_kernels),
         ("Longest layers", "layer", figures.layers if mean.peak_us == mean.peak_us else ()),
     ):
         cells = [
-            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), percent(each.of_peak)]
+            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), *achieved(figures, each)]
             for each in rows[:ROWS]
         ]
         if cells:
-            columns = [kind, "count", "ms", "of kernel time", "of peak"]
+            columns = [kind, "count", "ms", "of kernel time", *ACHIEVED]
             lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}</div>")
     return (
-        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>'
+        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>{kinds}'
         f'<div class="columns">{"".join(lists)}</div>'
     )
 

@@ -16,7 +16,7 @@ from daydream.whatif import AppliedPass, parameter_text, written
 from hal.support.tables import print_line, print_table
 
 if TYPE_CHECKING:
-    from daydream.report.utilisation import Utilisation
+    from daydream.report.utilisation import Utilisation, WorkUtilisation
 
 #: Names of kernels are templates of hundreds of characters; the end says least.
 LONGEST_NAME = 72
@@ -189,14 +189,30 @@ def print_utilisation(figures: Utilisation, rows: int) -> None:
     print_table(made)
     for sentence in figures.sentences():
         print_line(sentence)
+    print_line()
+    made = table("Kinds of GPU tasks, per step", "kind", "count", "ms", "share", *ACHIEVED)
+    for kind in figures.kinds:
+        _add(made, kind.name, f"{kind.count:.1f}", ms(kind.total_us), percent(kind.share), *achieved(figures, kind))
+    print_table(made)
     if figures.slow_kernels:
         print_line()
         title = f"Longest kernels below the average of {percent(figures.mean.of_peak)} of peak, per step"
-        made = table(title, "kernel", "count", "ms", "of kernel time", "of peak")
+        made = table(title, "kernel", "count", "ms", "of kernel time", *ACHIEVED)
         for kernel in figures.slow_kernels[:rows]:
-            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share), percent(kernel.of_peak))
-            _add(made, short(kernel.name), *numbers)
+            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share))
+            _add(made, short(kernel.name), *numbers, *achieved(figures, kernel))
         print_table(made)
+
+
+#: Columns of what kernels achieve, and of what the board could.
+ACHIEVED = ("TFLOP/s", "of peak", "GB/s", "of memory's")
+
+
+def achieved(figures: Utilisation, work: WorkUtilisation) -> tuple[str, str, str, str]:
+    """Rates that kernels achieve, as text, with their shares of the board's: of its peaks, and of its memory's rate."""
+    flops, moved = work.flops_per_second, work.bytes_per_second
+    of_peak = work.of_peak if flops == flops else math.nan
+    return (number(flops / 1e12), percent(of_peak), number(moved / 1e9), percent(moved / figures.bandwidth))
 
 
 def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:

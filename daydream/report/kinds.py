@@ -1,0 +1,200 @@
+"""Kinds of GPU tasks: what a kernel does, by its name, and where that says nothing by the operator that launched it.
+
+Names are those of cuBLAS, cuDNN, CUTLASS, ATen, Triton and FBGEMM, and of AMD's Tensile, MIOpen, composable kernels and
+AOTriton.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum
+
+import numpy as np
+
+from daydream.graph.graph import TaskGraph, TaskKind
+from daydream.passes.basis.idioms import (
+    is_batchnorm,
+    is_convolution,
+    is_elementwise,
+    is_fused_optimizer,
+    is_gemm,
+    operators_named,
+    outermost_operator,
+)
+from daydream.trace.trace import NONE, Ints
+
+
+class KernelKind(IntEnum):
+    """What a GPU task does."""
+
+    UNKNOWN = 0
+    PRODUCT = 1
+    CONVOLUTION = 2
+    ATTENTION = 3
+    NORMALISATION = 4
+    ELEMENTWISE = 5
+    REDUCTION = 6
+    POOLING = 7
+    EMBEDDING = 8
+    INDEXING = 9
+    LAYOUT = 10
+    OPTIMIZER = 11
+    COMMUNICATION = 12
+    COPY = 13
+    SET = 14
+
+    @property
+    def label(self) -> str:
+        """As people call it."""
+        return _LABELS.get(self, self.name.lower())
+
+
+_LABELS = {
+    KernelKind.PRODUCT: "matrix product",
+    KernelKind.ELEMENTWISE: "element-wise",
+    KernelKind.LAYOUT: "change of layout",
+    KernelKind.COPY: "memory copy",
+    KernelKind.SET: "memory set",
+}
+
+_ATTENTION = re.compile(
+    r"flash_?(fwd|bwd|attn|attention)|fmha|(?<!self_)attention|attn_(fwd|bwd)|\battn_|_attn|bwd_(kernel_(dk|dq)|preprocess)"
+    r"|mha_(fwd|bwd)|sdpa|paged_attention|mla_(fwd|decode)",
+    re.I,
+)
+_LAYOUT = re.compile(
+    r"nchw_?to_?nhwc|nhwc_?to_?nchw|transpose|permute|catarray|batched_?transpose|tensor_?transform|_cast_|subtensorop"
+    r"|CastTensor|scalepackedtensor|im2col|col2im|pad(ded|ding)?_kernel|unrolled_cat|recat|copy_async|swizzle",
+    re.I,
+)
+_NORMALISATION = re.compile(
+    r"batch_?norm|layer_?norm|group_?norm|rms_?norm|bn_(fw|bw|inf)|miopenspatial|gammabeta", re.I
+)
+_REDUCTION = re.compile(
+    r"reduce(?!_?scatter)|softmax|triton_(red|per)_|nll_?loss|classnll|cross_entropy|loss_(forward|backward|kernel)|dot_kernel"
+    r"|argm(ax|in)|norm_kernel|l2norm|lpnorm|logsumexp|cunn_|welford|max_reduce",
+    re.I,
+)
+_POOLING = re.compile(r"pool(?!ed)|upsample|interpolate|roi_?align", re.I)
+_EMBEDDING = re.compile(
+    r"embedding|permute_(2d|indices|pooled)|_offsets_range|linearize_index|fbgemm_gpu|bounds_check", re.I
+)
+_INDEXING = re.compile(
+    r"index|gather(?!v)|scatter|sort|scan|cub::|rocprim|thrust|topk|unique|nonzero|masked_?(fill|select)|cumsum|searchsorted"
+    r"|bitonic|radix|histogram|one_?hot|triu|tril|compute_(num|grad)|moe_align|routing",
+    re.I,
+)
+_OPTIMIZER = re.compile(
+    r"adam|sgd(?!w?rad)|lamb\b|adagrad|lion\b|optimi[sz]er|amp_(update|non_finite)|unscale|clip_grad", re.I
+)
+_PRODUCT = re.compile(
+    r"gemm|gemv|nvjet|Cijk_|splitk|cublas|wgmma|tensorop|bmm|_mm_|matmul|ck::.*xdl|kernel_.*gemm|hipblaslt|cutlass",
+    re.I,
+)
+_CONVOLUTION = re.compile(
+    r"miopen.*conv|conv.*miopen|gridwise_convolution|igemm|naive_conv|winograd|sp3asm|gcnasm|transpose_?conv", re.I
+)
+_ELEMENTWISE = re.compile(
+    r"triton_(poi|for|unk)_|elementwise|pointwise|fill|distribution|dropout|philox|rand|arange|range_|activation|gelu|silu|relu"
+    r"|threshold|op_?tensor|multi_?tensor|foreach|rotary|rope|op1dTensor|copy_kernel|copydevice|addcmul|lerp|clamp|epilogue"
+    r"|bias|_add_|_mul_|where",
+    re.I,
+)
+#: By name, the first that fits: kernels of a fused operator are what takes most of their time.
+_BY_NAME = (
+    (KernelKind.ATTENTION, _ATTENTION),
+    (KernelKind.EMBEDDING, _EMBEDDING),
+    (KernelKind.LAYOUT, _LAYOUT),
+    (KernelKind.CONVOLUTION, _CONVOLUTION),
+    (KernelKind.PRODUCT, _PRODUCT),
+    (KernelKind.NORMALISATION, _NORMALISATION),
+    (KernelKind.POOLING, _POOLING),
+    (KernelKind.OPTIMIZER, _OPTIMIZER),
+    (KernelKind.REDUCTION, _REDUCTION),
+    (KernelKind.ELEMENTWISE, _ELEMENTWISE),
+    (KernelKind.INDEXING, _INDEXING),
+)
+
+_BY_OPERATOR = (
+    (KernelKind.ATTENTION, re.compile(r"attention|attn|sdpa", re.I)),
+    (KernelKind.CONVOLUTION, re.compile(r"conv(?!ert)", re.I)),
+    (KernelKind.PRODUCT, re.compile(r"(^|::)_?(scaled_|grouped_)?(add)?b?(mm|mv)\b|linear|matmul|einsum", re.I)),
+    (KernelKind.NORMALISATION, re.compile(r"norm(?!al)", re.I)),
+    (KernelKind.EMBEDDING, re.compile(r"embedding", re.I)),
+    (KernelKind.POOLING, re.compile(r"pool|upsample", re.I)),
+    (KernelKind.OPTIMIZER, re.compile(r"^Optimizer\.|optim|_fused_|_amp_", re.I)),
+    (KernelKind.REDUCTION, re.compile(r"softmax|loss|::(sum|mean|max|min|norm|all|any|prod|var|std|arg\w+)\b", re.I)),
+    (KernelKind.INDEXING, re.compile(r"index|gather|scatter|sort|topk|unique|nonzero|select|cumsum|masked", re.I)),
+    (KernelKind.LAYOUT, re.compile(r"::(cat|stack|contiguous|clone|_to_copy|copy_|to_\w+|transpose|permute)\b", re.I)),
+    (
+        KernelKind.ELEMENTWISE,
+        re.compile(
+            r"::(_?foreach_\w+|add|sub|mul|div|pow|exp|log|sqrt|rsqrt|relu|gelu|silu|sigmoid|tanh|fill|zero|where|neg|abs|eq|ne"
+            r"|lt|gt|le|ge|clamp\w*|threshold\w*|dropout|native_dropout|bernoulli|uniform|normal|random|ones_like|addc\w+"
+            r"|lerp|leaky_relu|hardswish|hardtanh|elu|isfinite|isnan|bitwise_\w+|logical_\w+)(_backward)?_?\b",
+            re.I,
+        ),
+    ),
+)  # fmt: skip
+
+_OF_TASK = {
+    TaskKind.COMMUNICATION: KernelKind.COMMUNICATION,
+    TaskKind.MEMCPY: KernelKind.COPY,
+    TaskKind.MEMSET: KernelKind.SET,
+}
+
+
+def kind_of_name(name: str) -> KernelKind:
+    """The kind of a kernel by its name alone.
+
+    >>> kind_of_name("Cijk_Ailk_Bljk_BBS_BH_MT128x128x32"), kind_of_name("attn_fwd"), kind_of_name("my_kernel")
+    (<KernelKind.PRODUCT: 1>, <KernelKind.ATTENTION: 3>, <KernelKind.UNKNOWN: 0>)
+    """
+    if is_fused_optimizer(name):
+        return KernelKind.OPTIMIZER
+    if is_elementwise(name):
+        return KernelKind.ELEMENTWISE
+    if is_batchnorm(name):
+        return KernelKind.NORMALISATION
+    if _ATTENTION.search(name):
+        return KernelKind.ATTENTION
+    if not _LAYOUT.search(name):
+        if is_convolution(name):
+            return KernelKind.CONVOLUTION
+        if is_gemm(name):
+            return KernelKind.PRODUCT
+    return next((kind for kind, pattern in _BY_NAME if pattern.search(name)), KernelKind.UNKNOWN)
+
+
+def kernel_kinds(graph: TaskGraph) -> Ints:
+    """The :class:`KernelKind` of every task; of one that does not run on a GPU it says nothing."""
+    kinds = np.array([kind_of_name(name) for name in graph.names] or [KernelKind.UNKNOWN], np.int64)[graph.name]
+    for task_kind, kind in _OF_TASK.items():
+        kinds[graph.kind == task_kind] = kind
+    trace = graph.trace
+    if trace is None:
+        return kinds
+    # A GEMM that a convolution launches is the convolution's.
+    products = np.flatnonzero(graph.on_gpu & (kinds == KernelKind.PRODUCT))
+    convolutions = operators_named(graph, r"conv(?!ert)")
+    kinds[products[outermost_operator(graph, products, convolutions) != NONE]] = KernelKind.CONVOLUTION
+    by_name: dict[int, KernelKind] = {}
+    for row in np.flatnonzero(graph.on_gpu & (kinds == KernelKind.UNKNOWN)).tolist():
+        for event in graph.operators(row):
+            name = int(trace.name[event])
+            if name not in by_name:
+                text = trace.names[name]
+                by_name[name] = next(
+                    (kind for kind, pattern in _BY_OPERATOR if pattern.search(text)), KernelKind.UNKNOWN
+                )
+            if by_name[name] != KernelKind.UNKNOWN:
+                kinds[row] = by_name[name]
+                break
+    return kinds
+
+
+def unknown_share(graph: TaskGraph, kinds: Ints, rows: Ints) -> float:
+    """Share of the time of these GPU tasks whose kind is not known; NaN where they take none."""
+    durations = graph.duration_us[rows]
+    whole = float(durations.sum())
+    return float(durations[kinds[rows] == KernelKind.UNKNOWN].sum()) / whole if whole else float("nan")
