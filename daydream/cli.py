@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.command.diff import diff_command, schema_command
 from daydream.command.merge import merge_command
 from daydream.command.optimize import optimize_command
 from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
@@ -34,7 +36,7 @@ def main() -> None:
     """What-if questions on a training step, answered from one PyTorch-profiler trace."""
 
 
-def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _trace_options(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
     for option in (
         click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout."),
         click.option(
@@ -52,7 +54,7 @@ def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
         ),
-        click.argument("trace", type=click.Path(path_type=Path)),
+        click.argument("trace", type=click.Path(path_type=Path), required=required),
     ):
         command = option(command)
     return command
@@ -65,7 +67,14 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @main.command("report")
-@_trace_options
+@partial(_trace_options, required=False)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="In place of TRACE: a line for every trace in a folder and those below it.",
+)
 @_rows_option
 @click.option(
     "--device",
@@ -78,7 +87,8 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 def report_command(
     *,
-    trace: Path,
+    trace: Path | None,
+    folder: Path | None,
     number: int | None,
     out: Path | None,
     html: Path | None,
@@ -87,7 +97,15 @@ def report_command(
     device: str,
     batch: int | None,
 ) -> None:
-    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
+    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation.
+
+    TRACE is a file of PyTorch's profiler, of nsys export --type sqlite, of rocprofv3 (JSON, rocpd) or of RPD.
+    """
+    if trace is None or folder is not None:
+        from daydream.command.survey import survey_folder
+
+        survey_folder(trace, folder, out=out, html=html, number=number, as_json=as_json)
+        return
     before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
     memories = _memories(before.timeline)
     if as_json:
@@ -307,7 +325,10 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
-for _command in (predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command):
+for _command in (
+    predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command, diff_command,
+    schema_command,
+):  # fmt: skip
     main.add_command(_command)
 
 

@@ -57,51 +57,64 @@ _LABELS = {
     KernelKind.SET: "memory set",
 }
 
-_ATTENTION = re.compile(
-    r"flash_?(fwd|bwd|attn|attention)|fmha|(?<!self_)attention|attn_(fwd|bwd)|\battn_|_attn|bwd_(kernel_(dk|dq)|preprocess)"
-    r"|mha_(fwd|bwd)|sdpa|paged_attention|mla_(fwd|decode)",
+_COMMUNICATION = re.compile(
+    r"^(nccl|rccl|onecclk)|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|cross_device_reduce|multimem"
+    r"|deep_?ep::|nvshmem|mscclpp?|sendrecv",
     re.I,
 )
+_ATTENTION = re.compile(
+    r"flash_?(fwd|bwd|attn|attention|mla)|fmha|attention|attn_(fwd|bwd)|\battn_|_attn|compute_attn|_mha\b|mha_(fwd|bwd)"
+    r"|bwd_(kernel_(dk|dq)|preprocess)|sdpa|mla_(fwd|decode)|gemm_softmax_gemm|gated_delta|selective_s(can|tate)"
+    r"|chunk_(scan|state|fwd|bwd)|ssd_chunk",
+    re.I,
+)
+#: Element-wise kernels whose names say embedding, or TensorOp as CUTLASS's do.
+_ELEMENTWISE_ALTHOUGH = re.compile(r"rotary|rope(?![a-z])|sub_?tensor_?op", re.I)
 _LAYOUT = re.compile(
-    r"nchw_?to_?nhwc|nhwc_?to_?nchw|transpose|permute|catarray|batched_?transpose|tensor_?transform|_cast_|subtensorop"
-    r"|CastTensor|scalepackedtensor|im2col|col2im|pad(ded|ding)?_kernel|unrolled_cat|recat|copy_async|swizzle",
+    r"nchw_?to_?nhwc|nhwc_?to_?nchw|transpose(?!_?conv)|permute|catarray|tensor_?transform|_cast_|CastTensor"
+    r"|scalepackedtensor|pad(ded|ding)?_kernel|unrolled_cat|recat|copy_async|swizzle|copy_?buffer|copydevice",
     re.I,
 )
 _NORMALISATION = re.compile(
     r"batch_?norm|layer_?norm|group_?norm|rms_?norm|bn_(fw|bw|inf)|miopenspatial|gammabeta", re.I
 )
 _REDUCTION = re.compile(
-    r"reduce(?!_?scatter)|softmax|triton_(red|per)_|nll_?loss|classnll|cross_entropy|loss_(forward|backward|kernel)|dot_kernel"
-    r"|argm(ax|in)|norm_kernel|l2norm|lpnorm|logsumexp|cunn_|welford|max_reduce",
+    r"reduce|softmax|triton_(red|per)_|nll_?loss|classnll|cross_entropy|loss_(forward|backward|kernel)|dot_kernel"
+    r"|argm(ax|in)|norm_kernel|l2norm|lpnorm|logsumexp|cunn_|welford",
     re.I,
 )
 _POOLING = re.compile(r"pool(?!ed)|upsample|interpolate|roi_?align", re.I)
 _EMBEDDING = re.compile(
-    r"embedding|permute_(2d|indices|pooled)|_offsets_range|linearize_index|fbgemm_gpu|bounds_check", re.I
+    r"embedding|permute_(2d|indices|pooled)|_offsets_range|linearize_index|fbgemm_gpu|bounds_check|krn_partial", re.I
 )
 _INDEXING = re.compile(
     r"index|gather(?!v)|scatter|sort|scan|cub::|rocprim|thrust|topk|unique|nonzero|masked_?(fill|select)|cumsum|searchsorted"
-    r"|bitonic|radix|histogram|one_?hot|triu|tril|compute_(num|grad)|moe_align|routing",
+    r"|bitonic|radix|histogram|one_?hot|triu|tril|compute_(num|grad|cuda)|moe_align|routing|reshape_and_cache|sampl",
     re.I,
 )
 _OPTIMIZER = re.compile(
-    r"adam|sgd(?!w?rad)|lamb\b|adagrad|lion\b|optimi[sz]er|amp_(update|non_finite)|unscale|clip_grad", re.I
+    r"adam|sgd(?!w?rad)|lamb|adagrad|lion\b|optimi[sz]er|amp_(update|non_finite)|unscale|clip_grad", re.I
 )
 _PRODUCT = re.compile(
-    r"gemm|gemv|nvjet|Cijk_|splitk|cublas|wgmma|tensorop|bmm|_mm_|matmul|ck::.*xdl|kernel_.*gemm|hipblaslt|cutlass",
+    r"gemm|gemv|nvjet|Cijk_|splitk|cublas|wgmma|tensorop|bmm|_mm_|matmul|ck::.*xdl|hipblaslt|cutlass|fused_moe|marlin"
+    r"|exllama|_linear_",
     re.I,
 )
 _CONVOLUTION = re.compile(
-    r"miopen.*conv|conv.*miopen|gridwise_convolution|igemm|naive_conv|winograd|sp3asm|gcnasm|transpose_?conv", re.I
+    r"miopen.*conv|conv.*miopen|gridwise_convolution|igemm|naive_conv|winograd|sp3asm|gcnasm|transpose_?conv|im2d2col"
+    r"|im2col|col2im",
+    re.I,
 )
 _ELEMENTWISE = re.compile(
-    r"triton_(poi|for|unk)_|elementwise|pointwise|fill|distribution|dropout|philox|rand|arange|range_|activation|gelu|silu|relu"
-    r"|threshold|op_?tensor|multi_?tensor|foreach|rotary|rope|op1dTensor|copy_kernel|copydevice|addcmul|lerp|clamp|epilogue"
-    r"|bias|_add_|_mul_|where",
+    r"triton_(poi|for|unk)_|elementwise|pointwise|fill|distribution|dropout|philox|rand|arange|range_|activation|gelu|silu"
+    r"|relu|swiglu|geglu|act_and_mul|threshold|op\w{0,2}_?tensor|multi_?tensor|foreach|copy_kernel|addcmul|lerp|clamp"
+    r"|epilogue|bias|_add_|_mul_|where|quant|cast",
     re.I,
 )
 #: By name, the first that fits: kernels of a fused operator are what takes most of their time.
 _BY_NAME = (
+    (KernelKind.COMMUNICATION, _COMMUNICATION),
+    (KernelKind.ELEMENTWISE, _ELEMENTWISE_ALTHOUGH),
     (KernelKind.ATTENTION, _ATTENTION),
     (KernelKind.EMBEDDING, _EMBEDDING),
     (KernelKind.LAYOUT, _LAYOUT),
@@ -156,9 +169,8 @@ def kind_of_name(name: str) -> KernelKind:
         return KernelKind.ELEMENTWISE
     if is_batchnorm(name):
         return KernelKind.NORMALISATION
-    if _ATTENTION.search(name):
-        return KernelKind.ATTENTION
-    if not _LAYOUT.search(name):
+    others = (_COMMUNICATION, _ELEMENTWISE_ALTHOUGH, _ATTENTION, _LAYOUT)
+    if not any(pattern.search(name) for pattern in others):
         if is_convolution(name):
             return KernelKind.CONVOLUTION
         if is_gemm(name):

@@ -36,6 +36,12 @@ NAMES = {
     "void at::native::embedding_backward_feature_kernel<float>": KernelKind.EMBEDDING,
     "void at::native::index_elementwise_kernel<128, 4>": KernelKind.ELEMENTWISE,
     "max_pool_forward_nhwc": KernelKind.POOLING,
+    "SubTensorOpWithScalar1d": KernelKind.ELEMENTWISE,
+    "void vllm::rotary_embedding_kernel<c10::BFloat16, true>": KernelKind.ELEMENTWISE,
+    "void ck::kernel_batched_gemm_softmax_gemm_xdl_cshuffle_v1": KernelKind.ATTENTION,
+    "multimem_all_reduce_kernel": KernelKind.COMMUNICATION,
+    "ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)": KernelKind.COMMUNICATION,
+    "__amd_rocclr_copyBuffer": KernelKind.LAYOUT,
     "my_own_kernel": KernelKind.UNKNOWN,
 }
 
