@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rich.table import Table
 from rich.text import Text
 
 from daydream.diff.compare import SAME, Amount, Change, Difference, OperatorChange
@@ -57,7 +58,7 @@ def print_difference(difference: Difference, rows: int) -> None:
     print_table(kinds)
 
 
-def _operators(difference: Difference, rows: int) -> object:
+def _operators(difference: Difference, rows: int) -> Table:
     made = table(
         "Operators that changed, per step",
         "operator and its kernels",

@@ -114,7 +114,7 @@ def _on_device(recording: Recording, tables: Tables, strings: dict[Any, str]) ->
     shape = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
     detail = ("registersPerThread", "staticSharedMemory", "dynamicSharedMemory", "graphNodeId")
     for row in tables.rows(_KERNEL, *_PLACE, "demangledName", "shortName", *shape, *detail):
-        place, name, sizes, (registers, static, dynamic, node) = row[:6], row[6:8], row[8:14], row[14:]
+        place, texts, sizes, (registers, static, dynamic, node) = row[:6], row[6:8], row[8:14], row[14:]
         arguments: dict[str, Any] = {}
         if None not in sizes:
             arguments = {"grid": list(sizes[:3]), "block": list(sizes[3:])}
@@ -123,7 +123,7 @@ def _on_device(recording: Recording, tables: Tables, strings: dict[Any, str]) ->
             arguments["shared memory"] = (static or 0) + (dynamic or 0)
         if node:
             arguments["graph node id"] = node
-        add("kernel", next((strings[each] for each in name if each in strings), "unnamed kernel"), place, **arguments)
+        add("kernel", next((strings[each] for each in texts if each in strings), "unnamed kernel"), place, **arguments)
     for row in tables.rows(_GRAPH, *_PLACE, "graphId"):
         add("kernel", f"CUDA graph {row[6]}", row[:6])
     for row in tables.rows(_MEMCPY, *_PLACE, "copyKind", "srcKind", "dstKind", "bytes"):

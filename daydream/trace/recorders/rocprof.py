@@ -65,7 +65,7 @@ def rocprof_document(path: Path, data: bytes, notes: Notes) -> Document:
     try:
         content = msgspec.json.decode(data)[KEY]
         processes = [each for each in (content if isinstance(content, list) else [content]) if each]
-        process = max(processes, key=lambda each: len(_records(each, "kernel_dispatch")), default={})
+        process: dict[str, Any] = max(processes, key=lambda each: len(_records(each, "kernel_dispatch")), default={})
         if len(processes) > 1:
             number = process["metadata"]["pid"]
             notes.add(f"The file holds {len(processes)} processes; that of number {number}, with most kernels, is read")

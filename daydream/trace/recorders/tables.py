@@ -6,13 +6,18 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hal.support.errors import InputError
 
 
 class Tables:
     """The tables and views of a database that is only read."""
+
+    _USABLE: ClassVar = {
+        "start": 'typeof("start") = \'integer\' AND abs("start") < 1e18',
+        "end": '("end" IS NULL OR typeof("end") = \'integer\' AND abs("end") < 1e18)',
+    }
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection = connection
@@ -27,12 +32,17 @@ class Tables:
         return frozenset(row[1] for row in self._connection.execute(f'PRAGMA table_info("{table}")'))
 
     def rows(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
-        """These columns of every row, None for a column that the table lacks; nothing where there is no such table."""
+        """These columns of every row, None for a column that the table lacks; nothing where there is no such table.
+
+        Rows whose times are no whole numbers are left out; an end may be missing.
+        """
         present = self.columns(table)
         if not present:
             return iter(())
         listed = ", ".join(f'"{column}"' if column in present else "NULL" for column in wanted)
-        return iter(self._connection.execute(f'SELECT {listed} FROM "{table}"'))
+        usable = " AND ".join(self._USABLE[column] for column in wanted if column in self._USABLE and column in present)
+        condition = f" WHERE {usable}" if usable else ""
+        return iter(self._connection.execute(f'SELECT {listed} FROM "{table}"{condition}'))
 
     def texts(self, table: str, key: str = "id", value: str = "value") -> dict[Any, str]:
         """A table of two columns as a mapping."""
