@@ -8,6 +8,7 @@ standard error of both means, and :data:`SAME` of the larger.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,7 @@ import numpy as np
 
 from daydream.graph.graph import Mark, TaskGraph
 from daydream.graph.simulate import Timeline
-from daydream.report.breakdown import of_steps, operator_text, step_breakdowns
+from daydream.report.breakdown import of_steps, step_breakdowns
 from daydream.report.kinds import KernelKind, kernel_kinds, unknown_share
 from daydream.trace.trace import NONE, Category, Floats, Ints
 
@@ -30,6 +31,8 @@ STANDARD_ERRORS = 2.0
 
 #: Microseconds a step below which an operator or kernel that only one recording has is not worth a word.
 LEAST_US = 0.001
+
+_NUMBER = re.compile(r"#?\d+")
 
 #: Name of GPU tasks that no operator launched.
 NO_OPERATOR = "no operator"
@@ -226,18 +229,35 @@ class _Table:
         graph = timeline.graph
         self.graph = graph
         self.steps = list(steps)
-        self._place = {step: place for place, step in enumerate(self.steps)}
+        self._names: dict[int, str] = {}
         chosen = of_steps(graph, steps)
         runs = (graph.duration_us > 0) | (graph.event != NONE)
         self.gpu = np.flatnonzero(chosen & graph.on_gpu & runs)
         self.kinds = kernel_kinds(graph)
         cpu = np.flatnonzero(chosen & graph.on_cpu & graph.working & (graph.mark == Mark.NONE))
-        self._kernels = self._sums([(_operator_of(graph, row), graph.text(row)) for row in self.gpu.tolist()], self.gpu)
-        self._gpu_of = self._sums([(_operator_of(graph, row),) for row in self.gpu.tolist()], self.gpu)
-        names = [(operator_text(graph, row),) for row in cpu.tolist()]
+        launched_by = [self._operator_of(row) or NO_OPERATOR for row in self.gpu.tolist()]
+        texts = [graph.text(row) for row in self.gpu.tolist()]
+        self._kernels: dict[str, dict[str, Amount]] = {}
+        for (operator, kernel), amount in self._sums(list(zip(launched_by, texts, strict=True)), self.gpu).items():
+            self._kernels.setdefault(operator, {})[kernel] = amount
+        self._gpu_of = self._sums([(name,) for name in launched_by], self.gpu)
+        names = [(self._operator_of(row) or graph.text(row),) for row in cpu.tolist()]
         self._cpu_of = self._sums(names, cpu, graph.duration_us[cpu] + graph.gap_us[cpu], _calls(graph, cpu))
         self._kinds = self._sums([(KernelKind(kind).label,) for kind in self.kinds[self.gpu].tolist()], self.gpu)
         self.names = list(dict.fromkeys(key[0] for key in (*self._gpu_of, *self._cpu_of)))
+
+    def _operator_of(self, row: int) -> str:
+        """The innermost CPU event of a task, empty without. A range's numbers count its rounds, and are left out."""
+        graph = self.graph
+        event = int(graph.operator[row])
+        if event == NONE or graph.trace is None:
+            return ""
+        name = int(graph.trace.name[event])
+        if name not in self._names:
+            text = graph.trace.names[name]
+            is_range = graph.trace.category[event] == Category.ANNOTATION
+            self._names[name] = _NUMBER.sub("#", text) if is_range else text
+        return self._names[name]
 
     def _sums(
         self, keys: Sequence[tuple[str, ...]], rows: Ints, amount: Floats | None = None, count: Floats | None = None
@@ -248,17 +268,24 @@ class _Table:
         amount = self.graph.duration_us[rows] if amount is None else amount
         count = np.ones(len(rows)) if count is None else count
         size, steps = len(index), max(len(self.steps), 1)
-        marked = bool((self.graph.mark != Mark.NONE).any())
-        step = np.array([self._place.get(number, 0) for number in self.graph.step[rows].tolist()], np.int64)
-        by_step = np.bincount(place * steps + (step if marked else 0), amount, size * steps).reshape(size, steps)
-        error = by_step.std(axis=1, ddof=1) / math.sqrt(steps) if steps > 1 else np.zeros(size)
-        counts = np.bincount(place, count, size) / steps
-        return {
-            key: Amount(*values)
-            for key, values in zip(
-                index, zip(counts.tolist(), by_step.mean(axis=1).tolist(), error.tolist(), strict=True), strict=True
-            )
-        }
+        counts, means = np.bincount(place, count, size) / steps, np.bincount(place, amount, size) / steps
+        error = np.zeros(size)
+        if steps > 1:
+            # Steps in which a key has no task add the square of the mean.
+            cell, inverse = np.unique(place * steps + self._step_of(rows), return_inverse=True)
+            sums = np.bincount(inverse.reshape(-1), amount, len(cell))
+            squares = np.bincount(cell // steps, sums * sums, size)
+            error = np.sqrt(np.maximum(squares - steps * means * means, 0.0) / (steps - 1) / steps)
+        values = zip(counts.tolist(), means.tolist(), error.tolist(), strict=True)
+        return {key: Amount(*value) for key, value in zip(index, values, strict=True)}
+
+    def _step_of(self, rows: Ints) -> Ints:
+        """Which of the chosen steps each task belongs to; the first where the graph marks none."""
+        if not (self.graph.mark != Mark.NONE).any():
+            return np.zeros(len(rows), np.int64)
+        place = np.zeros(len(self.graph.steps), np.int64)
+        place[self.steps] = np.arange(len(self.steps))
+        return np.asarray(place[self.graph.step[rows]], np.int64)
 
     def gpu_of(self, operator: str) -> Amount:
         """An operator's time on the GPU."""
@@ -270,16 +297,11 @@ class _Table:
 
     def kernels_of(self, operator: str) -> dict[str, Amount]:
         """An operator's GPU tasks by name."""
-        return {kernel: amount for (name, kernel), amount in self._kernels.items() if name == operator}
+        return self._kernels.get(operator, {})
 
     def kind(self, kind: KernelKind) -> Amount:
         """GPU tasks of a kind."""
         return self._kinds.get((kind.label,), Amount())
-
-
-def _operator_of(graph: TaskGraph, row: int) -> str:
-    operator = int(graph.operator[row])
-    return NO_OPERATOR if operator == NONE or graph.trace is None else graph.trace.text(operator)
 
 
 def _calls(graph: TaskGraph, rows: Ints) -> Floats:

@@ -180,7 +180,11 @@ def kind_of_name(name: str) -> KernelKind:
 
 def kernel_kinds(graph: TaskGraph) -> Ints:
     """The :class:`KernelKind` of every task; of one that does not run on a GPU it says nothing."""
-    kinds = np.array([kind_of_name(name) for name in graph.names] or [KernelKind.UNKNOWN], np.int64)[graph.name]
+    kinds = np.full(len(graph), int(KernelKind.UNKNOWN))
+    on_gpu = np.flatnonzero(graph.on_gpu)
+    # Names of CPU tasks may be many: every iteration of a loop has its own.
+    used, place = np.unique(graph.name[on_gpu], return_inverse=True)
+    kinds[on_gpu] = np.array([kind_of_name(graph.names[name]) for name in used.tolist()], np.int64)[place.reshape(-1)]
     for task_kind, kind in _OF_TASK.items():
         kinds[graph.kind == task_kind] = kind
     trace = graph.trace
