@@ -43,7 +43,7 @@ def diff_command(*, before: Path, after: Path, as_json: bool, html: Path | None,
     from daydream.diff.compare import compare
 
     first, second = replay(before, number), replay(after, number)
-    difference = compare(first.timeline, second.timeline, (first.steps, second.steps))
+    difference = compare(first.timeline, second.timeline, (first.steps, second.steps), (str(before), str(after)))
     warnings = first.graph.warnings, second.graph.warnings
     if as_json:
         import msgspec

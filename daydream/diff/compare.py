@@ -181,19 +181,22 @@ def status(before: Amount, after: Amount) -> Status:
     return "slower" if change_us > 0 else "faster"
 
 
-def compare(before: Timeline, after: Timeline, steps: tuple[Sequence[int], Sequence[int]]) -> Difference:
+def compare(
+    before: Timeline, after: Timeline, steps: tuple[Sequence[int], Sequence[int]], paths: tuple[str, str] = ("", "")
+) -> Difference:
     """Two replays compared.
 
     Args:
         before, after: the replays.
         steps: indices of the steps of either that count.
+        paths: what both are called; by default, their files.
     """
     tables = _Table(before, steps[0]), _Table(after, steps[1])
     operators = [_operator(name, *tables) for name in dict.fromkeys(name for table in tables for name in table.names)]
     kinds = [Change(name=kind.label, before=tables[0].kind(kind), after=tables[1].kind(kind)) for kind in KernelKind]
     return Difference(
-        before=_side(before, tables[0]),
-        after=_side(after, tables[1]),
+        before=_side(before, tables[0], paths[0]),
+        after=_side(after, tables[1], paths[1]),
         operators=tuple(sorted((each for each in operators if each.weight_us >= LEAST_US), key=_largest)),
         same=sum(each.weight_us < LEAST_US for each in operators),
         kinds=tuple(sorted((each for each in kinds if each.before.count or each.after.count), key=_largest)),
@@ -206,12 +209,12 @@ def _largest(change: Change) -> tuple[float, str]:
     return -weight, change.name
 
 
-def _side(timeline: Timeline, table: _Table) -> Side:
+def _side(timeline: Timeline, table: _Table, path: str) -> Side:
     graph, steps = timeline.graph, table.steps
     parts = step_breakdowns(timeline, steps)
     devices = graph.trace.devices if graph.trace is not None else ()
     return Side(
-        path=graph.trace.path if graph.trace is not None else "",
+        path=path or (graph.trace.path if graph.trace is not None else ""),
         board=next((str(device["name"]) for device in devices if device.get("name")), ""),
         steps=tuple(graph.steps[index].name for index in steps),
         measured_us=float(np.mean([graph.steps[index].measured_us for index in steps])),

@@ -67,7 +67,7 @@ def nsys_document(tables: Tables, notes: Notes) -> Document:
         if _process(thread) == process and name in strings:
             recording.label(_thread(thread), strings[name])
     add_ranges(recording, notes)
-    return recording.document(_devices(tables), host=_host(tables), epoch_ns=_epoch_ns(tables))
+    return recording.document(_devices(tables, process), host=_host(tables), epoch_ns=_epoch_ns(tables))
 
 
 def _process(number: Any) -> int:
@@ -188,14 +188,13 @@ def _ranges(recording: Recording, tables: Tables, strings: dict[Any, str]) -> No
             recording.ranges.append(Range(str(name), _thread(number), begin, end))
 
 
-def _devices(tables: Tables) -> list[dict[str, Any]]:
-    """The boards, by the number that the program calls them."""
-    seen = {gpu: cuda for gpu, cuda in tables.rows("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId") if cuda is not None}
-    return [
-        {"id": seen.get(gpu, gpu), "name": str(name)}
-        for gpu, name in tables.rows("TARGET_INFO_GPU", "id", "name")
-        if name
-    ]
+def _devices(tables: Tables, process: int) -> list[dict[str, Any]]:
+    """The boards that the process sees, by the number that it calls them; all where the export does not tell."""
+    listed = list(tables.rows("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"))
+    own = {gpu: cuda for gpu, cuda, pid in listed if pid == process} or {gpu: cuda for gpu, cuda, _ in listed}
+    boards = [(own.get(gpu, gpu), name) for gpu, name in tables.rows("TARGET_INFO_GPU", "id", "name") if name]
+    seen = [(number, name) for number, name in boards if not own or number in own.values()]
+    return [{"id": number, "name": str(name)} for number, name in sorted(seen or boards, key=str)]
 
 
 def _host(tables: Tables) -> str:

@@ -80,6 +80,14 @@ _FORMATS = (
     ),
 )
 
+#: Compressed files by their first bytes, with what decompresses them.
+_COMPRESSED = (
+    (b"PK\x03\x04", "a zip archive", "unzip"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "zstd -d"),
+    (b"BZh", "compressed with bzip2", "bzip2 -d"),
+    (b"\xfd7zXZ\x00", "compressed with xz", "xz -d"),
+)
+
 _EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"\d+\.\d+\.\d+-chakra')
 
 
@@ -93,6 +101,9 @@ def refuse_others(path: Path, head: bytes) -> None:
     Raises:
         InputError: it is of such a format; the remedy is the command that makes another of it.
     """
+    for begin, what, command in _COMPRESSED:
+        if head.startswith(begin):
+            raise InputError(str(path), f"is {what}", f"decompress it with {command} {path}")
     name, stem = path.name.lower(), str(path)
     is_json = head.lstrip()[:1] in (b"{", b"[")
     for each in _FORMATS:

@@ -24,6 +24,9 @@ _OPERATOR = re.compile(r"^(?P<name>[^,]+?)(?:, seq = (?P<seq>\d+))?(?:, op_id = 
                        r"(?:, input_op_ids = .*)?$")  # fmt: skip
 _OPERATOR_NAME = re.compile(r"^(aten|torch|c10d|prims|autograd|[a-z_0-9]+)::\w|^[A-Z]\w*Backward\d*$")
 
+#: Parts of a step that are numbered or repeated, too.
+_PARTS = re.compile(r"layer|block|bucket|micro|stage|head|chunk|shard|expert", re.IGNORECASE)
+
 #: Share of the launches that the ranges of steps hold at least; groups with fewer mark something else.
 MOST_LAUNCHES = 0.5
 
@@ -56,7 +59,7 @@ def step_ranges(ranges: Sequence[Range], launches: Sequence[tuple[int, int]]) ->
     """
     groups: dict[tuple[int, str], list[Range]] = defaultdict(list)
     for each in ranges:
-        if _operator_arguments(each.name) is None:
+        if _operator_arguments(each.name) is None and not _PARTS.search(each.name):
             groups[each.thread, _NUMBER.sub("#", each.name)].append(each)
     begins = sorted(begin for begin, _ in launches)
     best: tuple[int, int, list[Range]] = (0, 0, [])

@@ -103,6 +103,15 @@ def test_a_wait_for_an_event_names_its_record(tmp_path: Path) -> None:
     assert "first" in [graph.text(row) for row in sources]
 
 
+def test_boards_go_by_the_numbers_of_the_process(tmp_path: Path) -> None:
+    path = nsys_steps(tmp_path / "run.sqlite")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("INSERT INTO TARGET_INFO_GPU VALUES (1, 'Tesla T4', 0, 40)")
+        connection.execute("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (1, 0, 99)")
+        connection.commit()
+    assert read_trace(path).devices == ({"id": 0, "name": "NVIDIA H100 PCIe"},)
+
+
 def test_ranges_of_emit_nvtx_are_operators_with_sizes_and_sequence(tmp_path: Path) -> None:
     path = nsys_steps(tmp_path / "run.sqlite")
     with closing(sqlite3.connect(path)) as connection:
@@ -127,6 +136,8 @@ def test_steps_are_the_outermost_ranges_that_follow_one_another() -> None:
         ranges += [Range(f"layer {layer}", 1, at + 100 * layer, at + 100 * layer + 90) for layer in range(8)]
     launches = [(at, 1) for at in range(0, 4000, 50)]
     assert [each.begin_ns for each in step_ranges(ranges, launches)] == [0, 1000, 2000, 3000]
+    # Layers alone are no steps, although they are numbered and hold every launch.
+    assert step_ranges([each for each in ranges[:9] if each.name != "train"], launches[:20]) == []
     # Ranges that hold a few launches only mark something else.
     rare = [Range("log", 1, 10, 40), Range("log", 1, 3010, 3040)]
     assert step_ranges(rare, launches) == []
@@ -188,6 +199,8 @@ def test_rocm_profile_data_is_read(tmp_path: Path) -> None:
         ("1_kernel_trace.csv", b'"Kind","Agent_Id","Queue_Id"\n', "record with rocprofv3"),
         ("host.xplane.pb", b"\n\x0b\x12", "is a profile of XLA"),
         ("et.json", b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "give the Kineto trace of the same run"),
+        ("a.json.zst", b"\x28\xb5\x2f\xfd\x04", "is compressed with zstd; decompress it with zstd -d {path}"),
+        ("a.zip", b"PK\x03\x04", "is a zip archive; decompress it with unzip {path}"),
         ("a.sqlite", b"SQLite format 3\0damaged", "cannot be read as SQLite"),
         ("a.json", b'{"rocprofiler-sdk-tool": [{"metadata": {"pid": 1}}]}', "has no kernel; record with rocprofv3"),
         ("a.json", b'{"rocprofiler-sdk-tool": [{"metad', "is no complete file of rocprofv3"),
