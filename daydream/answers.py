@@ -69,17 +69,29 @@ class Prediction:
     applied: tuple[AppliedPass, ...]
 
 
-def replay(trace: Path, step: int | None = None) -> Replay:
+def replay(trace: Path, step: int | None = None, *, execution: Path | None = None) -> Replay:
     """A trace file as it was recorded, replayed.
 
     Args:
         trace: a file of PyTorch's profiler, or a folder of those of a job's ranks, which are merged.
         step: answers are about this one: ``ProfilerStep#N``, else the N-th from 0; None is all full ones.
+        execution: PyTorch's execution trace (Chakra) of the same run, for sizes of operators that `trace` lacks.
 
     Raises:
         InputError: the file cannot be read or is no trace, or there is no such step.
     """
+    if execution is not None:
+        return _replay(_linked(trace, execution), str(trace), step)
     return _replay(_merged(trace) if trace.is_dir() else read_graph(trace), str(trace), step)
+
+
+def _linked(trace: Path, execution: Path) -> TaskGraph:
+    if trace.is_dir():
+        raise InputError("--execution-trace", "is of one rank, and TRACE a folder of several", "name a rank's file")
+    from daydream.trace.files import read_trace
+    from daydream.trace.recorders.chakra import with_execution
+
+    return build_graph(with_execution(read_trace(trace), execution))
 
 
 def _merged(folder: Path) -> TaskGraph:

@@ -54,6 +54,13 @@ def _trace_options(command: Callable[..., Any], *, required: bool = True) -> Cal
         click.option(
             "--step", "number", type=int, default=None, metavar="N", help="Only ProfilerStep#N, else the N-th from 0."
         ),
+        click.option(
+            "--execution-trace",
+            "execution",
+            type=click.Path(dir_okay=False, path_type=Path),
+            default=None,
+            help="PyTorch's execution trace (Chakra) of the same run: sizes of operators that TRACE lacks.",
+        ),
         click.argument("trace", type=click.Path(path_type=Path), required=required),
     ):
         command = option(command)
@@ -92,6 +99,7 @@ def report_command(
     number: int | None,
     out: Path | None,
     html: Path | None,
+    execution: Path | None,
     as_json: bool,
     rows: int,
     device: str,
@@ -106,7 +114,9 @@ def report_command(
 
         survey_folder(trace, folder, out=out, html=html, number=number, as_json=as_json)
         return
-    before = _replayed(trace, number, out, html).analysis(rows=rows, recorded=True, device=device, batch=batch)
+    before = _replayed(trace, number, out, html, execution).analysis(
+        rows=rows, recorded=True, device=device, batch=batch
+    )
     memories = _memories(before.timeline)
     if as_json:
         from daydream.memory.report import memory_record
@@ -136,9 +146,11 @@ def report_command(
 
 @main.command("simulate")
 @_trace_options
-def simulate_command(trace: Path, number: int | None, out: Path | None, html: Path | None, as_json: bool) -> None:
+def simulate_command(
+    trace: Path, number: int | None, out: Path | None, html: Path | None, execution: Path | None, as_json: bool
+) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
-    answer = _replayed(trace, number, out, html)
+    answer = _replayed(trace, number, out, html, execution)
     if as_json:
         print_json({"trace": str(trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
@@ -200,6 +212,7 @@ def whatif_command(
     number: int | None,
     out: Path | None,
     html: Path | None,
+    execution: Path | None,
     as_json: bool,
     rows: int,
 ) -> None:
@@ -207,7 +220,7 @@ def whatif_command(
     from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]
-    baseline = _replayed(trace, number, out, html)
+    baseline = _replayed(trace, number, out, html, execution)
     from daydream.answers import predict
 
     prediction = predict(baseline, requests)
@@ -389,12 +402,14 @@ def record_command(
 # What the commands share
 
 
-def _replayed(trace: Path, number: int | None, out: Path | None, html: Path | None) -> Replay:
+def _replayed(
+    trace: Path, number: int | None, out: Path | None, html: Path | None, execution: Path | None = None
+) -> Replay:
     """A trace replayed; whether the outputs can be written is checked first."""
     check_outputs(out, html)
     from daydream.answers import replay
 
-    return replay(trace, number)
+    return replay(trace, number, execution=execution)
 
 
 def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:

@@ -114,5 +114,5 @@ def refuse_others(path: Path, head: bytes) -> None:
     if _EXECUTION_TRACE.search(head):
         raise InputError(
             str(path), "is an execution trace of PyTorch (Chakra): operators without times on a GPU",
-            "give the Kineto trace of the same run",
+            "give the Kineto trace of the same run, and this one with --execution-trace",
         )  # fmt: skip
