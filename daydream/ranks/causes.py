@@ -51,7 +51,7 @@ class RankCause:
 
 @dataclass(frozen=True)
 class SlowGroup:
-    """A process group whose data moves slower than that of its likes, bytes/s of what a rank puts in."""
+    """A process group whose data moves slower than that of groups that do the same, bytes/s of what a rank puts in."""
 
     name: str
     rate: float
@@ -109,18 +109,19 @@ def rank_causes(timeline: Timeline, steps: Sequence[int], ranks: Sequence[int]) 
 
 
 def slow_groups(groups: Sequence[GroupTimes]) -> list[SlowGroup]:
-    """Groups whose data moves slower than that of the others of as many ranks, the slowest first.
+    """Groups whose data moves slower than that of groups that do the same, the slowest first.
 
-    Waiting for ranks is no part of moving, so that a late rank makes no link slow.
+    The same are as many collectives of as many bytes among as many ranks: groups of a model's tensors are no measure of
+    those of its data. The usual rate is the median, of two the faster one. Waiting for ranks is no part of moving, so
+    that a late rank makes no link slow.
     """
+    alike: dict[tuple[int, str, str], dict[str, float]] = {}
+    for group in groups:
+        if group.bytes > 0 and group.moving_us > 0:
+            key = (group.ranks, f"{group.count:.3g}", f"{group.bytes:.3g}")
+            alike.setdefault(key, {})[group.name] = group.bytes / group.moving_us * 1e6
     slow = []
-    for size in {group.ranks for group in groups}:
-        rates = {
-            group.name: group.bytes / group.moving_us * 1e6
-            for group in groups
-            if group.ranks == size and group.bytes > 0 and group.moving_us > 0
-        }
-        if len(rates) > 2:
-            usual = float(np.median(list(rates.values())))
-            slow += [SlowGroup(name, rate, usual) for name, rate in rates.items() if rate * SLOW_LINK < usual]
-    return sorted(slow, key=lambda group: group.rate / group.usual)
+    for rates in alike.values():
+        usual = sorted(rates.values())[len(rates) // 2]
+        slow += [SlowGroup(name, rate, usual) for name, rate in rates.items() if rate * SLOW_LINK < usual]
+    return sorted(slow, key=lambda group: (group.rate / group.usual, group.name))
