@@ -109,6 +109,7 @@ def arithmetic_of(graph: TaskGraph, kernels: Ints, device: str = "auto") -> Arit
         known=nothing > 0,
         of_model=nothing > 0,
         peak=np.full(len(graph), NONE),
+        bandwidth=math.nan if board is None else board.dram.bandwidth_bytes_per_second,
         note=note,
     )
     return work if board is None else _filled(work, graph, kernels, board)

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from click.testing import CliRunner, Result
 
+from bench.daydream.synthetic_ranks import Job, write
 from daydream.answers import replay
 from daydream.cli import main
 from daydream.diff.compare import Amount, Difference, OperatorChange, compare, status
@@ -145,6 +146,18 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], tmp_path: Path, monke
     result = daydream(*arguments)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_two_ranks_of_a_job_differ_by_what_makes_one_late(tmp_path: Path) -> None:
+    first, second = write(Job(steps=3, spread=0.01, loading_us=(100.0, 3100.0)), tmp_path)
+    result = difference(first, second)
+    loading = named(result, "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__")
+    assert (loading.status, loading.before.count) == ("slower", 0)
+    assert loading.cpu_change_us == pytest.approx(3000, rel=0.01)
+    # The rank that waits for the other one has the longer collectives.
+    collectives = named(result, "record_param_comms")
+    assert collectives.status == "faster" and collectives.change_us < -2000
+    assert {kind.name: kind.status for kind in result.kinds}["matrix product"] == "same"
 
 
 @pytest.mark.skipif(not CASES.is_dir(), reason="needs ../shared/cases/traces")
