@@ -147,7 +147,7 @@ def report_command(
 @main.command("simulate")
 @_trace_options
 def simulate_command(
-    trace: Path, number: int | None, out: Path | None, html: Path | None, execution: Path | None, as_json: bool
+    *, trace: Path, number: int | None, out: Path | None, html: Path | None, execution: Path | None, as_json: bool
 ) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
     answer = _replayed(trace, number, out, html, execution)
@@ -207,6 +207,7 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
 )
 @_rows_option
 def whatif_command(
+    *,
     trace: Path,
     passes: tuple[str, ...],
     number: int | None,
