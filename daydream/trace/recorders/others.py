@@ -88,6 +88,7 @@ _COMPRESSED = (
     (b"\xfd7zXZ\x00", "compressed with xz", "xz -d"),
 )
 
+_PASSES = re.compile(rb'"cat"\s*:\s*"(?:forward|backward)-(?:compute|send|recv)"')
 _EXECUTION_TRACE = re.compile(rb'"schema"\s*:\s*"\d+\.\d+\.\d+-chakra')
 
 
@@ -115,4 +116,9 @@ def refuse_others(path: Path, head: bytes) -> None:
         raise InputError(
             str(path), "is an execution trace of PyTorch (Chakra): operators without times on a GPU",
             "give the Kineto trace of the same run, and this one with --execution-trace",
+        )  # fmt: skip
+    if _PASSES.search(head):
+        raise InputError(
+            str(path), "is a timeline of a job's passes and exchanges (Megatron's timers): no kernels, no calls",
+            "record ranks with torch.profiler, and give their folder to daydream merge",
         )  # fmt: skip

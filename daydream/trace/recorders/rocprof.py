@@ -142,9 +142,14 @@ def _symbols(listed: Any) -> dict[Any, str]:
     """Names of kernels by their number, which is their place in the files of the first versions."""
     pairs = listed.items() if isinstance(listed, dict) else enumerate(listed)
     return {
-        each.get("kernel_id", place): str(each.get("formatted_kernel_name") or each.get("kernel_name") or "")
+        each.get("kernel_id", place): _plain(each.get("formatted_kernel_name") or each.get("kernel_name"))
         for place, each in pairs
     }
+
+
+def _plain(symbol: Any) -> str:
+    """A kernel's name without the ending of its descriptor in the code object."""
+    return str(symbol or "unnamed kernel").removesuffix(".kd")
 
 
 def _operation(kinds: Any, record: dict[str, Any]) -> str:
@@ -185,7 +190,7 @@ def rocpd_document(tables: Tables, notes: Notes) -> Document:
         if pid == process:
             launching.add(call or 0)
             recording.on_device(
-                "kernel", str(name), begin, end, device=device or 0, stream=stream or 0, correlation=call or 0,
+                "kernel", _plain(name), begin, end, device=device or 0, stream=stream or 0, correlation=call or 0,
                 arguments=shape(size[:3], size[3:]),
             )  # fmt: skip
     agent = ("dst_agent_type", "dst_agent_type_index", "src_agent_type_index")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import sqlite3
-from contextlib import closing
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
@@ -162,8 +166,9 @@ def test_rocprofv3s_json_has_kernels_copies_calls_and_steps(tmp_path: Path) -> N
 def test_the_busiest_process_of_rocprofv3s_json_is_read(tmp_path: Path) -> None:
     first, second = rocprof_process(2), rocprof_process(3)
     first["metadata"]["pid"] = 11
+    second["kernel_symbols"][0]["formatted_kernel_name"] = "gemm.kd"
     trace = read_trace(rocprof_json(tmp_path / "results.json", [first, second]))
-    assert len(rows(trace, Category.KERNEL)) == 3
+    assert [trace.text(row) for row in rows(trace, Category.KERNEL)] == ["gemm"] * 3
     assert any(f"that of number {PROCESS}" in warning for warning in trace.warnings)
 
 
@@ -199,6 +204,11 @@ def test_rocm_profile_data_is_read(tmp_path: Path) -> None:
         ("1_kernel_trace.csv", b'"Kind","Agent_Id","Queue_Id"\n', "record with rocprofv3"),
         ("host.xplane.pb", b"\n\x0b\x12", "is a profile of XLA"),
         ("et.json", b'{"schema": "1.1.1-chakra.0.0.4", "nodes": []}', "give the Kineto trace of the same run"),
+        (
+            "job.json",
+            b'[{"name": "forward-compute", "cat": "forward-compute", "ph": "X"}]',
+            "give their folder to daydream merge",
+        ),
         ("a.json.zst", b"\x28\xb5\x2f\xfd\x04", "is compressed with zstd; decompress it with zstd -d {path}"),
         ("a.zip", b"PK\x03\x04", "is a zip archive; decompress it with unzip {path}"),
         ("a.sqlite", b"SQLite format 3\0damaged", "cannot be read as SQLite"),
@@ -212,6 +222,30 @@ def test_what_cannot_be_read_names_the_command_that_helps(tmp_path: Path, name: 
     with pytest.raises(InputError) as error:
         read_trace(path)
     assert said.format(path=path, stem=tmp_path / "a") in str(error.value)
+
+
+@pytest.mark.parametrize("make", (nsys_steps, rocpd_file, rpd_file))
+def test_damaged_exports_give_a_trace_or_one_line(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    whole = make(tmp_path / "whole.db")
+    draw = random.Random(make.__name__)
+    outcomes = Counter()
+    for number in range(40):
+        path = tmp_path / f"{number}.db"
+        shutil.copy(whole, path)
+        with closing(sqlite3.connect(path)) as connection:
+            tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+            table = draw.choice(tables)
+            column = draw.choice([row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')])
+            value = draw.choice([None, "text", -1, 2**62, 1.5, b"x", 0, -(10**18)])
+            with suppress(sqlite3.IntegrityError):
+                connection.execute(f'UPDATE "{table}" SET "{column}" = ? WHERE rowid % 3 = 1', (value,))
+            connection.commit()
+        try:
+            outcomes[len(replay(path).graph) > 0] += 1
+        except InputError as error:
+            assert "\n" not in str(error)
+            outcomes["refused"] += 1
+    assert outcomes[True] >= 20 and outcomes[False] == 0
 
 
 def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
