@@ -12,6 +12,7 @@ from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STRE
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
 from daydream.report.tables import ACHIEVED, achieved
+from daydream.report.tables import number as rate
 from daydream.whatif import AppliedPass
 
 #: Lines of a table, at most.
@@ -284,6 +285,8 @@ def _merged(named: Named) -> list[tuple[str, list[Share | None]]]:
 
 def _kernels(named: Named) -> str:
     merged = _merged(named)
+    figures = named[0][1].utilisation if len(named) == 1 else None
+    known = {task.name: task for task in figures.tasks} if figures is not None else {}
     longest = max((share.total_us for _, shares in merged for share in shares if share), default=0.0)
     rows = []
     for name, shares in merged:
@@ -293,10 +296,13 @@ def _kernels(named: Named) -> str:
         bars = "".join(bar([(k, t, f"{ms(t)} ms")], longest, thin=True) for k, t in zip(kinds, times, strict=True))
         first = shares[0]
         part = f"{100 * first.share:.1f} %" if first else "–"
-        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, bars])
+        kernel = known.get(name)
+        rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
+        more = [esc(kernel.kind) if kernel else "–", *map(rate, rates)] if known else []
+        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, *more, bars])
     heads = [f"{name}, ms" for name, _ in named] if len(named) > 1 else ["ms"]
     share = "share before" if len(named) > 1 else "share"
-    columns = ["kernel or copy", "count", *heads, share, ""]
+    columns = ["kernel or copy", "count", *heads, share, *(["kind", "TFLOP/s", "GB/s"] if known else []), ""]
     return "<h2>GPU tasks per step</h2>" + table(columns, rows, ["name", *[""] * (len(columns) - 2), "wide left"])
 
 
@@ -391,10 +397,10 @@ def _utilisation(analysis: Analysis) -> str:
         ]
         if cells:
             columns = [kind, "count", "ms", "of kernel time", *ACHIEVED]
-            lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}</div>")
+            lists.append(f"<h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}")
     return (
         f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>{kinds}'
-        f'<div class="columns">{"".join(lists)}</div>'
+        f"{''.join(lists)}"
     )
 
 

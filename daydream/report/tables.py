@@ -144,12 +144,29 @@ def print_report(analysis: Analysis, rows: int) -> None:
             _add(made, *cells, *([percent(of_peak.get(layer.name, math.nan))] if of_peak else []))
         print_table(made)
         print_line()
-    _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
+    _print_kernels(analysis, rows)
     shares = [Share(f"{kind.label}: {s.name}", s.count, s.total_us, s.share) for kind, s in analysis.path[:rows]]
     _print_shares("Critical path, per step", "task", shares, "of the path")
     print_idle(analysis, rows)
     if analysis.utilisation is not None:
         print_utilisation(analysis.utilisation, rows)
+
+
+def _print_kernels(analysis: Analysis, rows: int) -> None:
+    """The longest GPU tasks by name; with utilisations their kinds and rates, too."""
+    if analysis.utilisation is None or not analysis.kernels:
+        _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
+        return
+    figures = {task.name: task for task in analysis.utilisation.tasks}
+    made = table("GPU tasks, per step", "kernel", "kind", "count", "ms", "of GPU time", "TFLOP/s", "GB/s")
+    made.columns[1].justify = "left"
+    for share in analysis.kernels[:rows]:
+        kernel = figures.get(share.name)
+        rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
+        numbers = (f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %", *map(number, rates))
+        _add(made, short(share.name), kernel.kind if kernel else "-", *numbers)
+    print_table(made)
+    print_line()
 
 
 def _print_shares(title: str, what: str, shares: Sequence[Share], of: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,7 @@ class WorkUtilisation:
         of_peak: FLOPs over those possible at peak in that time (3.2); NaN where those of none are known.
         flops_per_second: achieved by the kernels whose FLOPs are known; NaN where those of none are.
         bytes_per_second: achieved by the kernels whose bytes are known; NaN where those of none are.
+        kind: of kernels of one name; empty elsewhere.
     """
 
     name: str
@@ -95,6 +96,7 @@ class WorkUtilisation:
     of_peak: float
     flops_per_second: float
     bytes_per_second: float
+    kind: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +116,7 @@ class Utilisation:
         peaks: by their share of FLOPs.
         known: share of the kernels' time whose FLOPs are known; the rest counts for none.
         kinds: GPU tasks by what they do, copies included, the longest first; shares are of all GPU tasks.
+        tasks: all GPU tasks by name, copies included, the longest first; shares are of all GPU tasks.
         unknown: share of the time of GPU tasks whose kind is not known.
         bandwidth: bytes/s of the board's memory under load; NaN without a board.
         kernels: the longest, by name.
@@ -132,6 +135,7 @@ class Utilisation:
     peaks: tuple[PeakShare, ...]
     known: float
     kinds: tuple[WorkUtilisation, ...]
+    tasks: tuple[WorkUtilisation, ...]
     unknown: float
     bandwidth: float
     kernels: tuple[WorkUtilisation, ...]
@@ -250,10 +254,17 @@ def utilisation(
     mean = _mean(chosen)
     all_full = {index for index, step in enumerate(graph.steps) if step.full} == set(steps)
     own = kernels[of_steps(graph, steps)[kernels]]
-    by_name = _table(graph.names, graph.name, graph, own, arithmetic, len(steps))
-    by_layer = _table((*graph.layers, ""), graph.layer % (len(graph.layers) + 1), graph, own, arithmetic, len(steps))
     on_gpu = np.flatnonzero(graph.on_gpu & of_steps(graph, steps) & (graph.mark == Mark.NONE))
     kinds = kernel_kinds(graph)
+    kind_of = _kinds_by_name(graph, kinds, on_gpu)
+    by_name, tasks = (
+        [
+            replace(each, kind=kind_of[each.name])
+            for each in _table(graph.names, graph.name, graph, rows_of_table, arithmetic, len(steps))
+        ]
+        for rows_of_table in (own, on_gpu)
+    )
+    by_layer = _table((*graph.layers, ""), graph.layer % (len(graph.layers) + 1), graph, own, arithmetic, len(steps))
     by_kind = _table([kind.label for kind in KernelKind], kinds, graph, on_gpu, arithmetic, len(steps))
     slow = [kernel for kernel in by_name if kernel.of_peak < mean.of_peak]
     durations = graph.duration_us[own]
@@ -269,6 +280,7 @@ def utilisation(
         peaks=arithmetic.peaks(own),
         known=_share(float(durations[arithmetic.known[own]].sum()), float(durations.sum())),
         kinds=tuple(by_kind),
+        tasks=tuple(tasks),
         unknown=unknown_share(graph, kinds, on_gpu),
         bandwidth=arithmetic.bandwidth,
         kernels=tuple(by_name[:rows]),
@@ -404,6 +416,14 @@ def _table(
     return table
 
 
+def _kinds_by_name(graph: TaskGraph, kinds: Ints, rows: Ints) -> dict[str, str]:
+    """Label of the kind of each name's longest task: operators tell kinds, so that those of a name may differ."""
+    rows = rows[np.argsort(graph.duration_us[rows], kind="stable")]
+    return {
+        graph.text(row): KernelKind(kind).label for row, kind in zip(rows.tolist(), kinds[rows].tolist(), strict=True)
+    }
+
+
 def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
@@ -433,6 +453,7 @@ def _work_record(work: WorkUtilisation) -> dict[str, Any]:
         "flops_utilisation": _number(work.of_peak),
         "flops_per_second": _number(work.flops_per_second, 0),
         "bytes_per_second": _number(work.bytes_per_second, 0),
+        **({"kind": work.kind} if work.kind else {}),
     }
 
 

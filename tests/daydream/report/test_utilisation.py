@@ -97,6 +97,9 @@ def test_kernels_achieve_flops_and_bytes_a_second_by_name_and_by_kind() -> None:
     assert math.isnan(unknown.flops_per_second) and math.isnan(unknown.bytes_per_second)
     assert (figures.unknown, unknown.share) == (pytest.approx(0.25), pytest.approx(0.25))
     assert figures.bandwidth == load_device("v100").dram.bandwidth_bytes_per_second
+    assert {kernel.name: kernel.kind for kernel in figures.kernels} == {
+        "volta_sgemm_128x64_nn": "matrix product", "elementwise_kernel": "element-wise", "my_kernel": "unknown",
+    }  # fmt: skip
     record = figures.record()
     assert record["kinds"][0]["bytes_per_second"] == pytest.approx(6e10)
     assert record["unknown_share_of_gpu_time"] == pytest.approx(0.25)
