@@ -55,8 +55,8 @@ def diff_command(*, before: Path, after: Path, as_json: bool, html: Path | None,
         from daydream.diff.tables import print_difference
 
         print_difference(difference, rows)
-        for path, told in zip((before, after), warnings, strict=True):
-            for warning in told:
+        for path, of_trace in zip((before, after), warnings, strict=True):
+            for warning in of_trace:
                 click.echo(f"daydream: warning: {path}: {warning}", err=True)
     if html is not None:
         from daydream.diff.page import write_page

@@ -31,7 +31,7 @@ class SurveyRow:
         gpu: durations of a step's GPU tasks, added up.
         unknown: share of that in kernels whose kind is not known.
         bottleneck: what most of the critical path runs on.
-        warnings: what was left out, repaired or inferred while reading.
+        warnings: what was skipped, repaired or inferred while reading.
         problem: why it cannot be read; empty where it can.
     """
 

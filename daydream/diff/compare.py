@@ -1,6 +1,6 @@
 """Two replays by operator and kernel: times of a step, side by side.
 
-An operator is the innermost CPU event that a GPU task belongs to, by its name; its kernels are told apart by theirs.
+An operator is the innermost CPU event that a GPU task belongs to, by its name; its kernels are distinguished by theirs.
 Times are means of the steps. A change is one where it exceeds what the steps of the same recording differ by: twice the
 standard error of both means, and :data:`SAME` of the larger.
 """
@@ -40,7 +40,7 @@ NO_OPERATOR = "no operator"
 
 @dataclass(frozen=True)
 class Amount:
-    """What tasks of one name take in a step: how many, how long in microseconds, and the standard error of that."""
+    """Tasks of one name in a step: their number, their time in microseconds, and the standard error of that time."""
 
     count: float = 0.0
     us: float = 0.0
@@ -62,12 +62,12 @@ class Change:
 
     @property
     def change_us(self) -> float:
-        """How much longer they take on the GPU, a step."""
+        """Change of their time on the GPU, microseconds a step."""
         return self.after.us - self.before.us
 
     @property
     def status(self) -> Status:
-        """What became of them."""
+        """Their change in a word."""
         return status(self.before, self.after)
 
 
@@ -86,22 +86,22 @@ class OperatorChange(Change):
 
     @property
     def cpu_change_us(self) -> float:
-        """How much longer it takes on the CPU, a step."""
+        """Change of its time on the CPU, microseconds a step."""
         return self.cpu_after.us - self.cpu_before.us
 
     @property
     def gpu_status(self) -> Status:
-        """What became of it on the GPU; an operator that is called in both is neither new nor gone."""
+        """Its change on the GPU in a word; an operator that is called in both is neither new nor gone."""
         return _called_in_both(self, status(self.before, self.after))
 
     @property
     def cpu_status(self) -> Status:
-        """What became of it on the CPU."""
+        """Its change on the CPU in a word."""
         return status(self.cpu_before, self.cpu_after)
 
     @property
     def status(self) -> Status:
-        """What became of it: on the GPU, where it runs anything there, else on the CPU."""
+        """Its change in a word: on the GPU where it runs anything there, else on the CPU."""
         return self.gpu_status if self.before.count or self.after.count else self.cpu_status
 
     @property
@@ -160,12 +160,12 @@ class Difference:
     kinds: tuple[Change, ...]
 
     def count(self, wanted: Status) -> int:
-        """How many operators became so."""
+        """Number of operators of this status."""
         return sum(each.status == wanted for each in self.operators)
 
 
 def status(before: Amount, after: Amount) -> Status:
-    """What became of tasks that took and take so long.
+    """The change from one amount to another in a word.
 
     >>> status(Amount(1, 100, 1), Amount(1, 101, 1)), status(Amount(1, 100, 1), Amount(1, 120, 2))
     ('same', 'slower')
@@ -250,7 +250,7 @@ class _Table:
         self.names = list(dict.fromkeys(key[0] for key in (*self._gpu_of, *self._cpu_of)))
 
     def _operator_of(self, row: int) -> str:
-        """The innermost CPU event of a task, empty without. A range's numbers count its rounds, and are left out."""
+        """The innermost CPU event of a task, empty without. A range's numbers count its rounds, and are dropped."""
         graph = self.graph
         event = int(graph.operator[row])
         if event == NONE or graph.trace is None:

@@ -12,7 +12,7 @@ from daydream.report.analysis import critical_record, seconds
 
 
 class AmountRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What tasks take in a step: how many, how long, and the standard error of the mean over the steps."""
+    """Tasks in a step: their number, their time, and the standard error of that over the steps."""
 
     count: float
     seconds: float

@@ -87,7 +87,7 @@ def _cells(change: Change, indent: str = "") -> list[Text]:
 
 
 def conclusions(difference: Difference) -> list[str]:
-    """What the comparison says, a sentence each."""
+    """The comparison in sentences."""
     before, after = difference.before, difference.after
     sentences = []
     if before.measured_us == before.measured_us and after.measured_us == after.measured_us and after.measured_us:
@@ -101,8 +101,8 @@ def conclusions(difference: Difference) -> list[str]:
     if abs(on_path[largest]) > SAME * max(sum(before.critical_us), sum(after.critical_us)):
         sentences.append(f"On the critical path {largest.label} changed most: {signed(on_path[largest])} ms a step.")
     counts = [(difference.count(word), word) for word in ("slower", "faster", "new", "gone")]
-    told = ", ".join(f"{count} {word}" for count, word in counts if count)
-    sentences.append(f"Operators: {told or 'none changed'}; {difference.same} as before.")
+    counted = ", ".join(f"{count} {word}" for count, word in counts if count)
+    sentences.append(f"Operators: {counted or 'none changed'}; {difference.same} as before.")
     if before.board and after.board and before.board != after.board:
         sentences.append(f"The boards differ: {before.board} before, {after.board} after.")
     return sentences

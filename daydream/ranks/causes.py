@@ -2,7 +2,7 @@
 
 The job is simulated once for each cause with those tasks alone at the mean of all ranks that do the same
 (:func:`daydream.ranks.even.even_load`). The cause of a rank is the one without which it would hold the others up least.
-Work that other work hides makes nobody late, which sums of durations would not tell.
+Work that other work hides makes no rank late, which sums of durations would not show.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SLOW_LINK = 1.3
 
 
 class Cause(IntEnum):
-    """What makes a rank late."""
+    """The reason for which a rank is late."""
 
     COMPUTE = 0
     DATA = 1

@@ -286,7 +286,7 @@ def _merged(named: Named) -> list[tuple[str, list[Share | None]]]:
 def _kernels(named: Named) -> str:
     merged = _merged(named)
     figures = named[0][1].utilisation if len(named) == 1 else None
-    known = {task.name: task for task in figures.tasks} if figures is not None else {}
+    by_name = {task.name: task for task in figures.tasks} if figures is not None else {}
     longest = max((share.total_us for _, shares in merged for share in shares if share), default=0.0)
     rows = []
     for name, shares in merged:
@@ -296,13 +296,13 @@ def _kernels(named: Named) -> str:
         bars = "".join(bar([(k, t, f"{ms(t)} ms")], longest, thin=True) for k, t in zip(kinds, times, strict=True))
         first = shares[0]
         part = f"{100 * first.share:.1f} %" if first else "–"
-        kernel = known.get(name)
+        kernel = by_name.get(name)
         rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
-        more = [esc(kernel.kind) if kernel else "–", *map(rate, rates)] if known else []
+        more = [esc(kernel.kind) if kernel else "–", *map(rate, rates)] if by_name else []
         rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, *more, bars])
     heads = [f"{name}, ms" for name, _ in named] if len(named) > 1 else ["ms"]
     share = "share before" if len(named) > 1 else "share"
-    columns = ["kernel or copy", "count", *heads, share, *(["kind", "TFLOP/s", "GB/s"] if known else []), ""]
+    columns = ["kernel or copy", "count", *heads, share, *(["kind", "TFLOP/s", "GB/s"] if by_name else []), ""]
     return "<h2>GPU tasks per step</h2>" + table(columns, rows, ["name", *[""] * (len(columns) - 2), "wide left"])
 
 

@@ -25,7 +25,7 @@ from daydream.trace.trace import NONE, Ints
 
 
 class KernelKind(IntEnum):
-    """What a GPU task does."""
+    """The purpose of a GPU task."""
 
     UNKNOWN = 0
     PRODUCT = 1
@@ -212,5 +212,5 @@ def kernel_kinds(graph: TaskGraph) -> Ints:
 def unknown_share(graph: TaskGraph, kinds: Ints, rows: Ints) -> float:
     """Share of the time of these GPU tasks whose kind is not known; NaN where they take none."""
     durations = graph.duration_us[rows]
-    whole = float(durations.sum())
-    return float(durations[kinds[rows] == KernelKind.UNKNOWN].sum()) / whole if whole else float("nan")
+    total_us = float(durations.sum())
+    return float(durations[kinds[rows] == KernelKind.UNKNOWN].sum()) / total_us if total_us else float("nan")

@@ -1,4 +1,4 @@
-"""A trace file of any recorder, as columns: which reader it takes is told by its first bytes."""
+"""A trace file of any recorder, as columns: its first bytes select the reader."""
 
 from __future__ import annotations
 

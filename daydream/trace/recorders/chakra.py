@@ -2,7 +2,7 @@
 
 An execution trace (``torch.profiler.ExecutionTraceObserver``) has no times on a GPU. What it adds to a Kineto trace
 that was recorded without shapes are the sizes, types and values of every operator's arguments. Both number the calls
-alike: ``rf_id`` here, "Record function id" there, 0 where the observer did not run.
+alike: ``rf_id`` in the one, "Record function id" in the other, 0 where the observer did not run.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def with_execution(trace: Trace, path: Path) -> Trace:
     arguments = list(trace.arguments)
     met = added = 0
     for row in operators:
-        known = arguments[row]
-        name, more = arguments_of.get(_number(known), ("", {}))
+        recorded = arguments[row]
+        name, more = arguments_of.get(_number(recorded), ("", {}))
         if name != trace.text(row):
             continue
         met += 1
-        if _SIZES not in known:
-            arguments[row] = {**known, **more}
+        if _SIZES not in recorded:
+            arguments[row] = {**recorded, **more}
             added += 1
     if not met:
         raise InputError(
@@ -49,8 +49,8 @@ def with_execution(trace: Trace, path: Path) -> Trace:
             f"has no operator of {trace.path}",
             "give the execution trace of the same run, recorded with the profiler's execution_trace_observer",
         )
-    told = f"{added} of {len(operators)} operators have their sizes from the execution trace"
-    return replace(trace, arguments=tuple(arguments), warnings=(*trace.warnings, *([told] if added else [])))
+    sentence = f"{added} of {len(operators)} operators have their sizes from the execution trace"
+    return replace(trace, arguments=tuple(arguments), warnings=(*trace.warnings, *([sentence] if added else [])))
 
 
 def _number(arguments: dict[str, Any]) -> int:
@@ -69,12 +69,12 @@ def _arguments(path: Path) -> Iterator[tuple[int, tuple[str, dict[str, Any]]]]:
     try:
         nodes = msgspec.json.decode(read_bytes(path, Notes()))["nodes"]
         for node in nodes:
-            # Up to 1.0.1 what is known of a node stood in it, later in a list of attributes.
-            told = {**node, **{each["name"]: each.get("value") for each in node.get("attrs", ())}}
+            # Up to 1.0.1 a node had its attributes as fields, later as a list.
+            attributes = {**node, **{each["name"]: each.get("value") for each in node.get("attrs", ())}}
             inputs = node.get("inputs", {})
             if isinstance(inputs, list):
                 inputs = {"values": inputs, "shapes": node["input_shapes"], "types": node["input_types"]}
-            number = _number(told)
+            number = _number(attributes)
             if number > 0:
                 yield number, (str(node["name"]), _as_kineto(**inputs))
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError) as error:

@@ -93,7 +93,7 @@ class Recording:
             self.launches.append((begin_ns, thread))
 
     def label(self, thread: int, name: str) -> None:
-        """What a thread is called."""
+        """Give a thread its name."""
         self.events.append(Event(ph="M", name="thread_name", pid=self.process, tid=thread, args={"name": name}))
 
     def document(self, devices: Sequence[dict[str, Any]], *, host: str = "", epoch_ns: int = 0) -> Document:

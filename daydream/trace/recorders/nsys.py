@@ -46,7 +46,7 @@ _RANGES = (59, 60)
 
 
 def is_nsys(tables: Tables) -> bool:
-    """Whether a database is an export of Nsight Systems."""
+    """True for an export of Nsight Systems."""
     return "StringIds" in tables.names and any(name.startswith(("CUPTI_", "NVTX_", "TARGET_")) for name in tables.names)
 
 
@@ -191,9 +191,9 @@ def _ranges(recording: Recording, tables: Tables, strings: dict[Any, str]) -> No
 def _devices(tables: Tables, process: int) -> list[dict[str, Any]]:
     """The boards that the process sees, by the number that it calls them; all where the export does not tell."""
     listed = list(tables.rows("TARGET_INFO_CUDA_DEVICE", "gpuId", "cudaId", "pid"))
-    own = {gpu: cuda for gpu, cuda, pid in listed if pid == process} or {gpu: cuda for gpu, cuda, _ in listed}
-    boards = [(own.get(gpu, gpu), name) for gpu, name in tables.rows("TARGET_INFO_GPU", "id", "name") if name]
-    seen = [(number, name) for number, name in boards if not own or number in own.values()]
+    visible = {gpu: cuda for gpu, cuda, pid in listed if pid == process} or {gpu: cuda for gpu, cuda, _ in listed}
+    boards = [(visible.get(gpu, gpu), name) for gpu, name in tables.rows("TARGET_INFO_GPU", "id", "name") if name]
+    seen = [(number, name) for number, name in boards if not visible or number in visible.values()]
     return [{"id": number, "name": str(name)} for number, name in sorted(seen or boards, key=str)]
 
 

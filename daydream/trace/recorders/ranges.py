@@ -1,4 +1,4 @@
-"""What ranges named by a program tell: the training steps, and the operators of ``torch.autograd.profiler.emit_nvtx``.
+"""Ranges that a program named, as training steps, and the operators of ``torch.autograd.profiler.emit_nvtx``.
 
 A recorder other than PyTorch's knows no step. A loop that is marked at all has a range around each iteration, with a
 number (``iteration 7``) or the same name every time (``train_step``); of all such groups of ranges that follow one
@@ -67,20 +67,20 @@ def step_ranges(ranges: Sequence[Range], launches: Sequence[tuple[int, int]]) ->
         group.sort(key=lambda each: each.begin_ns)
         if len(group) < 2 or not _follow(group) or not _count_on(group):
             continue
-        held = sum(bisect_left(begins, each.end_ns) - bisect_left(begins, each.begin_ns) for each in group)
-        candidate = (held, sum(each.end_ns - each.begin_ns for each in group), group)
+        launch_count = sum(bisect_left(begins, each.end_ns) - bisect_left(begins, each.begin_ns) for each in group)
+        candidate = (launch_count, sum(each.end_ns - each.begin_ns for each in group), group)
         if candidate[:2] > best[:2]:
             best = candidate
     return best[2] if best[0] >= MOST_LAUNCHES * len(begins) and best[0] else []
 
 
 def _follow(group: Sequence[Range]) -> bool:
-    """Whether each ends before the next one begins."""
+    """True where each ends before the next one begins."""
     return all(before.end_ns <= after.begin_ns for before, after in pairwise(group))
 
 
 def _count_on(group: Sequence[Range]) -> bool:
-    """Whether the names are all the same, or one number in them grows by as much every time."""
+    """True where the names are all the same, or one number in them grows by as much every time."""
     if len({each.name for each in group}) == 1:
         return True
     numbers = [[int(text) for text in _NUMBER.findall(each.name)[:8]] for each in group]

@@ -164,7 +164,7 @@ def _devices(names: Iterable[Any]) -> list[dict[str, Any]]:
 
 
 def is_rocpd(tables: Tables) -> bool:
-    """Whether a database is rocprofv3's."""
+    """True for a database of rocprofv3."""
     return {"rocpd_info_agent", "kernels", "regions"} <= tables.names
 
 

@@ -20,7 +20,7 @@ _CALL = ("id", "pid", "tid", "start", "end", "apiName_id", "args_id")
 
 
 def is_rpd(tables: Tables) -> bool:
-    """Whether a database is one of rocmProfileData."""
+    """True for a database of rocmProfileData."""
     return {"rocpd_api", "rocpd_op", "rocpd_api_ops", "rocpd_string"} <= tables.names
 
 

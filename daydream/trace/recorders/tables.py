@@ -34,7 +34,7 @@ class Tables:
     def rows(self, table: str, *wanted: str) -> Iterator[tuple[Any, ...]]:
         """These columns of every row, None for a column that the table lacks; nothing where there is no such table.
 
-        Rows whose times are no whole numbers are left out; an end may be missing.
+        Rows whose times are no integers are skipped; an end may be missing.
         """
         present = self.columns(table)
         if not present:
