@@ -1,4 +1,4 @@
-"""Ranges that a program named, as training steps, and the operators of ``torch.autograd.profiler.emit_nvtx``.
+"""Ranges that a program named, read as training steps and as operators of ``torch.autograd.profiler.emit_nvtx``.
 
 A recorder other than PyTorch's knows no step. A loop that is marked at all has a range around each iteration, with a
 number (``iteration 7``) or the same name every time (``train_step``); of all such groups of ranges that follow one
