@@ -219,6 +219,15 @@ def reuse(device: DeviceSpec, footprint: ArrayLike) -> Floats:
     return np.clip((REUSE_NONE - filled) / (REUSE_NONE - REUSE_FULL), 0.0, 1.0)
 
 
+def integer_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
+    """Seconds to issue so many integer instructions of single threads, at the board's rate for them.
+
+    Volta, Turing, Ampere, Ada and Hopper have 64 lanes per unit for them, however many they have for float32.
+    """
+    rate = device.peak_flops("int32" if "int32" in device.dtypes else "float32") / 2
+    return np.asarray(instructions, dtype=np.float64) / rate
+
+
 def instruction_seconds(device: DeviceSpec, instructions: ArrayLike) -> Floats:
     """Seconds to issue ``instructions`` of single threads, one per float32 lane and cycle at boost clock.
 
