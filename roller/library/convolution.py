@@ -116,7 +116,7 @@ def convolution_seconds(
         direction: forward, or the backward pass: gradients of input and filters.
         input_gradient: whether the backward pass makes the gradient of the input; the first layer of a net does not.
         shapes_seen: different convolutions the process ran before; raises the host time, never the kernels'.
-        channels_last: whether tensors of halves lie in NHWC; float32 knows NCHW alone.
+        channels_last: whether tensors lie in NHWC; kernels of float32 without TF32 know NCHW alone.
         tf32: whether operands of float32 may be rounded to TensorFloat-32, where the board multiplies such.
     """
     each = sizes.broadcast()
@@ -142,7 +142,7 @@ def convolution_seconds(
     )
     rounded = each if tf32 and dtype_bytes == 4 and has_matrix_gemm(device, "tfloat32") else None
     if direction == "backward":
-        parts = [("weight_", {**weight_algorithms(device, problem), **_of_tf32(rounded, device, "weights")})]
+        parts = [("weight_", {**weight_algorithms(device, problem), **_of_tf32(rounded, device, "weights", channels_last)})]
         if input_gradient:
             gradient = ConvolutionProblem(
                 n=images,
@@ -157,10 +157,10 @@ def convolution_seconds(
                 volume=each["volume"],
                 dtype_bytes=dtype_bytes,
             )
-            algorithms = {**forward_algorithms(device, gradient), **_of_tf32(rounded, device, "data")}
+            algorithms = {**forward_algorithms(device, gradient), **_of_tf32(rounded, device, "data", channels_last)}
             parts.insert(0, ("data_", algorithms))
     else:
-        parts = [("", {**forward_algorithms(device, problem), **_of_tf32(rounded, device, "forward")})]
+        parts = [("", {**forward_algorithms(device, problem), **_of_tf32(rounded, device, "forward", channels_last)})]
     # PyTorch's own kernels take what has a channel per group, and cuDNN takes Tensor Cores wherever it may: volumes
     # have no such kernels for channels that fill no vector.
     single = (groups == inputs) & (groups > 1)
@@ -175,12 +175,14 @@ def convolution_seconds(
     return _call(device, parts, possible, HOST + HOST_PER_SHAPE * shapes_seen)
 
 
-def _of_tf32(sizes: Mapping[str, Floats] | None, device: DeviceSpec, gradient: Gradient) -> dict[str, Algorithm]:
+def _of_tf32(
+    sizes: Mapping[str, Floats] | None, device: DeviceSpec, gradient: Gradient, channels_last: bool
+) -> dict[str, Algorithm]:
     """The candidate whose products run on Tensor Cores with operands rounded to TF32; empty without sizes."""
     if sizes is None:
         return {}
     flat = {name: size.ravel() for name, size in sizes.items()}
-    times = matrix_convolution(flat, device, gradient, dtype="tfloat32", channels_last=False)
+    times = matrix_convolution(flat, device, gradient, dtype="tfloat32", channels_last=channels_last)
     shape = sizes["n"].shape
     stages = {"transform": times.transform.reshape(shape), "multiply": times.multiply.reshape(shape)}
     return {"tf32_implicit_gemm": Algorithm(stages, 2)}
