@@ -8,9 +8,9 @@ The rules are those of its scheduler (``torch/_inductor/scheduler.py``, ``codege
   columns takes in a loop before it whose result nobody else reads,
 - where no operator between them needs one and makes what the other needs.
 
-Views vanish. Products, convolutions, attention, scatters and sorts stay calls of libraries or kernels as they are;
-products keep the biases that they add, those of convolutions become loops, and images lie with their channels last where
-Inductor's rule says so (:mod:`daydream.capture.fusion_convolutions`). A kernel of fused loops reads what lies outside and writes what is read outside, later, or
+Views vanish. Products, convolutions, attention, scatters and sorts stay calls of libraries or kernels as they are.
+Products keep the biases that they add, those of convolutions become loops, and images lie with their channels last
+where Inductor's rule says so (:mod:`daydream.capture.fusion_convolutions`). A kernel of fused loops reads what lies outside and writes what is read outside, later, or
 after the step. Masks of dropout are written, a byte each, as Inductor does unless told otherwise.
 
 A loop of few tensors is made again in each kernel that reads it rather than written (``realize_reads_threshold``), and

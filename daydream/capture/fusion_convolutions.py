@@ -140,11 +140,10 @@ def _is_depthwise(operator: CapturedOperator) -> bool:
 def _laid_out(operator: CapturedOperator, written: set[int]) -> CapturedOperator:
     # Inputs of the step come first among those that nothing wrote, and stay in NCHW.
     is_first = bool(operator.read) and operator.read[0] not in written
-    tensors = [
-        tensor if position == 0 and is_first else _last(tensor) for position, tensor in enumerate(operator.inputs.tensors)
-    ]  # fmt: skip
+    data, *others = operator.inputs.tensors
+    tensors = (data if is_first else _last(data), *(_last(tensor) for tensor in others))
     outputs = tuple(_last(tensor) or tensor for tensor in operator.outputs)
-    return replace(operator, inputs=replace(operator.inputs, tensors=tuple(tensors)), outputs=outputs)
+    return replace(operator, inputs=replace(operator.inputs, tensors=tensors), outputs=outputs)
 
 
 def _returned(operator: CapturedOperator) -> CapturedOperator:

@@ -48,6 +48,9 @@ STEP_OPTIONS = (
         show_default=True,
         help="Kernels of scaled_dot_product_attention; auto is what PyTorch takes on the board.",
     ),
+    click.option(
+        "--tf32/--no-tf32", "tf32", default=True, help="Convolutions of float32 may round to TF32: PyTorch's default."
+    ),
     click.option("--compile/--no-compile", "compiles", default=False, help="Fuse as TorchInductor would."),
     click.option(
         "--implementation",

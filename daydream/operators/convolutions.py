@@ -335,8 +335,8 @@ def _over_volumes(data: Dims, weights: Dims, kind: str, recorded: tuple[Any, ...
     sizes = {
         "n": data[0], "c": data[1], "f": weights[0], "h": data[2] * data[3], "w": data[4],
         "kh": weights[2] * weights[3], "kw": weights[4], "stride": math.sqrt(stride * math.prod(strides)),
-        "groups": data[1] // weights[1], "out_h": planes * rows, "out_w": columns, "dilation": max(dilation, *dilations),
-        "volume": 1,
+        "groups": data[1] // weights[1], "out_h": planes * rows, "out_w": columns,
+        "dilation": max(dilation, *dilations), "volume": 1,
     }  # fmt: skip
     moved = math.prod(data) + math.prod(weights) + data[0] * weights[0] * planes * rows * columns
     part = replace(work.parts[0], sizes=tuple(float(size) for size in sizes.values()))

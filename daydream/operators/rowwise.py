@@ -258,7 +258,7 @@ def reduction(call: Call) -> Work | str:
 
 
 def _picked_loss(call: Call, source: RecordedTensor) -> Work:
-    """The loss of picked elements: a block of one warp that goes over all rows, class and element one after the other."""
+    """The loss of picked elements: a block of one warp goes over all rows, reads each class and then its element."""
     rows = float(source.elements // max(source.dims[-1], 1))
     is_summed = call.outputs[0].elements == 1
     total = rows * (8.0 + 32.0)

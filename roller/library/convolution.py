@@ -125,54 +125,54 @@ def convolution_seconds(
         if direction == "backward":
             gradients = ("data", "weights") if input_gradient else ("weights",)
         return _of_halves(each, device, gradients, HOST + HOST_PER_SHAPE * shapes_seen, channels_last=channels_last)
-    window, groups = each["kh"] * each["kw"], each["groups"]
-    images, inputs, outputs = each["n"], each["c"], each["f"]
-    problem = ConvolutionProblem(
-        n=images,
-        c=inputs,
-        f=outputs,
-        h=each["h"],
-        w=each["w"],
-        out_h=each["out_h"],
-        out_w=each["out_w"],
-        window=window,
-        groups=groups,
-        volume=each["volume"],
-        dtype_bytes=dtype_bytes,
-    )
     rounded = each if tf32 and dtype_bytes == 4 and has_matrix_gemm(device, "tfloat32") else None
+    parts = []
+    if direction == "backward" and input_gradient:
+        algorithms = forward_algorithms(device, _gradient_problem(each, dtype_bytes))
+        parts.append(("data_", {**algorithms, **_of_tf32(rounded, device, "data", channels_last)}))
     if direction == "backward":
-        parts = [("weight_", {**weight_algorithms(device, problem), **_of_tf32(rounded, device, "weights", channels_last)})]
-        if input_gradient:
-            gradient = ConvolutionProblem(
-                n=images,
-                c=outputs,
-                f=inputs,
-                h=each["out_h"],
-                w=each["out_w"],
-                out_h=each["h"],
-                out_w=each["w"],
-                window=window / each["stride"] ** 2,
-                groups=groups,
-                volume=each["volume"],
-                dtype_bytes=dtype_bytes,
-            )
-            algorithms = {**forward_algorithms(device, gradient), **_of_tf32(rounded, device, "data", channels_last)}
-            parts.insert(0, ("data_", algorithms))
+        algorithms = weight_algorithms(device, _problem(each, dtype_bytes))
+        parts.append(("weight_", {**algorithms, **_of_tf32(rounded, device, "weights", channels_last)}))
     else:
-        parts = [("", {**forward_algorithms(device, problem), **_of_tf32(rounded, device, "forward", channels_last)})]
-    # PyTorch's own kernels take what has a channel per group, and cuDNN takes Tensor Cores wherever it may: volumes
-    # have no such kernels for channels that fill no vector.
-    single = (groups == inputs) & (groups > 1)
-    has_vectors = (each["volume"] == 0) | ((inputs % 4 == 0) & (each["f"] % 4 == 0))
-    on_tensor_cores = has_vectors & ~single & (rounded is not None)
-    possible = {
-        "winograd": _takes_winograd(each) & (dtype_bytes == 4) & ~on_tensor_cores,
+        algorithms = forward_algorithms(device, _problem(each, dtype_bytes))
+        parts.append(("", {**algorithms, **_of_tf32(rounded, device, "forward", channels_last)}))
+    possible = _possible(each, dtype_bytes, rounds=rounded is not None)
+    return _call(device, parts, possible, HOST + HOST_PER_SHAPE * shapes_seen)
+
+
+def _problem(sizes: Mapping[str, Floats], dtype_bytes: int) -> ConvolutionProblem:
+    """The forward convolution."""
+    return ConvolutionProblem(
+        n=sizes["n"], c=sizes["c"], f=sizes["f"], h=sizes["h"], w=sizes["w"], out_h=sizes["out_h"],
+        out_w=sizes["out_w"], window=sizes["kh"] * sizes["kw"], groups=sizes["groups"], volume=sizes["volume"],
+        dtype_bytes=dtype_bytes,
+    )  # fmt: skip
+
+
+def _gradient_problem(sizes: Mapping[str, Floats], dtype_bytes: int) -> ConvolutionProblem:
+    """The convolution that makes the gradient of the input: of every window the elements that a stride leaves."""
+    window = sizes["kh"] * sizes["kw"] / sizes["stride"] ** 2
+    return ConvolutionProblem(
+        n=sizes["n"], c=sizes["f"], f=sizes["c"], h=sizes["out_h"], w=sizes["out_w"], out_h=sizes["h"],
+        out_w=sizes["w"], window=window, groups=sizes["groups"], volume=sizes["volume"], dtype_bytes=dtype_bytes,
+    )  # fmt: skip
+
+
+def _possible(sizes: Mapping[str, Floats], dtype_bytes: int, *, rounds: bool) -> dict[str, Bools]:
+    """Which families of algorithms can compute every call.
+
+    PyTorch's own kernels take what has a channel per group, and cuDNN takes Tensor Cores wherever operands may be
+    rounded: volumes have no such kernels for channels that fill no vector.
+    """
+    single = (sizes["groups"] == sizes["c"]) & (sizes["groups"] > 1)
+    has_vectors = (sizes["volume"] == 0) | ((sizes["c"] % 4 == 0) & (sizes["f"] % 4 == 0))
+    on_tensor_cores = has_vectors & ~single & rounds
+    return {
+        "winograd": _takes_winograd(sizes) & (dtype_bytes == 4) & ~on_tensor_cores,
         "depthwise": single,
         "implicit": ~single & ~on_tensor_cores,
         "tf32": on_tensor_cores,
     }
-    return _call(device, parts, possible, HOST + HOST_PER_SHAPE * shapes_seen)
 
 
 def _of_tf32(
