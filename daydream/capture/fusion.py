@@ -10,8 +10,9 @@ The rules are those of its scheduler (``torch/_inductor/scheduler.py``, ``codege
 
 Views vanish. Products, convolutions, attention, scatters and sorts stay calls of libraries or kernels as they are.
 Products keep the biases that they add, those of convolutions become loops, and images lie with their channels last
-where Inductor's rule says so (:mod:`daydream.capture.fusion_convolutions`). A kernel of fused loops reads what lies outside and writes what is read outside, later, or
-after the step. Masks of dropout are written, a byte each, as Inductor does unless told otherwise.
+where Inductor's rule says so (:mod:`daydream.capture.fusion_convolutions`). A kernel of fused loops reads what lies
+outside and writes what is read outside, later, or after the step. Masks of dropout are written, a byte each, as
+Inductor does unless told otherwise.
 
 A loop of few tensors is made again in each kernel that reads it rather than written (``realize_reads_threshold``), and
 AOTAutograd's partitioner computes cheap results again in the backward pass instead of keeping them. Here one is
