@@ -30,6 +30,7 @@ class CaptureOptions:
         flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
         channels_last: images and convolutions' weights lie with their channels last.
         tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch lets them by default.
+        assume: what is supposed of values that the model reads, ``nonzero=SHARE`` or ``item=VALUE`` each.
         checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
     """
 
@@ -45,4 +46,5 @@ class CaptureOptions:
     flash: bool = True
     channels_last: bool = False
     tf32: bool = True
+    assume: tuple[str, ...] = ()
     checkpoint: str = "none"

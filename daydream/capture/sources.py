@@ -84,6 +84,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
     """
     if isinstance(source, str):
         _check_packages()
+    from daydream.capture.assumptions import parse_assumptions, told_assumptions, values_assumed
     from daydream.capture.checkpoints import apply_checkpoints
     from daydream.capture.failures import failures_told
     from daydream.capture.hugging_face import positions_without_data
@@ -110,7 +111,12 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append("autocast to float16 without scaling of the loss")
     if options.channels_last:
         subject = _channels_last(subject)
-    with failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data():
+    values = parse_assumptions(options.assume)
+    assumed += told_assumptions(values)
+    with (
+        failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data(),
+        values_assumed(values),
+    ):  # fmt: skip
         step = capture(
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
             optimizer=options.optimizer or "", implementation=options.implementation,
