@@ -162,7 +162,7 @@ def _freed(operators: Sequence[CapturedOperator]) -> list[CapturedOperator]:
     last = {place: number for number, each in enumerate(operators) for place in (*each.read, *each.written)}
     made = {place for each in operators for place in each.made} - set(operators[-1].written)
     return [
-        replace(each, freed=tuple(place for place in made if last[place] == number))
+        replace(each, freed=tuple(place for place in sorted(made) if last[place] == number))
         for number, each in enumerate(operators)
     ]
 
