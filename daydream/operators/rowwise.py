@@ -52,7 +52,7 @@ _WARP_ROW, _ROWS = 1024, 256
 
 #: Threads of a block that goes over a group's elements, and round trips to memory that a step of it takes: a load, and
 #: the running moments' divisions, which wait for those of the step before. Chosen on KernelBench's group norm (35).
-_GROUP_THREADS, _MOMENT_TRIPS = 512, 2.4
+_GROUP_THREADS, _MOMENT_TRIPS = 512, 2.1
 
 #: Threads of the one block that adds up the loss of picked elements (``NLL_LOSS_THREADS``).
 _LOSS_THREADS = 32

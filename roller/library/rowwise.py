@@ -60,7 +60,7 @@ NORM_THREADS = 128
 
 #: Layer norm: round trips to DRAM that a row's block waits for at its beginning and end, and per step of 4 elements per
 #: thread: loads, and divisions of the running moments that wait for those of the step before.
-NORM_ROW_TRIPS, NORM_STEP_TRIPS = 8.5, 3.0
+NORM_ROW_TRIPS, NORM_STEP_TRIPS = 2.0, 3.0
 
 #: Rows that do not begin on a 32-byte sector: share of extra sectors that a warp's scattered rows move.
 UNALIGNED = 0.07
