@@ -61,7 +61,8 @@ def hugging_face_subject(
     builder = _builder(path, config, class_name)
     title = f"hf:{path}"
     with failures_told(title), torch.device("meta"):
-        model = _built(builder, config, "eager" if attention == "eager" else None)
+        # ``torch.Tensor(size)`` makes some parameters on the host, whatever the default device is.
+        model = _built(builder, config, "eager" if attention == "eager" else None).to("meta")
     return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
 
 

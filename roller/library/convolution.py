@@ -11,7 +11,7 @@ NeuSight data set the smallest calls grow in the order of measurement from 2.2 e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -241,7 +241,7 @@ def weight_algorithms(device: DeviceSpec, problem: ConvolutionProblem) -> Mappin
 
 def _call(
     device: DeviceSpec,
-    parts: list[tuple[str, Mapping[str, Algorithm]]],
+    parts: Sequence[tuple[str, Mapping[str, Algorithm]]],
     possible: Mapping[str, Bools],
     host_units: float,
 ) -> LibraryTime:

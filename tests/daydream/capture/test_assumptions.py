@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from daydream.capture.assumptions import parse_assumptions, told_assumptions, values_assumed  # noqa: E402
+from daydream.capture.assumptions import USUAL, parse_assumptions, told_assumptions, values_assumed  # noqa: E402
 from daydream.capture.failures import DataDependentError  # noqa: E402
 from daydream.capture.options import CaptureOptions  # noqa: E402
 from daydream.capture.sources import captured  # noqa: E402
 from daydream.capture.step import Subject  # noqa: E402
+from daydream.graph.graph import Phase  # noqa: E402
 from hal.support.errors import InputError  # noqa: E402
 
 
@@ -61,3 +65,16 @@ def test_what_is_no_assumption_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InputError, match="--assume") as error:
         parse_assumptions([text])
     assert "\n" not in str(error.value)
+
+
+def test_models_whose_parameters_were_made_on_the_host_train(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    fields = {
+        "model_type": "wavlm", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "intermediate_size": 64, "conv_dim": [32, 32], "conv_stride": [5, 2], "conv_kernel": [10, 3],
+        "num_feat_extract_layers": 2, "architectures": ["WavLMForSequenceClassification"], "classifier_proj_size": 16,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fields))
+    step = captured(f"hf:{path}", CaptureOptions(sequence=4000, assume=USUAL))
+    assert any(operator.phase == Phase.BACKWARD for operator in step.operators)
