@@ -172,7 +172,7 @@ def _overload(stem: str) -> str:
     """The overload of tensors of an operator, which the data does not name."""
     import torch
 
-    names = getattr(getattr(torch.ops.aten, stem, None), "overloads", list)()
+    names: list[str] = getattr(getattr(torch.ops.aten, stem, None), "overloads", list)()
     return next((name for name in ("Tensor", "Tensor_Scalar", "default") if name in names), "default")
 
 

@@ -69,7 +69,7 @@ def values_assumed(assumed: Mapping[str, float]) -> Iterator[None]:
 
 def _named_by_values() -> Any:
     """Numbers in text, such as the names of experts, as what is read; PyTorch writes out a tensor without data."""
-    usual = torch.Tensor.__format__
+    usual: Any = torch.Tensor.__format__
 
     def written(self: torch.Tensor, spec: str) -> str:
         return format(self.item(), spec) if self.is_meta and self.dim() == 0 else str(usual(self, spec))

@@ -31,8 +31,8 @@ VIEW_SHARE = 0.10
 #: Of every kernel of an operator after its first.
 KERNEL_SHARE = 0.25
 
-#: Of a recurrent layer's kernels, which cuDNN launches one after the other without PyTorch; from KernelBench's LSTMs and
-#: GRUs (37 and 40).
+#: Of a recurrent layer's kernels, which cuDNN launches one after the other without PyTorch; from an LSTM and a GRU of
+#: KernelBench (37 and 40).
 RECURRENT_SHARE = 0.17
 
 #: Of every tensor in a list that an operator takes (multi-tensor optimizers).
