@@ -229,11 +229,12 @@ def _of_values(model: str, options: CaptureOptions) -> Capture:
     try:
         return captured(model, options)
     except InputError as error:
-        from daydream.capture.assumptions import USUAL
         from daydream.capture.failures import DataDependentError
 
         if not isinstance(error, DataDependentError) or options.assume:
             raise
+        from daydream.capture.assumptions import USUAL
+
         return captured(model, replace(options, assume=USUAL))
 
 
