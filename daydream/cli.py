@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.command.diff import diff_command, schema_command
 from daydream.command.merge import merge_command
 from daydream.command.optimize import optimize_command
 from daydream.command.outputs import check_outputs, print_json, warn, write_html, write_timeline_file
@@ -37,7 +39,7 @@ def main() -> None:
     """What-if questions on a training step, answered from one PyTorch-profiler trace."""
 
 
-def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def _trace_options(command: Callable[..., Any], *, required: bool = True) -> Callable[..., Any]:
     for option in (
         click.option("--json/--no-json", "as_json", default=False, help="One JSON object on stdout."),
         click.option(
@@ -62,7 +64,14 @@ def _trace_options(command: Callable[..., Any]) -> Callable[..., Any]:
             show_default=True,
             help="What tells the steps of a trace without ProfilerStep; auto: the first of these that repeats.",
         ),
-        click.argument("trace", type=click.Path(path_type=Path)),
+        click.option(
+            "--execution-trace",
+            "execution",
+            type=click.Path(dir_okay=False, path_type=Path),
+            default=None,
+            help="PyTorch's execution trace (Chakra) of the same run: sizes of operators that TRACE lacks.",
+        ),
+        click.argument("trace", type=click.Path(path_type=Path), required=required),
     ):
         command = option(command)
     return command
@@ -75,7 +84,14 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @main.command("report")
-@_trace_options
+@partial(_trace_options, required=False)
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="In place of TRACE: a line for every trace in a folder and those below it.",
+)
 @_rows_option
 @click.option(
     "--device",
@@ -88,18 +104,28 @@ def _rows_option(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 def report_command(
     *,
-    trace: Path,
+    trace: Path | None,
+    folder: Path | None,
     number: int | None,
     steps_by: str,
     out: Path | None,
     html: Path | None,
+    execution: Path | None,
     as_json: bool,
     rows: int,
     device: str,
     batch: int | None,
 ) -> None:
-    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation."""
-    before = _replayed(trace, number, steps_by, out, html).analysis(
+    """Tell where the time of TRACE goes: CPU and GPU, critical path, phases, layers, kernels, idle, utilisation.
+
+    TRACE is a file of PyTorch's profiler, of nsys export --type sqlite, of rocprofv3 (JSON, rocpd) or of RPD.
+    """
+    if trace is None or folder is not None:
+        from daydream.command.survey import survey_folder
+
+        survey_folder(trace, folder, out=out, html=html, number=number, as_json=as_json)
+        return
+    before = _replayed(trace, number, steps_by, out, html, execution).analysis(
         rows=rows, recorded=True, device=device, batch=batch
     )
     memories = _memories(before.timeline)
@@ -132,10 +158,17 @@ def report_command(
 @main.command("simulate")
 @_trace_options
 def simulate_command(
-    trace: Path, number: int | None, steps_by: str, out: Path | None, html: Path | None, as_json: bool
+    *,
+    trace: Path,
+    number: int | None,
+    steps_by: str,
+    out: Path | None,
+    html: Path | None,
+    execution: Path | None,
+    as_json: bool,
 ) -> None:
     """Replay TRACE as it was recorded, and compare each step with what was measured."""
-    answer = _replayed(trace, number, steps_by, out, html)
+    answer = _replayed(trace, number, steps_by, out, html, execution)
     if as_json:
         print_json({"trace": str(trace), **_replay_record(answer)})
     analysis = answer.analysis(recorded=True) if html is not None or not as_json else None
@@ -192,12 +225,14 @@ def _replay_record(answer: Replay) -> dict[str, Any]:
 )
 @_rows_option
 def whatif_command(
+    *,
     trace: Path,
     passes: tuple[str, ...],
     number: int | None,
     steps_by: str,
     out: Path | None,
     html: Path | None,
+    execution: Path | None,
     as_json: bool,
     rows: int,
 ) -> None:
@@ -205,7 +240,7 @@ def whatif_command(
     from daydream.whatif import parse_pass
 
     requests = [parse_pass(text) for text in passes]
-    baseline = _replayed(trace, number, steps_by, out, html)
+    baseline = _replayed(trace, number, steps_by, out, html, execution)
     from daydream.answers import predict
 
     prediction = predict(baseline, requests)
@@ -325,7 +360,10 @@ def operators_command(out: Path, fuse: bool, trace: Path) -> None:
     click.echo(f"{len(operators)} operators written to {out}", err=True)
 
 
-for _command in (predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command):
+for _command in (
+    predict_command, sweep_command, plan_command, optimize_command, merge_command, place_command, diff_command,
+    schema_command,
+):  # fmt: skip
     main.add_command(_command)
 
 
@@ -386,12 +424,19 @@ def record_command(
 # What the commands share
 
 
-def _replayed(trace: Path, number: int | None, steps_by: str, out: Path | None, html: Path | None) -> Replay:
+def _replayed(
+    trace: Path,
+    number: int | None,
+    steps_by: str,
+    out: Path | None,
+    html: Path | None,
+    execution: Path | None = None,
+) -> Replay:
     """A trace replayed; whether the outputs can be written is checked first."""
     check_outputs(out, html)
     from daydream.answers import replay
 
-    return replay(trace, number, steps_by)
+    return replay(trace, number, steps_by, execution=execution)
 
 
 def _memories(timeline: Timeline) -> Sequence[RecordedMemory]:

@@ -19,7 +19,7 @@ from hal.support.errors import InputError
 #: pictures to ``out``; another table is another name here.
 TABLES = (
     "schedules", "published", "library", "models", "rivals", "networks", "plans", "backward_calls", "ported",
-    "tensor_core", "own_products", "own_steps", "own_attention", "thesis", "ablation",
+    "tensor_core", "kernelbench", "own_products", "own_steps", "own_attention", "thesis", "ablation",
 )  # fmt: skip
 
 

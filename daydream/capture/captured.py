@@ -94,6 +94,7 @@ class Capture:
         dtype: ``float32``, ``bfloat16``, ``float16``, or ``amp``.
         assumed: what the capture had to suppose, a sentence each.
         blocks: paths of the equal modules that the model repeats the most of, in order.
+        tf32: whether convolutions of float32 may round their operands to TF32 (``torch.backends.cudnn.allow_tf32``).
     """
 
     title: str
@@ -106,3 +107,4 @@ class Capture:
     dtype: str = "float32"
     assumed: tuple[str, ...] = field(default=())
     blocks: tuple[str, ...] = ()
+    tf32: bool = True

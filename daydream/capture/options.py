@@ -29,6 +29,8 @@ class CaptureOptions:
         attention: kernels of ``scaled_dot_product_attention``: ``flash``, ``efficient``, ``eager``, or ``auto``.
         flash: whether ``auto`` means flash attention, as on boards from sm_80, or memory-efficient attention.
         channels_last: images and convolutions' weights lie with their channels last.
+        tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch lets them by default.
+        assume: what is supposed of values that the model reads, ``nonzero=SHARE`` or ``item=VALUE`` each.
         checkpoint: ``none``, ``full``, ``selective``, or a pattern of modules' paths.
     """
 
@@ -43,4 +45,6 @@ class CaptureOptions:
     attention: str = "auto"
     flash: bool = True
     channels_last: bool = False
+    tf32: bool = True
+    assume: tuple[str, ...] = ()
     checkpoint: str = "none"

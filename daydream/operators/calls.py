@@ -62,8 +62,17 @@ def work_of_call(name: str, inputs: Inputs, outputs: tuple[RecordedTensor, ...])
     return Work(kind="unknown", parts=(WorkPart({}, moved=moved),), flops=0.0, bytes=total, assumed=work)
 
 
+def _with_tf32(work: Work) -> Work:
+    """The work, whose convolutions of float32 may round their operands to TF32."""
+    parts = (
+        replace(part, data=part.data | {"allow_tf32": True}) if "conv2d" in part.data.get("op", "") else part
+        for part in work.parts
+    )
+    return replace(work, parts=tuple(parts))
+
+
 def operator_prices(
-    operators: Sequence[Operator], device: DeviceSpec, implementation: Implementation = "library"
+    operators: Sequence[Operator], device: DeviceSpec, implementation: Implementation = "library", *, tf32: bool = True
 ) -> list[OperatorPrice]:
     """The price of every operator, in order; equal ones are the same object.
 
@@ -72,11 +81,20 @@ def operator_prices(
             arguments look alike.
         device: an NVIDIA board.
         implementation: the library's kernels, or Roller's ``best`` ones wherever it can build them.
+        tf32: whether convolutions of float32 may round their operands to TF32, as PyTorch's ``cudnn.allow_tf32`` says
+            by default; ``matmul.allow_tf32``, which it does not set, keeps products in float32.
 
     Raises:
         InputError: the board runs no such library, or there is no such implementation.
     """
     works = [work_of_call(*operator) for operator in operators]
+    if tf32:
+        rounded = {
+            id(work): _with_tf32(work)
+            for work in works
+            if work is not None and work.kind == "convolution" and work.dtype == "float32"
+        }
+        works = [rounded.get(id(work), work) for work in works]
     distinct = {id(work): work for work in works if work is not None}
     by_library = part_prices(distinct.values(), device, "library")
     unpriced = [work for work in distinct.values() if any(by_library[part_key(part)].reason for part in work.parts)]

@@ -73,6 +73,7 @@ class PartKey(NamedTuple):
     moved: Moved | None = None
     efficient: bool = False
     channels_last: bool = False
+    sizes: tuple[float, ...] = ()
 
 
 #: Kind of a library call -> the kind of model that prices it.
@@ -91,13 +92,13 @@ def part_key(part: WorkPart, dtype: str = "") -> PartKey:
     """The part by its value; ``dtype`` in place of its own element type."""
     if not dtype or not part.data:
         text = json.dumps(part.data) if part.data else ""
-        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last)
+        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last, part.sizes)
     moved = part.moved
     if moved is not None:
         ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
         moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, between=moved.between * ratio)
     text = json.dumps(part.data | {"dtype": dtype})
-    return PartKey(text, part.direction, moved, part.efficient, part.channels_last)
+    return PartKey(text, part.direction, moved, part.efficient, part.channels_last, part.sizes)
 
 
 def part_prices(
@@ -186,6 +187,8 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
         if not key.efficient:
             raise
         return [efficient_attention_call(data, key.direction, device)]
+    if key.sizes and calls[0].kind == "convolution":
+        calls = [replace(calls[0], sizes=key.sizes)]
     if calls[0].kind == "attention":
         return [replace(call, variant=PYTORCH_FLASH) for call in calls]
     if key.channels_last:
@@ -196,15 +199,17 @@ def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
 def _stream(moved: Moved, device: DeviceSpec) -> LibraryCall:
     """The call of one of the kernels."""
     from roller.library.calls import LibraryCall
-    from roller.library.elementwise import reuse
+    from roller.library.elementwise import instruction_seconds, integer_seconds, reuse
     from roller.library.streams import POINT_INSTRUCTIONS
 
     total = moved.bytes + moved.again * (1 - float(reuse(device, moved.between)))
-    points = moved.outputs * moved.instructions / POINT_INSTRUCTIONS
+    # Integer instructions as so many of the others.
+    each = float(integer_seconds(device, 1.0) / instruction_seconds(device, 1.0))
+    points = moved.outputs * (moved.instructions + moved.integers * each) / POINT_INSTRUCTIONS
     kind, work = ("roofline", moved.flops) if moved.flops else ("stream", points)
     sizes = tuple(size / moved.launches for size in (total, moved.outputs, work))
     if kind == "stream":
-        sizes = (*sizes, moved.scattered / moved.launches, moved.blocks)
+        sizes = (*sizes, moved.scattered / moved.launches, moved.blocks, moved.trips)
     return LibraryCall(kind=kind, label=moved.kernel, sizes=sizes, dtype=moved.dtype, variant=moved.kernel)
 
 
@@ -256,7 +261,8 @@ def _gradient_kernels(
     columns = zip(*(call.sizes for call in calls), strict=True)
     sizes = ConvolutionSizes(**dict(zip(KINDS["convolution"], columns, strict=True)))
     times = convolution_seconds(
-        sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward", channels_last=channels_last
+        sizes, device, dtype_bytes=DTYPE_BYTES[dtype], direction="backward", channels_last=channels_last,
+        tf32=dtype == "tfloat32",
     )  # fmt: skip
     prefix, which = ("data_", 0) if direction == "backward data" else ("weight_", 1)
     stages = {name.removeprefix(prefix): each for name, each in times.stages.items() if name.startswith(prefix)}

@@ -130,7 +130,7 @@ def amp(
     _check({**factors, "communication-factor": communication_factor}, tensor_cores)
     by_price = _by_price(price)
     spec, notes = _board(graph, device, needed=by_price == "yes")
-    if tensor_cores == "auto" and spec is not None and spec.matrix_instruction("float16") is None:
+    if tensor_cores == "auto" and spec is not None and spec.best_matrix_instruction("float16") is None:
         tensor_cores = "no"
         notes.append(f"{spec.title} has no Tensor Cores: compute-bound kernels keep their durations")
     if tensor_cores == "no":

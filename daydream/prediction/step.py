@@ -166,7 +166,8 @@ def predicted(
     steps = []
     for device in devices:
         prices = [OperatorPrice()] * len(capture.operators)
-        for place, price in zip(launching, operator_prices(calls, device, implementation), strict=True):
+        priced = operator_prices(calls, device, implementation, tf32=capture.tf32)
+        for place, price in zip(launching, priced, strict=True):
             prices[place] = price
         counts = [len(price.kernels) for price in prices]
         host = host_seconds(capture.operators, counts, device)

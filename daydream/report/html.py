@@ -13,7 +13,8 @@ from daydream.report.breakdown import Busy, LayerTimes, Resource, Share, layer_t
 from daydream.report.idle import COMMUNICATION, COPY, LAUNCH, LOADING, OWN, STREAM, SYNCHRONISED, LaneIdle
 from daydream.report.picture import CLASSES, TEXTS, kinds_used, picture
 from daydream.report.style import CSS, RESOURCE_CLASSES, bar, esc, legend, ms, percent, table, tile
-from daydream.report.tables import PACED
+from daydream.report.tables import ACHIEVED, PACED, achieved
+from daydream.report.tables import number as rate
 from daydream.whatif import AppliedPass
 
 #: Lines of a table, at most.
@@ -293,6 +294,8 @@ def _merged(named: Named) -> list[tuple[str, list[Share | None]]]:
 
 def _kernels(named: Named) -> str:
     merged = _merged(named)
+    figures = named[0][1].utilisation if len(named) == 1 else None
+    by_name = {task.name: task for task in figures.tasks} if figures is not None else {}
     longest = max((share.total_us for _, shares in merged for share in shares if share), default=0.0)
     rows = []
     for name, shares in merged:
@@ -302,10 +305,13 @@ def _kernels(named: Named) -> str:
         bars = "".join(bar([(k, t, f"{ms(t)} ms")], longest, thin=True) for k, t in zip(kinds, times, strict=True))
         first = shares[0]
         part = f"{100 * first.share:.1f} %" if first else "–"
-        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, bars])
+        kernel = by_name.get(name)
+        rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
+        more = [esc(kernel.kind) if kernel else "–", *map(rate, rates)] if by_name else []
+        rows.append([_name(name), " → ".join(counts), *(ms(time) for time in times), part, *more, bars])
     heads = [f"{name}, ms" for name, _ in named] if len(named) > 1 else ["ms"]
     share = "share before" if len(named) > 1 else "share"
-    columns = ["kernel or copy", "count", *heads, share, ""]
+    columns = ["kernel or copy", "count", *heads, share, *(["kind", "TFLOP/s", "GB/s"] if by_name else []), ""]
     return "<h2>GPU tasks per step</h2>" + table(columns, rows, ["name", *[""] * (len(columns) - 2), "wide left"])
 
 
@@ -384,21 +390,26 @@ def _utilisation(analysis: Analysis) -> str:
         tile("CPU", percent(mean.cpu), f"of {figures.cores_text}"),
     ]
     notes = "".join(f"<li>{esc(sentence)}</li>" for sentence in figures.sentences())
+    cells = [
+        [esc(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), *achieved(figures, each)]
+        for each in figures.kinds
+    ]
+    kinds = table(["kind of GPU task", "count", "ms per step", "share", *ACHIEVED], cells)
     lists = []
     for title, kind, rows in (
         (f"Longest kernels below the average of {percent(mean.of_peak)}", "kernel", figures.slow_kernels),
         ("Longest layers", "layer", figures.layers if mean.peak_us == mean.peak_us else ()),
     ):
         cells = [
-            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), percent(each.of_peak)]
+            [_name(each.name), f"{each.count:.0f}", ms(each.total_us), percent(each.share), *achieved(figures, each)]
             for each in rows[:ROWS]
         ]
         if cells:
-            columns = [kind, "count", "ms", "of kernel time", "of peak"]
-            lists.append(f"<div><h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}</div>")
+            columns = [kind, "count", "ms", "of kernel time", *ACHIEVED]
+            lists.append(f"<h3>{esc(title)}, per step</h3>{table(columns, cells, ['name'])}")
     return (
-        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>'
-        f'<div class="columns">{"".join(lists)}</div>'
+        f'<h2>Utilisation</h2><div class="tiles">{"".join(tiles)}</div><ul class="faint small">{notes}</ul>{kinds}'
+        f"{''.join(lists)}"
     )
 
 

@@ -16,7 +16,7 @@ from daydream.whatif import AppliedPass, parameter_text, written
 from hal.support.tables import print_line, print_table
 
 if TYPE_CHECKING:
-    from daydream.report.utilisation import Utilisation
+    from daydream.report.utilisation import Utilisation, WorkUtilisation
 
 #: Names of kernels are templates of hundreds of characters; the end says least.
 LONGEST_NAME = 72
@@ -155,12 +155,29 @@ def print_report(analysis: Analysis, rows: int) -> None:
             _add(made, *cells, *([percent(of_peak.get(layer.name, math.nan))] if of_peak else []))
         print_table(made)
         print_line()
-    _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
+    _print_kernels(analysis, rows)
     shares = [Share(f"{kind.label}: {s.name}", s.count, s.total_us, s.share) for kind, s in analysis.path[:rows]]
     _print_shares("Critical path, per step", "task", shares, "of the path")
     print_idle(analysis, rows)
     if analysis.utilisation is not None:
         print_utilisation(analysis.utilisation, rows)
+
+
+def _print_kernels(analysis: Analysis, rows: int) -> None:
+    """The longest GPU tasks by name; with utilisations their kinds and rates, too."""
+    if analysis.utilisation is None or not analysis.kernels:
+        _print_shares("GPU tasks, per step", "kernel", analysis.kernels[:rows], "of GPU time")
+        return
+    figures = {task.name: task for task in analysis.utilisation.tasks}
+    made = table("GPU tasks, per step", "kernel", "kind", "count", "ms", "of GPU time", "TFLOP/s", "GB/s")
+    made.columns[1].justify = "left"
+    for share in analysis.kernels[:rows]:
+        kernel = figures.get(share.name)
+        rates = (kernel.flops_per_second / 1e12, kernel.bytes_per_second / 1e9) if kernel else (math.nan, math.nan)
+        numbers = (f"{share.count:.1f}", ms(share.total_us), f"{100 * share.share:.1f} %", *map(number, rates))
+        _add(made, short(share.name), kernel.kind if kernel else "-", *numbers)
+    print_table(made)
+    print_line()
 
 
 def _print_shares(title: str, what: str, shares: Sequence[Share], of: str) -> None:
@@ -200,14 +217,30 @@ def print_utilisation(figures: Utilisation, rows: int) -> None:
     print_table(made)
     for sentence in figures.sentences():
         print_line(sentence)
+    print_line()
+    made = table("Kinds of GPU tasks, per step", "kind", "count", "ms", "share", *ACHIEVED)
+    for kind in figures.kinds:
+        _add(made, kind.name, f"{kind.count:.1f}", ms(kind.total_us), percent(kind.share), *achieved(figures, kind))
+    print_table(made)
     if figures.slow_kernels:
         print_line()
         title = f"Longest kernels below the average of {percent(figures.mean.of_peak)} of peak, per step"
-        made = table(title, "kernel", "count", "ms", "of kernel time", "of peak")
+        made = table(title, "kernel", "count", "ms", "of kernel time", *ACHIEVED)
         for kernel in figures.slow_kernels[:rows]:
-            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share), percent(kernel.of_peak))
-            _add(made, short(kernel.name), *numbers)
+            numbers = (f"{kernel.count:.1f}", ms(kernel.total_us), percent(kernel.share))
+            _add(made, short(kernel.name), *numbers, *achieved(figures, kernel))
         print_table(made)
+
+
+#: Columns of what kernels achieve, and of what the board could.
+ACHIEVED = ("TFLOP/s", "of peak", "GB/s", "of memory's")
+
+
+def achieved(figures: Utilisation, work: WorkUtilisation) -> tuple[str, str, str, str]:
+    """Rates that kernels achieve, as text, with their shares of the board's: of its peaks, and of its memory's rate."""
+    flops, moved = work.flops_per_second, work.bytes_per_second
+    of_peak = work.of_peak if flops == flops else math.nan
+    return (number(flops / 1e12), percent(of_peak), number(moved / 1e9), percent(moved / figures.bandwidth))
 
 
 def print_whatif(before: Analysis, after: Analysis, applied: Sequence[AppliedPass]) -> None:

@@ -16,7 +16,7 @@ from daydream.tasks.held import cut_waiting_calls, release_full_queue
 from daydream.tasks.lags import explain_late, join_branches, time_launches
 from daydream.tasks.steps import find_steps
 from daydream.tasks.waits import CallWaits, find_waits
-from daydream.trace.kineto import read_trace
+from daydream.trace.files import read_trace
 from daydream.trace.nesting import enclosing_events
 from daydream.trace.text import no_collection
 from daydream.trace.trace import NONE, Category, Flags, Trace

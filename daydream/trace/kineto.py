@@ -42,12 +42,17 @@ def read_trace(path: Path) -> Trace:
     notes = Notes()
     try:
         with no_collection():
-            return _build(path, read_document(path, notes), notes)
+            return trace_of(path, read_document(path, notes), notes)
     except MemoryError:
         raise InputError(str(path), "needs more memory than there is", "record fewer steps") from None
 
 
-def _build(path: Path, document: Document, notes: Notes) -> Trace:
+def trace_of(path: Path, document: Document, notes: Notes) -> Trace:
+    """The columns of a decoded document.
+
+    Raises:
+        InputError: no usable event is in it.
+    """
     numbers, clock = Numbers(), Clock(document.exact)
     lists = sort_out(document, numbers, notes)
     tasks, categories, raw = _timed(lists.tasks, lists.categories, clock, notes)

@@ -71,7 +71,7 @@ def product(b: int, m: int, n: int, k: int, dtype: str, *, batched: bool = False
     return LibraryCall(kind="gemm", label=label, sizes=(b, m, n, k), dtype=dtype, variant=variant)
 
 
-def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
+def convolution(sizes: Mapping[str, float], dtype: str) -> LibraryCall:
     """A convolution, ``sizes`` by the names of ``calls.KINDS``; double precision has no model but the roofline."""
     n, c, f, h, w = (sizes[name] for name in ("n", "c", "f", "h", "w"))
     groups, window = sizes["groups"], sizes["kh"] * sizes["kw"]
@@ -82,13 +82,13 @@ def convolution(sizes: Mapping[str, int], dtype: str) -> LibraryCall:
         work = 2 * outputs * c // groups * window
         return LibraryCall(kind="roofline", label=label, sizes=(moved, outputs, work), dtype=dtype)
     names = ("n", "c", "f", "h", "w", "kh", "kw", "stride", "groups", "out_h", "out_w", "dilation")
-    return LibraryCall(kind="convolution", label=label, sizes=tuple(sizes[name] for name in names), dtype=dtype)
+    return LibraryCall(kind="convolution", label=label, sizes=(*(sizes[name] for name in names), 0), dtype=dtype)
 
 
 def stream(label: str, kernel: str, read: float, written: int, points: float, dtype: str) -> LibraryCall:
     """A kernel that reads ``read`` elements and writes ``written`` ones, in ``points`` evaluations."""
     moved = (read + written) * DTYPE_BYTES[dtype]
-    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0), dtype=dtype, variant=kernel)
+    return LibraryCall(kind="stream", label=label, sizes=(moved, written, points, 0, 0, 0), dtype=dtype, variant=kernel)
 
 
 def attention(operator: Attention) -> list[LibraryCall]:

@@ -115,7 +115,7 @@ def _matrix_product(form: KernelForm, first: Load, second: Load) -> list[Library
     value, bias = form.final.value, False
     if not shared:
         value, bias = _without_bias(form, columns)
-    call = product(b, m, n, k, _dtype(form, first), batched=bool(shared), bias=bias)
+    call = product(b, m, n, k, _multiplied(form, first), batched=bool(shared), bias=bias)
     # Whichever operand came to be the one of the columns: are its elements contiguous along k?
     weights = second if set(columns) <= set(in_second) else first
     if bias and _axes(weights)[-1] not in form.reduced:
@@ -149,7 +149,7 @@ def _convolution(form: KernelForm, data: Load, weights: Load) -> LibraryCall | N
     if len(known) < len(sides) or not _is_summed_over_windows(form, [index for index, _ in windows], weights):
         return None
     # Windows along one dimension are those of images of one row.
-    return _convolution_call(form, plain, weights, [_WindowSide(), *known][-2:], _dtype(form, data))
+    return _convolution_call(form, plain, weights, [_WindowSide(), *known][-2:], _multiplied(form, data))
 
 
 def _is_summed_over_windows(form: KernelForm, windows: Iterable[AffineIndex], weights: Load) -> bool:
@@ -172,7 +172,7 @@ def _convolution_call(
     images = _size(form, [axis for axis in output if axis in plain and axis not in in_weights])
     sizes = {
         "n": images, "c": channels * groups, "f": filters * groups, "h": rows.extent, "w": columns.extent,
-        "kh": rows.taps, "kw": columns.taps, "stride": max(rows.stride, columns.stride), "groups": groups,
+        "kh": rows.taps, "kw": columns.taps, "stride": math.sqrt(rows.stride * columns.stride), "groups": groups,
         "out_h": rows.outputs, "out_w": columns.outputs, "dilation": max(rows.dilation, columns.dilation),
     }  # fmt: skip
     return convolution(sizes, dtype)
@@ -329,6 +329,12 @@ def _axes(load: Load) -> tuple[str, ...]:
 
 def _size(form: KernelForm, axes: Iterable[str]) -> int:
     return math.prod(form.sizes[axis] for axis in axes)
+
+
+def _multiplied(form: KernelForm, load: Load) -> str:
+    """The type in which a product's operands are multiplied."""
+    dtype = _dtype(form, load)
+    return "tfloat32" if dtype == "float32" and form.expr.allow_tf32 else dtype
 
 
 def _dtype(form: KernelForm, load: Load) -> str:
