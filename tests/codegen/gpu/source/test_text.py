@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from codegen.gpu.source.text import paired_words
+import pytest
+
+from codegen.gpu.source.text import paired_words, static_shared_bytes
 
 
 def test_eight_equal_words_are_four_pairs() -> None:
