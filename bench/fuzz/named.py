@@ -24,6 +24,10 @@ def attention(chance: random.Random) -> Data:
 
 
 def _with_options(chance: random.Random, data: Data) -> Data:
+    if data["op"] == "attention" and chance.random() < 0.35:
+        # What warp groups of the H100 take.
+        data |= {"queries": 1024, "keys": chance.choice((1024, 2000)), "head_dim": chance.choice((64, 128))}
+        data["dtype"] = chance.choice(_FLOATS[:2])
     if data["causal"] and chance.random() < 0.3:
         data["window"] = chance.choice((1, 17, 64, 130))
     if chance.random() < 0.2:

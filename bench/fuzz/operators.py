@@ -471,7 +471,10 @@ def steps(draw: Draw) -> Data:
     second = product(hidden, _operand(draw, "D", ["n", "p"]))
     if chance.random() < 0.2:
         second = product(second, _position_weight(draw, ["i", "n", "p"]))
-    term = draw.reduced(draw.function(("sum", "sum", "sum", "max", "min")), ["n"], second)
+    function = draw.function(("sum", "sum", "sum", "max", "min", "prod"))
+    if function == "prod":
+        second = draw.factor(second, draw.sizes["n"])
+    term = draw.reduced(function, ["n"], second)
     if chance.random() < 0.4 or draw.target is not None:
         term = _epilogue(draw, ["i", "p"], draw.state("C", ["i", "p"], term), depth=1)
     return draw.finish(term, ["i", "p"])

@@ -57,7 +57,8 @@ POSSIBLE: Mapping[str, frozenset[str]] = {
     "mma": _PRODUCTS | _OUTSIDE
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS, "writes int32"},
     "wgmma": _PRODUCTS | _OUTSIDE | {"reads float16", "reads bfloat16", *_RESULTS},
-    "bulk": _PRODUCTS | _OUTSIDE
+    # Bulk copies and bulk stores pad nothing.
+    "bulk": _without(_PRODUCTS | _OUTSIDE, "pad zero", "pad number")
     | {*_ANY_FLOAT, "reads int8", "reads float8_e4m3fn", "reads float8_e5m2", *_RESULTS},
     "pairs.warps": _PAIRS | {"reads float16", "reads bfloat16"},
     "pairs.multiply_adds": _PAIRS | set(_ANY_FLOAT),
