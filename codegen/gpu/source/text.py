@@ -162,7 +162,7 @@ _SCALAR_BYTES = {
 }
 _C_BYTES = _SCALAR_BYTES | {
     f"{name}{lanes}": size * lanes
-    for name, size in {"half": 2, "int": 4, "uint": 4, "float": 4, "double": 8}.items()
+    for name, size in {**_SCALAR_BYTES, "uint": 4}.items()
     for lanes in (2, 4, 8)
 }
 

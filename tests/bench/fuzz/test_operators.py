@@ -10,7 +10,7 @@ import pytest
 from bench.fuzz.operators import operator
 from bench.fuzz.productions import ALL, productions
 from bench.fuzz.values import Term, positive, product, quotient, total, within
-from sokoban.language.expression import FUNCTIONS
+from sokoban.language.functions import FUNCTIONS
 from sokoban.language.operators import operator_from_data
 from sokoban.language.parser import parse_program
 from sokoban.language.reference import evaluate, random_inputs

@@ -83,6 +83,7 @@ HARD: list[dict[str, Any]] = [
     {"expr": "C[i] = sum(k, X[i,k] * X[k,i]) + X[3*i, i + 1 | pad=-0.5]", "sizes": {"i": 65, "k": 65},
      "shapes": {"X": [65, 65]}},
     # Double precision, whose constants need all their digits.
+    {"op": "matmul", "m": 33, "n": 65, "k": 17, "accumulate": "float64"},
     {"op": "elementwise", "function": "gelu", "shape": [100], "dtype": "float64"},
     {"op": "layer_norm", "shape": [10, 100], "dtype": "float64"},
     {"op": "matmul", "m": 33, "n": 65, "k": 17, "dtype": "float64"},
