@@ -19,7 +19,7 @@ from daydream.passes.basis.bytes import changed_memory, memory_of
 from daydream.passes.basis.gradients import Gradients, find_gradients
 from daydream.passes.basis.halves import halved
 from daydream.passes.basis.idioms import preceding
-from daydream.passes.basis.narrow import is_mixed, narrow
+from daydream.passes.basis.narrow import is_mixed, narrow, of_integers
 from daydream.passes.basis.scaler import SCALER, add_scaler
 from daydream.trace.collectives import is_collective_name
 from daydream.trace.trace import NONE, Floats, Ints
@@ -202,7 +202,7 @@ def _choose(graph: TaskGraph, spec: DeviceSpec | None, update: bool) -> _Chosen:
         over_lists = np.array([bool(_OVER_LISTS.search(text)) for text in texts] or [False], np.bool_)
         wanted &= (graph.phase != Phase.UPDATE) & ~over_lists[graph.name]
     rows = np.flatnonzero(wanted)
-    rows = rows[~narrow(graph, rows)]
+    rows = rows[~narrow(graph, rows) & ~of_integers(graph, rows)]
     by_name = np.array([bool(COMPUTE.search(t)) and not is_auxiliary(t) for t in texts] or [False], np.bool_)
     compute, by_model = by_name[graph.name[rows]], np.zeros(len(rows), np.bool_)
     if spec is None or graph.trace is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,9 @@ NARROW = re.compile(
 #: Types of 16 bits or fewer, floating-point ones alone.
 _FLOATING = re.compile(r"half|bfloat16|float8|float4", re.IGNORECASE)
 
+#: Types of floating-point numbers, and of two of them.
+_NUMBERS = re.compile(r"half|float|double|complex", re.IGNORECASE)
+
 #: A step whose products compute in 16 bits for this share of their time has mixed precision already.
 MIXED = 0.9
 
@@ -46,22 +50,32 @@ def narrow(graph: TaskGraph, rows: Ints) -> NDArray[np.bool_]:
     trace = graph.trace
     if trace is None:
         return by_name
-    of_operator: dict[int, bool] = {NONE: False}
-    for operator in np.unique(graph.operator[rows]).tolist():
-        of_operator[operator] = _reads_narrow(graph, operator)
-    return by_name | np.array([of_operator[each] for each in graph.operator[rows].tolist()], np.bool_)
+    return by_name | _by_types(
+        graph, rows, lambda types: any(_FLOATING.search(each) and element_bytes(each) <= 2 for each in types)
+    )
 
 
-def _reads_narrow(graph: TaskGraph, operator: int) -> bool:
-    """Whether the innermost operator that recorded types of tensors has one of 16 bits or fewer."""
-    assert graph.trace is not None
-    while operator != NONE:
+def of_integers(graph: TaskGraph, rows: Ints) -> NDArray[np.bool_]:
+    """Which of these GPU tasks have operators whose recorded tensors are all of integers or truth values."""
+    return _by_types(graph, rows, lambda types: not any(_NUMBERS.search(each) for each in types))
+
+
+def _by_types(graph: TaskGraph, rows: Ints, holds: Callable[[list[str]], bool]) -> NDArray[np.bool_]:
+    """For each of these GPU tasks whether something holds of the recorded types of its operator's tensors."""
+    of_operator = {operator: _tensor_types(graph, operator) for operator in np.unique(graph.operator[rows]).tolist()}
+    chosen = {operator: bool(types) and holds(types) for operator, types in of_operator.items()}
+    return np.array([chosen[each] for each in graph.operator[rows].tolist()], np.bool_)
+
+
+def _tensor_types(graph: TaskGraph, operator: int) -> list[str]:
+    """Types of the tensors of the innermost operator that recorded some."""
+    while graph.trace is not None and operator != NONE:
         types = argument(graph.trace.arguments[operator], "Input type", "Input types", "input_types")
         tensors = [str(each) for each in types if is_tensor_type(each)] if isinstance(types, list) else []
         if tensors:
-            return any(_FLOATING.search(each) and element_bytes(each) <= 2 for each in tensors)
+            return tensors
         operator = int(graph.enclosing[operator])
-    return False
+    return []
 
 
 def is_mixed(graph: TaskGraph, products: Ints) -> bool:
