@@ -61,7 +61,7 @@ def hugging_face_subject(
     builder = _builder(path, config, class_name)
     title = f"hf:{path}"
     with failures_told(title), torch.device("meta"):
-        model = _built(builder, config, "eager" if attention == "eager" else None)
+        model = _built(builder, config, "eager" if attention in ("math", "eager") else None)
     return subject_of_model(model, title, batch=batch, sequence=sequence, image=image, training=training)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from daydream.capture.options import CaptureOptions
+from daydream.operators.variants import CAPTURED
 from hal.support.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load_subject(
         image: height and width of images.
         class_name: of a model of transformers.
         training: whether labels and a loss are needed.
-        attention: ``eager`` has models of transformers write their attention out.
+        attention: ``math`` and ``eager`` have models of transformers write their attention out.
 
     Raises:
         InputError: the text names nothing, or what it names fails.
@@ -96,6 +97,7 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         else source
     )  # fmt: skip
     kernel = options.attention
+    kernel = CAPTURED.get(kernel, kernel)
     if kernel == "auto":
         kernel = "flash" if options.flash else "efficient"
     assumed = list(subject.assumed)
@@ -104,13 +106,16 @@ def captured(source: str | Subject, options: CaptureOptions) -> Capture:
         assumed.append(f"modules like {paths[0]} are computed again in the backward pass")
     if options.dtype == "amp":
         assumed.append("autocast to float16 without scaling of the loss")
+    if options.dtype == "tf32":
+        assumed.append("products of float32 are multiplied as TensorFloat-32 where the board has it")
     if options.channels_last:
         subject = _channels_last(subject)
     with failures_told(subject.title, subject.source), board_kernels(kernel), positions_without_data():
-        return capture(
+        taken = capture(
             replace(subject, assumed=tuple(assumed)), training=training, dtype=options.dtype,
-            optimizer=options.optimizer or "", implementation=options.implementation,
+            optimizer=options.optimizer or "", implementation=options.implementation, parameters=options.parameters,
         )  # fmt: skip
+    return replace(taken, attention=options.attention)
 
 
 def _channels_last(subject: Subject) -> Subject:

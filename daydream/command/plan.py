@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from daydream.capture.options import DTYPES
 from daydream.command.engines import ENGINE_OPTIONS, answers
 from daydream.command.outputs import print_json, with_options
 from daydream.command.predict import STEP_OPTIONS, chosen_devices, has_flash_attention
@@ -61,7 +62,7 @@ _COUNT = click.IntRange(1, MOST_RANKS)
     click.option("--global-batch", type=_COUNT, default=None, help="Samples of a step on all boards."),
     click.option(
         "--dtype",
-        type=click.Choice(["float32", "bfloat16", "float16", "amp"]),
+        type=click.Choice(DTYPES),
         default="bfloat16",
         show_default=True,
         help="That the step computes in; parameters of 16 bits are kept in float32, too.",

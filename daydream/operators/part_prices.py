@@ -73,6 +73,7 @@ class PartKey(NamedTuple):
     moved: Moved | None = None
     efficient: bool = False
     channels_last: bool = False
+    variant: str = ""
 
 
 #: Kind of a library call -> the kind of model that prices it.
@@ -81,6 +82,11 @@ _MODELS: dict[str, Model] = {
     "layer_norm": "row-wise", "attention": "attention", "stream": "streams", "roofline": "bytes",
     "collective": "collectives",
 }  # fmt: skip
+
+#: The type that TensorFloat-32 is by name, and what calls of a kind are priced as: convolutions as those of 16 bits,
+#: twice as long, since operands have twice the bytes and are multiplied at half the rate.
+TF32 = "tfloat32"
+_AS_TF32 = {"gemm": TF32, "convolution": "float16"}
 
 #: Prices of this process, by board and implementation: construction takes hundredths of a second per operator, and
 #: networks repeat themselves.
@@ -91,13 +97,13 @@ def part_key(part: WorkPart, dtype: str = "") -> PartKey:
     """The part by its value; ``dtype`` in place of its own element type."""
     if not dtype or not part.data:
         text = json.dumps(part.data) if part.data else ""
-        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last)
+        return PartKey(text, part.direction, part.moved, part.efficient, part.channels_last, part.variant)
     moved = part.moved
     if moved is not None:
         ratio = DTYPE_BYTES[dtype] / DTYPE_BYTES[part.data["dtype"]]
         moved = replace(moved, bytes=moved.bytes * ratio, again=moved.again * ratio, between=moved.between * ratio)
     text = json.dumps(part.data | {"dtype": dtype})
-    return PartKey(text, part.direction, moved, part.efficient, part.channels_last)
+    return PartKey(text, part.direction, moved, part.efficient, part.channels_last, part.variant)
 
 
 def part_prices(
@@ -176,18 +182,18 @@ def library_prices(keys: Sequence[PartKey], device: DeviceSpec) -> list[PartPric
 def _calls(key: PartKey, device: DeviceSpec) -> list[LibraryCall]:
     from roller.library import library_calls
     from roller.library.calls import CHANNELS_LAST, PYTORCH_FLASH, check_call
+    from roller.library.matrix_gemm import has_matrix_gemm
 
     data = json.loads(key.text)
-    try:
-        calls = library_calls(data, "backward" if key.direction == "backward" else "forward")
-        for call in calls:
-            check_call(call, device)
-    except InputError:
-        if not key.efficient:
-            raise
+    if key.efficient:
         return [efficient_attention_call(data, key.direction, device)]
+    calls = library_calls(data, "backward" if key.direction == "backward" else "forward")
+    for call in calls:
+        check_call(call, device)
+    if key.variant == TF32 and has_matrix_gemm(device, TF32):
+        calls = [replace(call, dtype=_AS_TF32.get(call.kind, call.dtype)) for call in calls]
     if calls[0].kind == "attention":
-        return [replace(call, variant=PYTORCH_FLASH) for call in calls]
+        return [replace(call, variant=key.variant or PYTORCH_FLASH) for call in calls]
     if key.channels_last:
         return [replace(call, variant=CHANNELS_LAST) if call.kind == "convolution" else call for call in calls]
     return calls
@@ -217,7 +223,14 @@ def _kernel(key: PartKey, call: LibraryCall, priced: PricedCall) -> KernelPrice:
         if key.efficient and call.kind == "roofline"
         else (priced.kernel, _MODELS[call.kind])
     )
-    return KernelPrice(name, priced.seconds, priced.bound, model, priced.kernels)
+    seconds = priced.seconds * _longer(key, call)
+    return KernelPrice(name, seconds, priced.bound, model, priced.kernels)
+
+
+def _longer(key: PartKey, call: LibraryCall) -> float:
+    """How much longer than the call as it is priced: convolutions by way of TF32."""
+    is_tf32 = key.variant == TF32 and call.kind == "convolution"
+    return DTYPE_BYTES["float32"] / DTYPE_BYTES[call.dtype] if is_tf32 else 1.0
 
 
 @lru_cache(maxsize=65536)
@@ -242,7 +255,10 @@ def _gradient_prices(
     for kind in dict.fromkeys(kinds):
         same_kind = [gradient for gradient, its in zip(gradients, kinds, strict=True) if its == kind]
         kernels = _gradient_kernels([call for _, call in same_kind], device, *kind)
-        prices += [(place, kernel) for (place, _), kernel in zip(same_kind, kernels, strict=True)]
+        prices += [
+            (place, replace(kernel, seconds=kernel.seconds * _longer(keys[place], call)))
+            for (place, call), kernel in zip(same_kind, kernels, strict=True)
+        ]
     return prices
 
 

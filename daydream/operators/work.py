@@ -59,6 +59,8 @@ class WorkPart:
         efficient: of attention: whether boards without FlashAttention run memory-efficient kernels for it.
         times: how often it runs, one after the other.
         channels_last: of convolutions: whether their tensors lie in NHWC.
+        variant: the library's kernels where a job asks for them (:mod:`daydream.operators.variants`): a family of
+            attention, or ``tfloat32``.
     """
 
     data: dict[str, Any]
@@ -67,6 +69,7 @@ class WorkPart:
     efficient: bool = False
     times: int = 1
     channels_last: bool = False
+    variant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

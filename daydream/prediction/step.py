@@ -159,14 +159,17 @@ def predicted(
     """A captured step on every board.
 
     Raises:
-        InputError: a board runs no such library.
+        InputError: a board runs no such library or attention.
     """
     launching = [place for place, operator in enumerate(capture.operators) if operator.launches]
     calls = [(each.name, each.inputs, each.outputs) for each in map(capture.operators.__getitem__, launching)]
     steps = []
     for device in devices:
         prices = [OperatorPrice()] * len(capture.operators)
-        for place, price in zip(launching, operator_prices(calls, device, implementation), strict=True):
+        priced = operator_prices(
+            calls, device, implementation, attention=capture.attention, tf32=capture.dtype == "tf32"
+        )
+        for place, price in zip(launching, priced, strict=True):
             prices[place] = price
         counts = [len(price.kernels) for price in prices]
         host = host_seconds(capture.operators, counts, device)
