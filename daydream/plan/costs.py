@@ -33,9 +33,9 @@ _COLLECTIVES = {
     "_c10d_functional::reduce_scatter_tensor": "reduce_scatter",
 }
 
-#: Multiprocessors that NCCL's kernels occupy within a node: its channels, a block each; 16 is the least that its tuning
-#: gives boards with NVSwitch (``src/graph/connect.cc``).
-CHANNELS = 16
+#: Multiprocessors that NCCL's kernels occupy within a node, a block of a channel each: the channels that it opens among
+#: eight A100 or H100 behind NVSwitch (``24 coll channels`` of its log: nccl-tests issue 100, nccl issue 1259).
+CHANNELS = 24
 
 #: What an update of parameters in float32 is recorded as.
 _FULL, _FULL_BYTES = "float", 4
