@@ -16,6 +16,10 @@ from hal.support.tables import print_line, print_table
 def print_plan(step: PlannedStep, rows: int) -> None:
     """One plan: the step, what each stage does, and what a rank holds."""
     print_summary([step])
+    print_line(
+        f"model FLOPs utilisation {100 * step.utilisation:.0f} %: {step.model_flops / step.seconds / 1e12:.0f} TFLOP/s "
+        "a board, nothing computed again and attention without what masks leave out"
+    )
     print_line()
     print_table(_stages(step, rows))
     print_line()

@@ -87,6 +87,29 @@ class PlannedStep:
         return total * self.layout.micro_batches / self.layout.pipeline
 
     @cached_property
+    def model_flops(self) -> float:
+        """Arithmetic of the model alone on a board, mean of all: three times that of the forward pass (once forward,
+        twice backward, nothing computed again), and of attention what masks leave (Korthikanti et al. 2022)."""
+        return self._of_forward(lambda flops, _: flops)
+
+    @cached_property
+    def utilisation(self) -> float:
+        """Model-FLOPs utilisation: :attr:`model_flops` at the data sheet's peaks of their types, over the step."""
+        return self._of_forward(lambda flops, peak: flops / peak) / self.seconds
+
+    def _of_forward(self, share: Callable[[float, float], float]) -> float:
+        units = self.costs.units
+        counts = np.bincount(units.captured, minlength=int(units.captured[-1]) + 1)
+        total = 0.0
+        for row in np.flatnonzero((units.unit >= 0) & (units.phase == Phase.FORWARD)).tolist():
+            work = self.costs.step.prices[row].work
+            peak = peak_of(self.device, work, ()) if work is not None and work.kind in PRODUCT_KINDS else None
+            if work is not None and peak is not None:
+                total += share(work.flops, peak.flops_per_second) * float(counts[units.unit[row]])
+        times = 3 if units.capture.training else 1
+        return total * times * self.layout.micro_batches / self.layout.pipeline
+
+    @cached_property
     def shares(self) -> tuple[StageShares, ...]:
         """What every stage does."""
         return tuple(self._shares(stage) for stage in range(self.layout.pipeline))
@@ -151,6 +174,8 @@ class PlannedStep:
             "step_seconds": self.seconds,
             "samples_per_second": self.samples_per_second,
             "flops_per_board_second": self.flops / self.seconds,
+            "model_flops_per_board_second": self.model_flops / self.seconds,
+            "model_flops_utilization": self.utilisation,
             "stages": [
                 {"kernels": each.kernels, "tensor": each.tensor, "exposed": each.exposed, "waiting": each.waiting}
                 for each in self.shares
