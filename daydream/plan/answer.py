@@ -17,8 +17,8 @@ def print_plan(step: PlannedStep, rows: int) -> None:
     """One plan: the step, what each stage does, and what a rank holds."""
     print_summary([step])
     print_line(
-        f"model FLOPs utilisation {100 * step.utilisation:.0f} %: {step.model_flops / step.seconds / 1e12:.0f} TFLOP/s "
-        "a board, nothing computed again and attention without what masks leave out"
+        f"model FLOPs utilisation {100 * step.usual_utilisation:.0f} % as it is usually told, "
+        f"{100 * step.utilisation:.0f} % without what masks of attention leave out"
     )
     print_line()
     print_table(_stages(step, rows))

@@ -52,9 +52,7 @@ def settled(device: DeviceSpec) -> DeviceSpec:
         for each in device.throughput
     )
     instructions = tuple(limited(each) for each in device.matrix_instructions)
-    return msgspec.structs.replace(
-        device, matrix_instructions=instructions, clocks=changed, throughput=throughput
-    )
+    return msgspec.structs.replace(device, matrix_instructions=instructions, clocks=changed, throughput=throughput)
 
 
 def settled_clock(device: DeviceSpec) -> float:
