@@ -44,6 +44,12 @@ class _CrossEntropy(torch.autograd.Function):
         return torch.ops.flash_attn.cross_entropy_backward(gradient, *context.saved_tensors), None
 
 
+def _apply(function: Any, *tensors: torch.Tensor) -> torch.Tensor:
+    """The function with its gradient."""
+    result: torch.Tensor = function.apply(*tensors)
+    return result
+
+
 class _LowPrecisionNorm(nn.LayerNorm):
     """A norm in the type of autocast, where that is on."""
 
@@ -110,7 +116,7 @@ def mpt_subject(name: str, *, sequence: int, batch: int, plain: bool = False) ->
         rows, labels = logits.flatten(0, 1), tokens.flatten()
         if plain:
             return functional.cross_entropy(rows, labels)
-        total: torch.Tensor = _CrossEntropy.apply(rows, labels).mean()
+        total = _apply(_CrossEntropy, rows, labels).mean()
         with torch.no_grad():
             for _ in range(METRICS):
                 functional.cross_entropy(rows, labels, reduction="sum")

@@ -167,7 +167,7 @@ def test_flops_of_the_model_leave_out_what_is_computed_again(units_of_model: Cal
     once = planned(units_of_model("six", dtype="bfloat16"), Layout(), board, None)
     again = planned(units_of_model("six", dtype="bfloat16", checkpoint="full"), Layout(), board, None)
     assert again.model_flops == pytest.approx(once.model_flops)
-    assert again.flops > 1.2 * once.flops
+    assert again.flops > 1.1 * once.flops
     # The embedding has no gradient of its input: all products go three ways.
     assert once.model_flops == pytest.approx(once.flops, rel=0.02)
     assert once.usual_utilisation == pytest.approx(once.utilisation)
