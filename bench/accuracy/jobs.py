@@ -36,6 +36,10 @@ BARS = {"llm-foundry": 0.08, "bias": 0.03, "board": 0.10, "dgxc": 0.06}
 #: Models of llm-foundry on which numbers were chosen; the others judge.
 CHOSEN = ("760m", "13b")
 
+#: Bytes in which gradients were exchanged: Composer's DEFAULT is float32 since October 2023 (its pull request 2628),
+#: and H100's jobs ran with PyTorch 2.1, which older releases of it do not know; before, and in PURE, 16 bits.
+REDUCED = {"h100_80gb": 4, "a100_80gb": 2, "a100_40gb": 2}
+
 BOARDS = {"h100_80gb": "h100-sxm-80gb", "a100_80gb": "a100-sxm-80gb", "a100_40gb": "a100-sxm-40gb"}
 
 #: Jobs of which the page tells what every term costs: model, board, boards, tokens of a sample.
@@ -71,7 +75,9 @@ class Job:
         units = _mpt(self.model, self.sequence, self.batch, self.checkpoints, plain=plain)
         if not plain:
             units = replace(units, capture=replace(units.capture, attention="triton"))
-        layout = Layout(data=self.boards, shard="fsdp", micro_batches=self.micro_batches, reduce_bytes=2)
+        layout = Layout(
+            data=self.boards, shard="fsdp", micro_batches=self.micro_batches, reduce_bytes=REDUCED[self.board]
+        )
         device = load_device(BOARDS[self.board])
         return planned(units, layout, device, usual_node(device))
 

@@ -24,7 +24,7 @@ class KernelConstants:
     mask_instructions: float = 0.0
     # Bytes per cycle that one unit takes out of L2, by the copies that the kernel keeps in flight; 64 is the port.
     unit_bytes: float
-    # Share of the loads of a step that nothing runs beside: 1 where a kernel loads a tile when it needs it.
+    # Share of the loads of a step that a block waits for, and others of its unit do not: 1 without stages.
     exposed_loads: float = 0.0
     # Cycles of a step in which a block waits for its own loads and products; other blocks of the unit do not.
     step_cycles: float = 0.0
