@@ -221,7 +221,7 @@ def table(data: Path, out: Path) -> Iterable[Table]:
 def foundry_table(jobs: Sequence[Job], errors: np.ndarray) -> Table:
     """Bias and mean error of all rows, by board, and by half of the models."""
     view = Table(title="llm-foundry: MPT under Composer with FSDP, predicted from the model's code and the plan")
-    for column in ("rows", "", "bias", "asked", "mean error", "asked", "median", "worst"):
+    for column in ("rows", "number", "bias", "asked", "mean error", "asked", "median", "worst"):
         view.add_column(column)
     groups = [("all", [True] * len(jobs), BARS["llm-foundry"])]
     groups += [(board, [job.board == name for job in jobs], BARS["board"]) for name, board in BOARDS.items()]
